@@ -1,0 +1,260 @@
+"""Candidate against reference: the one definition of `excess`.
+
+    excess = max |candidate - reference| / (atol + rtol * |reference|)
+    atol   = rtol * scale,  scale = the largest |reference| of the model at this step
+
+in float64, whatever the dtype of the run. `scale` is what a relative error of a
+tensor whose true value is zero is measured against.
+
+Legend: N names of a group, E elements of one tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ddpcheck.report import Difference, Quantity
+from ddpcheck.trace import as_dense, max_abs
+
+_CHUNK = 1 << 22  # elements compared at once: 32 MiB of float64
+MAX_ROWS = 50
+
+
+def compare_group(
+    candidates: Mapping[str, Tensor | None],
+    references: Mapping[str, Tensor | None],
+    *,
+    rtol: float,
+    scale: float,
+    step: int,
+    rank: int | None = None,
+) -> Quantity:
+    """Returns how all tensors of one quantity and step differ.
+
+    Every name of either side is in the result: one that only one side has is a
+    mismatch. Names that are None on both sides are not counted as compared.
+    """
+    names = [n for n in references if references[n] is not None]
+    extra = [n for n in candidates if candidates[n] is not None and n not in references]
+    rows = []
+    compared = len(names) + len(extra)
+    for name, reference in references.items():
+        candidate = candidates.get(name)
+        if reference is None and candidate is None:
+            continue
+        if reference is None:
+            compared += 1
+        rows.append(_row(name, candidate, reference, rtol, scale, step, rank))
+    rows += [
+        missing(n, "missing in the reference", step=step, rank=rank) for n in extra
+    ]
+    return quantity(rows, compared=compared)
+
+
+def _row(
+    name: str,
+    candidate: Tensor | None,
+    reference: Tensor | None,
+    rtol: float,
+    scale: float,
+    step: int,
+    rank: int | None,
+) -> Difference:
+    if candidate is None:
+        return missing(name, "missing in the candidate", step=step, rank=rank)
+    if reference is None:
+        return missing(name, "missing in the reference", step=step, rank=rank)
+    return difference(
+        candidate, reference, rtol=rtol, scale=scale, name=name, step=step, rank=rank
+    )
+
+
+def missing(name: str, why: str, *, step: int, rank: int | None) -> Difference:
+    """Returns the row for a tensor that cannot be compared: always a mismatch."""
+    return Difference(
+        name=name,
+        step=step,
+        rank=rank,
+        abs_diff=math.inf,
+        rel_diff=math.inf,
+        excess=math.inf,
+        why=why,
+    )
+
+
+def difference(
+    candidate: Tensor,
+    reference: Tensor,
+    *,
+    rtol: float,
+    scale: float,
+    name: str = "",
+    step: int = 0,
+    rank: int | None = None,
+) -> Difference:
+    """Returns how two tensors of the same shape differ.
+
+    Args:
+        candidate: any shape.
+        reference: the same shape; another one is a mismatch.
+        rtol: relative tolerance.
+        scale: max |reference| over the model; atol = rtol * scale.
+        name: the tensor's dotted name.
+        step: counted from 0.
+        rank: of the candidate.
+    """
+    cand, ref = as_dense(candidate), as_dense(reference)
+    if cand.shape != ref.shape:
+        why = f"shape {tuple(cand.shape)}, expected {tuple(ref.shape)}"
+        return missing(name, why, step=step, rank=rank)
+    abs_diff, excess, dot, square = _numbers(cand, ref, rtol, scale)
+    why = None
+    if math.isnan(abs_diff):
+        abs_diff = excess = math.inf
+        why = "NaN"
+    largest = max_abs(ref)
+    return Difference(
+        name=name,
+        step=step,
+        rank=rank,
+        abs_diff=abs_diff,
+        rel_diff=_ratio(abs_diff, largest),
+        excess=excess,
+        ratio=dot / square if square > 0 else None,
+        why=why,
+    )
+
+
+def _numbers(
+    cand: Tensor, ref: Tensor, rtol: float, scale: float
+) -> tuple[float, float, float, float]:
+    """Returns max |c - r|, excess, <c, r> and <r, r>."""
+    abs_diff = excess = dot = square = 0.0
+    cand_E, ref_E = cand.reshape(-1), ref.reshape(-1)
+    for start in range(0, max(1, len(cand_E)), _CHUNK):
+        c = cand_E[start : start + _CHUNK].to(torch.float64)
+        r = ref_E[start : start + _CHUNK].to(torch.float64)
+        if not len(r):
+            continue
+        diff = (c - r).abs_()
+        top = float(diff.max())
+        if top != top:  # noqa: PLR0124 (NaN on one side or both)
+            if torch.equal(c.isnan(), r.isnan()):
+                diff = diff.nan_to_num(0.0)
+                top = float(diff.max())
+            else:
+                return math.nan, math.inf, 0.0, 0.0
+        abs_diff = max(abs_diff, top)
+        if top > 0:
+            bound = r.abs().nan_to_num_(0.0).add_(scale).mul_(rtol)
+            excess = max(excess, float((diff / bound).nan_to_num_(0.0).max()))
+        dot += float(torch.dot(c.nan_to_num(0.0), r.nan_to_num(0.0)))
+        square += float(torch.dot(r.nan_to_num(0.0), r.nan_to_num(0.0)))
+    return abs_diff, excess, dot, square
+
+
+def _ratio(value: float, by: float) -> float:
+    if value == 0:
+        return 0.0
+    return value / by if by > 0 else math.inf
+
+
+def quantity(rows: list[Difference], *, compared: int | None = None) -> Quantity:
+    """Returns the rows as one Quantity, worst first."""
+    ranked = sorted(rows, key=lambda row: (-row.excess, row.step, row.name))
+    return Quantity(
+        compared=len(rows) if compared is None else compared,
+        mismatched=sum(row.excess > 1 for row in rows),
+        worst=ranked[0] if ranked else None,
+        tensors=tuple(ranked),
+        excess_by_step=(ranked[0].excess,) if ranked else (),
+    )
+
+
+def is_equal(
+    candidates: Mapping[str, Tensor | None],
+    references: Mapping[str, Tensor | None],
+    *,
+    rtol: float,
+    scale: float,
+) -> tuple[bool, float, str]:
+    """Returns (all within tolerance, worst excess, its name), fast.
+
+    All tensors are laid end to end, so that a sound step of a model with many small
+    tensors costs a handful of operations. A difference in names, shapes or None is
+    (False, inf, name).
+    """
+    cand, ref, names = [], [], []
+    for name, reference in references.items():
+        candidate = candidates.get(name)
+        if (candidate is None) != (reference is None):
+            return False, math.inf, name
+        if candidate is None or reference is None:
+            continue
+        cand.append(as_dense(candidate).reshape(-1))
+        ref.append(as_dense(reference).reshape(-1))
+        names.append(name)
+        if cand[-1].shape != ref[-1].shape:
+            return False, math.inf, name
+    extra = [n for n, t in candidates.items() if t is not None and n not in references]
+    if extra:
+        return False, math.inf, extra[0]
+    return _flat_equal(cand, ref, names, rtol, scale)
+
+
+def _flat_equal(
+    cand: list[Tensor], ref: list[Tensor], names: list[str], rtol: float, scale: float
+) -> tuple[bool, float, str]:
+    worst, worst_name, start = 0.0, names[0] if names else "", 0
+    while start < len(names):
+        end, size = start, 0
+        while end < len(names) and (size == 0 or size + len(ref[end]) <= _CHUNK):
+            size += len(ref[end])
+            end += 1
+        c = torch.cat(cand[start:end]) if end - start > 1 else cand[start]
+        r = torch.cat(ref[start:end]) if end - start > 1 else ref[start]
+        abs_diff, excess, _, _ = _numbers(c, r, rtol, scale)
+        if abs_diff != abs_diff or excess > 1:  # noqa: PLR0124 (NaN)
+            return False, excess, names[start]
+        if excess > worst:
+            worst = excess
+            worst_name = _name_of_worst(cand[start:end], ref[start:end], names[start:end], scale)
+        start = end
+    return True, worst, worst_name
+
+
+def _name_of_worst(
+    cand: list[Tensor], ref: list[Tensor], names: list[str], scale: float
+) -> str:
+    if sum(map(len, ref)) > _CHUNK:
+        return names[0]
+    c = torch.cat(cand).to(torch.float64)
+    r = torch.cat(ref).to(torch.float64)
+    position = int(((c - r).abs() / (r.abs() + scale)).nan_to_num_(0.0).argmax())
+    for name, tensor in zip(names, ref, strict=True):
+        if position < len(tensor):
+            return name
+        position -= len(tensor)
+    return names[-1]
+
+
+def digest(tensors: Mapping[str, Tensor | None]) -> tuple[float, ...]:
+    """Returns numbers that are equal on two ranks whose tensors are equal.
+
+    Weighted sums, not a hash: ranks whose tensors differ by rounding have digests
+    that differ by rounding. The last number is the magnitude to compare them by.
+    """
+    linear = square = top = 0.0
+    for position, tensor in enumerate(tensors.values(), start=1):
+        if tensor is None or not tensor.numel():
+            continue
+        flat = as_dense(tensor).reshape(-1).to(torch.float64).nan_to_num(1.2345)
+        half = len(flat) // 2
+        linear += position * float(flat.sum()) + float(flat[:half].sum())
+        square += position * float(torch.dot(flat, flat))
+        top += position * (float(flat.abs().sum()) + float(torch.dot(flat, flat)))
+    return linear, square, top

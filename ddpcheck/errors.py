@@ -1,0 +1,49 @@
+"""What the user did wrong, said once and in one shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A usage error as data: it crosses process boundaries.
+
+    `message` stands alone in a CI log; the other lines are optional.
+    """
+
+    slug: str
+    message: str
+    expected: str = ""
+    found: str = ""
+    fix: str = ""
+    more: str = ""
+
+    def __str__(self) -> str:
+        """Returns the message and its aligned lines, as the terminal shows them."""
+        lines = [f"ddpcheck: {self.message} [{self.slug}]"]
+        for label in ("expected", "found", "fix", "more"):
+            text = getattr(self, label)
+            if text:
+                indented = text.replace("\n", "\n" + " " * 13)
+                lines.append(f"  {label:<10} {indented}")
+        return "\n".join(lines)
+
+
+class UsageError(ValueError):
+    """The target, an option or the environment does not allow a check."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+def cut(items: list[str], limit: int = 5) -> str:
+    """Returns the items joined by commas, the rest as a number.
+
+    >>> cut(["a", "b", "c"], limit=2)
+    'a, b and 1 more'
+    """
+    shown = ", ".join(items[:limit])
+    rest = len(items) - limit
+    return f"{shown} and {rest} more" if rest > 0 else shown

@@ -1,0 +1,66 @@
+"""What travels between the pool and its ranks: plain, small, frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where a rank process sits: all it needs to know before its first job.
+
+    `world_size` 0 is a solo process without a process group.
+    """
+
+    rank: int
+    world_size: int
+    folder: str
+    name: str  # unique in the session, names the rank's files
+    timeout_s: float
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A function to call in every rank of a crew.
+
+    `function` is "package.module:name"; it is called as
+    `function(context, **arguments)` with a `worker.Context`.
+    """
+
+    function: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """An exception as data; exceptions themselves are never pickled."""
+
+    type_name: str
+    message: str
+    stack: str
+    where: str | None = None  # innermost frame of user code, "file.py:12"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Rank to pool: `ready`, `progress`, `done` or `raised`."""
+
+    kind: Literal["ready", "progress", "done", "raised"]
+    payload: Any = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """How one job ended on one rank."""
+
+    rank: int
+    kind: Literal["running", "done", "raised", "died", "hung", "stopped"] = "running"
+    value: Any = None
+    progress: list[Any] = field(default_factory=list)
+    raised: Raised | None = None
+    exit_code: int | None = None
+    stack: str = ""
+    stderr: str = ""
+    collective: str = ""

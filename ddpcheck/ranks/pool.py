@@ -1,0 +1,279 @@
+"""All crews of a session: jobs in, outcomes out, every wait with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.ranks import preload
+from ddpcheck.ranks.crew import Crew
+from ddpcheck.ranks.forkserver import Server
+from ddpcheck.ranks.messages import Job, Outcome
+
+SOLO = 0  # the world size of a crew without a process group
+
+# After one rank failed, the others are given this long to fail too: a rank that waits
+# in a collective never will, and its stack is worth having.
+_GRACE_S = 1.0
+_IMPORT_POLL_S = 0.005
+
+
+class PreloadError(Exception):
+    """The fork server did not get through its imports.
+
+    `kind` is "raised", "died" or "hung"; `detail` a traceback, a stack or output.
+    """
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.detail = detail
+
+
+@dataclass(slots=True)
+class Task:
+    """One job on one crew, waiting or running."""
+
+    crew: Crew
+    deadline: float
+    failed_at: float | None = None
+    done: bool = False
+    outcomes: list[Outcome] = field(default_factory=list)
+    started: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preload:
+    """What the fork server does before the first fork.
+
+    `call` is "package.module:function", called with `arguments`; its result is
+    `ddpcheck.ranks.preload.RESULT` in every rank.
+    """
+
+    modules: tuple[str, ...] = ()
+    call: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+class Pool:
+    """The engine. A context manager: leaving it leaves nothing behind."""
+
+    def __init__(
+        self, what: Preload, *, timeout_s: float = 60.0, threads: int = 1
+    ) -> None:
+        self.timeout_s = timeout_s
+        self.threads = threads
+        self._what = what
+        self._crews: dict[tuple[int, int], Crew] = {}
+        self._count = 0
+        self._server: Server | None = None
+        self.threads_after_import = 1
+        base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
+        self.folder = Path(tempfile.mkdtemp(prefix="ddpcheck-", dir=base))
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Starts the fork server; its imports go on in the background."""
+        settings = {
+            "folder": str(self.folder),
+            "modules": list(self._what.modules),
+            "call": self._what.call,
+            "arguments": self._what.arguments,
+        }
+        server = Server(["ddpcheck.ranks.preload"])
+        with _environment(
+            {
+                preload.SETTINGS: json.dumps(settings),
+                # Loopback alone: gloo would take the host name's address.
+                "GLOO_SOCKET_IFNAME": _loopback(),
+                # Thread pools made while importing would not survive the fork.
+                "OMP_NUM_THREADS": "1",
+                "MKL_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                # Lets torch count GPUs without initialising CUDA before the fork.
+                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            }
+        ):
+            server.start()
+        self._server = server
+
+    def wait_for_imports(self, on_wait: Callable[[], None] | None = None) -> None:
+        """Returns when the fork server can fork.
+
+        Raises:
+            PreloadError: an import raised, killed the process or did not end in time.
+        """
+        if self._server is None:
+            self.start()
+        status = self.folder / preload.STATUS_FILE
+        deadline = time.monotonic() + self.timeout_s
+        while not status.exists():
+            if not self._is_server_alive():
+                raise PreloadError("died", self._read(preload.LOG_FILE))
+            if time.monotonic() > deadline:
+                raise PreloadError("hung", self._dump_server_stack())
+            if on_wait:
+                on_wait()
+            time.sleep(_IMPORT_POLL_S)
+        told = json.loads(status.read_text(encoding="utf-8"))
+        self.threads_after_import = told["threads"]
+        if told["error"]:
+            raise PreloadError("raised", told["error"])
+
+    def open(self, world_size: int, index: int = 0) -> Crew:
+        """Returns the crew of this world size, forking it where there is none."""
+        key = (world_size, index)
+        crew = self._crews.get(key)
+        if crew is None or crew.broken:
+            assert self._server is not None
+            self._count += 1
+            crew = Crew(
+                self._server,
+                world_size=world_size,
+                folder=self.folder,
+                name=f"crew{self._count}",
+                timeout_s=self.timeout_s,
+                threads=self.threads,
+            )
+            self._crews[key] = crew
+        return crew
+
+    def retire(self, world_size: int, index: int = 0) -> None:
+        """Replaces the crew before its next job: its processes are not clean."""
+        crew = self._crews.pop((world_size, index), None)
+        if crew is not None:
+            crew.kill()
+
+    def submit(self, job: Job, world_size: int, index: int = 0) -> Task:
+        """Starts the job on the crew of this world size, which must be idle."""
+        crew = self.open(world_size, index)
+        assert not crew.busy, "a crew does one job at a time"
+        crew.send(job)
+        now = time.monotonic()
+        return Task(crew=crew, deadline=now + self.timeout_s, started=now)
+
+    def wait(
+        self,
+        tasks: Sequence[Task],
+        on_progress: Callable[[Task, int, Any], None] | None = None,
+    ) -> None:
+        """Returns when all tasks are done; each then has an outcome per rank."""
+        for task in self.as_done(tasks, on_progress):
+            assert task.done
+
+    def as_done(
+        self,
+        tasks: Sequence[Task],
+        on_progress: Callable[[Task, int, Any], None] | None = None,
+    ) -> Iterator[Task]:
+        """Yields the tasks in the order in which they end."""
+        pending = list(tasks)
+        while pending:
+            handles = [h for task in pending for h in task.crew.waiting_for()]
+            wait(handles, timeout=self._next_deadline(pending))
+            for task in list(pending):
+                self._update(task, on_progress)
+                if task.done:
+                    pending.remove(task)
+                    yield task
+
+    def run(self, job: Job, world_size: int, index: int = 0) -> list[Outcome]:
+        """Runs one job to its end; returns the outcome of every rank."""
+        task = self.submit(job, world_size, index)
+        self.wait([task])
+        return task.outcomes
+
+    def close(self) -> None:
+        """Ends all processes and removes the folder; may be called twice."""
+        for crew in self._crews.values():
+            if not crew.broken:
+                crew.dismiss()
+                crew.kill()
+        self._crews.clear()
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _next_deadline(self, pending: list[Task]) -> float:
+        deadlines = [t.deadline for t in pending]
+        deadlines += [t.failed_at + _GRACE_S for t in pending if t.failed_at is not None]
+        return max(0.0, min(deadlines) - time.monotonic())
+
+    def _update(
+        self, task: Task, on_progress: Callable[[Task, int, Any], None] | None
+    ) -> None:
+        crew = task.crew
+        for rank, progress in crew.receive():
+            if on_progress:
+                on_progress(task, rank, progress)
+        now = time.monotonic()
+        kinds = {o.kind for o in crew.outcomes}
+        failed = bool(kinds & {"raised", "died"})
+        if failed and task.failed_at is None:
+            task.failed_at = now
+        if "running" in kinds:
+            if task.failed_at is not None and now > task.failed_at + _GRACE_S:
+                crew.stop_running("stopped")
+            elif now > task.deadline:
+                crew.stop_running("hung")
+            else:
+                return
+        if any(o.kind != "done" for o in crew.outcomes):
+            crew.collect_stderr()
+            if not crew.broken:
+                crew.kill()
+        crew.busy = False
+        task.done, task.outcomes = True, crew.outcomes
+        task.seconds = now - task.started
+
+    def _is_server_alive(self) -> bool:
+        return self._server is not None and self._server.is_alive()
+
+    def _dump_server_stack(self) -> str:
+        assert self._server is not None
+        if self._server.pid is not None:
+            os.kill(self._server.pid, signal.SIGUSR1)
+            time.sleep(0.2)
+            os.kill(self._server.pid, signal.SIGKILL)
+        return self._read(preload.STACK_FILE)
+
+    def _read(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            return (self.folder / name).read_text(encoding="utf-8", errors="replace")
+        return ""
+
+
+def _loopback() -> str:
+    return "lo" if Path("/sys/class/net/lo").exists() else "lo0"
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Sets variables for a child that is started inside, and puts them back."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

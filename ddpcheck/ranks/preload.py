@@ -1,0 +1,88 @@
+"""What the fork server imports before the first fork.
+
+`multiprocessing` imports this module in the server; the settings come through one
+environment variable, because a fork server takes module names and nothing else.
+Its end is told by a file, so that the parent can wait with a deadline.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+SETTINGS = "DDPCHECK_PRELOAD"
+STATUS_FILE = "preloaded.json"
+LOG_FILE = "forkserver.log"
+STACK_FILE = "forkserver.stack"
+
+# What `call` returned, for the ranks: they are forks of this process.
+RESULT: Any = None
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Imports what the settings name and writes the status file."""
+    folder = Path(settings["folder"])
+    redirect_output(folder / LOG_FILE)
+    stack = (folder / STACK_FILE).open("w", encoding="utf-8")
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    # The server ends when the tool does, however that ended (SIGKILL too): the last
+    # chance to remove the session's folder.
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    gc.disable()  # 10 % of the time of importing torch goes to collections
+    status = _import_all(settings)
+    gc.enable()
+    # Keeps the collector of every fork from touching, and so copying, these pages.
+    gc.freeze()
+    status["threads"] = _count_threads()
+    part = folder / (STATUS_FILE + ".part")
+    part.write_text(json.dumps(status), encoding="utf-8")
+    part.rename(folder / STATUS_FILE)
+
+
+def redirect_output(path: Path) -> None:
+    """Sends file descriptors 1 and 2 to `path`, appending."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with contextlib.suppress(ValueError, OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
+    global RESULT  # noqa: PLW0603 (inherited by forks: it must live in a module)
+    try:
+        for name in settings["modules"]:
+            importlib.import_module(name)
+        if settings.get("call"):
+            module, function = settings["call"].split(":")
+            call = getattr(importlib.import_module(module), function)
+            RESULT = call(**settings["arguments"])
+    except Exception:  # noqa: BLE001 (told to the parent, which reports it)
+        return {"error": traceback.format_exc()}
+    return {"error": None}
+
+
+def _count_threads() -> int:
+    """Returns the number of threads: forking a process with several is unsafe."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return threading.active_count()
+
+
+if SETTINGS in os.environ:
+    main(json.loads(os.environ.pop(SETTINGS)))

@@ -1,0 +1,151 @@
+"""The life of one rank process: sit down, do jobs, leave by `os._exit`.
+
+Only here and in what it calls does user code run. Whatever that code does, the pool
+learns of it: an exception travels as data, a death by the sentinel, a hang by the
+deadline.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.ranks.messages import Job, Message, Raised, Seat
+from ddpcheck.ranks.preload import redirect_output
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a job function gets: its seat, and a way to send results early.
+
+    What was sent by `emit` survives the death of the rank.
+    """
+
+    seat: Seat
+    emit: Callable[[Any], None]
+
+
+def rank_main(connection: Connection, seat: Seat) -> None:
+    """Runs jobs from `connection` until it closes; never returns."""
+    code = 1
+    try:
+        _tie_to_parent()
+        _open_files(seat)
+        _join_group(seat)
+        connection.send(Message(kind="ready", payload=os.getpid()))
+        code = _work(connection, seat)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        code = 0  # the tool has gone
+    except Exception as error:  # noqa: BLE001 (sent to the pool)
+        connection.send(Message(kind="raised", payload=describe(error)))
+    finally:
+        # No atexit handlers, no thread joins, no destructors of DDP or gloo: each of
+        # them is known to hang or abort now and then.
+        os._exit(code)
+
+
+def _work(connection: Connection, seat: Seat) -> int:
+    context = Context(
+        seat=seat,
+        emit=lambda value: connection.send(Message(kind="progress", payload=value)),
+    )
+    while True:
+        job: Job | None = connection.recv()
+        if job is None:
+            return 0
+        connection.send(_do(job, context))
+        gc.collect()  # cheap: everything imported before the fork is frozen
+
+
+def _do(job: Job, context: Context) -> Message:
+    module, name = job.function.split(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+        return Message(kind="done", payload=function(context, **job.arguments))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 (sys.exit in user code included)
+        return Message(kind="raised", payload=describe(error))
+
+
+def describe(error: BaseException) -> Raised:
+    """Returns an exception as data, with the user's innermost frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = os.sep + "ddpcheck" + os.sep
+    users = [
+        f
+        for f in frames
+        if "site-packages" not in f.filename
+        and own not in f.filename
+        and not f.filename.startswith("<")
+    ]
+    where = f"{users[-1].filename}:{users[-1].lineno}" if users else None
+    return Raised(
+        type_name=type(error).__name__,
+        message=str(error),
+        stack="".join(traceback.format_exception(error)),
+        where=where,
+    )
+
+
+def _tie_to_parent() -> None:
+    """Makes this process die with the fork server, and that one with the tool."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == 1:
+            os._exit(0)
+    # A process group of its own: Ctrl-C goes to the tool alone, and children that
+    # user code leaves behind can be killed with the rank.
+    os.setpgid(0, 0)
+    # Every child of a fork server inherits the write end of the pipe by which the
+    # server notices that its user is gone; a hung rank would keep the server alive.
+    inherited = forkserver._forkserver  # type: ignore[attr-defined]  # noqa: SLF001
+    if inherited._forkserver_alive_fd is not None:  # noqa: SLF001
+        os.close(inherited._forkserver_alive_fd)  # noqa: SLF001
+        inherited._forkserver_alive_fd = None  # noqa: SLF001
+
+
+def _open_files(seat: Seat) -> None:
+    folder = Path(seat.folder)
+    redirect_output(folder / f"{seat.name}.log")
+    stack = (folder / f"{seat.name}.stack").open("w", encoding="utf-8")
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    faulthandler.enable(file=sys.__stderr__ or 2)
+
+
+def _join_group(seat: Seat) -> None:
+    import torch  # noqa: PLC0415 (inherited by the fork; the pool never imports it)
+
+    torch.set_num_threads(seat.threads)
+    if seat.world_size == 0:
+        return
+    import torch.distributed as dist  # noqa: PLC0415
+
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(seat.rank)
+    os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(seat.world_size)
+    crew = seat.name.rsplit("-", 1)[0]
+    store = dist.FileStore(str(Path(seat.folder) / f"{crew}.store"), seat.world_size)
+    dist.init_process_group(
+        "gloo",
+        store=store,
+        rank=seat.rank,
+        world_size=seat.world_size,
+        # The pool's deadline comes first: it has the stacks.
+        timeout=timedelta(seconds=2 * seat.timeout_s),
+    )

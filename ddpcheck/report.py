@@ -1,0 +1,260 @@
+"""What a check found, as plain data: no torch, no process, no rendering.
+
+Every renderer is a pure function of `Report`, and `report.json` is `Report` and
+nothing else, so a number is computed once and reads the same everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_type_hints
+
+FORMAT = 1
+
+EXIT_EQUIVALENT = 0
+EXIT_DIVERGENT = 1
+EXIT_USAGE = 2
+EXIT_NOT_CHECKED = 3
+
+Verdict = Literal["equivalent", "divergent", "not-checked"]
+EXIT_CODES: dict[str, int] = {
+    "equivalent": EXIT_EQUIVALENT,
+    "divergent": EXIT_DIVERGENT,
+    "not-checked": EXIT_NOT_CHECKED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One tensor of the candidate against the same tensor of the reference.
+
+    `excess` is the criterion: max over elements of
+    |candidate - reference| / (atol + rtol * |reference|); <= 1 passes.
+    `rel_diff` is max |candidate - reference| over max |reference|.
+    `ratio` is the least-squares factor candidate / reference, None without one.
+    `step` counts from 0. `rank` is None where there is only one.
+    """
+
+    name: str
+    step: int
+    rank: int | None = None
+    abs_diff: float
+    rel_diff: float
+    excess: float
+    ratio: float | None = None
+    why: str | None = None  # e.g. "missing in the candidate", "shape", "nan"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """All tensors of one kind (gradients, weights, ...) of one run."""
+
+    compared: int = 0
+    mismatched: int = 0
+    worst: Difference | None = None
+    # Worst first, at most 50 rows: what the report's tensor table shows.
+    tensors: tuple[Difference, ...] = ()
+    # Worst excess of each step, step 0 first: how the difference grows.
+    excess_by_step: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A rank that raised, died or hung: facts, no interpretation."""
+
+    kind: Literal["raised", "died", "hung"]
+    rank: int
+    step: int | None
+    summary: str  # one line: "RuntimeError: ...", "killed by SIGABRT"
+    stack: str = ""
+    stderr: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One cell of the matrix: a mode at a world size, against the reference."""
+
+    mode: str
+    world_size: int
+    batch_norm: str = "asis"
+    loss: str = "asis"
+    noise: str = "asis"
+    dtype: str = "float64"
+    verdict: Verdict
+    why: str = ""  # for not-checked: the reason, one sentence
+    shard_sizes: tuple[int, ...] = ()
+    rtol: float = 0.0
+    gradients: Quantity = field(default_factory=Quantity)
+    weights: Quantity = field(default_factory=Quantity)
+    buffers: Quantity = field(default_factory=Quantity)
+    outputs: Quantity = field(default_factory=Quantity)
+    losses: Quantity = field(default_factory=Quantity)
+    ranks_agree: bool = True
+    faults: tuple[Fault, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fix:
+    """An intervention, and what the repeated run said about it.
+
+    `verified` is None where no run was made (--no-fix, or nothing to run).
+    `safe`: one-process training stays what it is.
+    """
+
+    text: str
+    code: str = ""
+    safe: bool = True
+    verified: bool | None = None
+    excess_before: float | None = None
+    excess_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """Another candidate's intervention, run to tell look-alikes apart."""
+
+    slug: str
+    excess_after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A cause (or an honest unknown): facts, cause, fix."""
+
+    slug: str
+    link: str
+    runs: tuple[int, ...]  # indices into Report.runs
+    summary: str  # the cause in one sentence
+    facts: tuple[str, ...] = ()
+    where: str | None = None  # "mymodel.py:41"
+    magnitude: str | None = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+    fix: Fix | None = None
+    controls: tuple[Control, ...] = ()
+    accepted: str | None = None  # the user's reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotCompared:
+    """Something that no number in this report speaks of."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetInfo:
+    """What was checked."""
+
+    name: str
+    path: str
+    sha256: str = ""
+    model: str = ""
+    num_parameters: int = 0
+    num_tensors: int = 0
+    batch_size: int = 0
+    loss: str = ""
+    optimizer: str = ""
+    steps: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """Where the criterion comes from."""
+
+    rtol: float
+    origin: str  # "float64 default", "32 x the measured noise floor 5e-08"
+    noise_floor: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One check of one target."""
+
+    verdict: Verdict
+    exit_code: int
+    target: TargetInfo
+    tolerance: Tolerance
+    environment: dict[str, str] = field(default_factory=dict)
+    runs: tuple[Run, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    not_compared: tuple[NotCompared, ...] = ()
+    warnings: tuple[str, ...] = ()
+    command: str = ""
+    seconds: float = 0.0
+    reproduce: str = ""  # the text of reproduce.py, "" without a divergence
+    format: int = FORMAT
+
+
+def to_json(report: Report) -> str:
+    """Returns the report as JSON: keys sorted, floats exact.
+
+    NaN and infinities become the strings "nan", "inf" and "-inf".
+    """
+    plain = _to_plain(report)
+    return json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def from_json(text: str) -> Report:
+    """Returns the report that `to_json` wrote.
+
+    Raises:
+        ValueError: the text is no report, or one of another format.
+    """
+    try:
+        plain = json.loads(text)
+    except json.JSONDecodeError as error:
+        message = f"not JSON: {error}"
+        raise ValueError(message) from error
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+        found = plain.get("format") if isinstance(plain, dict) else type(plain).__name__
+        message = f"expected a report of format {FORMAT}, found {found!r}"
+        raise ValueError(message)
+    try:
+        report: Report = _from_plain(Report, plain)
+    except (TypeError, KeyError, AttributeError) as error:
+        message = f"a report of format {FORMAT} with wrong fields: {error}"
+        raise ValueError(message) from error
+    return report
+
+
+def _to_plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            f.name: _to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)
+        }
+    if isinstance(value, dict):
+        return {str(key): _to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _from_plain(kind: Any, value: Any) -> Any:
+    """Rebuilds dataclasses, tuples and non-finite floats from their plain form."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = get_type_hints(kind)
+        known = {f.name for f in dataclasses.fields(kind)}
+        unknown = set(value) - known
+        if unknown:
+            message = f"{kind.__name__} has no {sorted(unknown)[0]!r}"
+            raise TypeError(message)
+        return kind(**{key: _from_plain(hints[key], value[key]) for key in value})
+    args = get_args(kind)
+    if value is None:
+        return None
+    if isinstance(value, list):
+        item = args[0] if args else Any
+        return tuple(_from_plain(item, v) for v in value)
+    if kind is float or float in args:
+        return float(value) if not isinstance(value, bool) else value
+    for option in args:
+        if dataclasses.is_dataclass(option) and isinstance(value, dict):
+            return _from_plain(option, value)
+    return value

@@ -1,0 +1,123 @@
+"""Data parallelism by hand: what DDP should have done, without its reducer.
+
+The wrapper is built as the target builds it, for what it does to the model (broadcast
+of weights, freezing, replacing), then every DistributedDataParallel in it gives way
+to a `PlainWrapper`, and after each backward all gradients are averaged over ranks.
+So a run in this mode shares every link with the DDP run but the reducer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+
+class PlainWrapper(nn.Module):
+    """Stands where a DDP object stood: `.module`, `no_sync()`, buffer broadcast."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        super().__init__()
+        self.module: nn.Module = ddp.module
+        self.broadcasts_buffers = bool(ddp.broadcast_buffers)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the module's output, after rank 0's buffers went to all."""
+        if self.broadcasts_buffers and self.training and torch.is_grad_enabled():
+            broadcast_buffers(self.module)
+        return self.module(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """As DDP's; gradients are averaged after each backward, which is the same."""
+        yield
+
+
+def broadcast_buffers(module: nn.Module) -> None:
+    """Gives all ranks the buffers of rank 0."""
+    with torch.no_grad():
+        for buffer in module.buffers():
+            dist.broadcast(buffer, 0)
+
+
+def replace_ddp(model: nn.Module) -> nn.Module:
+    """Returns the wrapped model with every DDP object replaced, in place below it."""
+    if isinstance(model, DistributedDataParallel):
+        return PlainWrapper(model)
+    for module in list(model.modules()):
+        for name, child in list(module._modules.items()):  # noqa: SLF001
+            if isinstance(child, DistributedDataParallel):
+                module._modules[name] = PlainWrapper(child)  # noqa: SLF001
+    return model
+
+
+@contextlib.contextmanager
+def averaging(parameters: Callable[[], dict[str, nn.Parameter]]) -> Iterator[None]:
+    """Averages all gradients over ranks after each outermost backward.
+
+    `parameters` is asked at that moment. Averaging twice is harmless, so gradients
+    that accumulate over several backwards come out right. Gradients made by
+    `torch.autograd.grad` reach `.grad` by hand: averaged before the optimizer steps.
+    """
+    depth = 0
+    backward = torch.autograd.backward
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        nonlocal depth
+        depth += 1
+        try:
+            backward(*args, **kwargs)
+        finally:
+            depth -= 1
+        if depth == 0:
+            average(parameters())
+
+    def before_update(optimizer: Any, *_: Any) -> None:
+        del optimizer
+        average(parameters())
+
+    torch.autograd.backward = run
+    hook = register_optimizer_step_pre_hook(before_update)
+    try:
+        yield
+    finally:
+        torch.autograd.backward = backward
+        hook.remove()
+
+
+def average(parameters: dict[str, nn.Parameter]) -> None:
+    """Replaces every gradient by its mean over ranks; None counts as zero.
+
+    A parameter without gradient on any rank keeps None.
+    """
+    names = sorted(parameters)
+    has = torch.tensor([float(parameters[n].grad is not None) for n in names])
+    dist.all_reduce(has, dist.ReduceOp.MAX)
+    world_size = dist.get_world_size()
+    for name, any_rank in zip(names, has.tolist(), strict=True):
+        parameter = parameters[name]
+        if not any_rank:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        _mean(parameter, world_size)
+
+
+def _mean(parameter: nn.Parameter, world_size: int) -> None:
+    grad = parameter.grad
+    assert grad is not None
+    with torch.no_grad():
+        if grad.is_sparse:
+            parameter.grad = grad = grad.to_dense()
+        flat: Tensor = torch.view_as_real(grad) if grad.is_complex() else grad
+        dense = flat.contiguous()
+        dist.all_reduce(dense)
+        dense /= world_size
+        if dense.data_ptr() != flat.data_ptr():
+            flat.copy_(dense)

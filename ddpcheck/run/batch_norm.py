@@ -1,0 +1,197 @@
+"""Batch norm modes: asis, local, sync, frozen.
+
+`nn.SyncBatchNorm` runs on GPUs only, so `sync` on the CPU is this module's own:
+count-weighted sums through an all-reduce that autograd sees, in two passes (mean,
+then centred squares), exact for uneven shards up to rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+_PLAIN = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
+
+
+class SynchronizedBatchNorm(_BatchNorm):
+    """Batch norm over all ranks of the default group, on any device.
+
+    Shapes: input and output (N, C, *), N the rank's own, C equal on all ranks.
+
+    Without a group, or in eval mode, it is plain batch norm.
+
+    Source: the definition of batch norm (arXiv:1502.03167) with the sums taken over
+    all ranks; running variance unbiased over the global count, as `F.batch_norm`.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 (torch's name)
+        if input.dim() < 2:  # noqa: PLR2004
+            message = f"expected at least 2 dimensions, found {input.dim()}"
+            raise ValueError(message)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        """Returns the normalised input."""
+        uses_batch = self.training or self.running_mean is None
+        if not (uses_batch and dist.is_available() and dist.is_initialized()):
+            return super().forward(input)
+        self._check_input_dim(input)
+        dims = [d for d in range(input.dim()) if d != 1]
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        count = input.new_tensor([input.numel() / input.shape[1]])
+        dist.all_reduce(count)
+        mean = all_reduce_sum(input.sum(dims)) / count
+        centred = input - mean.view(shape)
+        var = all_reduce_sum(centred.pow(2).sum(dims)) / count
+        if self.training and self.track_running_stats:
+            self._update(mean.detach(), var.detach(), count)
+        out = centred * (var + self.eps).rsqrt().view(shape)
+        if self.weight is not None:
+            out = out * self.weight.view(shape)
+        return out if self.bias is None else out + self.bias.view(shape)
+
+    def _update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        factor = self.momentum
+        if factor is None:
+            factor = 1.0 / float(self.num_batches_tracked)
+        with torch.no_grad():
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+            unbiased = var * (count / (count - 1))
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+
+
+class _AllReduceSum(torch.autograd.Function):
+    """Sum over ranks whose backward is the sum over ranks."""
+
+    @staticmethod
+    def forward(_: Any, value: Tensor) -> Tensor:  # type: ignore[override]
+        out = value.detach().clone()
+        dist.all_reduce(out)
+        return out
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        out = grad.contiguous().clone()
+        dist.all_reduce(out)
+        return out
+
+
+def all_reduce_sum(value: Tensor) -> Tensor:
+    """Returns the sum over all ranks; gradients are summed over ranks too.
+
+    Right for losses that are themselves summed or averaged over ranks: d(sum_r L_r).
+    """
+    result: Tensor = _AllReduceSum.apply(value)  # type: ignore[no-untyped-call]
+    return result
+
+
+def apply(model: nn.Module, mode: str) -> nn.Module:
+    """Returns the model with its batch norm as `mode` says; changes it in place."""
+    if mode == "local":
+        return _replace(model, _is_synchronized, _to_local)
+    if mode == "sync":
+        return _replace(model, _is_batch_norm, _to_sync)
+    if mode == "frozen":
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                _freeze(module)
+    return model
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Returns whether any module is one of torch's batch norms."""
+    return any(isinstance(m, _BatchNorm) for m in model.modules())
+
+
+@contextlib.contextmanager
+def emulated_sync_batch_norm() -> Iterator[None]:
+    """Lets `nn.SyncBatchNorm.convert_sync_batchnorm` work on the CPU.
+
+    DistributedDataParallel refuses SyncBatchNorm modules on the CPU, and their forward
+    refuses CPU tensors; inside, conversion gives `SynchronizedBatchNorm` instead.
+    """
+    cls = nn.SyncBatchNorm
+    before = cls.__dict__["convert_sync_batchnorm"]
+
+    def convert(_: Any, module: nn.Module, process_group: Any = None) -> nn.Module:  # noqa: ARG001
+        return _replace(module, _is_batch_norm, _to_sync)
+
+    cls.convert_sync_batchnorm = classmethod(convert)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        cls.convert_sync_batchnorm = before
+
+
+def emulate_existing(model: nn.Module) -> nn.Module:
+    """Returns the model with its own nn.SyncBatchNorm modules emulated."""
+    return _replace(model, lambda m: isinstance(m, nn.SyncBatchNorm), _to_sync)
+
+
+def _replace(
+    model: nn.Module,
+    wanted: Callable[[nn.Module], bool],
+    convert: Callable[[_BatchNorm], nn.Module],
+) -> nn.Module:
+    made: dict[int, nn.Module] = {}
+
+    def new(module: nn.Module) -> nn.Module:
+        if id(module) not in made:
+            made[id(module)] = convert(module)  # type: ignore[arg-type]
+        return made[id(module)]
+
+    if wanted(model):
+        return new(model)
+    for module in list(model.modules()):
+        for name, child in list(module._modules.items()):  # noqa: SLF001
+            if child is not None and wanted(child):
+                module._modules[name] = new(child)  # noqa: SLF001
+    return model
+
+
+def _is_synchronized(module: nn.Module) -> bool:
+    return isinstance(module, nn.SyncBatchNorm | SynchronizedBatchNorm)
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and not isinstance(
+        module, SynchronizedBatchNorm
+    )
+
+
+def _to_sync(module: _BatchNorm) -> nn.Module:
+    return _take_over(module, SynchronizedBatchNorm)
+
+
+def _to_local(module: _BatchNorm) -> nn.Module:
+    return _take_over(module, _AnyDimBatchNorm)
+
+
+class _AnyDimBatchNorm(_BatchNorm):
+    """Plain batch norm for any number of dimensions."""
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 (torch's name)
+        pass
+
+
+def _take_over(module: _BatchNorm, kind: type[_BatchNorm]) -> nn.Module:
+    """Returns a module of `kind` that shares parameters, buffers and hooks."""
+    new = kind.__new__(kind)
+    new.__dict__.update(module.__dict__)
+    return new
+
+
+def _freeze(module: _BatchNorm) -> None:
+    module.eval()
+    # A later model.train() must not thaw it.
+    module.train = types.MethodType(lambda self, mode=True: self, module)  # type: ignore[method-assign]  # noqa: ARG005

@@ -1,0 +1,172 @@
+"""`nn.DataParallel` on the CPU, where torch's own silently does nothing.
+
+`DataParallel.forward` is torch's; `replicate`, `scatter` and `gather` call torch's
+functions of these names with the CUDA primitives under them (Broadcast, Scatter,
+Gather) replaced by their meaning: expand, chunk, concatenate. So chunk sizes, what is
+copied whole, non-leaf parameters, lost buffer writes and vectors of scalars come from
+torch, not from a description of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import replicate as _replicate_function
+from torch.nn.parallel import scatter_gather
+
+import importlib
+
+_replicate_module = importlib.import_module("torch.nn.parallel.replicate")
+_functions = importlib.import_module("torch.nn.parallel._functions")
+
+
+class DataParallelOnCPU(nn.DataParallel[nn.Module]):
+    """DataParallel over `world_size` pretended devices, all of them the CPU.
+
+    Replicas run in threads, one after the other: results then do not depend on
+    scheduling, and a thread still has no part in the caller's thread-local state.
+
+    `around_replica` is a context manager entered in each thread with (start, size):
+    the rows of the batch that the replica sees.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        world_size: int,
+        around_replica: Callable[[int, int], Any] | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.dim = 0
+        self.module = module
+        self.device_ids = list(range(world_size))
+        self.output_device = 0
+        self.src_device_obj = torch.device("cpu")
+        self.around_replica = around_replica
+
+    def replicate(self, module: Any, device_ids: Sequence[Any]) -> list[Any]:
+        """Returns torch's replicas: non-leaf parameters, buffers shared with #0."""
+        with _cpu_primitives():
+            return _replicate_function(
+                module, device_ids, not torch.is_grad_enabled()
+            )
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        """Returns torch's chunks of every tensor, other objects whole."""
+        with _cpu_primitives():
+            return scatter_gather.scatter_kwargs(inputs, kwargs, device_ids, self.dim)
+
+    def parallel_apply(
+        self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any
+    ) -> list[Any]:
+        """Returns the replicas' outputs; raises the first replica's exception."""
+        starts = _starts(inputs, kwargs)
+        outputs: list[Any] = []
+        for replica, args, kwds, rows in zip(
+            replicas, inputs, kwargs, starts, strict=True
+        ):
+            outputs.append(self._in_thread(replica, args, kwds, rows))
+        return outputs
+
+    def gather(self, outputs: Any, output_device: Any) -> Any:
+        """Returns the outputs concatenated; scalars become a vector."""
+        with _cpu_primitives():
+            return scatter_gather.gather(outputs, output_device, dim=self.dim)
+
+    def _in_thread(
+        self, replica: Any, args: Any, kwds: Any, rows: tuple[int, int]
+    ) -> Any:
+        box: dict[str, Any] = {}
+        grad = torch.is_grad_enabled()
+
+        def work() -> None:
+            context = (
+                self.around_replica(*rows)
+                if self.around_replica
+                else contextlib.nullcontext()
+            )
+            try:
+                with torch.set_grad_enabled(grad), context:
+                    box["output"] = replica(*args, **kwds)
+            except BaseException as error:  # noqa: BLE001 (raised in the caller)
+                box["error"] = error
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        if "error" in box:
+            raise box["error"]
+        return box["output"]
+
+
+class _Broadcast:
+    """One copy per device; the first is the tensor itself, all are non-leaf."""
+
+    @staticmethod
+    def apply(devices: Sequence[Any], *tensors: Tensor) -> tuple[Tensor, ...]:
+        copies: list[Tensor] = []
+        for number in range(len(devices)):
+            copies += [t.view_as(t) if number == 0 else t.clone() for t in tensors]
+        return tuple(copies)
+
+
+class _Scatter:
+    @staticmethod
+    def apply(devices: Sequence[Any], _: Any, dim: int, tensor: Tensor) -> Any:
+        return tensor.chunk(len(devices), dim)
+
+
+class _Gather:
+    @staticmethod
+    def apply(_: Any, dim: int, *tensors: Tensor) -> Tensor:
+        if all(t.dim() == 0 for t in tensors) and dim == 0:
+            return torch.stack(list(tensors))
+        return torch.cat(list(tensors), dim)
+
+
+class _Communication:
+    @staticmethod
+    def broadcast_coalesced(
+        tensors: Sequence[Tensor], devices: Sequence[Any], *_: Any
+    ) -> list[list[Tensor]]:
+        return [
+            [t.detach() if number == 0 else t.detach().clone() for t in tensors]
+            for number in range(len(devices))
+        ]
+
+
+@contextlib.contextmanager
+def _cpu_primitives() -> Iterator[None]:
+    with (
+        mock.patch.object(_functions, "Broadcast", _Broadcast),
+        mock.patch.object(_replicate_module, "comm", _Communication),
+        mock.patch.object(scatter_gather, "Scatter", _Scatter),
+        mock.patch.object(scatter_gather, "Gather", _Gather),
+    ):
+        yield
+
+
+def _starts(inputs: Sequence[Any], kwargs: Any) -> list[tuple[int, int]]:
+    """Returns (first row, rows) of each replica, by its first tensor with rows."""
+    rows, start = [], 0
+    for args, kwds in zip(inputs, kwargs, strict=True):
+        leaves = [
+            t for t in _tensors((args, kwds)) if t.dim() > 0
+        ]
+        size = len(leaves[0]) if leaves else 0
+        rows.append((start, size))
+        start += size
+    return rows
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    from ddpcheck import tree  # noqa: PLC0415
+
+    for _, tensor in tree.tensors(value):
+        yield tensor

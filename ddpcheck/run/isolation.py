@@ -1,0 +1,104 @@
+"""Global state of a rank process, put back after each job.
+
+Warm ranks do many jobs; what one job's user code left behind must not reach the next.
+What can be put back is; what cannot be seen to be clean makes the rank retire.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Restores process-wide settings on leaving."""
+    environment = dict(os.environ)
+    folder = os.getcwd()
+    arguments = list(sys.argv)
+    dtype = torch.get_default_dtype()
+    threads = torch.get_num_threads()
+    grad = torch.is_grad_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    with warnings.catch_warnings():
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(environment)
+            os.chdir(folder)
+            sys.argv[:] = arguments
+            torch.set_default_dtype(dtype)
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            torch.set_grad_enabled(grad)
+            torch.use_deterministic_algorithms(deterministic)
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
+            torch.set_rng_state(states[2])
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds torch, numpy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % (1 << 32))  # noqa: NPY002
+    random.seed(seed)
+
+
+def fingerprint(module: types.ModuleType | None) -> int:
+    """Returns a number that changes when the module's own state does.
+
+    A counter, a cache or an EMA kept in a global of the user's file would reach the
+    next job of a warm rank. Values are looked into as far as plain data goes.
+    """
+    if module is None:
+        return 0
+    state = []
+    for name, value in sorted(vars(module).items()):
+        if name.startswith("__") or isinstance(value, types.ModuleType):
+            continue
+        if isinstance(value, type):
+            if value.__module__ == module.__name__:
+                state.append((name, _state_of_class(value)))
+        else:
+            state.append((name, _state(value, depth=4)))
+    return hash(repr(state))
+
+
+def _state_of_class(kind: type) -> Any:
+    return [
+        (name, _state(value, depth=2))
+        for name, value in sorted(vars(kind).items())
+        if not name.startswith("__") and not callable(value)
+    ]
+
+
+def _state(value: Any, depth: int) -> Any:
+    if isinstance(value, Tensor):
+        plain = value.detach()
+        return (id(value), value._version, float(plain.double().sum()) if plain.numel() and not plain.is_complex() else 0.0)  # noqa: SLF001
+    if isinstance(value, bool | int | float | str | bytes | type(None)):
+        return value
+    if callable(value) and not hasattr(value, "parameters"):
+        return id(value)
+    if depth == 0:
+        return id(value)
+    if isinstance(value, dict):
+        return [(repr(k), _state(v, depth - 1)) for k, v in list(value.items())[:200]]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_state(v, depth - 1) for v in list(value)[:200]]
+    inner = getattr(value, "__dict__", None)
+    if isinstance(inner, dict):
+        return (id(value), _state(inner, depth - 1))
+    return id(value)

@@ -1,0 +1,158 @@
+"""A model ready to train: built, in its dtype, with its batch norm, wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpcheck import tree
+from ddpcheck.errors import Problem, UsageError
+from ddpcheck.run import batch_norm
+from ddpcheck.run.isolation import seed_everything
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.target import Target
+
+_COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.float32,  # weights stay float32, autocast computes
+    "float16": torch.float32,
+}
+
+
+def build(target: Target, spec: RunSpec, *, seed: int) -> nn.Module:
+    """Returns the bare model, in train mode, as this run wants it.
+
+    `seed` differs between processes: a model that is not seeded then shows itself by
+    different initial weights.
+    """
+    seed_everything(seed)
+    model = target.build()
+    _check_not_empty(target, model)
+    materialize(target, model)
+    cast(model, DTYPES[spec.dtype])
+    model = batch_norm.emulate_existing(model) if spec.device == "cpu" else model
+    model.train()
+    return batch_norm.apply(model, spec.batch_norm)
+
+
+def cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """Casts floating point and complex tensors of the model, in place.
+
+    `Module.to(dtype)` would make complex parameters real.
+    """
+    complex_dtype = _COMPLEX[dtype]
+
+    def convert(t: Tensor) -> Tensor:
+        if t.is_complex():
+            return t.to(complex_dtype)
+        return t.to(dtype) if t.is_floating_point() else t
+
+    model._apply(convert)  # noqa: SLF001 (what Module.double() itself calls)
+
+
+def cast_batch(batch: Any, dtype: str) -> Any:
+    """Returns the batch with its floating point tensors in the dtype of the run."""
+    wanted = DTYPES[dtype]
+
+    def convert(_: str, t: Tensor) -> Tensor:
+        if t.is_complex():
+            return t.to(_COMPLEX[wanted])
+        return t.to(wanted) if t.is_floating_point() else t
+
+    return tree.replace(batch, convert)
+
+
+def materialize(target: Target, model: nn.Module) -> None:
+    """Gives lazy parameters their shapes, by one forward on the global batch.
+
+    DistributedDataParallel refuses models with uninitialised parameters; the forward
+    is seeded, so that all processes make the same weights.
+    """
+    lazy = torch.nn.parameter.is_lazy
+    if not any(lazy(p) for p in [*model.parameters(), *model.buffers()]):
+        return
+    batch = target.batch_at(0)
+    inputs = batch if isinstance(batch, dict) else batch[0]
+    seed_everything(0)
+    with torch.no_grad():
+        call(model, inputs)
+
+
+def call(model: Callable[..., Any], inputs: Any) -> Any:
+    """Returns the model's output: tensor -> f(x), sequence -> f(*x), dict -> f(**x)."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
+
+
+def wrap(target: Target, model: nn.Module, *, find_unused: bool) -> nn.Module:
+    """Returns what a rank trains: the user's wrapper or DistributedDataParallel.
+
+    Raises:
+        UsageError: target-wrap-kind.
+    """
+    if target.wrap is None:
+        if not any(p.requires_grad for p in model.parameters()):
+            return model
+        return DistributedDataParallel(model, find_unused_parameters=find_unused)
+    with batch_norm.emulated_sync_batch_norm():
+        wrapped = target.wrap(model)
+    if isinstance(wrapped, nn.Module):
+        return wrapped
+    raise UsageError(
+        Problem(
+            slug="target-wrap-kind",
+            message=f"{target.name}: wrap() did not return a torch.nn.Module",
+            expected="def wrap(model) -> the module that a rank trains",
+            found=type(wrapped).__name__,
+            fix="return the wrapped model from wrap()",
+        )
+    )
+
+
+def make_optimizer(target: Target, model: nn.Module) -> torch.optim.Optimizer:
+    """Returns the target's optimizer over the model's parameters; default SGD, 0.1.
+
+    Raises:
+        UsageError: target-optimizer-kind.
+    """
+    parameters = list(model.parameters())
+    if target.optimizer is None:
+        return torch.optim.SGD(parameters, lr=0.1)
+    made = target.optimizer(parameters)
+    # Duck typing: libraries have optimizers that do not derive from torch's.
+    if hasattr(made, "step") and hasattr(made, "zero_grad"):
+        optimizer: torch.optim.Optimizer = made
+        return optimizer
+    raise UsageError(
+        Problem(
+            slug="target-optimizer-kind",
+            message=f"{target.name}: optimizer() did not return an optimizer",
+            expected="def optimizer(params) -> torch.optim.Optimizer",
+            found=type(made).__name__,
+            fix="return the optimizer from optimizer(params)",
+        )
+    )
+
+
+def _check_not_empty(target: Target, model: nn.Module) -> None:
+    if any(p.requires_grad for p in model.parameters()):
+        return
+    total = sum(1 for _ in model.parameters())
+    raise UsageError(
+        Problem(
+            slug="target-empty-model",
+            message=f"{target.name}: the model has nothing to train",
+            expected="at least one parameter with requires_grad=True",
+            found=f"{total} parameters, none with requires_grad",
+            fix="return the model that is trained, unfrozen, from model()",
+        )
+    )

@@ -1,0 +1,67 @@
+"""One dotted name per parameter and buffer, whatever wraps the model.
+
+A wrapper adds components ("module.", "_orig_mod."), may sit anywhere in the tree and
+may have replaced parameters by others. Names are taken before wrapping and carried
+over by identity; a tensor that is not known gets its own path without the wrappers'
+components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+_WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module"})
+
+
+class Names:
+    """The names that the bare model gives its tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._known = {id(p): name for name, p in model.named_parameters()}
+        self._short = {_strip(n): n for n in self._known.values()}
+        self._buffers = [name for name, _ in model.named_buffers()]
+        self._short_buffers = {_strip(n): n for n in self._buffers}
+        self.order = list(self._known.values())
+        # Identities are reused once a tensor is freed: keep the tensors.
+        self._kept = list(model.parameters())
+
+    def parameters(
+        self, model: nn.Module, extra: Iterable[Tensor] = ()
+    ) -> dict[str, nn.Parameter]:
+        """Returns the wrapped model's parameters in the bare model's order.
+
+        `extra` are parameters that the optimizer holds and the model does not.
+        """
+        found: dict[str, nn.Parameter] = {}
+        seen: set[int] = set()
+        for path, parameter in model.named_parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                found[self._name(path, parameter)] = parameter
+        for position, parameter in enumerate(extra):
+            if id(parameter) not in seen and isinstance(parameter, nn.Parameter):
+                seen.add(id(parameter))
+                known = self._known.get(id(parameter))
+                found[known or f"optimizer[{position}]"] = parameter
+        rank = {name: i for i, name in enumerate(self.order)}
+        return dict(sorted(found.items(), key=lambda kv: rank.get(kv[0], len(rank))))
+
+    def buffers(self, model: nn.Module) -> dict[str, Tensor]:
+        """Returns the wrapped model's buffers by the bare model's names."""
+        return {
+            self._short_buffers.get(_strip(path), _strip(path)): buffer
+            for path, buffer in model.named_buffers()
+        }
+
+    def _name(self, path: str, parameter: nn.Parameter) -> str:
+        known = self._known.get(id(parameter))
+        if known is not None:
+            return known
+        short = _strip(path)
+        return self._short.get(short, short)
+
+
+def _strip(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part not in _WRAPPER_PARTS)

@@ -1,0 +1,166 @@
+"""Random numbers as a function of the global sample, so that equality is defined.
+
+In mode "sample" every random operation of a step draws, on every rank, the numbers
+that one process draws for the whole batch, and keeps the rows of its own shard. The
+reference notes the shapes of its draws in order; a rank's k-th draw has the shape of
+the reference's k-th draw but for one dimension, the batch. Same shape: same draw on
+all ranks. Draws through a `torch.Generator` of the model's own are left alone.
+
+Only torch's random operations are handled; numpy's and Python's generators are
+seeded alike everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_RANDOM = torch.Tag.nondeterministic_seeded
+
+
+class NoiseMismatchError(RuntimeError):
+    """A rank draws other random numbers than the reference: no equality defined."""
+
+
+class DrawCounter(TorchDispatchMode):
+    """Counts random operations; changes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Calls the operation; notes whether it is random."""
+        del types
+        if _RANDOM in func.tags:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class SampleNoise(TorchDispatchMode):
+    """Draws for the global batch, keeps the rows of this shard.
+
+    Args:
+        seed: of the run; the draws of step s, number k are seeded by (seed, s, k).
+        step: counted from 0.
+        shapes: the reference's shapes in order; None in the reference, which fills
+            `self.shapes`.
+        start, size, total: rows of this shard, and of the whole batch.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        step: int,
+        shapes: list[tuple[int, ...]] | None,
+        start: int,
+        size: int,
+        total: int,
+    ) -> None:
+        super().__init__()
+        self.base = (seed * 1_000_003 + step) * 100_003
+        self.expected = shapes
+        self.shapes: list[tuple[int, ...]] = []
+        self.start, self.size, self.total = start, size, total
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Calls the operation, with the global batch's numbers if it is random."""
+        del types
+        kwargs = kwargs or {}
+        if _RANDOM not in func.tags or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        torch.manual_seed(self.base + len(self.shapes))
+        shape = _result_shape(func, args)
+        number = len(self.shapes)
+        self.shapes.append(shape)
+        if self.expected is None:
+            return func(*args, **kwargs)
+        if number >= len(self.expected):
+            message = f"draw {number} of shape {shape}: the reference draws no more"
+            raise NoiseMismatchError(message)
+        return self._draw(func, args, kwargs, shape, self.expected[number])
+
+    def _draw(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        shape: tuple[int, ...],
+        whole: tuple[int, ...],
+    ) -> Any:
+        if shape == whole:
+            return func(*args, **kwargs)
+        dim = _batch_dim(shape, whole)
+        if dim is None or whole[dim] * self.size != shape[dim] * self.total:
+            message = f"a draw of shape {shape} where the reference draws {whole}"
+            raise NoiseMismatchError(message)
+        first = self.start * whole[dim] // self.total
+        wide = _widen(args, shape, whole, dim, first)
+        drawn = func(*wide, **kwargs)
+        mine = _narrow(drawn, dim, first, shape[dim])
+        target = args[0] if args and isinstance(args[0], Tensor) else None
+        if target is not None and func._schema.name.endswith("_"):  # noqa: SLF001
+            return target.copy_(mine)
+        return mine
+
+
+@contextmanager
+def bound(noise: SampleNoise | None) -> Iterator[None]:
+    """Enters the mode where there is one."""
+    if noise is None:
+        yield
+        return
+    with noise:
+        yield
+
+
+def _result_shape(func: Any, args: Any) -> tuple[int, ...]:
+    first = args[0] if args else ()
+    if isinstance(first, Tensor):
+        return tuple(first.shape)
+    for arg in args:  # rand(size), randint(high, size), randint(low, high, size)
+        if isinstance(arg, list | tuple):
+            return tuple(int(n) for n in arg)
+    del func
+    return (int(first),) if isinstance(first, int) else ()
+
+
+def _batch_dim(shape: tuple[int, ...], whole: tuple[int, ...]) -> int | None:
+    """Returns the one dimension in which the shapes differ."""
+    if len(shape) != len(whole):
+        return None
+    dims = [d for d, (a, b) in enumerate(zip(shape, whole, strict=True)) if a != b]
+    return dims[0] if len(dims) == 1 else None
+
+
+def _widen(
+    args: Any, shape: tuple[int, ...], whole: tuple[int, ...], dim: int, first: int
+) -> list[Any]:
+    """Returns the arguments for the whole batch, this shard's rows in their place."""
+    wide: list[Any] = []
+    for arg in args:
+        if isinstance(arg, Tensor) and tuple(arg.shape) == shape:
+            full = arg.new_zeros(whole)
+            full.narrow(dim, first, shape[dim]).copy_(arg)
+            wide.append(full)
+        elif isinstance(arg, list | tuple) and tuple(arg) == shape:
+            wide.append(list(whole))
+        else:
+            wide.append(arg)
+    return wide
+
+
+def _narrow(drawn: Any, dim: int, first: int, size: int) -> Any:
+    if isinstance(drawn, Tensor):
+        return drawn.narrow(dim, first, size)
+    return tuple(_narrow(d, dim, first, size) for d in drawn)

@@ -1,0 +1,181 @@
+"""What happens to the tensors of a run: written (reference) or compared (others)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ddpcheck import compare
+from ddpcheck.report import Difference, Quantity
+from ddpcheck.run.spec import StepResult
+from ddpcheck.trace import Reader, Writer
+
+
+@dataclass(slots=True)
+class WritingRecorder:
+    """Writes everything to a trace, and notes what is not finite."""
+
+    writer: Writer
+    not_finite: list[str] = field(default_factory=list)
+
+    def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
+        """Appends the group to the trace."""
+        self.writer.add(quantity, step, named.items())
+        scale = self.writer.index.scale[(quantity, step)]
+        if quantity.startswith("gradients") and not math.isfinite(scale):
+            self.not_finite.append(f"{quantity} at step {step}")
+
+
+@dataclass(slots=True)
+class ComparingRecorder:
+    """Compares every group with the reference's trace as it comes.
+
+    `uncomparable` names the modules whose buffers must not be compared now.
+    `rows` is (start, size, total) of the rank's samples, to find its part of outputs.
+    """
+
+    reader: Reader
+    rtol: float
+    rank: int
+    rows: tuple[int, int, int]
+    uncomparable: Callable[[], set[str]] = set
+    quantities: dict[str, Quantity] = field(default_factory=dict)
+    digests: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    not_compared: dict[str, str] = field(default_factory=dict)
+
+    def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
+        """Compares the group; keeps rows only where it differs."""
+        references = {
+            name: self.reader.get(quantity, step, name)
+            for name in self.reader.names(quantity, step)
+        }
+        if quantity == "outputs":
+            named, references = self._outputs(named, references)
+        elif quantity == "buffers":
+            skip = self.uncomparable()
+            named, references = _without(named, skip), _without(references, skip)
+        scale = self.reader.scale(quantity, step)
+        result = self._compare(quantity, step, named, references, scale)
+        name = quantity.partition("@")[0]
+        earlier = self.quantities.get(name)
+        self.quantities[name] = add(earlier, result) if earlier else result
+        if result.mismatched and quantity != "outputs":
+            values = compare.digest(named)
+            self.digests[name] = self.digests.get(name, ()) + values
+
+    def finish(self, step: int, loss: float | None) -> StepResult:
+        """Returns and forgets what was taken since the last call."""
+        result = StepResult(
+            step=step,
+            loss=loss,
+            quantities=self.quantities,
+            digests=self.digests,
+        )
+        self.quantities, self.digests = {}, {}
+        return result
+
+    def _compare(
+        self,
+        quantity: str,
+        step: int,
+        named: dict[str, Tensor | None],
+        references: dict[str, Tensor | None],
+        scale: float,
+    ) -> Quantity:
+        equal, worst, name = compare.is_equal(
+            named, references, rtol=self.rtol, scale=scale
+        )
+        if not equal or quantity == "buffers":
+            return compare.compare_group(
+                named,
+                references,
+                rtol=self.rtol,
+                # Buffers have no common scale: a mean beside a count of batches.
+                scale=0.0 if quantity == "buffers" else scale,
+                step=step,
+                rank=self.rank,
+            )
+        compared = sum(t is not None for t in references.values())
+        if not compared:
+            return Quantity()
+        row = Difference(
+            name=name,
+            step=step,
+            rank=self.rank,
+            abs_diff=worst * self.rtol * scale,
+            rel_diff=worst * self.rtol,
+            excess=worst,
+        )
+        return Quantity(compared=compared, worst=row, excess_by_step=(worst,))
+
+    def _outputs(
+        self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]
+    ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
+        """Returns the leaves that are rows of the reference's, and those rows."""
+        mine: dict[str, Tensor | None] = {}
+        theirs: dict[str, Tensor | None] = {}
+        for name, tensor in named.items():
+            reference = references.get(name)
+            if tensor is None or reference is None:
+                self.not_compared[f"output {name}"] = "only one side returns it"
+                continue
+            part = rows_of(reference, tuple(tensor.shape), self.rows)
+            if part is None:
+                self.not_compared[f"output {name}"] = (
+                    f"shape {tuple(tensor.shape)} on a rank is no part of "
+                    f"{tuple(reference.shape)} by samples"
+                )
+                continue
+            mine[name], theirs[name] = tensor, part
+        return mine, theirs
+
+
+def _without(
+    named: dict[str, Tensor | None], modules: set[str]
+) -> dict[str, Tensor | None]:
+    return {n: t for n, t in named.items() if n.rpartition(".")[0] not in modules}
+
+
+def rows_of(
+    whole: Tensor, shape: tuple[int, ...], rows: tuple[int, int, int]
+) -> Tensor | None:
+    """Returns the part of `whole` that a shard's tensor of `shape` stands for.
+
+    Args:
+        whole: of the global batch.
+        shape: of the shard's tensor; one dimension is smaller, the samples (times
+            whatever is flattened into it).
+        rows: (first sample, samples of the shard, samples in all).
+
+    Special values: None where no single dimension explains the two shapes; scalars
+    have no samples, so they are None unless the shard is the whole batch.
+    """
+    start, size, total = rows
+    if size == total:
+        return whole if tuple(whole.shape) == shape else None
+    if len(shape) != whole.dim():
+        return None
+    dims = [d for d in range(len(shape)) if shape[d] != whole.shape[d]]
+    if len(dims) != 1:
+        return None
+    dim = dims[0]
+    if whole.shape[dim] * size != shape[dim] * total:
+        return None
+    return whole.narrow(dim, whole.shape[dim] * start // total, shape[dim])
+
+
+def add(first: Quantity, second: Quantity) -> Quantity:
+    """Returns two groups of the same step as one."""
+    rows = sorted(first.tensors + second.tensors, key=lambda r: -r.excess)
+    candidates = [q.worst for q in (first, second) if q.worst]
+    worst = max(candidates, key=lambda r: r.excess) if candidates else None
+    return Quantity(
+        compared=first.compared + second.compared,
+        mismatched=first.mismatched + second.mismatched,
+        worst=worst,
+        tensors=tuple(rows),
+        excess_by_step=(worst.excess,) if worst else (),
+    )

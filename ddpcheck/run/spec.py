@@ -1,0 +1,90 @@
+"""Which run, and what its ranks say of it: plain data that crosses processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ddpcheck.errors import Problem
+from ddpcheck.ranks.messages import Raised
+from ddpcheck.report import Quantity
+
+MODES = ("single", "dp", "ddp", "averaged")
+BATCH_NORM_MODES = ("asis", "local", "sync", "frozen")
+NOISE_MODES = ("asis", "sample")
+QUANTITIES = ("gradients", "weights", "buffers", "outputs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """One run of a target.
+
+    `mode` "averaged" is data parallelism done by hand, without DDP's reducer: every
+    rank computes its local gradients, then all gradients are averaged, whatever wraps
+    the model. It is what DDP should have done.
+
+    `fixes` are interventions by name (see ddpcheck.diagnose.interventions).
+    `permute` reorders the batch: the measure of a run's own rounding.
+    """
+
+    mode: str
+    world_size: int = 1
+    batch_norm: str = "asis"
+    loss: str = "asis"
+    noise: str = "asis"
+    dtype: str = "float64"
+    # dtype of the tensors that the model makes on its way (torch.get_default_dtype):
+    # float64 for precision, float32 for models that cannot take it.
+    constants: str = "float64"
+    device: str = "cpu"
+    steps: int = 3
+    seed: int = 0
+    permute: bool = False
+    fixes: tuple[str, ...] = ()
+    rtol: float = 1e-9
+
+    def but(self, **changes: Any) -> RunSpec:
+        """Returns the spec with some fields changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one rank says after one step.
+
+    `digests` are filled where a quantity differs from the reference: ranks are then
+    compared by them (see compare.digest).
+    """
+
+    step: int
+    loss: float | None
+    quantities: dict[str, Quantity]
+    digests: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """What one rank says of a whole run."""
+
+    rank: int
+    steps: tuple[StepResult, ...] = ()
+    raised: Raised | None = None
+    problem: Problem | None = None
+    dtype: str = "float64"
+    facts: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    is_clean: bool = True  # the process may be used again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceResult:
+    """What the reference says: facts about the target, and where its trace lies."""
+
+    trace: str = ""
+    problem: Problem | None = None
+    spec: RunSpec | None = None  # with the dtype that worked
+    warnings: tuple[str, ...] = ()
+    losses: tuple[float | None, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    is_clean: bool = True

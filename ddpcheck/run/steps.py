@@ -1,0 +1,217 @@
+"""The training loop of every mode, and what is recorded on the way.
+
+A `Recorder` sees the gradients at the moment of each `optimizer.step()`, then weights
+and buffers after the step. It writes them (the reference) or compares them with what
+was written (every other run), so that no run keeps copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ddpcheck import target as target_module
+from ddpcheck import tree
+from ddpcheck.errors import Problem, UsageError
+from ddpcheck.run import model as models
+from ddpcheck.run.names import Names
+from ddpcheck.target import Target
+
+
+class Recorder(Protocol):
+    """Takes in what a run shows, one quantity and step at a time."""
+
+    def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
+        """Takes one group of tensors; they may be overwritten afterwards."""
+
+
+@dataclass(slots=True)
+class Training:
+    """A model in training on one process, and the hooks that watch it."""
+
+    target: Target
+    model: nn.Module  # what is trained: bare, or wrapped
+    optimizer: Any
+    names: Names
+    recorder: Recorder
+    loss: Callable[[Any, Any], Any] | None
+    # What the caller does around: noise, autocast, averaging of gradients.
+    around_step: Callable[[int], Any] = lambda _: contextlib.nullcontext()
+    transform_loss: Callable[[Tensor], Tensor] = lambda value: value
+    step: int = 0
+    updates: int = 0  # optimizer steps so far in this step
+    losses: list[float | None] = field(default_factory=list)
+    vector_loss: int = 0
+
+    def run(self, batches: Iterator[Any]) -> None:
+        """Trains one step per batch."""
+        hook = register_optimizer_step_pre_hook(self._before_update)
+        try:
+            for step, batch in enumerate(batches):
+                self.step, self.updates = step, 0
+                with self.around_step(step):
+                    self.losses.append(self._train(batch))
+                if self.updates == 0:
+                    self._record_gradients()
+                self._record_state()
+        finally:
+            hook.remove()
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Returns all parameters of model and optimizer by their names."""
+        groups = getattr(self.optimizer, "param_groups", [])
+        held = [p for group in groups for p in group["params"]]
+        return self.names.parameters(self.model, held)
+
+    def _train(self, batch: Any) -> float | None:
+        if self.target.train_step is not None:
+            value = self.target.train_step(self.model, self.optimizer, batch)
+            is_number = isinstance(value, Tensor) and value.numel() == 1
+            return float(value.detach()) if is_number else None
+        inputs, targets = split(self.target, batch)
+        self.optimizer.zero_grad()
+        output = models.call(self.model, inputs)
+        self.recorder.take("outputs", self.step, dict(_outputs(output)))
+        value = self.transform_loss(self._loss(output, targets))
+        value.backward()
+        self.optimizer.step()
+        return float(value.detach())
+
+    def _loss(self, output: Any, targets: Any) -> Tensor:
+        if self.loss is None:
+            value = output["loss"] if isinstance(output, dict) else output.loss
+        else:
+            value = self.loss(output, targets)
+        if isinstance(value, Tensor) and value.dim() == 1 and self.vector_loss:
+            # nn.DataParallel gathers scalars into a vector, of which users take the
+            # mean: `loss.mean().backward()`.
+            return value.mean()
+        check_loss(self.target, value)
+        checked: Tensor = value
+        return checked
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        parameters = self.parameters()
+        held = {id(p) for g in optimizer.param_groups for p in g["params"]}
+        if not any(id(p) in held for p in parameters.values()):
+            return  # an optimizer of something else
+        self._record_gradients()
+
+    def _record_gradients(self) -> None:
+        suffix = f"@{self.updates}" if self.updates else ""
+        grads = {name + suffix: p.grad for name, p in self.parameters().items() if p.requires_grad or p.grad is not None}
+        self.recorder.take("gradients" + suffix, self.step, dict(grads))
+        self.updates += 1
+
+    def _record_state(self) -> None:
+        self.recorder.take("weights", self.step, dict(self.parameters()))
+        self.recorder.take("buffers", self.step, dict(self.names.buffers(self.model)))
+
+
+def split(target: Target, batch: Any) -> tuple[Any, Any]:
+    """Returns (inputs, targets) of a batch.
+
+    Raises:
+        UsageError: target-no-loss, target-batch-kind.
+    """
+    if isinstance(batch, tuple | list) and len(batch) == 2:  # noqa: PLR2004
+        if target.loss is None and target.train_step is None:
+            raise target_module.missing_loss(target)
+        return batch[0], batch[1]
+    if isinstance(batch, dict) and target.loss is None:
+        return batch, None
+    kind = type(batch).__name__
+    if isinstance(batch, tuple | list):
+        kind += f" of {len(batch)}"
+    raise UsageError(
+        Problem(
+            slug="target-batch-kind",
+            message=f"{target.name}: batch() did not return (inputs, targets)",
+            expected="a pair (inputs, targets), or a dict where there is no `loss`",
+            found=kind,
+            fix="return two things: what the model takes, and what the loss compares",
+        )
+    )
+
+
+def batch_size(target: Target, batch: Any) -> int:
+    """Returns the number of samples: dim 0 of every tensor leaf.
+
+    Raises:
+        UsageError: target-batch-dim0, target-batch-empty.
+    """
+    sizes: dict[int, list[str]] = {}
+    for path, leaf in tree.tensors(batch):
+        if leaf.dim():
+            sizes.setdefault(len(leaf), []).append(path)
+    if len(sizes) == 1 and next(iter(sizes)) > 0:
+        return next(iter(sizes))
+    if not sizes or len(sizes) == 1:
+        raise UsageError(
+            Problem(
+                slug="target-batch-empty",
+                message=f"{target.name}: the batch holds no samples",
+                expected="tensors whose dimension 0 is the sample",
+                found="no tensor" if not sizes else "tensors of length 0",
+                fix="return the global batch as tensors",
+            )
+        )
+    found = "; ".join(
+        f"{size} in {', '.join(_leaf_name(p) for p in paths[:3])}"
+        for size, paths in sorted(sizes.items(), reverse=True)
+    )
+    raise UsageError(
+        Problem(
+            slug="target-batch-dim0",
+            message=f"{target.name}: the batch's tensors disagree on dimension 0",
+            expected="the same number of samples in every tensor",
+            found=found,
+            fix="make dimension 0 the sample everywhere; close over shared tensors",
+        )
+    )
+
+
+def check_loss(target: Target, value: Any) -> None:
+    """Says what is wrong with what the loss returned.
+
+    Raises:
+        UsageError: target-loss-scalar, target-loss-gradient.
+    """
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise UsageError(
+            Problem(
+                slug="target-loss-scalar",
+                message=f"{target.name}: the loss is no scalar",
+                expected="def loss(output, target) -> scalar tensor",
+                found=shape,
+                fix="reduce it in the loss: .mean(), or a sum over a count",
+            )
+        )
+    if not value.requires_grad:
+        raise UsageError(
+            Problem(
+                slug="target-loss-gradient",
+                message=f"{target.name}: the loss has no gradient",
+                expected="a loss that depends on the model's parameters",
+                found=f"a {str(value.dtype).removeprefix('torch.')} scalar without a graph",
+                fix="remove .detach(), .item(), argmax or no_grad between model and loss",
+            )
+        )
+
+
+def _outputs(output: Any) -> Iterator[tuple[str, Tensor]]:
+    for path, tensor in tree.tensors(output):
+        yield path or "output", tensor
+
+
+def _leaf_name(path: str) -> str:
+    root, _, rest = path.partition(".")
+    part = {"0": "inputs", "1": "targets"}.get(root, root)
+    return f"{part}.{rest}" if rest else part

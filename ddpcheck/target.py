@@ -1,0 +1,333 @@
+"""The user's file into a `Target`: finding the names, and saying what is wrong.
+
+This module runs in child processes (user code never runs in the tool's own) and
+imports no torch at its top, so that `TargetRef` can be made without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.errors import Problem, UsageError, cut
+
+NAMES = ("model", "batch", "loss", "optimizer", "wrap", "train_step")
+SETTINGS = ("world_sizes", "tolerance", "accept")
+
+_SIGNATURES = {
+    "model": "def model() -> torch.nn.Module, or an nn.Module",
+    "batch": "def batch() -> (inputs, targets), the global batch",
+    "loss": "def loss(output, target) -> scalar tensor",
+    "optimizer": "def optimizer(params) -> torch.optim.Optimizer",
+    "wrap": "def wrap(model) -> the module that a rank trains",
+    "train_step": "def train_step(model, optimizer, batch)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetRef:
+    """Where a target comes from; plain, so that it can be sent to ranks.
+
+    Exactly one of `path` (a file), `factory` ("module:function", called with
+    `arguments`) and `payload` (a pickled `Target`) is set. `names` maps the contract's
+    names to the file's ("model": "Net").
+    """
+
+    path: str | None = None
+    names: tuple[tuple[str, str], ...] = ()
+    factory: str | None = None
+    arguments: tuple[tuple[str, Any], ...] = ()
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A model, its batch, its loss, and how it is trained. DESIGN section 3."""
+
+    name: str
+    model: Any
+    batch: Any
+    loss: Callable[..., Any] | None = None
+    optimizer: Callable[..., Any] | None = None
+    wrap: Callable[..., Any] | None = None
+    train_step: Callable[..., Any] | None = None
+    path: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> Any:
+        """Returns a new model (an instance is copied).
+
+        Raises:
+            UsageError: target-model-kind.
+        """
+        from torch import nn  # noqa: PLC0415
+
+        made = _copy(self.model) if isinstance(self.model, nn.Module) else self.model()
+        if not isinstance(made, nn.Module):
+            raise UsageError(
+                Problem(
+                    slug="target-model-kind",
+                    message=f"{self.name}: model() did not return a torch.nn.Module",
+                    expected=_SIGNATURES["model"],
+                    found=_kind(made),
+                    fix="return the module from model()",
+                )
+            )
+        return made
+
+    def batch_at(self, step: int) -> Any:
+        """Returns the global batch of this step (0, 1, ...)."""
+        if not callable(self.batch):
+            return self.batch
+        return self.batch(step) if _takes_step(self.batch) else self.batch()
+
+
+def load(ref: TargetRef) -> Target:
+    """Returns the target that `ref` names.
+
+    Raises:
+        UsageError: with slugs target-missing-file, target-import, target-no-model,
+            target-no-batch, target-no-loss, target-name-kind.
+    """
+    if ref.payload is not None:
+        import cloudpickle  # noqa: PLC0415
+
+        unpickled: Target = cloudpickle.loads(ref.payload)
+        return unpickled
+    if ref.factory is not None:
+        module, function = ref.factory.split(":")
+        made: Target = getattr(importlib.import_module(module), function)(
+            **dict(ref.arguments)
+        )
+        return made
+    assert ref.path is not None
+    return from_module(_import_file(Path(ref.path)), ref)
+
+
+def from_module(module: types.ModuleType, ref: TargetRef) -> Target:
+    """Returns the target that a module's names define."""
+    name = Path(ref.path or module.__name__).name
+    chosen = dict(ref.names)
+    found = {key: _find(module, key, chosen.get(key), name) for key in NAMES}
+    if found["model"] is None:
+        raise _missing(module, name, "model")
+    if found["batch"] is None:
+        raise _missing(module, name, "batch")
+    if found["loss"] is None and found["train_step"] is None:
+        _allow_missing_loss(module, name, found["batch"])
+    for key, value in found.items():
+        if value is not None:
+            _check_kind(name, key, value)
+    settings = {k: getattr(module, k) for k in SETTINGS if hasattr(module, k)}
+    return Target(name=name, path=str(ref.path or ""), settings=settings, **found)
+
+
+def sha256(path: str) -> str:
+    """Returns the hex digest of the file's bytes, "" if it cannot be read."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def check_file(path: Path) -> None:
+    """Says early and without torch what a path can be wrong about.
+
+    Raises:
+        UsageError: target-missing-file.
+    """
+    if path.is_file():
+        return
+    kind = "a folder" if path.is_dir() else "nothing"
+    raise UsageError(
+        Problem(
+            slug="target-missing-file",
+            message=f"{path} is no file",
+            expected="a Python file that defines model, batch and loss",
+            found=kind,
+            fix="check the path, or write a template: ddpcheck --init mymodel.py",
+        )
+    )
+
+
+def _import_file(path: Path) -> types.ModuleType:
+    """Imports the file as a script's neighbours would: its folder first on the path."""
+    check_file(path)
+    name = path.stem if path.stem.isidentifier() else "ddpcheck_target"
+    if name in sys.modules:
+        name = f"ddpcheck_target_{name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        # Any other ending than .py: read it as Python all the same.
+        loader = importlib.machinery.SourceFileLoader(name, str(path))
+        spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent.resolve()))
+    sys.modules[name] = module  # dataclasses and pickle look modules up by name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:  # sys.exit in the file included
+        del sys.modules[name]
+        raise _import_problem(path, error) from error
+    return module
+
+
+def _import_problem(path: Path, error: BaseException) -> UsageError:
+    line = _line_in(path, error)
+    fix = "make `python " + path.name + "` run without an error"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        fix = f"install {error.name.split('.')[0]} in this environment"
+    return UsageError(
+        Problem(
+            slug="target-import",
+            message=f"{path.name} cannot be imported",
+            expected="a file that imports without an error",
+            found=f"{type(error).__name__}: {_first_line(error)}{line}",
+            fix=fix,
+        )
+    )
+
+
+def _line_in(path: Path, error: BaseException) -> str:
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f" (line {error.lineno})"
+    trace, line = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f" (line {line})" if line else ""
+
+
+def _first_line(error: BaseException) -> str:
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return (text or "").splitlines()[0] if text else "no message"
+
+
+def _find(module: types.ModuleType, key: str, chosen: str | None, name: str) -> Any:
+    """Returns the object for a contract name, None where the file has none."""
+    if chosen is None:
+        return getattr(module, key, None)
+    if not hasattr(module, chosen):
+        raise UsageError(
+            Problem(
+                slug=f"target-no-{key.replace('_', '-')}",
+                message=f"{name} defines no `{chosen}`",
+                expected=_SIGNATURES[key],
+                found=_describe_names(module),
+                fix=f"name one of these, or define `{key}`",
+            )
+        )
+    return getattr(module, chosen)
+
+
+def _missing(module: types.ModuleType, name: str, key: str) -> UsageError:
+    option = {"model": f"{name}:NAME", "batch": "--batch-fn NAME"}.get(
+        key, "--loss-fn NAME"
+    )
+    command = f"ddpcheck {option}" if key == "model" else f"ddpcheck {name} {option}"
+    return UsageError(
+        Problem(
+            slug=f"target-no-{key}",
+            message=f"{name} defines no `{key}`",
+            expected=_SIGNATURES[key],
+            found=_describe_names(module),
+            fix=f"define `{key}`, or name what plays its part: {command}",
+            more=f"ddpcheck --explain target-no-{key}",
+        )
+    )
+
+
+def _allow_missing_loss(module: types.ModuleType, name: str, batch: Any) -> None:
+    """Without `loss` the batch must be a dict: then `model(**batch).loss` is used."""
+    if callable(batch):
+        return  # known only when the batch is made
+    if not isinstance(batch, dict):
+        raise _missing(module, name, "loss")
+
+
+def missing_loss(target: Target) -> UsageError:
+    """Returns the error for a target that needs a loss and has none."""
+    module = sys.modules.get(Path(target.path).stem) or types.ModuleType("target")
+    return _missing(module, target.name, "loss")
+
+
+def _check_kind(name: str, key: str, value: Any) -> None:
+    from torch import nn  # noqa: PLC0415
+
+    right = callable(value)
+    if key == "model":
+        right = callable(value) or isinstance(value, nn.Module)
+    elif key == "batch":
+        right = callable(value) or isinstance(value, tuple | list | dict)
+    if right:
+        return
+    raise UsageError(
+        Problem(
+            slug="target-name-kind",
+            message=f"{name}: `{key}` is of the wrong kind",
+            expected=_SIGNATURES[key],
+            found=_kind(value),
+            fix=f"make `{key}` a function",
+        )
+    )
+
+
+def _describe_names(module: types.ModuleType) -> str:
+    """Returns what the file itself defines, for the `found` line."""
+    functions, classes, values = [], [], []
+    for key, value in vars(module).items():
+        if key.startswith("_") or isinstance(value, types.ModuleType):
+            continue
+        own = getattr(value, "__module__", None) == module.__name__
+        if inspect.isclass(value) and own:
+            classes.append(key)
+        elif inspect.isfunction(value) and own:
+            functions.append(key)
+        elif not callable(value) and not inspect.isclass(value):
+            values.append(key)
+    parts = [
+        f"{label}: {cut(names)}"
+        for label, names in (
+            ("functions", functions),
+            ("classes", classes),
+            ("values", values),
+        )
+        if names
+    ]
+    return "; ".join(parts) or "an empty file"
+
+
+def _kind(value: Any) -> str:
+    kind = type(value)
+    text = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    short = repr(value)
+    return f"{text} {short}" if len(short) <= 40 and kind.__module__ == "builtins" else text  # noqa: PLR2004
+
+
+def _takes_step(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(
+        p.default is p.empty
+        and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        for p in parameters
+    )
+
+
+def _copy(model: Any) -> Any:
+    import copy  # noqa: PLC0415
+
+    return copy.deepcopy(model)

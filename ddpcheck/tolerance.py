@@ -1,0 +1,58 @@
+"""The criterion: one number, `excess`, and where its tolerance comes from."""
+
+from __future__ import annotations
+
+from ddpcheck.report import Tolerance
+
+# Measured with torch 2.13: correct data-parallel training in float64 stays within
+# 1e-14 of one process, in float32 within 5e-6 (gradients); the smallest real bug
+# seen is 3e-3. bfloat16 and float16: 8 and 11 bits of mantissa.
+DEFAULT_RTOL = {
+    "float64": 1e-9,
+    "float32": 2e-5,
+    "bfloat16": 4e-2,
+    "float16": 5e-3,
+}
+
+# A model that computes in float32 inside a float64 run repeats itself to 1e-7 only;
+# one permutation of the batch samples that noise, it does not bound it.
+FLOOR_FACTOR = 32.0
+
+# A repeated run on a permuted batch that differs by more than this differs for
+# another reason than rounding (the model looks at the order of the samples), and
+# says nothing about noise.
+LARGEST_FLOOR = {"float64": 1e-5, "float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
+
+
+def default(dtype: str) -> Tolerance:
+    """Returns the tolerance of a dtype before any noise was measured."""
+    return Tolerance(rtol=DEFAULT_RTOL[dtype], origin=f"{dtype} default")
+
+
+def chosen(rtol: float) -> Tolerance:
+    """Returns a tolerance that the user set."""
+    return Tolerance(rtol=rtol, origin="set by the user")
+
+
+def from_floor(dtype: str, floor: float) -> Tolerance:
+    """Returns the tolerance after the noise floor was measured.
+
+    Args:
+        dtype: of the runs.
+        floor: the smallest rtol at which the reference equals itself on a permuted
+            batch.
+    """
+    base = default(dtype)
+    if floor > LARGEST_FLOOR[dtype]:
+        origin = (
+            f"{base.origin}; one process on a permuted batch differs by {floor:.3g}, "
+            "too much for rounding: the order of the samples matters to this target"
+        )
+        return Tolerance(rtol=base.rtol, origin=origin, noise_floor=floor)
+    if floor * FLOOR_FACTOR <= base.rtol:
+        return Tolerance(rtol=base.rtol, origin=base.origin, noise_floor=floor)
+    origin = (
+        f"{FLOOR_FACTOR:g} x the noise floor {floor:.3g}, measured: one process "
+        "repeated on a permuted batch"
+    )
+    return Tolerance(rtol=floor * FLOOR_FACTOR, origin=origin, noise_floor=floor)

@@ -1,0 +1,148 @@
+"""What one run recorded: tensors in one file that other processes map, not copy.
+
+A trace is a folder entry pair: `NAME.bin` holds the bytes of all tensors, `NAME.idx`
+says which tensor lies where. The folder is in shared memory, so that writing is a
+memory copy and reading costs nothing until a page is touched.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ALIGN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a tensor lies in the file; None for a gradient that is None."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+Key = tuple[str, int]  # (quantity, step), e.g. ("gradients", 0)
+
+
+@dataclass(slots=True)
+class Index:
+    """Names of every (quantity, step), in recorded order, and plain facts."""
+
+    groups: dict[Key, dict[str, Entry | None]] = field(default_factory=dict)
+    scale: dict[Key, float] = field(default_factory=dict)  # max |x| of the group
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Writer:
+    """Writes a trace; a context manager. Only a closed trace can be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.with_suffix(".bin").open("wb")
+        self.index = Index()
+
+    def add(
+        self, quantity: str, step: int, named: Iterable[tuple[str, Tensor | None]]
+    ) -> None:
+        """Appends tensors to the group (quantity, step)."""
+        group = self.index.groups.setdefault((quantity, step), {})
+        scale = self.index.scale.get((quantity, step), 0.0)
+        for name, tensor in named:
+            if tensor is None:
+                group[name] = None
+                continue
+            dense = as_dense(tensor)
+            group[name] = self._append(dense)
+            scale = max(scale, max_abs(dense))
+        self.index.scale[(quantity, step)] = scale
+
+    def close(self) -> None:
+        """Writes the index; the trace is complete."""
+        self._file.close()
+        part = self._path.with_suffix(".part")
+        part.write_bytes(pickle.dumps(self.index))
+        part.rename(self._path.with_suffix(".idx"))
+
+    def discard(self) -> None:
+        """Removes what was written."""
+        self._file.close()
+        self._path.with_suffix(".bin").unlink(missing_ok=True)
+
+    def _append(self, tensor: Tensor) -> Entry:
+        pad = -self._file.tell() % _ALIGN
+        if pad:
+            self._file.write(bytes(pad))
+        entry = Entry(self._file.tell(), tuple(tensor.shape), tensor.dtype)
+        if tensor.numel():
+            flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+            self._file.write(memoryview(flat.numpy()))
+        return entry
+
+
+class Reader:
+    """A closed trace, mapped into memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.index: Index = pickle.loads(path.with_suffix(".idx").read_bytes())  # noqa: S301 (our own file in a private folder)
+        data = path.with_suffix(".bin")
+        size = data.stat().st_size
+        self._bytes = (
+            torch.from_file(str(data), shared=False, size=size, dtype=torch.uint8)
+            if size
+            else torch.empty(0, dtype=torch.uint8)
+        )
+
+    def names(self, quantity: str, step: int) -> dict[str, Entry | None]:
+        """Returns the group's entries, empty where nothing was recorded."""
+        return self.index.groups.get((quantity, step), {})
+
+    def get(self, quantity: str, step: int, name: str) -> Tensor | None:
+        """Returns a tensor that shares memory with the file, None for None.
+
+        Raises:
+            KeyError: the trace has no such tensor.
+        """
+        entry = self.index.groups[(quantity, step)][name]
+        if entry is None:
+            return None
+        size = torch.Size(entry.shape).numel() * entry.dtype.itemsize
+        flat = self._bytes[entry.offset : entry.offset + size]
+        return flat.view(entry.dtype).view(entry.shape)
+
+    def scale(self, quantity: str, step: int) -> float:
+        """Returns the largest absolute value in the group, 0 for an empty one."""
+        return self.index.scale.get((quantity, step), 0.0)
+
+
+def as_dense(tensor: Tensor) -> Tensor:
+    """Returns the tensor detached, on the CPU, dense and real.
+
+    A complex tensor becomes real with a last dimension of 2.
+    """
+    plain = tensor.detach()
+    if plain.is_sparse or plain.layout != torch.strided:
+        plain = plain.to_dense()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain.resolve_conj())
+    return plain.resolve_neg().cpu()
+
+
+def max_abs(tensor: Tensor) -> float:
+    """Returns max |x|, 0 for an empty tensor, NaN where there is one."""
+    if not tensor.numel():
+        return 0.0
+    if tensor.dtype == torch.bool:
+        return float(tensor.any())
+    if tensor.is_floating_point():
+        low, high = torch.aminmax(tensor)
+        if low != low:  # noqa: PLR0124 (NaN)
+            return float("nan")
+        return float(torch.maximum(high, -low))
+    return float(tensor.to(torch.float64).abs().max())

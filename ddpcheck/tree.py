@@ -1,0 +1,127 @@
+"""Nested values with tensors inside: finding, replacing and slicing the tensors.
+
+Model outputs come as tensors, tuples, dicts, named tuples, dataclasses, and library
+classes derived from these (Hugging Face's ModelOutput is an OrderedDict and a
+dataclass). `torch.utils._pytree` knows only what was registered with it, so the walk
+goes by structure. Anything else is opaque: left as it is, and named by `opaque`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
+
+
+def tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yields (path, tensor) in a fixed order; paths look like "logits" or "1.boxes"."""
+    if isinstance(value, Tensor):
+        yield path, value
+        return
+    for key, child in _children(value):
+        yield from tensors(child, f"{path}.{key}" if path else str(key))
+
+
+def opaque(value: Any) -> Iterator[str]:
+    """Yields the type names of values that the walk cannot look into."""
+    if isinstance(value, Tensor | _PLAIN):
+        return
+    if not _is_container(value):
+        yield type(value).__name__
+        return
+    for _, child in _children(value):
+        yield from opaque(child)
+
+
+def replace(value: Any, function: Callable[[str, Tensor], Any], path: str = "") -> Any:
+    """Returns the same structure with every tensor replaced by `function(path, t)`."""
+    if isinstance(value, Tensor):
+        return function(path, value)
+    if not _is_container(value):
+        return value
+    new = {
+        key: replace(child, function, f"{path}.{key}" if path else str(key))
+        for key, child in _children(value)
+    }
+    return _rebuild(value, new)
+
+
+def shard(value: Any, rank: int, world_size: int) -> Any:
+    """Returns the rank's rows of every tensor: contiguous, as `torch.tensor_split`.
+
+    0-dimensional tensors are the same on every rank.
+    """
+
+    def rows(_: str, tensor: Tensor) -> Tensor:
+        if tensor.ndim == 0:
+            return tensor
+        start, size = shard_range(len(tensor), rank, world_size)
+        return tensor.narrow(0, start, size)
+
+    return replace(value, rows)
+
+
+def shard_range(num_samples: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Returns (start, size) of a rank's shard.
+
+    >>> [shard_range(8, r, 3) for r in range(3)]
+    [(0, 3), (3, 3), (6, 2)]
+    """
+    size, extra = divmod(num_samples, world_size)
+    start = rank * size + min(rank, extra)
+    return start, size + (1 if rank < extra else 0)
+
+
+def permute(value: Any, order: Tensor) -> Any:
+    """Returns the value with the rows of every tensor in another order."""
+    return replace(value, lambda _, t: t[order] if t.ndim else t)
+
+
+def _is_container(value: Any) -> bool:
+    if isinstance(value, Mapping | list | tuple):
+        return True
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if isinstance(value, list | tuple):
+        return list(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
+    return []
+
+
+def _rebuild(value: Any, new: dict[Any, Any]) -> Any:
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(**new)
+    if isinstance(value, list | tuple) and not isinstance(value, Mapping):
+        items = list(new.values())
+        kind = type(value)
+        return kind(items) if kind in (list, tuple) else _construct(value, items)
+    if type(value) is dict:
+        return new
+    clone = copy.copy(value)
+    for key, child in new.items():
+        if isinstance(clone, Mapping):
+            clone[key] = child  # type: ignore[index]
+        else:
+            object.__setattr__(clone, key, child)
+    return clone
+
+
+def _construct(value: Any, items: list[Any]) -> Any:
+    """Subclasses of list and tuple (torch.Size, namedtuple-like) by their own type."""
+    try:
+        return type(value)(items)
+    except TypeError:
+        return tuple(items) if isinstance(value, tuple) else items
