@@ -1,0 +1,1 @@
+"""Models, losses and batches of the conformance suite, and what theory predicts."""
