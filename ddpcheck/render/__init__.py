@@ -1,0 +1,1 @@
+"""Pure functions of a `Report`: terminal, HTML, JUnit XML, GitHub. No torch here."""

@@ -1,0 +1,71 @@
+"""A report as one HTML file: offline, without scripts, the same bytes every time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ddpcheck.render import html_views, numbers, page, pictures, status, wording
+from ddpcheck.report import Report
+
+_NO_PAGES: Mapping[str, str] = {}
+
+
+def to_html(report: Report, *, pages: Mapping[str, str] = _NO_PAGES) -> str:
+    """Returns the report as a complete HTML document.
+
+    `pages` maps a rule's slug to its page; findings without one show none.
+    """
+    template = _environment().get_template("report.html.jinja")
+    return template.render(_context(report, pages)).rstrip("\n") + "\n"
+
+
+def _context(report: Report, pages: Mapping[str, str]) -> dict[str, Any]:
+    table = html_views.tensor_table(report)
+    return {
+        "report": report,
+        "status": status.report_status(report),
+        "sentence": wording.verdict_sentence(report),
+        "formula": wording.EXCESS_FORMULA,
+        "setup": html_views.setup(report),
+        "extremes": html_views.extremes(report, table),
+        "findings": html_views.findings(report, pages),
+        "columns": [status.KIND_WORDS[kind] for kind in html_views.COLUMNS],
+        "runs": html_views.runs(report, table),
+        "not_compared": [(item.what, item.why) for item in report.not_compared],
+        "pictures": pictures.pictures(report),
+        "tensors": table,
+        "open_tensors": html_views.OPEN_TENSORS,
+        "provenance": html_views.provenance(report),
+    }
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("ddpcheck.render"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
+    )
+    environment.filters.update(
+        number=numbers.number,
+        excess=numbers.excess,
+        count=numbers.count,
+        counted=numbers.counted,
+        spans=page.spans,
+        fault_line=wording.fault_line,
+        safety=wording.safety,
+    )
+    environment.globals["words"] = status.WORDS
+    return environment
+
+
+def _visible(value: object) -> object:
+    """Writes control characters out; markup that is already safe is left alone."""
+    return wording.visible(value) if type(value) is str else value

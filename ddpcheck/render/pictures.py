@@ -1,0 +1,106 @@
+"""The pictures of a report: which of its numbers are drawn, and how each is titled."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ddpcheck.render import charts, numbers, status, wording
+from ddpcheck.report import Finding, Report, Run
+
+_MAX_GROWTHS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """An SVG and the sentence beneath it."""
+
+    svg: str
+    caption: str
+
+
+def before_and_after(finding: Finding, key: str) -> str:
+    """Returns the picture of a fix, "" where it was not run."""
+    fix = finding.fix
+    if fix is None or fix.excess_before is None or fix.excess_after is None:
+        return ""
+    return charts.before_after(key, fix.excess_before, fix.excess_after)
+
+
+def pictures(report: Report) -> list[Picture]:
+    """Returns where the difference starts, each rank's ratio, growth over steps."""
+    found: list[Picture] = []
+    for index, finding in enumerate(report.findings):
+        found += _modules(finding, f"modules-{index}")
+        found += _ratios(finding, f"ratios-{index}")
+    return found + _growths(report)
+
+
+def _modules(finding: Finding, key: str) -> list[Picture]:
+    listed = finding.evidence.get("modules")
+    modules = (
+        [_module(item) for item in listed] if isinstance(listed, list | tuple) else []
+    )
+    known = [module for module in modules if module]
+    if not known:
+        return []
+    caption = f"Where the difference starts, module by module ({finding.slug})."
+    return [Picture(svg=charts.modules(key, known), caption=caption)]
+
+
+def _module(item: object) -> charts.Module | None:
+    """Returns None for evidence that is no module: a picture never breaks a report."""
+    if not isinstance(item, dict) or (size := _float(item.get("rel_diff"))) is None:
+        return None
+    diverges = bool(item.get("diverges"))
+    return charts.Module(name=str(item.get("name")), rel_diff=size, diverges=diverges)
+
+
+def _ratios(finding: Finding, key: str) -> list[Picture]:
+    evidence = finding.evidence.get("ratios")
+    if not isinstance(evidence, dict):
+        return []
+    listed, expected = evidence.get("ranks"), _float(evidence.get("expected"))
+    if not isinstance(listed, list | tuple) or not listed or expected is None:
+        return []
+    ranks = [_float(value) for value in listed]
+    svg = charts.ratios(key, [math.nan if r is None else r for r in ranks], expected)
+    caption = (
+        f"Loss gradient of each rank over the reference's ({finding.slug}); "
+        f"{numbers.number(expected)} on every rank is right."
+    )
+    return [Picture(svg=svg, caption=caption)]
+
+
+def _float(value: object) -> float | None:
+    """Returns a number of the evidence, where JSON made NaN and infinities strings."""
+    if not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _growths(report: Report) -> list[Picture]:
+    order = {"divergent": 0, "accepted": 1, "equivalent": 2, "not-checked": 3}
+    indices = sorted(
+        range(len(report.runs)), key=lambda i: order[status.run_status(report, i)]
+    )
+    drawn = [(i, found) for i in indices if (found := _series(report.runs[i]))]
+    labels = wording.run_labels(report)
+    return [
+        Picture(
+            svg=charts.growth(f"growth-{index}", found),
+            caption=f"Worst excess at each step, {labels[index]}.",
+        )
+        for index, found in drawn[:_MAX_GROWTHS]
+    ]
+
+
+def _series(run: Run) -> list[charts.Series]:
+    return [
+        charts.Series(label=status.KIND_WORDS[kind], style=style, values=values)
+        for style, kind in enumerate(status.KINDS)
+        if (values := status.quantity(run, kind).excess_by_step)
+    ]

@@ -1,0 +1,78 @@
+"""The findings of a report as lines of text: facts, cause, fix, proof."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from ddpcheck.render import numbers, wording
+from ddpcheck.render.terminal_matrix import STYLES
+from ddpcheck.render.terminal_page import Page
+from ddpcheck.report import Finding, Fix
+
+_MAX_NAMED_RUNS = 3
+
+
+def findings(page: Page) -> list[list[Text]]:
+    """Returns one block of lines per finding, accepted ones last, then the rest."""
+    ordered = sorted(page.report.findings, key=lambda f: f.accepted is not None)
+    whole, brief = page.budget.whole, page.budget.brief
+    blocks = [_whole(page, finding) for finding in ordered[:whole]]
+    blocks += [_brief(page, finding) for finding in ordered[whole : whole + brief]]
+    rest = [finding.slug for finding in ordered[whole + brief :]]
+    if rest:
+        more = numbers.counted(len(rest), "more finding")
+        blocks.append(page.wrapped(f"{more}: {', '.join(rest)}"))
+    return blocks
+
+
+def _whole(page: Page, finding: Finding) -> list[Text]:
+    lines = [*_title(page, finding), *_facts(page, finding)]
+    lines += page.labelled("cause", finding.summary, style="bold")
+    if finding.magnitude:
+        lines += page.labelled("size", finding.magnitude)
+    if finding.fix and finding.accepted is None:
+        lines += _fix(page, finding.fix)
+    return lines + _end(page, finding)
+
+
+def _brief(page: Page, finding: Finding) -> list[Text]:
+    cause = page.labelled("cause", finding.summary, style="bold")
+    return [*_title(page, finding), *cause, *_end(page, finding)]
+
+
+def _end(page: Page, finding: Finding) -> list[Text]:
+    if finding.accepted is not None:
+        return page.labelled("reason", finding.accepted)
+    return page.labelled("proof", wording.proof(finding))
+
+
+def _title(page: Page, finding: Finding) -> list[Text]:
+    where = f" at {finding.where}" if finding.where else ""
+    note = "accepted: " if finding.accepted is not None else ""
+    title = f"{note}{finding.slug}{where}{_in_runs(page, finding)}"
+    return page.wrapped(title, style=STYLES["accepted" if note else "divergent"])
+
+
+def _in_runs(page: Page, finding: Finding) -> str:
+    labels = wording.run_labels(page.report)
+    named = [labels[index] for index in finding.runs if index < len(labels)]
+    if len(named) > _MAX_NAMED_RUNS:
+        more = len(named) - _MAX_NAMED_RUNS
+        named[_MAX_NAMED_RUNS:] = [f"and {numbers.count(more)} more"]
+    return f" in {', '.join(named)}" if named else ""
+
+
+def _facts(page: Page, finding: Finding) -> list[Text]:
+    shown = list(finding.facts[: page.budget.facts])
+    rest = len(finding.facts) - len(shown)
+    if rest:
+        shown[-1] += f" (and {numbers.count(rest)} more)"
+    lines = []
+    for index, fact in enumerate(shown):
+        lines += page.labelled("" if index else "facts", fact)
+    return lines
+
+
+def _fix(page: Page, fix: Fix) -> list[Text]:
+    note = "" if fix.safe else f" ({wording.safety(fix)})"
+    return [*page.labelled("fix", fix.text + note), *page.verbatim(fix.code)]

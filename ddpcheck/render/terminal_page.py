@@ -1,0 +1,107 @@
+"""Lines of text that keep to a width and to a budget of lines."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from ddpcheck.render import numbers, wording
+from ddpcheck.report import Report
+
+LABEL = 9  # width of "  facts  "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much of each list is shown, and over how many lines a text may run.
+
+    `whole` findings are shown in full, the next `brief` in three lines, the rest by
+    name. `worst`: the worst tensor gets its line even beside findings.
+    `spare` lines must be left for blank ones.
+    """
+
+    runs: int
+    whole: int
+    brief: int
+    facts: int
+    code: int
+    wrap: int
+    notes: int
+    worst: bool = True
+    spare: int = 0
+    stacks: bool = False
+
+
+def ascii_text(text: str) -> str:
+    """Returns `text` on one line, in ASCII, with everything else written out."""
+    return _ascii(" ".join(wording.visible(text).split()))
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode("ascii")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A report, and the room that its text has."""
+
+    report: Report
+    budget: Budget
+    width: int
+
+    def wrapped(
+        self,
+        text: str,
+        *,
+        indent: str = "",
+        hang: str = "  ",
+        style: str = "",
+        whole: bool = False,
+    ) -> list[Text]:
+        """Returns `text` over as many lines as the budget allows, or all if `whole`."""
+        lines = textwrap.wrap(
+            ascii_text(text),
+            self.width,
+            initial_indent=indent,
+            subsequent_indent=hang,
+            max_lines=None if whole else self.budget.wrap,
+            placeholder=" ...",
+        )
+        return [Text(line, style=style) for line in lines]
+
+    def labelled(self, label: str, text: str, *, style: str = "") -> list[Text]:
+        """Returns `text` beside its label, aligned with the other labelled texts."""
+        indent = f"  {label}".ljust(LABEL)
+        lines = self.wrapped(text, indent=indent, hang=" " * LABEL)
+        for index, line in enumerate(lines):
+            line.stylize(style, LABEL)
+            if index == 0:
+                line.stylize("dim", 0, LABEL)
+        return lines
+
+    def verbatim(self, code: str) -> list[Text]:
+        """Returns code or a stack: its own lines, cut at the width, not re-wrapped."""
+        indent = " " * (LABEL + 2)
+        rows = [_ascii(row) for row in _rows(code)]
+        limit = self.budget.code
+        # A line saying "1 more line" would be as long as that line.
+        shown = rows if len(rows) == limit + 1 else rows[:limit]
+        if len(shown) < len(rows):
+            rest = numbers.count(len(rows) - len(shown))
+            shown = [*shown, f"... {rest} more lines"]
+        return [Text(_cut_end(indent + row, self.width)) for row in shown]
+
+    def more(self, indent: str, rest: int) -> list[Text]:
+        """Returns the line "and N more", none where nothing is left."""
+        return [Text(f"{indent}and {numbers.count(rest)} more")] if rest > 0 else []
+
+
+def _rows(code: str) -> list[str]:
+    text = wording.visible(code).expandtabs(4).strip("\n")
+    return [row.rstrip() for row in text.split("\n")] if text.strip() else []
+
+
+def _cut_end(row: str, width: int) -> str:
+    return row if len(row) <= width else row[: width - 3] + "..."

@@ -1,0 +1,232 @@
+"""The sentences that more than one renderer prints, each defined once."""
+
+from __future__ import annotations
+
+import math
+
+from ddpcheck.render import numbers, status
+from ddpcheck.report import Control, Difference, Fault, Finding, Fix, Report, Run
+
+EXCESS_FORMULA = "excess = max |candidate - reference| / (atol + rtol * |reference|)"
+
+
+def visible(text: str) -> str:
+    r"""Returns `text` with control and other unprintable characters written out.
+
+    Newlines and tabs stay.
+
+    >>> visible("a" + chr(27) + "[31m")
+    'a\\x1b[31m'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def run_labels(report: Report) -> tuple[str, ...]:
+    """Returns a short name for each run: "ddp W=2 bn=sync"."""
+    settings = run_settings(report)
+    named = zip(report.runs, settings, strict=True)
+    return tuple(f"{r.mode} W={r.world_size} {told}".rstrip() for r, told in named)
+
+
+def run_settings(report: Report) -> tuple[str, ...]:
+    """Returns what sets each run apart but mode and world size: "bn=sync float32".
+
+    Settings left as they are go unsaid, and so does a dtype that all runs share.
+    """
+    several = len({run.dtype for run in report.runs}) > 1
+    return tuple(_settings(run, with_dtype=several) for run in report.runs)
+
+
+def _settings(run: Run, *, with_dtype: bool) -> str:
+    listed = (("bn", run.batch_norm), ("loss", run.loss), ("noise", run.noise))
+    told = [f"{key}={value}" for key, value in listed if value != "asis"]
+    return " ".join([*told, run.dtype] if with_dtype else told)
+
+
+def agreement(run: Run) -> str:
+    """Returns whether the ranks ended with the same tensors."""
+    if not status.compared(run):
+        return "not compared"
+    return "agree" if run.ranks_agree else "differ"
+
+
+def dtypes(report: Report) -> str:
+    """Returns the dtypes of the runs, "no run" without any."""
+    return ", ".join(dict.fromkeys(run.dtype for run in report.runs)) or "no run"
+
+
+def tolerance(report: Report) -> str:
+    """Returns the criterion and its origin: "rtol 1e-09 (float64 default)"."""
+    found = report.tolerance
+    return f"rtol {numbers.number(found.rtol)} ({found.origin})"
+
+
+def model(report: Report) -> str:
+    """Returns the model in words: "Net, 1,234 parameters in 12 tensors"."""
+    target = report.target
+    size = numbers.counted(target.num_parameters, "parameter")
+    tensors = numbers.counted(target.num_tensors, "tensor")
+    return ", ".join(filter(None, [target.model, f"{size} in {tensors}"]))
+
+
+def verdict_line(report: Report) -> str:
+    """Returns the verdict with the counts it rests on, in one line.
+
+    Nothing compared reads "NOT CHECKED: nothing was compared", whatever the verdict.
+    """
+    word = status.WORDS[status.report_status(report)].upper()
+    return f"{word}: {_counts(report)}"
+
+
+def _counts(report: Report) -> str:
+    compared = sum(map(status.compared, report.runs))
+    mismatched = sum(map(status.mismatched, report.runs))
+    told = status.report_status(report)
+    if not compared and told == "not-checked":
+        return "nothing was compared"
+    unchecked = _statuses(report).count("not-checked")
+    parts = [_runs(report), _comparisons(compared, mismatched)]
+    if unchecked and told != "not-checked":
+        parts.append(f"{numbers.count(unchecked)} not checked")
+    if accepted := _accepted(report):
+        parts.append(f"{numbers.count(accepted)} accepted")
+    return ", ".join(parts)
+
+
+def _runs(report: Report) -> str:
+    """Returns how many runs came to the report's own status: "2 of 4 runs"."""
+    statuses = _statuses(report)
+    told = statuses.count(status.report_status(report))
+    return f"{numbers.count(told)} of {numbers.counted(len(statuses), 'run')}"
+
+
+def _comparisons(compared: int, mismatched: int) -> str:
+    if not compared:
+        return "nothing was compared"
+    total = numbers.counted(compared, "comparison")
+    if not mismatched:
+        return f"{total} equal"
+    verb = "differs" if mismatched == 1 else "differ"
+    return f"{numbers.count(mismatched)} of {total} {verb}"
+
+
+def _statuses(report: Report) -> list[status.Status]:
+    return [status.run_status(report, index) for index in range(len(report.runs))]
+
+
+def verdict_sentence(report: Report) -> str:
+    """Returns the verdict as one full sentence, counts included."""
+    compared = sum(map(status.compared, report.runs))
+    mismatched = sum(map(status.mismatched, report.runs))
+    told = status.report_status(report)
+    if not compared and told == "not-checked":
+        return "Nothing was compared, so this report says nothing about the model."
+    total = numbers.counted(compared, "tensor comparison")
+    tensors = f"{numbers.count(mismatched)} of {total} above tolerance"
+    if not compared:
+        tensors = "nothing compared"
+    first = _SENTENCES[told].format(runs=_runs(report), tensors=tensors)
+    return " ".join([first, *_reservations(report)])
+
+
+def _reservations(report: Report) -> list[str]:
+    """Returns what weakens the verdict: findings accepted, runs not checked."""
+    found = []
+    if accepted := _accepted(report):
+        verb = "is" if accepted == 1 else "are"
+        found.append(f"{numbers.counted(accepted, 'finding')} {verb} accepted.")
+    unchecked = _statuses(report).count("not-checked")
+    if unchecked and status.report_status(report) != "not-checked":
+        verb = "was" if unchecked == 1 else "were"
+        found.append(f"{numbers.counted(unchecked, 'run')} {verb} not checked.")
+    return found
+
+
+def _accepted(report: Report) -> int:
+    return sum(finding.accepted is not None for finding in report.findings)
+
+
+_SENTENCES: dict[status.Status, str] = {
+    "equivalent": "Data-parallel training equals one process in {runs}, "
+    "with {tensors}.",
+    "divergent": "Data-parallel training differs from one process in {runs}, "
+    "with {tensors}.",
+    "not-checked": "No verdict: {runs} could not be checked. What was compared: "
+    "{tensors}.",
+}
+
+
+def fault_line(fault: Fault) -> str:
+    """Returns one rank's failure in one line."""
+    step = "" if fault.step is None else f" at step {fault.step}"
+    return f"rank {fault.rank} {fault.kind}{step}: {fault.summary}"
+
+
+def place(difference: Difference) -> str:
+    """Returns where a difference is: "step 0, rank 1"."""
+    rank = "" if difference.rank is None else f", rank {difference.rank}"
+    return f"step {difference.step}{rank}"
+
+
+def size(difference: Difference) -> str:
+    """Returns how large a difference is: "rel diff 0.333, excess 4e+13"."""
+    parts = [
+        f"rel diff {numbers.number(difference.rel_diff)}",
+        f"excess {numbers.excess(difference.excess)}",
+    ]
+    if difference.ratio is not None:
+        parts.append(f"ratio {numbers.number(difference.ratio)}")
+    if difference.why is not None:
+        parts.append(difference.why)
+    return ", ".join(parts)
+
+
+def safety(fix: Fix) -> str:
+    """Returns what the fix does to one-process training."""
+    if fix.safe:
+        return "safe: one-process training stays what it is"
+    return "unsafe: it also changes one-process training"
+
+
+def proof(finding: Finding) -> str:
+    """Returns what running the fix showed, "not verified" where it was not run."""
+    fix = finding.fix
+    if fix is None:
+        return "no fix is known"
+    if fix.verified is None:
+        return "not verified: the fix was not run"
+    told = "verified" if fix.verified else "the fix did not remove it"
+    numbers_told = _before_and_after(fix)
+    line = f"{told}: {numbers_told}" if numbers_told else told
+    others = _controls(finding.controls)
+    return f"{line}; {others}" if others else line
+
+
+def _before_and_after(fix: Fix) -> str:
+    parts = []
+    if fix.excess_before is not None:
+        parts.append(f"{numbers.excess(fix.excess_before)} before")
+    if fix.excess_after is not None:
+        parts.append(f"{numbers.excess(fix.excess_after)} after")
+    return "excess " + ", ".join(parts) if parts else ""
+
+
+def _controls(controls: tuple[Control, ...]) -> str:
+    removing = [control.slug for control in controls if control.excess_after <= 1]
+    leaving = [c.excess_after for c in controls if not c.excess_after <= 1]
+    parts = []
+    if removing:
+        parts.append(f"also removed by {', '.join(removing)}")
+    if leaving:
+        known = [value for value in leaving if not math.isnan(value)]
+        least = numbers.at_least(min(known)) if known else "nan"
+        where = f"at or above {least}" if known else "at nan"
+        told = f"the {numbers.count(len(leaving))} other candidate fixes leave"
+        if len(leaving) == 1:
+            told = "the other candidate fix leaves"
+        parts.append(f"{told} it {where}")
+    return "; ".join(parts)

@@ -1,0 +1,215 @@
+"""The HTML report: well formed, complete by itself, safe, the same every time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from ddpcheck.render.html import to_html
+from ddpcheck.report import Report, from_json, to_json
+
+from . import sample
+
+VOID = {"meta", "br", "link", "img", "hr", "input", "base"}
+LOADING = {"src", "srcset", "data", "action", "poster", "background", "xlink:href"}
+PAGES = {"loss/local-normalizer": "Seen.\n\n## Fix\n\nSee https://example.org/x."}
+EVERY = pytest.mark.parametrize("report", sample.ALL.values(), ids=sample.ALL)
+
+
+class Parsed(HTMLParser):
+    """Collects ids, links and text, and any tag closed out of order."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(document)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(key, value or "") for key, value in attrs]
+        self.ids += [value or "" for key, value in attrs if key == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append((self.open[-1] if self.open else "", data.strip()))
+
+    def headings(self, tag: str) -> list[str]:
+        return [text for inside, text in self.texts if inside == tag]
+
+    def hrefs(self) -> list[str]:
+        return [value for key, value in self.attributes if key == "href"]
+
+
+def _problems(document: str) -> list[str]:
+    """Returns what is wrong with a document; the meta-test below breaks each."""
+    parsed = Parsed(document)
+    found = [f"</{tag}> out of order" for tag in parsed.wrong + parsed.open]
+    found += [f"#{i} twice" for i in set(parsed.ids) if parsed.ids.count(i) > 1]
+    for href in parsed.hrefs():
+        if href.startswith("#"):
+            found += [] if href[1:] in parsed.ids else [f"{href} dangling"]
+        elif not href.startswith("https://"):
+            found.append(f"{href} is no link")
+    found += [f"loads {value}" for key, value in parsed.attributes if key in LOADING]
+    found += [f"handler {key}" for key, _ in parsed.attributes if key.startswith("on")]
+    forbidden = {"script", "link", "iframe", "img", "object", "embed", "base"}
+    found += [f"<{tag}>" for tag in parsed.tags if tag in forbidden]
+    if re.search(r"@import|url\(", document):
+        found.append("style loads")
+    return found
+
+
+@EVERY
+def test_html_has_no_problems(report: Report) -> None:
+    assert _problems(to_html(report, pages=PAGES)) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "<p><div></p>",
+        "<script></script>",
+        '<a href="#nowhere">x</a>',
+        '<a href="javascript:x">x</a>',
+        '<p id="findings"></p>',
+        '<img src="https://example.org/x.png">',
+        '<p onclick="x">x</p>',
+        "<style>@import 'x'</style>",
+    ],
+)
+def test_html_problems_are_seen(wrong: str) -> None:
+    document = to_html(sample.divergent()).replace("<main>", f"<main>{wrong}")
+    assert _problems(document) != []
+
+
+@EVERY
+def test_html_is_the_same_twice_and_through_json(report: Report) -> None:
+    document = to_html(report, pages=PAGES)
+    assert to_html(report, pages=PAGES) == document
+    assert to_html(from_json(to_json(report)), pages=PAGES) == document
+
+
+@EVERY
+def test_html_is_under_200_kb(report: Report) -> None:
+    assert len(to_html(report, pages=PAGES).encode()) < 200_000
+
+
+@EVERY
+def test_html_can_be_written_and_holds_no_control_characters(report: Report) -> None:
+    document = to_html(report, pages=PAGES)
+    document.encode("utf-8")
+    assert all(c.isprintable() or c == "\n" for c in document)
+
+
+def test_html_sections_come_in_the_order_of_the_style() -> None:
+    assert Parsed(to_html(sample.divergent())).headings("h2") == [
+        "First and worst divergence",
+        "Findings",
+        "Warnings about this check",
+        "Every run against one process",
+        "Pictures",
+        "Tensors, worst first",
+        "Not compared, and why",
+        "How to read this",
+        "Provenance",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("divergent", "Divergent"),
+        ("equivalent", "Equivalent"),
+        ("accepted", "Equivalent"),
+        ("not-checked", "Not checked"),
+        ("nothing-compared", "Not checked"),
+        ("without-runs", "Not checked"),
+    ],
+)
+def test_html_says_its_verdict_in_a_word(name: str, word: str) -> None:
+    assert Parsed(to_html(sample.ALL[name])).headings("h1") == [word]
+
+
+def test_html_of_nothing_compared_has_no_word_of_success() -> None:
+    document = to_html(sample.nothing_compared())
+    assert "Nothing was compared, so this report says nothing" in document
+    assert ">equivalent<" not in document
+
+
+def test_html_tells_counts_cause_fix_and_proof() -> None:
+    document = to_html(sample.divergent(), pages=PAGES)
+    for text in (
+        (
+            "Data-parallel training differs from one process in 2 of 3 runs, "
+            "with 60 of 216 tensor comparisons above tolerance."
+        ),
+        "each rank divides by its own mask count, not by the global one",
+        "torch.distributed.all_reduce(count)\nreturn W * (error * mask).sum() / count",
+        (
+            "verified: excess 4e+13 before, 0.0213 after; the 3 other candidate fixes "
+            "leave it at or above 9.99e+12"
+        ),
+        "17 of 36 differ",
+        '<a href="https://example.org/x" rel="noreferrer">',
+        "9f2c" * 16,
+    ):
+        assert text in document
+
+
+def test_html_escapes_hostile_names() -> None:
+    parsed = Parsed(to_html(sample.hostile()))
+    shown = sample.HOSTILE.replace("\x1b", r"\x1b").replace("\u202e", r"\u202e")
+    shown = shown.replace("\ud800", r"\ud800")
+    assert ("p", shown) in parsed.texts
+    assert "b" not in parsed.tags
+
+
+def test_html_links_matrix_cells_to_their_tensors() -> None:
+    document = to_html(sample.divergent())
+    assert '<a href="#tensor-2">4e+13</a>' in document
+    row = document[document.index('<tr id="tensor-2">') :]
+    assert row.index("head.weight") < row.index("4e+13") < row.index("</tr>")
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [{}, {"modules": 3}, {"modules": [{}]}, {"ratios": {}}, {"ratios": {"ranks": []}}],
+)
+def test_html_without_evidence_leaves_the_picture_out(
+    evidence: dict[str, object],
+) -> None:
+    finding = replace(sample.local_normalizer(), evidence=evidence)
+    document = to_html(replace(sample.divergent(), findings=(finding,)))
+    assert 'id="modules-0-title"' not in document
+    assert 'id="ratios-0-title"' not in document
+    assert 'id="growth-1-title"' in document
+
+
+def test_html_of_many_tensors_lists_200_and_counts_the_rest() -> None:
+    rows = tuple(
+        replace(sample.GRADIENTS_2[0], name=f"p{i}", excess=1e3 + i) for i in range(301)
+    )
+    run = replace(
+        sample.divergent_run(),
+        gradients=sample.quantity(rows[::-1], compared=301, mismatched=301),
+    )
+    report = replace(sample.divergent(), runs=(run,))
+    document = to_html(report)
+    assert document.count('<tr id="tensor-') == 200
+    assert "104 further rows in report.json." in document
+    assert len(document.encode()) < 200_000

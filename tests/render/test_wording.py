@@ -1,0 +1,146 @@
+"""The shared sentences: counts in every verdict, an honest proof."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddpcheck.render import divergence, status, wording
+from ddpcheck.report import Control, Fix
+
+from . import sample
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("divergent", "DIVERGENT: 2 of 3 runs, 60 of 216 comparisons differ"),
+        ("equivalent", "EQUIVALENT: 12 of 12 runs, 504 comparisons equal"),
+        ("not-checked", "NOT CHECKED: nothing was compared"),
+        ("nothing-compared", "NOT CHECKED: nothing was compared"),
+        ("without-runs", "NOT CHECKED: nothing was compared"),
+        (
+            "accepted",
+            "EQUIVALENT: 1 of 2 runs, 30 of 129 comparisons differ, 1 accepted",
+        ),
+        (
+            "hostile",
+            (
+                "DIVERGENT: 1 of 10 runs, 15 of 347 comparisons differ, "
+                "2 not checked, 1 accepted"
+            ),
+        ),
+    ],
+)
+def test_verdict_line_counts(name: str, line: str) -> None:
+    assert wording.verdict_line(sample.ALL[name]) == line
+
+
+def test_verdict_line_of_a_divergence_seen_without_comparing_says_so() -> None:
+    run = replace(sample.not_checked().runs[0], verdict="divergent")
+    report = replace(sample.divergent(), runs=(run,))
+    assert wording.verdict_line(report) == (
+        "DIVERGENT: 1 of 1 run, nothing was compared"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fix", "controls", "text"),
+    [
+        (None, (), "no fix is known"),
+        (Fix(text="x"), (1e3,), "not verified: the fix was not run"),
+        (Fix(text="x", verified=True), (), "verified"),
+        (
+            Fix(text="x", verified=True, excess_before=4e13, excess_after=0.02),
+            (1.04e13, 2e13),
+            (
+                "verified: excess 4e+13 before, 0.02 after; "
+                "the 2 other candidate fixes leave it at or above 1.04e+13"
+            ),
+        ),
+        (
+            Fix(text="x", verified=False, excess_before=4e13, excess_after=1.001),
+            (float("nan"),),
+            (
+                "the fix did not remove it: excess 4e+13 before, >1 after; "
+                "the other candidate fix leaves it at nan"
+            ),
+        ),
+        (
+            Fix(text="x", verified=True, excess_before=7.0, excess_after=0.0),
+            (0.5, 3.0),
+            (
+                "verified: excess 7 before, 0 after; also removed by c0; "
+                "the other candidate fix leaves it at or above 3"
+            ),
+        ),
+    ],
+    ids=["no-fix", "not-run", "no-numbers", "verified", "refuted", "two-remove-it"],
+)
+def test_proof(fix: Fix | None, controls: tuple[float, ...], text: str) -> None:
+    found = tuple(
+        Control(slug=f"c{i}", excess_after=value) for i, value in enumerate(controls)
+    )
+    finding = replace(sample.local_normalizer(), fix=fix, controls=found)
+    assert wording.proof(finding) == text
+
+
+def test_run_status_of_a_run_with_one_finding_left_is_divergent() -> None:
+    accepted = sample.accepted()
+    assert status.run_status(accepted, 1) == "accepted"
+    both = (*accepted.findings, replace(sample.local_normalizer(), runs=(1,)))
+    assert status.run_status(replace(accepted, findings=both), 1) == "divergent"
+
+
+def test_first_is_the_earliest_and_worst_the_largest() -> None:
+    first, worst = (f(sample.divergent()) for f in (divergence.first, divergence.worst))
+    assert first is not None
+    assert (first.run, first.kind, first.step) == (1, "losses", 0)
+    assert worst is not None
+    assert (worst.run, worst.kind, worst.step) == (2, "gradients", 0)
+
+
+def test_first_without_its_row_still_knows_the_step() -> None:
+    late = replace(sample.GRADIENTS_2[0], step=2)
+    run = replace(
+        sample.divergent_run(),
+        losses=sample.quantity(sample.BUFFERS, compared=3),
+        weights=sample.quantity(sample.BUFFERS, compared=3),
+        gradients=sample.quantity(
+            (late,), compared=3, mismatched=2, by_step=(0.5, 7.0, 9.0)
+        ),
+    )
+    found = divergence.first(replace(sample.divergent(), runs=(run,)))
+    assert found is not None
+    assert (found.step, found.difference) == (1, None)
+
+
+@pytest.mark.parametrize("excess", [float("nan"), float("inf"), 1.0000001])
+def test_differs_above_one_and_for_nan(excess: float) -> None:
+    assert divergence.differs(replace(sample.BUFFERS[0], excess=excess))
+    assert not divergence.differs(replace(sample.BUFFERS[0], excess=1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "accepted",
+            (
+                "Data-parallel training equals one process in 1 of 2 runs, with 30 of "
+                "129 tensor comparisons above tolerance. 1 finding is accepted."
+            ),
+        ),
+        (
+            "hostile",
+            (
+                "Data-parallel training differs from one process in 1 of 10 runs, with "
+                "15 of 347 tensor comparisons above tolerance. 1 finding is accepted. "
+                "2 runs were not checked."
+            ),
+        ),
+    ],
+)
+def test_verdict_sentence_tells_its_reservations(name: str, sentence: str) -> None:
+    assert wording.verdict_sentence(sample.ALL[name]) == sentence
