@@ -18,6 +18,12 @@ DEFAULT_RTOL = {
 # one permutation of the batch samples that noise, it does not bound it.
 FLOOR_FACTOR = 32.0
 
+# In float64 arithmetic a permuted batch changes a gradient by some 1e-15 to 1e-13. A
+# floor above this shows that part of the model computes in float32, whose own rounding
+# (2**-23) then bounds what can be told apart, however little one permutation showed.
+_PURE_FLOAT64 = 1e-12
+_FLOAT32_EPSILON = 2.0**-23
+
 # A repeated run on a permuted batch that differs by more than this differs for
 # another reason than rounding (the model looks at the order of the samples), and
 # says nothing about noise.
@@ -49,10 +55,17 @@ def from_floor(dtype: str, floor: float) -> Tolerance:
             "too much for rounding: the order of the samples matters to this target"
         )
         return Tolerance(rtol=base.rtol, origin=origin, noise_floor=floor)
-    if floor * FLOOR_FACTOR <= base.rtol:
-        return Tolerance(rtol=base.rtol, origin=base.origin, noise_floor=floor)
+    rtol = floor * FLOOR_FACTOR
     origin = (
         f"{FLOOR_FACTOR:g} x the noise floor {floor:.3g}, measured: one process "
         "repeated on a permuted batch"
     )
-    return Tolerance(rtol=floor * FLOOR_FACTOR, origin=origin, noise_floor=floor)
+    if dtype == "float64" and floor > _PURE_FLOAT64 and rtol < _FLOAT32_EPSILON:
+        rtol = _FLOAT32_EPSILON
+        origin = (
+            "the epsilon of float32: the model computes in float32 inside (one process "
+            f"repeated on a permuted batch differs by {floor:.3g})"
+        )
+    if rtol <= base.rtol:
+        return Tolerance(rtol=base.rtol, origin=base.origin, noise_floor=floor)
+    return Tolerance(rtol=rtol, origin=origin, noise_floor=floor)

@@ -195,7 +195,9 @@ class _Reference:
             around_step=lambda step: self._around(step, size),
         )
         isolation.seed_everything(self.spec.seed)
+        before = {name: p.dtype for name, p in names.parameters(model).items()}
         training.run(iter(batches))
+        _check_dtypes(before, names.parameters(model))
         self._check_finite(training, recorder)
         unused = [n for n, e in writer.index.groups[("gradients", 0)].items() if e is None]
         facts = {
@@ -458,6 +460,24 @@ class _Candidate:
         self.facts["asks_distributed"] = self.seen.asks_distributed
         self.facts["events"] = "".join(self.seen.events)
         self.facts["forwards"] = [w.forwards for w in self.seen.wrapped]
+
+
+class DtypeRefusedError(RuntimeError):
+    """The model puts its own parameters back into another dtype."""
+
+
+def _check_dtypes(
+    before: dict[str, torch.dtype], parameters: dict[str, nn.Parameter]
+) -> None:
+    """Refuses a dtype that the forward undoes: `self.head.to(torch.float32)`.
+
+    Under DDP that would replace the tensors that its reducer watches, a fault of the
+    check and not of the model.
+    """
+    for name, parameter in parameters.items():
+        if parameter.dtype != before.get(name, parameter.dtype):
+            message = f"its forward casts {name} to {parameter.dtype}"
+            raise DtypeRefusedError(message)
 
 
 def loss_function(target: Target, spec: RunSpec) -> Callable[[Any, Any], Any] | None:

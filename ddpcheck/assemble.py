@@ -1,0 +1,243 @@
+"""Outcomes of runs into the report's `Run`: merging ranks and steps, judging."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from ddpcheck.report import Difference, Fault, Quantity, Run
+from ddpcheck.run.spec import StepResult
+from ddpcheck.session import RunOutcome, describe_exit
+
+_MAX_ROWS = 50
+# What makes a run divergent. Losses and outputs are shown, but training that has
+# equal gradients, weights and buffers is equal training.
+JUDGED = ("gradients", "weights", "buffers")
+
+
+def to_run(outcome: RunOutcome, rtol: float) -> Run:
+    """Returns the run as the report shows it, judged at `rtol`."""
+    spec = outcome.spec
+    factor = spec.rtol / rtol
+    quantities = {
+        name: _merge(outcome, name, factor)
+        for name in ("gradients", "weights", "buffers", "outputs")
+    }
+    faults = tuple(_faults(outcome))
+    agree = _ranks_agree(outcome, rtol)
+    run = Run(
+        mode=spec.mode,
+        world_size=spec.world_size,
+        batch_norm=spec.batch_norm,
+        loss=spec.loss,
+        noise=spec.noise,
+        dtype=spec.dtype,
+        verdict="not-checked",
+        shard_sizes=_shard_sizes(outcome),
+        rtol=rtol,
+        losses=_losses(outcome, rtol),
+        ranks_agree=agree,
+        faults=faults,
+        seconds=outcome.seconds,
+        **quantities,
+    )
+    return _judge(run)
+
+
+def worst_excess(run: Run) -> float:
+    """Returns the largest excess of what is judged; inf for a fault."""
+    if run.faults:
+        return math.inf
+    values = [q.worst.excess for q in judged(run) if q.worst]
+    if not run.ranks_agree and max(values, default=0.0) <= 1:
+        return math.inf
+    return max(values, default=math.inf)
+
+
+def judged(run: Run) -> list[Quantity]:
+    """Returns the quantities that decide the verdict."""
+    return [getattr(run, name) for name in JUDGED]
+
+
+def _judge(run: Run) -> Run:
+    if run.faults and run.mode == "dp":
+        why = f"DataParallel cannot run this target: {run.faults[0].summary}"
+        return dataclasses.replace(run, why=why)
+    if run.faults or not run.ranks_agree or any(q.mismatched for q in judged(run)):
+        return dataclasses.replace(run, verdict="divergent")
+    if run.gradients.compared == 0 and run.weights.compared == 0:
+        return dataclasses.replace(run, why="nothing was compared")
+    return dataclasses.replace(run, verdict="equivalent")
+
+
+def _merge(outcome: RunOutcome, name: str, factor: float) -> Quantity:
+    """Returns one quantity over all ranks and steps.
+
+    `compared` and `mismatched` count (tensor, step) pairs, not ranks.
+    """
+    compared = mismatched = 0
+    worst: Difference | None = None
+    rows: dict[tuple[str, int], Difference] = {}
+    by_step: list[float] = []
+    for results in _by_step(outcome):
+        quantities = [s.quantities[name] for s in results if name in s.quantities]
+        compared += max((q.compared for q in quantities), default=0)
+        bad: set[str] = set()
+        top: float | None = None
+        for row in (r for q in quantities for r in _rows(q)):
+            scaled = _scale(row, factor)
+            if scaled.excess > 1:
+                bad.add(row.name)
+            key = (row.name, row.step)
+            if key not in rows or scaled.excess > rows[key].excess:
+                rows[key] = scaled
+            if worst is None or scaled.excess > worst.excess:
+                worst = scaled
+            top = scaled.excess if top is None else max(top, scaled.excess)
+        mismatched += len(bad)
+        if top is not None:
+            by_step.append(top)
+    ranked = sorted(rows.values(), key=lambda r: (-r.excess, r.step, r.name))
+    return Quantity(
+        compared=compared,
+        mismatched=mismatched,
+        worst=worst,
+        tensors=tuple(ranked[:_MAX_ROWS]),
+        excess_by_step=tuple(by_step),
+    )
+
+
+def _rows(quantity: Quantity) -> Iterable[Difference]:
+    if quantity.tensors:
+        return quantity.tensors
+    return (quantity.worst,) if quantity.worst else ()
+
+
+def _scale(row: Difference, factor: float) -> Difference:
+    """Excess is inversely proportional to rtol: another rtol needs no other run."""
+    if factor == 1.0 or math.isinf(row.excess):
+        return row
+    return dataclasses.replace(row, excess=row.excess * factor)
+
+
+def _by_step(outcome: RunOutcome) -> list[list[StepResult]]:
+    steps: dict[int, list[StepResult]] = {}
+    for rank in range(len(outcome.ranks)):
+        for result in outcome.steps(rank):
+            steps.setdefault(result.step, []).append(result)
+    return [steps[step] for step in sorted(steps)]
+
+
+def _ranks_agree(outcome: RunOutcome, rtol: float) -> bool:
+    world = len(outcome.ranks)
+    if world < 2:  # noqa: PLR2004
+        return True
+    for results in _by_step(outcome):
+        for name in ("gradients", "weights"):
+            found = [s.digests.get(name) for s in results]
+            if not _same(found, rtol):
+                return False
+    return True
+
+
+def _same(digests: list[tuple[float, ...] | None], rtol: float) -> bool:
+    """Returns whether digests are equal; None is "equal to the reference"."""
+    told = [d for d in digests if d is not None]
+    if not told:
+        return True
+    if len(told) < len(digests):
+        # Within tolerance of the reference on one rank and not on another: only a
+        # difference at the threshold itself could still be agreement.
+        return False
+    first = told[0]
+    for other in told[1:]:
+        if len(other) != len(first):
+            return False
+        for start in range(0, len(first), 3):
+            bound = 8 * rtol * max(first[start + 2], other[start + 2])
+            for a, b in zip(
+                first[start : start + 2], other[start : start + 2], strict=True
+            ):
+                if not abs(a - b) <= bound:
+                    return False
+    return True
+
+
+def _losses(outcome: RunOutcome, rtol: float) -> Quantity:
+    """Compares the mean of the ranks' losses with the reference's loss."""
+    rows = []
+    for results in _by_step(outcome):
+        step = results[0].step
+        values = [s.loss for s in results if s.loss is not None]
+        reference = outcome.reference.losses[step]
+        if reference is None or len(values) < len(outcome.ranks):
+            continue
+        mean = math.fsum(values) / len(values)
+        diff = abs(mean - reference)
+        bound = rtol * 2 * abs(reference)
+        excess = diff / bound if bound else (0.0 if diff == 0 else math.inf)
+        rows.append(
+            Difference(
+                name="loss",
+                step=step,
+                abs_diff=diff,
+                rel_diff=diff / abs(reference) if reference else 0.0,
+                excess=math.inf if math.isnan(excess) else excess,
+                ratio=mean / reference if reference else None,
+            )
+        )
+    worst = max(rows, key=lambda r: r.excess) if rows else None
+    return Quantity(
+        compared=len(rows),
+        mismatched=sum(r.excess > 1 for r in rows),
+        worst=worst,
+        tensors=tuple(sorted(rows, key=lambda r: -r.excess)),
+        excess_by_step=tuple(r.excess for r in rows),
+    )
+
+
+def _faults(outcome: RunOutcome) -> Iterable[Fault]:
+    for rank in outcome.ranks:
+        step = max((s.step for s in outcome.steps(rank.rank)), default=None)
+        result = outcome.results()[rank.rank]
+        raised = rank.raised or (result.raised if result else None)
+        if raised is not None:
+            first = raised.message.strip().splitlines()
+            yield Fault(
+                kind="raised",
+                rank=rank.rank,
+                step=step,
+                summary=f"{raised.type_name}: {first[0] if first else ''}".strip(),
+                stack=raised.stack,
+                stderr=rank.stderr,
+            )
+        elif rank.kind == "died":
+            yield Fault(
+                kind="died",
+                rank=rank.rank,
+                step=step,
+                summary=describe_exit(rank.exit_code),
+                stack=rank.stack,
+                stderr=rank.stderr,
+            )
+        elif rank.kind in ("hung", "stopped"):
+            waited = "for the others" if rank.kind == "stopped" else "until the deadline"
+            yield Fault(
+                kind="hung",
+                rank=rank.rank,
+                step=step,
+                summary=f"waited {waited}",
+                stack=rank.stack,
+                stderr=rank.stderr,
+            )
+
+
+def _shard_sizes(outcome: RunOutcome) -> tuple[int, ...]:
+    size = outcome.reference.facts.get("batch_size", 0)
+    world_size = outcome.spec.world_size
+    if outcome.spec.mode == "dp":
+        chunk = -(-size // world_size)
+        return tuple(min(chunk, size - s) for s in range(0, size, chunk))
+    base, extra = divmod(size, world_size)
+    return tuple(base + (rank < extra) for rank in range(world_size))

@@ -1,0 +1,324 @@
+"""target -> plan -> runs -> compare -> diagnose -> Report: the table of contents.
+
+Runs in the tool's own process, which imports no torch and no user code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ddpcheck import assemble, diagnose, plan, tolerance
+from ddpcheck import target as targets
+from ddpcheck.errors import UsageError
+from ddpcheck.options import DEFAULT_WORLD_SIZES, Options
+from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
+from ddpcheck.report import (
+    EXIT_CODES,
+    Finding,
+    NotCompared,
+    Report,
+    Run,
+    TargetInfo,
+    Tolerance,
+)
+from ddpcheck.run.spec import ReferenceResult, RunSpec
+from ddpcheck.session import (
+    CannotCheckError,
+    RunOutcome,
+    Session,
+    preload_problem,
+)
+from ddpcheck.target import TargetRef
+
+Progress = Callable[[str], None]
+
+PRELOAD_MODULES = ("torch", "torch._dynamo", "ddpcheck.run.jobs")
+
+
+def check_file(
+    ref: TargetRef, options: Options, *, progress: Progress = lambda _: None
+) -> Report:
+    """Checks the target file that `ref` names.
+
+    Raises:
+        UsageError: the file or an option is wrong.
+        CannotCheckError: the target hangs or kills its process before any run.
+    """
+    assert ref.path is not None
+    targets.check_file(Path(ref.path))
+    arguments = {"path": ref.path, "names": [list(pair) for pair in ref.names]}
+    what = Preload(
+        modules=PRELOAD_MODULES,
+        call="ddpcheck.run.jobs:load_in_server",
+        arguments=arguments,
+    )
+    with Pool(what, timeout_s=options.timeout_s) as pool:
+        progress("importing torch and the target")
+        pool.start()
+        _import(pool, ref)
+        return check(pool, ref, options, progress=progress)
+
+
+def _import(pool: Pool, ref: TargetRef) -> None:
+    name = Path(ref.path or "target").name
+    try:
+        pool.wait_for_imports()
+    except PreloadError as error:
+        problem = preload_problem(error, name)
+        if problem is not None:
+            raise UsageError(problem) from error
+        if error.kind == "hung":
+            message = f"importing {name} did not end within {pool.timeout_s:g} s"
+        else:
+            message = f"importing {name} ends the process"
+        raise CannotCheckError(message, error.detail) from error
+
+
+def check(
+    pool: Pool, ref: TargetRef, options: Options, *, progress: Progress = lambda _: None
+) -> Report:
+    """Checks a target on a pool that has done its imports."""
+    started = time.perf_counter()
+    _open_ahead(pool, options)
+    steps = _Progress(progress)
+    session = Session(pool, ref, on_run=steps.ran)
+    progress("reference: one process on the global batch")
+    base = session.reference(_base_spec(options))
+    assert base.spec is not None
+    options = _with_settings(options, base.facts.get("settings", {}))
+    planned = plan.make(options, base.spec, base.facts)
+    steps.expect(len(planned.specs))
+    outcomes = session.run(planned.specs)
+    limit = _tolerance(session, options, base.spec, outcomes)
+    runs = [assemble.to_run(outcome, limit.rtol) for outcome in outcomes]
+    diagnosis = diagnose.Diagnosis()
+    if any(run.verdict == "divergent" for run in runs):
+        diagnosis = diagnose.diagnose(session, outcomes, runs, limit, options, progress)
+        runs = diagnosis.runs
+    findings, warnings = _accept(diagnosis.findings, options.accept)
+    return _report(
+        ref=ref,
+        base=base,
+        limit=limit,
+        runs=runs,
+        findings=findings,
+        not_compared=planned.not_compared
+        + _not_compared(outcomes, runs)
+        + diagnosis.not_compared,
+        warnings=[
+            *base.warnings,
+            *planned.warnings,
+            *_warnings(base),
+            *diagnosis.warnings,
+            *warnings,
+        ],
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _open_ahead(pool: Pool, options: Options) -> None:
+    """Forks ranks while the reference computes; most world sizes will be used."""
+    pool.open(SOLO)
+    if options.modes is None or "ddp" in options.modes:
+        for world_size in options.world_sizes or DEFAULT_WORLD_SIZES:
+            pool.open(world_size)
+
+
+def _base_spec(options: Options) -> RunSpec:
+    return RunSpec(
+        mode="single",
+        dtype=options.dtype,
+        noise=options.noise,
+        steps=options.steps,
+        seed=options.seed,
+        loss=options.loss[0],
+        device="cpu" if options.device == "auto" else options.device,
+        batch_norm="asis",
+    )
+
+
+def _with_settings(options: Options, settings: dict[str, Any]) -> Options:
+    """Fills options that were not given from the target's own settings."""
+    changes: dict[str, Any] = {}
+    if options.world_sizes is None and settings.get("world_sizes"):
+        changes["world_sizes"] = tuple(settings["world_sizes"])
+    if options.tolerance is None and settings.get("tolerance"):
+        changes["tolerance"] = float(settings["tolerance"])
+    accept = settings.get("accept") or {}
+    if not isinstance(accept, dict):
+        accept = dict.fromkeys(accept, "accepted in the target")
+    changes["accept"] = {**accept, **options.accept}
+    return dataclasses.replace(options, **changes)
+
+
+def _tolerance(
+    session: Session, options: Options, base: RunSpec, outcomes: list[RunOutcome]
+) -> Tolerance:
+    """Returns the tolerance; measures the noise floor once it may matter."""
+    if options.tolerance is not None:
+        return tolerance.chosen(options.tolerance)
+    default = tolerance.default(base.dtype)
+    runs = [assemble.to_run(outcome, default.rtol) for outcome in outcomes]
+    if all(run.verdict != "divergent" for run in runs):
+        return default
+    again = session.run([base.but(mode="single", permute=True)])[0]
+    measured = assemble.to_run(again, again.spec.rtol)
+    if measured.faults or measured.gradients.worst is None:
+        return default
+    worst = max(q.worst.excess for q in (measured.gradients, measured.weights) if q.worst)
+    return tolerance.from_floor(base.dtype, worst * again.spec.rtol)
+
+
+def _accept(
+    findings: list[Finding], accept: dict[str, str]
+) -> tuple[list[Finding], list[str]]:
+    """Marks accepted findings; an acceptance that matches nothing is a warning."""
+    marked = [
+        dataclasses.replace(f, accepted=accept[f.slug]) if f.slug in accept else f
+        for f in findings
+    ]
+    found = {f.slug for f in findings}
+    unused = [slug for slug in accept if slug not in found]
+    return marked, [f"accept: {slug} was accepted but not found" for slug in unused]
+
+
+def _report(
+    *,
+    ref: TargetRef,
+    base: ReferenceResult,
+    limit: Tolerance,
+    runs: list[Run],
+    findings: list[Finding],
+    not_compared: list[NotCompared],
+    warnings: list[str],
+    seconds: float,
+) -> Report:
+    verdict = _verdict(runs, findings)
+    return Report(
+        verdict=verdict,  # type: ignore[arg-type]
+        exit_code=EXIT_CODES[verdict],
+        target=_target_info(ref, base),
+        tolerance=limit,
+        environment=_environment(base),
+        runs=tuple(runs),
+        findings=tuple(findings),
+        not_compared=tuple(dict.fromkeys(not_compared)),
+        warnings=tuple(dict.fromkeys(warnings)),
+        seconds=seconds,
+    )
+
+
+def _verdict(runs: list[Run], findings: list[Finding]) -> str:
+    divergent = {i for i, run in enumerate(runs) if run.verdict == "divergent"}
+    open_runs = {i for f in findings if f.accepted is None for i in f.runs}
+    explained = {i for f in findings for i in f.runs}
+    if divergent & (open_runs | (divergent - explained)):
+        return "divergent"
+    if any(run.verdict != "not-checked" for run in runs):
+        return "equivalent"
+    return "not-checked"
+
+
+def _target_info(ref: TargetRef, base: ReferenceResult) -> TargetInfo:
+    path = ref.path or ""
+    facts = base.facts
+    assert base.spec is not None
+    return TargetInfo(
+        name=Path(path).name or str(ref.factory or "target"),
+        path=path,
+        sha256=targets.sha256(path) if path else "",
+        model=facts["model"],
+        num_parameters=facts["num_parameters"],
+        num_tensors=facts["num_tensors"],
+        batch_size=facts["batch_size"],
+        loss=base.spec.loss,
+        optimizer=facts["optimizer"],
+        steps=base.spec.steps,
+    )
+
+
+def _environment(base: ReferenceResult) -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
+    def of(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "unknown"
+
+    assert base.spec is not None
+    return {
+        "ddpcheck": of("ddpcheck"),
+        "torch": of("torch"),
+        "numpy": of("numpy"),
+        "python": platform.python_version(),
+        "platform": f"{sys.platform} {platform.machine()}",
+        "cpus": str(os.cpu_count()),
+        "device": base.spec.device,
+        "backend": "gloo",
+        "seed": str(base.spec.seed),
+    }
+
+
+def _warnings(base: ReferenceResult) -> list[str]:
+    unused = base.facts["unused"]
+    if unused and not base.facts["has_wrap"]:
+        names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")  # noqa: PLR2004
+        return [
+            f"{len(unused)} parameters get no gradient ({names}): DDP was built with "
+            "find_unused_parameters=True, without it the second step raises"
+        ]
+    return []
+
+
+def _not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompared]:
+    found = []
+    for outcome, run in zip(outcomes, runs, strict=True):
+        if run.verdict == "not-checked":
+            what = f"{run.mode} at world size {run.world_size}"
+            found.append(NotCompared(what=what, why=run.why))
+        facts = outcome.facts()
+        found += [
+            NotCompared(what=what, why=why)
+            for what, why in facts.get("not_compared", {}).items()
+        ]
+        for name, (expected, mine) in facts.get("uncomparable", {}).items():
+            why = (
+                f"called {expected:g} times a step in one process, {mine:g} times on a "
+                "rank: averages of different numbers of updates are not comparable"
+            )
+            found.append(NotCompared(what=f"buffers of {name or 'the model'}", why=why))
+    unused = outcomes[0].reference.facts["unused"] if outcomes else []
+    if unused:
+        names = ", ".join(unused[:5])
+        more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""  # noqa: PLR2004
+        why = "no gradient in one process either"
+        found.append(NotCompared(what=f"gradients of {names}{more}", why=why))
+    return found
+
+
+class _Progress:
+    """Turns finished runs into lines of progress."""
+
+    def __init__(self, say: Progress) -> None:
+        self._say, self._total, self._done = say, 0, 0
+
+    def expect(self, total: int) -> None:
+        self._total = total
+        self._say(f"0 of {total} runs")
+
+    def ran(self, outcome: RunOutcome) -> None:
+        self._done += 1
+        spec = outcome.spec
+        if self._done <= self._total:
+            self._say(
+                f"{self._done} of {self._total} runs: {spec.mode} at world size "
+                f"{spec.world_size}"
+            )

@@ -1,0 +1,31 @@
+"""What a check may be asked to do: one frozen value, from any front end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+DEFAULT_WORLD_SIZES = (2, 4, 8)
+DEFAULT_STEPS = 3  # some faults show in the third step only: DDP rebuilds its buckets
+DEFAULT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The settings of a check. None means: not chosen, find the default.
+
+    `accept` maps slugs to the user's reasons. `tolerance` is an rtol.
+    """
+
+    world_sizes: tuple[int, ...] | None = None
+    modes: tuple[str, ...] | None = None
+    batch_norm: tuple[str, ...] = ("asis",)
+    loss: tuple[str, ...] = ("asis",)
+    noise: str = "asis"
+    steps: int = DEFAULT_STEPS
+    dtype: str = "auto"
+    device: str = "auto"
+    tolerance: float | None = None
+    accept: dict[str, str] = field(default_factory=dict)
+    fix: bool = True
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    seed: int = 0

@@ -1,0 +1,197 @@
+"""Runs of one target on one pool: references made once, specs in, outcomes out.
+
+The tool's own process: no torch here, only plain results of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpcheck.errors import Problem, UsageError
+from ddpcheck.ranks.messages import Job, Outcome
+from ddpcheck.ranks.pool import SOLO, Pool, PreloadError, Task
+from ddpcheck.run.spec import RankResult, ReferenceResult, RunSpec, StepResult
+from ddpcheck.target import TargetRef
+
+# Ranks at work at the same time, over all crews. More only makes them wait.
+_MAX_BUSY_RANKS = 16
+
+
+@dataclass(slots=True)
+class RunOutcome:
+    """What all ranks said of one run."""
+
+    spec: RunSpec
+    reference: ReferenceResult
+    ranks: list[Outcome] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def results(self) -> list[RankResult | None]:
+        """Returns each rank's closing words, None where it has none."""
+        return [o.value if isinstance(o.value, RankResult) else None for o in self.ranks]
+
+    def steps(self, rank: int) -> list[StepResult]:
+        """Returns the steps that this rank told of."""
+        return [s for s in self.ranks[rank].progress if isinstance(s, StepResult)]
+
+    def facts(self, rank: int = 0) -> dict[str, Any]:
+        """Returns the rank's facts, empty where it told none."""
+        result = self.results()[rank] if rank < len(self.ranks) else None
+        return result.facts if result else {}
+
+
+class CannotCheckError(Exception):
+    """The target could not be run at all, and not by a mistake in its file."""
+
+    def __init__(self, message: str, detail: str) -> None:
+        super().__init__(message)
+        self.message, self.detail = message, detail
+
+
+class Session:
+    """A pool with one target loaded."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        ref: TargetRef,
+        *,
+        on_run: Callable[[RunOutcome], None] | None = None,
+    ) -> None:
+        self.pool, self.ref = pool, ref
+        self._references: dict[RunSpec, ReferenceResult] = {}
+        self._on_run = on_run
+
+    def reference(self, spec: RunSpec) -> ReferenceResult:
+        """Returns the reference that a run of this spec is compared with.
+
+        Raises:
+            UsageError: the target is wrong.
+            CannotCheckError: the reference died, hung or broke the tool.
+        """
+        key = spec.but(
+            mode="single",
+            world_size=1,
+            batch_norm="frozen" if spec.batch_norm == "frozen" else "asis",
+            permute=False,
+            fixes=(),
+        )
+        if key not in self._references:
+            job = Job(
+                function="ddpcheck.run.jobs:reference",
+                arguments={"ref": self.ref, "spec": key},
+            )
+            made = self._value(self.pool.run(job, SOLO)[0])
+            self._references[key] = made
+            if made.spec is not None:  # the dtype that worked stands for "auto"
+                self._references.setdefault(made.spec, made)
+        return self._references[key]
+
+    def run(self, specs: Iterable[RunSpec]) -> list[RunOutcome]:
+        """Returns the outcome of every spec, in order; runs side by side."""
+        outcomes = [
+            RunOutcome(spec=spec, reference=self.reference(spec)) for spec in specs
+        ]
+        waiting = list(range(len(outcomes)))
+        running: dict[int, tuple[int, Task]] = {}
+        while waiting or running:
+            for index in list(waiting):
+                if self._may_start(outcomes[index].spec, running, outcomes):
+                    waiting.remove(index)
+                    task = self._submit(outcomes[index])
+                    running[id(task)] = (index, task)
+            done = next(iter(self.pool.as_done([t for _, t in running.values()])))
+            index, _ = running.pop(id(done))
+            self._finish(outcomes[index], done)
+        return outcomes
+
+    def _may_start(
+        self,
+        spec: RunSpec,
+        running: dict[int, tuple[int, Task]],
+        outcomes: list[RunOutcome],
+    ) -> bool:
+        crew = crew_of(spec)
+        others = [outcomes[i].spec for i, _ in running.values()]
+        if any(crew_of(other) == crew for other in others):
+            return False
+        busy = sum(max(1, crew_of(other)) for other in others)
+        return not others or busy + max(1, crew) <= _MAX_BUSY_RANKS
+
+    def _submit(self, outcome: RunOutcome) -> Task:
+        spec, reference = outcome.spec, outcome.reference
+        job = Job(
+            function="ddpcheck.run.jobs:candidate",
+            arguments={
+                "ref": self.ref,
+                "spec": spec,
+                "trace": reference.trace,
+                "find_unused": bool(reference.facts["unused"]),
+            },
+        )
+        return self.pool.submit(job, crew_of(spec))
+
+    def _finish(self, outcome: RunOutcome, task: Task) -> None:
+        outcome.ranks, outcome.seconds = task.outcomes, task.seconds
+        results = outcome.results()
+        for result in results:
+            if result is not None and result.problem is not None:
+                raise UsageError(result.problem)
+        if any(r is None or not r.is_clean for r in results):
+            self.pool.retire(crew_of(outcome.spec))
+        if self._on_run:
+            self._on_run(outcome)
+
+    def _value(self, outcome: Outcome) -> ReferenceResult:
+        if outcome.kind == "done":
+            made: ReferenceResult = outcome.value
+            if made.problem is not None:
+                raise UsageError(made.problem)
+            if not made.is_clean:
+                self.pool.retire(SOLO)
+            return made
+        self.pool.retire(SOLO)
+        if outcome.kind == "raised":
+            assert outcome.raised is not None
+            detail = outcome.raised.stack
+            raise CannotCheckError("the reference run broke: " + outcome.raised.message, detail)
+        if outcome.kind == "hung":
+            message = f"one process did not end within {self.pool.timeout_s:g} s"
+            raise CannotCheckError(message, outcome.stack)
+        message = f"one process on the global batch {describe_exit(outcome.exit_code)}"
+        raise CannotCheckError(message, outcome.stderr)
+
+
+def crew_of(spec: RunSpec) -> int:
+    """Returns the world size of the crew that does a run."""
+    return spec.world_size if spec.mode in ("ddp", "averaged") else SOLO
+
+
+def describe_exit(code: int | None) -> str:
+    """Returns how a process ended: "was killed by SIGSEGV", "exited with code 3"."""
+    import signal  # noqa: PLC0415
+
+    if code is None:
+        return "ended"
+    if code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"exited with code {code}"
+
+
+def preload_problem(error: PreloadError, name: str) -> Problem | None:
+    """Returns the usage error behind a failed import, None for hangs and deaths."""
+    if error.kind != "raised":
+        return None
+    last = error.detail.strip().splitlines()[-1]
+    return Problem(
+        slug="environment-import",
+        message=f"ddpcheck cannot start for {name}",
+        expected="an environment in which torch can be imported",
+        found=last,
+        fix="python -c 'import torch, ddpcheck.run.jobs'",
+    )
