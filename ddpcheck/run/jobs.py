@@ -18,7 +18,7 @@ from ddpcheck import tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks import preload
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import averaged, isolation, observe
+from ddpcheck.run import averaged, isolation, observe, rounding
 from ddpcheck.run import model as models
 from ddpcheck.run.data_parallel import DataParallelOnCPU
 from ddpcheck.run.names import Names
@@ -347,13 +347,8 @@ class _Candidate:
                     self._emit(training, recorder, step - 1)
                 yield batch
 
-        by_hand = (
-            averaged.averaging(training.parameters)
-            if self.spec.mode == "averaged"
-            else contextlib.nullcontext()
-        )
         try:
-            with by_hand:
+            with self._backward(training):
                 training.run(emitting())
         except UsageError:
             raise
@@ -362,6 +357,14 @@ class _Candidate:
             self._emit(training, recorder, training.step)
             return
         self._emit(training, recorder, len(batches) - 1)
+
+    def _backward(self, training: Training) -> Any:
+        """Returns what stands around the backward passes of this mode."""
+        if self.spec.mode == "averaged":
+            return averaged.averaging(training.parameters)
+        if self.spec.permute:
+            return rounding.rescaled(training.parameters)
+        return contextlib.nullcontext()
 
     def _emit(
         self, training: Training, recorder: ComparingRecorder, step: int

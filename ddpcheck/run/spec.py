@@ -24,7 +24,8 @@ class RunSpec:
     the model. It is what DDP should have done.
 
     `fixes` are interventions by name (see ddpcheck.diagnose.interventions).
-    `permute` reorders the batch: the measure of a run's own rounding.
+    `permute` reorders the batch and rescales the backward pass: the same mathematics
+    with other rounding, the measure of a run's own noise.
     """
 
     mode: str

@@ -43,7 +43,6 @@ class Training:
     loss: Callable[[Any, Any], Any] | None
     # What the caller does around: noise, autocast, averaging of gradients.
     around_step: Callable[[int], Any] = lambda _: contextlib.nullcontext()
-    transform_loss: Callable[[Tensor], Tensor] = lambda value: value
     step: int = 0
     updates: int = 0  # optimizer steps so far in this step
     losses: list[float | None] = field(default_factory=list)
@@ -78,7 +77,7 @@ class Training:
         self.optimizer.zero_grad()
         output = models.call(self.model, inputs)
         self.recorder.take("outputs", self.step, dict(_outputs(output)))
-        value = self.transform_loss(self._loss(output, targets))
+        value = self._loss(output, targets)
         value.backward()
         self.optimizer.step()
         return float(value.detach())
