@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from wine_weighted import CLASS_WEIGHTS, batch, model, optimizer
@@ -13,9 +12,7 @@ __all__ = ["batch", "loss", "model", "optimizer"]
 def loss(output: Tensor, target: Tensor) -> Tensor:
     """Returns this rank's share of the weighted mean over the global batch."""
     weights = CLASS_WEIGHTS.to(output)
-    total = nn.functional.cross_entropy(
-        output, target, weight=weights, reduction="sum"
-    )
+    total = nn.functional.cross_entropy(output, target, weight=weights, reduction="sum")
     normalizer = weights[target].sum()
     if dist.is_initialized():
         dist.all_reduce(normalizer)
