@@ -146,6 +146,7 @@ def _base_spec(options: Options) -> RunSpec:
 
 def _with_settings(options: Options, settings: dict[str, Any]) -> Options:
     """Fills options that were not given from the target's own settings."""
+    settings = {**options.project, **settings}
     changes: dict[str, Any] = {}
     if options.world_sizes is None and settings.get("world_sizes"):
         changes["world_sizes"] = tuple(settings["world_sizes"])

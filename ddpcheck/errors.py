@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Problem:
     """A usage error as data: it crosses process boundaries.
 
-    `message` stands alone in a CI log; the other lines are optional.
+    `message` stands alone in a CI log; the other lines are optional. `more` is the
+    slug's page unless it says something else.
     """
 
     slug: str
@@ -22,8 +23,13 @@ class Problem:
     def __str__(self) -> str:
         """Returns the message and its aligned lines, as the terminal shows them."""
         lines = [f"ddpcheck: {self.message} [{self.slug}]"]
-        for label in ("expected", "found", "fix", "more"):
-            text = getattr(self, label)
+        parts = {
+            "expected": self.expected,
+            "found": self.found,
+            "fix": self.fix,
+            "more": self.more or f"ddpcheck --explain {self.slug}",
+        }
+        for label, text in parts.items():
             if text:
                 indented = text.replace("\n", "\n" + " " * 13)
                 lines.append(f"  {label:<10} {indented}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 DEFAULT_WORLD_SIZES = (2, 4, 8)
 DEFAULT_STEPS = 3  # some faults show in the third step only: DDP rebuilds its buckets
@@ -13,7 +14,8 @@ DEFAULT_TIMEOUT_S = 60.0
 class Options:
     """The settings of a check. None means: not chosen, find the default.
 
-    `accept` maps slugs to the user's reasons. `tolerance` is an rtol.
+    `accept` maps slugs to the user's reasons. `tolerance` is an rtol. `project` holds
+    world_sizes and tolerance of pyproject.toml, which come after the target's own.
     """
 
     world_sizes: tuple[int, ...] | None = None
@@ -29,3 +31,4 @@ class Options:
     fix: bool = True
     timeout_s: float = DEFAULT_TIMEOUT_S
     seed: int = 0
+    project: dict[str, Any] = field(default_factory=dict)

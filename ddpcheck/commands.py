@@ -1,0 +1,164 @@
+"""What the command line can do: one function per way in, each returns an exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ddpcheck import output, settings
+from ddpcheck.errors import Problem, UsageError
+from ddpcheck.output import Outputs
+from ddpcheck.progress import Progress
+
+RENDER_FORMATS = ("terminal", "html", "junit", "github")
+
+
+def check(
+    target: str,
+    names: Mapping[str, str],
+    given: Mapping[str, Any],
+    wanted: Outputs,
+    *,
+    command: str,
+) -> int:
+    """Checks one target file and writes its report everywhere it is wanted.
+
+    Args:
+        target: path, or path:NAME where NAME is the model.
+        names: what the file calls the contract's names: {"loss": "criterion"}.
+        given: settings from the command line, as text, by the names of `Options`.
+        wanted: where the report goes.
+        command: the command line, for the report's provenance.
+
+    Raises:
+        UsageError: the target or a setting is wrong.
+        CannotCheckError: the target cannot be run at all.
+    """
+    from ddpcheck import check as checks  # noqa: PLC0415 (--help needs none of it)
+    from ddpcheck import target as targets  # noqa: PLC0415
+
+    path, names = _split(target, names)
+    targets.check_file(path)
+    project = settings.from_project(path)
+    options = settings.make(given, project)
+    wanted = dataclasses.replace(
+        wanted, report_dir=wanted.report_dir or project.get("report_dir", "reports")
+    )
+    # Absolute: the file may change the working directory while it is imported.
+    ref = targets.TargetRef(
+        path=os.path.abspath(path),  # noqa: PTH100 (resolve() would follow links)
+        names=tuple(sorted(names.items())),
+    )
+    with (
+        output.importing_ahead(wanted),
+        Progress(sys.stderr, wanted=not wanted.quiet) as progress,
+    ):
+        report = checks.check_file(ref, options, progress=progress)
+    report = dataclasses.replace(
+        report,
+        command=command,
+        target=dataclasses.replace(report.target, path=str(path)),
+    )
+    output.show(report, wanted)
+    return report.exit_code
+
+
+def _split(target: str, names: Mapping[str, str]) -> tuple[Path, dict[str, str]]:
+    """Returns path and names of "file.py:Name"; a path may hold colons itself."""
+    head, _, name = target.rpartition(":")
+    if not head or not name.isidentifier() or Path(target).exists():
+        return Path(target), dict(names)
+    if "model" in names:
+        raise UsageError(
+            Problem(
+                slug="option-usage",
+                message="the model is named twice",
+                expected="file.py:NAME, or --model-fn NAME",
+                found=f"{target} and --model-fn {names['model']}",
+                fix="leave one of them out",
+            )
+        )
+    return Path(head), {**names, "model": name}
+
+
+def suite(given: Mapping[str, Any]) -> int:
+    """Runs the conformance matrix on this machine."""
+    from ddpcheck import suite as suites  # noqa: PLC0415
+
+    exit_code: int = suites.main(settings.make(given, {}))
+    return exit_code
+
+
+def demo(wanted: Outputs) -> int:
+    """Checks a broken target and its fixed twin, and explains what is seen."""
+    from ddpcheck import demo as demos  # noqa: PLC0415
+
+    return demos.main(wanted)
+
+
+def init(path: str) -> int:
+    """Writes a target template to a path where nothing is yet."""
+    from ddpcheck import template  # noqa: PLC0415
+
+    template.write(Path(path))
+    output.say(f"wrote {path}; now run: ddpcheck {path}\n")
+    return 0
+
+
+def explain(slug: str) -> int:
+    """Prints the page of a rule or of a usage error."""
+    from ddpcheck import pages  # noqa: PLC0415
+
+    text = pages.page(slug)
+    output.say(f"{slug}\n\n{text}\n")
+    return 0
+
+
+def rules() -> int:
+    """Prints a line per rule and per usage error."""
+    from ddpcheck import pages  # noqa: PLC0415
+
+    output.say(pages.table())
+    return 0
+
+
+def render(path: str, form: str, wanted: Outputs) -> int:
+    """Prints a stored report in another form; 0 whatever its verdict.
+
+    Raises:
+        UsageError: render-file.
+    """
+    from ddpcheck import report as reports  # noqa: PLC0415
+
+    try:
+        report = reports.from_json(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from None
+    except ValueError as error:
+        raise _unreadable(path, str(error)) from None
+    output.say(output.render(report, form, wanted))
+    return 0
+
+
+def _unreadable(path: str, found: str) -> UsageError:
+    return UsageError(
+        Problem(
+            slug="render-file",
+            message=f"{path} is no report of ddpcheck",
+            expected="report.json, or a file that --json wrote",
+            found=found,
+            fix="ddpcheck TARGET --json report.json",
+        )
+    )
+
+
+def version() -> int:
+    """Prints the version."""
+    from importlib import metadata  # noqa: PLC0415
+
+    output.say(f"ddpcheck {metadata.version('ddpcheck')}\n")
+    return 0

@@ -1,0 +1,130 @@
+"""Exceptions and signals into messages and exit codes: no traceback escapes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ddpcheck import output
+from ddpcheck.errors import UsageError
+from ddpcheck.report import EXIT_NOT_CHECKED, EXIT_USAGE
+
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+_SHOWN_LINES = 12
+
+
+class SignalError(BaseException):
+    """A signal asks the tool to end; no `except Exception` may swallow it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def guarded(
+    action: Callable[[], int], *, verbose: bool = False, github: bool = False
+) -> int:
+    """Returns the exit code of `action`, or of the way in which it failed.
+
+    Usage errors give 2; what could not be checked, and bugs of ddpcheck, give 3;
+    signals 128 and their number, as shells have it.
+    """
+    try:
+        with _signals_raise():
+            return action()
+    except UsageError as error:
+        _tell(f"{error.problem}\n")
+        if github:
+            _annotate(f"{error.problem.message} [{error.problem.slug}]")
+        return EXIT_USAGE
+    except SignalError as error:
+        is_interrupt = error.number == signal.SIGINT
+        _tell("ddpcheck: interrupted\n" if is_interrupt else "ddpcheck: terminated\n")
+        return 128 + error.number
+    except Exception as error:  # noqa: BLE001 (the last line of defence)
+        return _not_checked(error, verbose=verbose, github=github)
+
+
+def _not_checked(error: Exception, *, verbose: bool, github: bool) -> int:
+    from ddpcheck.session import CannotCheckError  # noqa: PLC0415 (rarely needed)
+
+    if isinstance(error, CannotCheckError):
+        _tell(cannot_check_text(error.message, error.detail, verbose=verbose))
+        if github:
+            _annotate(f"not checked: {error.message}")
+    else:
+        _tell(_internal_text(error, verbose=verbose))
+        if github:
+            _annotate(f"not checked: internal error of ddpcheck: {error!r}")
+    return EXIT_NOT_CHECKED
+
+
+def cannot_check_text(message: str, detail: str, *, verbose: bool = False) -> str:
+    """Returns what is said of a target that could not be run at all."""
+    lines = [f"ddpcheck: not checked: {message}"]
+    detail_lines = [line.rstrip() for line in detail.strip().splitlines()]
+    if detail_lines:
+        # faulthandler shows the innermost frame first, everything else ends with
+        # what matters.
+        is_stack = "most recent call first" in detail
+        shown, cut = detail_lines, ""
+        if not verbose and len(detail_lines) > _SHOWN_LINES:
+            shown = (
+                detail_lines[:_SHOWN_LINES] if is_stack else detail_lines[-_SHOWN_LINES:]
+            )
+            cut = f" ({len(shown)} of {len(detail_lines)} lines, all with -v)"
+        lines.append(f"  {'stack' if is_stack else 'last output'}{cut}:")
+        lines += [f"    {line}" for line in shown]
+    return "\n".join(lines) + "\n"
+
+
+def _internal_text(error: Exception, *, verbose: bool) -> str:
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    text = "".join(traceback.format_exception(error))
+    lines = [
+        f"ddpcheck: not checked: internal error of ddpcheck: {what}",
+        "  this is a bug of ddpcheck, not of the target",
+    ]
+    if verbose:
+        return "\n".join([*lines, text])
+    path = Path("ddpcheck-traceback.txt")
+    where = "the traceback that -v shows"
+    if output.write_file(path, text):
+        where = str(path.absolute())
+    return "\n".join([*lines, f"  please report it, with {where}", ""])
+
+
+def _tell(text: str) -> None:
+    output.say(text, sys.stderr)
+
+
+def _annotate(text: str) -> None:
+    flat = text.replace("%", "%25").replace("\n", "%0A")
+    output.say(f"::error title=ddpcheck::{flat}\n")
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Turns the first signal that asks to end into an exception; ignores more."""
+    numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
+
+    def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        raise SignalError(number)
+
+    before: dict[int, Any] = {}
+    for number in numbers:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup stays nohup
+            before[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,238 @@
+"""Where a report goes: terminal, files, GitHub. What cannot be written is a warning."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from ddpcheck import report as reports
+from ddpcheck.report import Report
+
+STDOUT = "-"
+FILES = ("report.html", "report.json", "reproduce.py")
+_DEFAULT_WIDTH = 80
+_LEAST_WIDTH = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What the user wants to see, and where. Paths as given, "" for none."""
+
+    json: str = ""
+    junit_xml: str = ""
+    github: bool = False
+    report_dir: str = "reports"
+    quiet: bool = False
+    verbose: bool = False
+
+
+def show(report: Report, wanted: Outputs) -> None:
+    """Writes the report to every place that is wanted.
+
+    The verdict is printed whatever happens to the files.
+    """
+    folder = folder_of(report, wanted.report_dir)
+    path = write_report(report, folder)
+    if wanted.junit_xml:
+        write_file(Path(wanted.junit_xml), render(report, "junit"))
+    if wanted.json and wanted.json != STDOUT:
+        write_file(Path(wanted.json), reports.to_json(report))
+    if wanted.json == STDOUT:
+        say(reports.to_json(report))
+    else:
+        say(terminal(report, wanted, path))
+    if wanted.github:
+        # Both streams are read for commands; JSON on stdout must stay JSON.
+        say(render(report, "github"), sys.stderr if wanted.json == STDOUT else None)
+        _write_summary(report)
+
+
+def folder_of(report: Report, report_dir: str) -> Path:
+    """Returns the folder that holds the files of this target: reports/mymodel."""
+    return Path(report_dir) / (Path(report.target.name).stem or "target")
+
+
+def write_report(report: Report, folder: Path) -> str:
+    """Writes the files of a divergence; returns the path of report.html or "".
+
+    The files of an earlier divergence of the same target go when it is equivalent.
+    """
+    if report.verdict == "equivalent":
+        _remove_stale(report, folder)
+    if report.verdict != "divergent":
+        return ""
+    texts = {
+        "report.json": reports.to_json(report),
+        "report.html": render(report, "html"),
+        "reproduce.py": report.reproduce,
+    }
+    written = {
+        name: write_file(folder / name, text) for name, text in texts.items() if text
+    }
+    if not report.reproduce:
+        _remove(folder / "reproduce.py")
+    return str(folder / "report.html") if written["report.html"] else ""
+
+
+def write_file(path: Path, text: str) -> bool:
+    """Writes a whole file or nothing; a failure is a warning, and False."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
+        part.replace(path)
+    except (OSError, ValueError) as error:
+        _remove(part)
+        warn(f"cannot write {path}: {_reason(error)}")
+        return False
+    except BaseException:
+        _remove(part)
+        raise
+    return True
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _remove_stale(report: Report, folder: Path) -> None:
+    try:
+        text = (folder / "report.json").read_text(encoding="utf-8")
+        earlier = reports.from_json(text).target.path
+    except (OSError, ValueError):
+        return  # no report of ours: someone else's files stay
+    if Path(earlier).absolute() != Path(report.target.path).absolute():
+        return
+    for name in FILES:
+        _remove(folder / name)
+    with contextlib.suppress(OSError):
+        folder.rmdir()  # if nothing else is in it
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def render(report: Report, form: str, wanted: Outputs | None = None) -> str:
+    """Returns the report as terminal text, HTML, JUnit XML or GitHub annotations."""
+    if form == "html":
+        from ddpcheck.render import html  # noqa: PLC0415 (jinja2: only on demand)
+
+        return html.to_html(report, pages=_pages(report))
+    if form == "junit":
+        from ddpcheck.render import junit  # noqa: PLC0415
+
+        return junit.to_junit(report)
+    if form == "github":
+        from ddpcheck.render import github  # noqa: PLC0415
+
+        return github.to_annotations(report)
+    return terminal(report, wanted or Outputs(), "")
+
+
+def _pages(report: Report) -> Mapping[str, str]:
+    from ddpcheck import pages  # noqa: PLC0415
+
+    return pages.rule_pages({finding.slug for finding in report.findings})
+
+
+def terminal(report: Report, wanted: Outputs, path: str) -> str:
+    """Returns what the terminal shows; `path` is that of report.html, or ""."""
+    from ddpcheck.render import terminal as text  # noqa: PLC0415 (rich: on demand)
+
+    if wanted.quiet:
+        return text.verdict_line(report) + "\n"
+    return text.to_text(
+        report,
+        color=_is_colored(sys.stdout),
+        width=_width(sys.stdout),
+        verbose=wanted.verbose,
+        report_path=path,
+    )
+
+
+def _is_colored(stream: TextIO) -> bool:
+    # no-color.org: any value that is not empty.
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not plain
+
+
+def _width(stream: TextIO) -> int:
+    if not stream.isatty():
+        return _DEFAULT_WIDTH
+    return max(_LEAST_WIDTH, shutil.get_terminal_size().columns)
+
+
+def _write_summary(report: Report) -> None:
+    """Appends to the job summary; steps of a job share one file."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    from ddpcheck.render import github  # noqa: PLC0415
+
+    try:
+        with Path(path).open("a", encoding="utf-8") as stream:
+            stream.write(github.to_summary(report))
+    except OSError as error:
+        warn(f"cannot write {path}: {_reason(error)}")
+
+
+def warn(text: str) -> None:
+    """Writes one warning to stderr."""
+    say(f"ddpcheck: warning: {text}\n", sys.stderr)
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Writes `text` to `stream` or stdout; a reader that has gone is no error."""
+    stream = stream or sys.stdout
+    try:
+        stream.write(text)
+        stream.flush()
+    except UnicodeEncodeError:
+        encoding = stream.encoding or "ascii"
+        plain = text.encode(encoding, "backslashreplace").decode(encoding)
+        say(plain, stream)
+    except BrokenPipeError:
+        _silence(stream)
+    except OSError as error:  # a full disk behind `> file`
+        _silence(stream)
+        if stream is not sys.stderr:
+            warn(f"cannot write to standard output: {_reason(error)}")
+
+
+def _silence(stream: TextIO) -> None:
+    """Sends the rest to nowhere: the interpreter flushes once more at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def importing_ahead(wanted: Outputs) -> Iterator[None]:
+    """Imports renderers in a thread, while another process is importing torch."""
+    names = ["ddpcheck.render.html"]
+    if wanted.json != STDOUT:
+        names.insert(0, "ddpcheck.render.terminal")
+    thread = threading.Thread(target=_import, args=(names,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _import(names: list[str]) -> None:
+    import importlib  # noqa: PLC0415
+
+    for name in names:
+        with contextlib.suppress(Exception):  # told where it is imported for use
+            importlib.import_module(name)

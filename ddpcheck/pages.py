@@ -1,0 +1,94 @@
+"""Pages for --explain and --rules, read without importing a rule or torch.
+
+A rule's page is the docstring of its file in diagnose/rules/: `loss_sum_reduction.py`
+is `loss/sum-reduction`. Pages of usage errors are in ddpcheck.usage_pages.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+
+from ddpcheck.errors import Problem, UsageError, cut
+
+_RULES = Path(__file__).parent / "diagnose" / "rules"
+
+
+def rule_slugs() -> tuple[str, ...]:
+    """Returns the slugs of all rules, sorted."""
+    return tuple(sorted(_files()))
+
+
+def slugs() -> tuple[str, ...]:
+    """Returns the slugs of all rules, then of all usage errors."""
+    return (*rule_slugs(), *sorted(_usage()))
+
+
+def page(slug: str) -> str:
+    """Returns the page of a rule or of a usage error.
+
+    Raises:
+        UsageError: explain-unknown.
+    """
+    if path := _files().get(slug):
+        return _docstring(path)
+    if slug in _usage():
+        return _usage()[slug].strip()
+    raise UsageError(
+        Problem(
+            slug="explain-unknown",
+            message=f"there is no page for {slug!r}",
+            expected="a slug as reports and messages show it: family/name",
+            found=repr(slug),
+            fix=_suggestion(slug),
+        )
+    )
+
+
+def summary(slug: str) -> str:
+    """Returns the first line of a page."""
+    text = page(slug)
+    return text.splitlines()[0] if text else ""
+
+
+def rule_pages(wanted: Iterable[str]) -> dict[str, str]:
+    """Returns the pages of the rules among `wanted`, by slug."""
+    files = _files()
+    return {slug: _docstring(files[slug]) for slug in wanted if slug in files}
+
+
+def table() -> str:
+    """Returns one line per slug: the slug and the first line of its page."""
+    width = max(map(len, slugs()))
+    return "".join(f"{slug:<{width}}  {summary(slug)}\n" for slug in slugs())
+
+
+def _suggestion(slug: str) -> str:
+    known = slugs()
+    family = [s for s in known if s.startswith(slug.rstrip("/") + "/")]
+    close = family or difflib.get_close_matches(slug, known, n=3)
+    return f"did you mean {cut(close)}?" if close else "ddpcheck --rules lists them all"
+
+
+@functools.cache
+def _files() -> dict[str, Path]:
+    found = {}
+    for path in _RULES.glob("*_*.py"):
+        family, _, name = path.stem.partition("_")
+        if family:
+            found[f"{family}/{name.replace('_', '-')}"] = path
+    return found
+
+
+def _docstring(path: Path) -> str:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return ast.get_docstring(tree) or ""
+
+
+def _usage() -> dict[str, str]:
+    from ddpcheck.usage_pages import PAGES  # noqa: PLC0415 (only where asked for)
+
+    return PAGES
