@@ -6,6 +6,7 @@ Every row is the same work: three steps of `mlp.py` in float64. `plain` is a loo
 one process on the global batch, without any checking: the mathematics. `warm` is the
 whole case as `ddpcheck` runs it, from the request to the compared result: sharding,
 DistributedDataParallel, every gradient, weight and buffer against the reference.
+`bare` is the training of that case alone, on the same ranks: what DDP itself takes.
 `spawn` is that training in processes of `torch.multiprocessing.spawn`, gradients of
 the last step compared. Wall time in ms: the median, and the spread between quartiles.
 """
@@ -27,7 +28,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.check import PRELOAD_MODULES
+from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool, Preload
+from ddpcheck.ranks.worker import Context
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import Session
 from ddpcheck.target import TargetRef
@@ -60,6 +63,11 @@ def main() -> None:
         for world_size in world_sizes:
             case = warm_case(session, world_size)
             case()  # forks the ranks
+            bare = bare_case(pool, world_size)
+            bare()
+            print_row(
+                f"bare W={world_size}", measure(bare, options.repetitions), plain_ms
+            )
             print_row(
                 f"warm W={world_size}", measure(case, options.repetitions), plain_ms
             )
@@ -78,6 +86,21 @@ def warm_case(session: Session, world_size: int) -> Callable[[], None]:
         assert all(result is not None for result in outcome.results())
 
     return case
+
+
+def bare_case(pool: Pool, world_size: int) -> Callable[[], None]:
+    """Returns a function that trains on the pool's ranks and compares nothing."""
+    job = Job(function="warm:train_on_rank")
+
+    def case() -> None:
+        assert all(outcome.kind == "done" for outcome in pool.run(job, world_size))
+
+    return case
+
+
+def train_on_rank(context: Context) -> None:
+    """Trains in a rank of the pool, which has its process group."""
+    train_distributed(context.seat.rank, context.seat.world_size)
 
 
 def train_plain() -> list[Tensor]:
@@ -105,6 +128,15 @@ def train_rank(rank: int, world_size: int, store: str, reference: list[Tensor]) 
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size
     )
+    model = train_distributed(rank, world_size)
+    for parameter, expected in zip(model.parameters(), reference, strict=True):
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-9, atol=1e-12)
+    del model
+    dist.destroy_process_group()
+
+
+def train_distributed(rank: int, world_size: int) -> DistributedDataParallel:
+    """Returns the model after three steps on this rank's shards."""
     model = DistributedDataParallel(mlp.model().double())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
@@ -112,10 +144,7 @@ def train_rank(rank: int, world_size: int, store: str, reference: list[Tensor]) 
         optimizer.zero_grad()
         mlp.loss(model(x), y).backward()
         optimizer.step()
-    for parameter, expected in zip(model.parameters(), reference, strict=True):
-        torch.testing.assert_close(parameter.grad, expected, rtol=1e-9, atol=1e-12)
-    del model
-    dist.destroy_process_group()
+    return model
 
 
 def measure(work: Callable[[], object], repetitions: int) -> list[float]:
