@@ -58,7 +58,9 @@ def replace_ddp(model: nn.Module) -> nn.Module:
 
 
 @contextlib.contextmanager
-def averaging(parameters: Callable[[], dict[str, nn.Parameter]]) -> Iterator[None]:
+def averaging(
+    parameters: Callable[[], dict[str, nn.Parameter]], unused: set[str]
+) -> Iterator[None]:
     """Averages all gradients over ranks after each outermost backward.
 
     `parameters` is asked at that moment. Averaging twice is harmless, so gradients
@@ -76,11 +78,11 @@ def averaging(parameters: Callable[[], dict[str, nn.Parameter]]) -> Iterator[Non
         finally:
             depth -= 1
         if depth == 0:
-            average(parameters())
+            average(parameters(), unused)
 
     def before_update(optimizer: Any, *_: Any) -> None:
         del optimizer
-        average(parameters())
+        average(parameters(), unused)
 
     torch.autograd.backward = run
     hook = register_optimizer_step_pre_hook(before_update)
@@ -91,12 +93,15 @@ def averaging(parameters: Callable[[], dict[str, nn.Parameter]]) -> Iterator[Non
         hook.remove()
 
 
-def average(parameters: dict[str, nn.Parameter]) -> None:
+def average(parameters: dict[str, nn.Parameter], unused: set[str]) -> None:
     """Replaces every gradient by its mean over ranks; None counts as zero.
 
     A parameter without gradient on any rank keeps None.
     """
     names = sorted(parameters)
+    unused.update(
+        n for n in names if parameters[n].requires_grad and parameters[n].grad is None
+    )
     has = torch.tensor([float(parameters[n].grad is not None) for n in names])
     dist.all_reduce(has, dist.ReduceOp.MAX)
     world_size = dist.get_world_size()

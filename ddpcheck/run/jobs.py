@@ -18,9 +18,18 @@ from ddpcheck import tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks import preload
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import averaged, isolation, observe, rounding
+from ddpcheck.run import (
+    averaged,
+    countables,
+    fixes,
+    isolation,
+    observe,
+    rounding,
+    wrapping,
+)
 from ddpcheck.run import model as models
 from ddpcheck.run.data_parallel import DataParallelOnCPU
+from ddpcheck.run.gather import without_group
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import DrawCounter, SampleNoise, bound
 from ddpcheck.run.recorders import ComparingRecorder, WritingRecorder
@@ -181,9 +190,9 @@ class _Reference:
         names = Names(model)
         writer.add("initial", 0, names.parameters(model).items())
         writer.add("initial_buffers", 0, names.buffers(model).items())
-        batches = _batches(self.target, self.spec)
+        batches = batches_of(self.target, self.spec)
         size = batch_size(self.target, batches[0])
-        _set_default_dtype(self.spec)
+        set_default_dtype(self.spec)
         recorder = WritingRecorder(writer)
         training = Training(
             target=self.target,
@@ -290,12 +299,15 @@ class _Candidate:
         torch.set_default_dtype(torch.float32)
         # Ranks differ, so that an unseeded model and unsynchronised noise show.
         model = models.build(self.target, spec, seed=spec.seed + 1 + self.rank)
+        if self.is_rank:
+            model = fixes.before_wrap(model, spec.fixes)
         calls = _count_calls(model)
         names = Names(model)
+        self._bare = model
         self._check_seeded(names, model)
-        batches = _batches(self.target, spec)
+        batches = batches_of(self.target, spec)
         size = batch_size(self.target, batches[0])
-        _set_default_dtype(spec)
+        set_default_dtype(spec)
         isolation.seed_everything(spec.seed + 1 + self.rank)
         wrapped = self._wrap(model, size)
         self._check_start(names, wrapped)
@@ -319,7 +331,14 @@ class _Candidate:
                 model, spec.world_size, lambda a, b: self._replica(a, b, size)
             )
         wrapped = models.wrap(self.target, model, find_unused=self.find_unused)
-        return averaged.replace_ddp(wrapped) if spec.mode == "averaged" else wrapped
+        if spec.mode == "averaged":
+            wrapped = averaged.replace_ddp(wrapped)
+        wrapped = fixes.after_wrap(wrapped, spec.fixes)
+        names = fixes.argument(spec.fixes, "loss.global")
+        if names is None:
+            return wrapped
+        rows = tree.shard_range(size, self.rank, spec.world_size)
+        return fixes.global_loss(wrapped, model, names.split(","), rows)
 
     def _training(
         self, wrapped: nn.Module, names: Names, recorder: ComparingRecorder, size: int
@@ -330,10 +349,21 @@ class _Candidate:
             optimizer=models.make_optimizer(self.target, wrapped),
             names=names,
             recorder=recorder,
-            loss=loss_function(self.target, self.spec),
+            loss=self._loss(),
             around_step=lambda step: self._around(step, size),
             vector_loss=self.spec.world_size if self.spec.mode == "dp" else 0,
         )
+
+    def _loss(self) -> Callable[[Any, Any], Any] | None:
+        loss = loss_function(self.target, self.spec)
+        if loss is None or fixes.argument(self.spec.fixes, "loss.global") is None:
+            return loss
+
+        def alone(output: Any, targets: Any) -> Any:
+            with without_group():
+                return loss(output, targets)
+
+        return alone
 
     def _train(
         self,
@@ -347,8 +377,13 @@ class _Candidate:
                     self._emit(training, recorder, step - 1)
                 yield batch
 
+        self._batches = batches
+        self._step = 0
         try:
-            with self._backward(training):
+            with (
+                fixes.around_training(self.spec.fixes, self._targets),
+                self._backward(training),
+            ):
                 training.run(emitting())
         except UsageError:
             raise
@@ -358,10 +393,16 @@ class _Candidate:
             return
         self._emit(training, recorder, len(batches) - 1)
 
+    def _targets(self) -> Any:
+        """Returns what the current step's loss may count in, on this rank."""
+        return countables.targets_of(self.target, self._batches[self._step])
+
     def _backward(self, training: Training) -> Any:
         """Returns what stands around the backward passes of this mode."""
         if self.spec.mode == "averaged":
-            return averaged.averaging(training.parameters)
+            unused: set[str] = set()
+            self.facts["local_none"] = unused
+            return averaged.averaging(training.parameters, unused)
         if self.spec.permute:
             return rounding.rescaled(training.parameters)
         return contextlib.nullcontext()
@@ -373,7 +414,8 @@ class _Candidate:
         self.context.emit(recorder.finish(step, loss))
 
     def _shards(self, batches: list[Any]) -> list[Any]:
-        if not self.is_rank:
+        whole = fixes.argument(self.spec.fixes, "loss.global") is not None
+        if not self.is_rank or whole:
             return batches
         return [tree.shard(b, self.rank, self.spec.world_size) for b in batches]
 
@@ -457,12 +499,16 @@ class _Candidate:
         return set(found)
 
     def _tell(self, training: Training, recorder: ComparingRecorder) -> None:
-        del training
         self.facts["not_compared"] = recorder.not_compared
         self.facts["collectives"] = len(self.seen.collectives)
         self.facts["asks_distributed"] = self.seen.asks_distributed
         self.facts["events"] = "".join(self.seen.events)
+        self.facts["static_graph"] = any(w.module.static_graph for w in self.seen.wrapped)
         self.facts["forwards"] = [w.forwards for w in self.seen.wrapped]
+        if self.spec.mode == "ddp":
+            self.facts |= wrapping.facts(
+                self.seen.wrapped, training.parameters(), training.names
+            )
 
 
 class DtypeRefusedError(RuntimeError):
@@ -493,7 +539,12 @@ def loss_function(target: Target, spec: RunSpec) -> Callable[[Any, Any], Any] | 
     return builtin
 
 
-def _batches(target: Target, spec: RunSpec) -> list[Any]:
+def batches_of(target: Target, spec: RunSpec) -> list[Any]:
+    """Returns the global batch of every step, in the dtype of the run.
+
+    Raises:
+        UsageError: target-raises.
+    """
     isolation.seed_everything(spec.seed)
     try:
         batches = [target.batch_at(step) for step in range(spec.steps)]
@@ -513,9 +564,31 @@ def _permutation(size: int) -> torch.Tensor:
     return torch.randperm(size, generator=generator)
 
 
-def _set_default_dtype(spec: RunSpec) -> None:
+def set_default_dtype(spec: RunSpec) -> None:
+    """Sets the dtype of tensors that user code makes on its way."""
     wide = spec.dtype == "float64" and spec.constants == "float64"
     torch.set_default_dtype(torch.float64 if wide else torch.float32)
+
+
+@contextlib.contextmanager
+def bound_noise(
+    spec: RunSpec, total: int, start: int = 0, rows: int | None = None
+) -> Iterator[None]:
+    """Noise of a probe's single step, bound to samples where the run binds it.
+
+    The reference's shapes are not at hand in a probe: a draw whose first dimension is
+    a multiple of the shard's samples is taken to be per sample.
+    """
+    if spec.noise != "sample":
+        yield
+        return
+    size = total if rows is None else rows
+    noise = SampleNoise(
+        seed=spec.seed, step=0, shapes=None, start=start, size=size, total=total
+    )
+    noise.guess = size != total
+    with noise:
+        yield
 
 
 @contextlib.contextmanager

@@ -20,9 +20,9 @@ class Names:
 
     def __init__(self, model: nn.Module) -> None:
         self._known = {id(p): name for name, p in model.named_parameters()}
-        self._short = {_strip(n): n for n in self._known.values()}
+        self._short = {strip(n): n for n in self._known.values()}
         self._buffers = [name for name, _ in model.named_buffers()]
-        self._short_buffers = {_strip(n): n for n in self._buffers}
+        self._short_buffers = {strip(n): n for n in self._buffers}
         self.order = list(self._known.values())
         # Identities are reused once a tensor is freed: keep the tensors.
         self._kept = list(model.parameters())
@@ -51,17 +51,22 @@ class Names:
     def buffers(self, model: nn.Module) -> dict[str, Tensor]:
         """Returns the wrapped model's buffers by the bare model's names."""
         return {
-            self._short_buffers.get(_strip(path), _strip(path)): buffer
+            self._short_buffers.get(strip(path), strip(path)): buffer
             for path, buffer in model.named_buffers()
         }
+
+    def is_original(self, parameter: Tensor) -> bool:
+        """Returns whether the model was built with this very tensor."""
+        return id(parameter) in self._known
 
     def _name(self, path: str, parameter: nn.Parameter) -> str:
         known = self._known.get(id(parameter))
         if known is not None:
             return known
-        short = _strip(path)
+        short = strip(path)
         return self._short.get(short, short)
 
 
-def _strip(path: str) -> str:
+def strip(path: str) -> str:
+    """Returns a dotted path without the components that wrappers add."""
     return ".".join(part for part in path.split(".") if part not in _WRAPPER_PARTS)

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddpcheck.run.isolation import seed_torch
+
 _RANDOM = torch.Tag.nondeterministic_seeded
 
 
@@ -70,6 +72,9 @@ class SampleNoise(TorchDispatchMode):
         self.expected = shapes
         self.shapes: list[tuple[int, ...]] = []
         self.start, self.size, self.total = start, size, total
+        # Without the reference's shapes: a first dimension of a multiple of the
+        # shard's samples is taken for the samples.
+        self.guess = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -79,16 +84,22 @@ class SampleNoise(TorchDispatchMode):
         kwargs = kwargs or {}
         if _RANDOM not in func.tags or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
-        torch.manual_seed(self.base + len(self.shapes))
+        seed_torch(self.base + len(self.shapes))
         shape = _result_shape(func, args)
         number = len(self.shapes)
         self.shapes.append(shape)
         if self.expected is None:
-            return func(*args, **kwargs)
+            whole = self._guessed(shape) if self.guess else shape
+            return self._draw(func, args, kwargs, shape, whole)
         if number >= len(self.expected):
             message = f"draw {number} of shape {shape}: the reference draws no more"
             raise NoiseMismatchError(message)
         return self._draw(func, args, kwargs, shape, self.expected[number])
+
+    def _guessed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if not shape or shape[0] % self.size:
+            return shape
+        return (shape[0] // self.size * self.total, *shape[1:])
 
     def _draw(
         self,

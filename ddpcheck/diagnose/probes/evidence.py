@@ -1,0 +1,96 @@
+"""What the probes say of one step: plain data, one value per rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleCall:
+    """One call of one module on a rank, fed with the reference's own inputs.
+
+    `rel_diff` compares its output with the rank's rows of the reference's output;
+    None where they cannot be matched. `input_diff` is how far its real input was from
+    the reference's before it was replaced: not 0 where the code that calls it differs.
+    """
+
+    name: str
+    kind: str
+    call: int
+    rel_diff: float | None
+    input_diff: float = 0.0
+    is_scalar: bool = False
+    collectives: int = 0
+    writes_buffers: bool = False
+    is_batch_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """d loss / d (a module output) on a rank, against the reference's same rows.
+
+    `ratio` is the least-squares factor rank / reference, `residual` what it leaves,
+    relative. A sound loss has ratio W and residual 0: DDP divides by W later.
+    """
+
+    key: str
+    module: str
+    ratio: float
+    residual: float
+    norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Direct:
+    """d loss / d parameter, not through any module output that was cut."""
+
+    name: str
+    ratio: float
+    residual: float
+    norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEvidence:
+    """What one rank found."""
+
+    rank: int
+    modules: tuple[ModuleCall, ...] = ()
+    missing_calls: tuple[str, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+    direct: tuple[Direct, ...] = ()
+    loss: float | None = None
+    collectives: int = 0
+    counts: dict[str, float] = field(default_factory=dict)
+    rng: int = 0
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceEvidence:
+    """What the reference's own probe found.
+
+    `coupling`: how much the gradient at one half of the samples changes when the
+    outputs of the other half do; 0 for a sum over samples, whatever it is divided by.
+    `doubled`: the gradient on the batch taken twice over the gradient on the batch;
+    2 for a sum, 1 for a mean. None where no single factor fits.
+    """
+
+    trace: str = ""
+    loss: float | None = None
+    coupling: float | None = None
+    doubled: float | None = None
+    counts: dict[str, float] = field(default_factory=dict)
+    frontier: tuple[str, ...] = ()
+    trainable_without_gradient: tuple[str, ...] = ()
+    called: tuple[str, ...] = ()
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEvidence:
+    """Both sides of one probe."""
+
+    world_size: int
+    reference: ReferenceEvidence
+    ranks: tuple[RankEvidence, ...]

@@ -1,0 +1,265 @@
+"""A rank's side of the probe: every module, and the loss, against the reference's."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddpcheck import tree
+from ddpcheck.diagnose.probes import training
+from ddpcheck.diagnose.probes.evidence import Cut, Direct, ModuleCall, RankEvidence
+from ddpcheck.diagnose.probes.teacher import (
+    Hooks,
+    Leaf,
+    closest,
+    distance,
+    key_of,
+    tensors_of,
+)
+from ddpcheck.ranks.worker import Context, describe
+from ddpcheck.run import averaged, countables, fixes, isolation, observe
+from ddpcheck.run import model as models
+from ddpcheck.run.jobs import batches_of, bound_noise, load, set_default_dtype
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.steps import batch_size
+from ddpcheck.target import Target, TargetRef
+from ddpcheck.trace import Reader
+
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)  # noqa: SLF001
+
+
+def judge(
+    context: Context,
+    *,
+    ref: TargetRef,
+    spec: RunSpec,
+    trace: str,
+    count_names: tuple[str, ...] = (),
+) -> RankEvidence:
+    """Returns what this rank found; what user code raises is in `failed`."""
+    rank = context.seat.rank
+    try:
+        with isolation.isolated(), observe.observing() as seen:
+            probe = _Probe(load(ref), spec, Reader(Path(trace)), rank, seen)
+            return probe.run(count_names)
+    except Exception as error:  # noqa: BLE001 (user code under hooks; told as data)
+        return RankEvidence(rank=rank, failed=describe(error).stack)
+
+
+class _Probe:
+    def __init__(
+        self,
+        target: Target,
+        spec: RunSpec,
+        reader: Reader,
+        rank: int,
+        seen: observe.Observed,
+    ) -> None:
+        self.target, self.spec, self.reader = target, spec, reader
+        self.rank, self.seen = rank, seen
+        self.modules: list[ModuleCall] = []
+        self.leaves: list[Leaf] = []
+        self.cuts = set(reader.index.facts["cuts"])
+        self.inputs: dict[str, float] = {}
+        self.before: dict[str, tuple[int, list[int]]] = {}
+
+    def run(self, count_names: tuple[str, ...]) -> RankEvidence:
+        torch.set_default_dtype(torch.float32)
+        spec = self.spec
+        model = models.build(self.target, spec, seed=spec.seed + 1 + self.rank)
+        model = fixes.before_wrap(model, spec.fixes)
+        batch = batches_of(self.target, spec.but(steps=1))[0]
+        size = batch_size(self.target, batch)
+        start, rows = tree.shard_range(size, self.rank, spec.world_size)
+        self.rows = (start, rows, size)
+        set_default_dtype(spec)
+        isolation.seed_everything(spec.seed + 1 + self.rank)
+        wrapped = averaged.replace_ddp(
+            models.wrap(self.target, model, find_unused=False)
+        )
+        shard = tree.shard(batch, self.rank, spec.world_size)
+        targets = countables.targets_of(self.target, shard)
+        hooks = Hooks()
+        hooks.attach(wrapped, self._before, self._after)
+        try:
+            with (
+                fixes.around_training(spec.fixes, lambda: shard),
+                bound_noise(spec, size, start, rows),
+            ):
+                loss = training.step(self.target, spec, wrapped, shard)
+        finally:
+            hooks.remove()
+        return RankEvidence(
+            rank=self.rank,
+            modules=tuple(self.modules),
+            missing_calls=self._missing(hooks),
+            cuts=tuple(self._judge_cuts()),
+            direct=tuple(self._judge_direct(wrapped)),
+            loss=loss,
+            collectives=len(self.seen.collectives),
+            counts={n: countables.count(n, targets) for n in count_names},
+            rng=self.rng,
+        )
+
+    rng = 0
+
+    def _before(
+        self, name: str, call: int, module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        if not self.rng:
+            self.rng = zlib.crc32(torch.get_rng_state().numpy().tobytes())
+        worst = 0.0
+
+        def take(path: str, actual: Tensor) -> Tensor:
+            nonlocal worst
+            key = key_of(name, call, path or "output")
+            reference = self._recorded("inputs", key)
+            if reference is None or reference.dtype != actual.dtype:
+                return actual
+            rows, diff = closest(actual, reference, self.rows)
+            if rows is None:
+                return actual
+            worst = max(worst, diff)
+            value = rows(reference)
+            if not actual.requires_grad:
+                return value.clone()
+            # The value is the reference's, the graph stays the rank's own.
+            return actual + (value - actual.detach())
+
+        new = tree.replace((args, kwargs), take)
+        key = f"{name}#{call}"
+        self.inputs[key] = worst
+        versions = [b._version for b in module.buffers(recurse=False)]  # noqa: SLF001
+        self.before[key] = (len(self.seen.collectives), versions)
+        return new
+
+    def _after(self, name: str, call: int, module: nn.Module, output: Any) -> Any:
+        worst: float | None = None
+        scalar = False
+
+        def take(path: str, actual: Tensor) -> Tensor:
+            nonlocal worst, scalar
+            key = key_of(name, call, path or "output")
+            reference = self._recorded("outputs", key)
+            if actual.dim() == 0:
+                scalar = True
+                return actual
+            if reference is None:
+                return actual
+            rows, diff = closest(actual, reference, self.rows)
+            if rows is None:
+                if reference.shape == actual.shape:
+                    # No samples in it: the same on every rank or a shared quantity.
+                    worst = max(worst or 0.0, distance(actual, reference))
+                return actual
+            worst = max(worst or 0.0, diff)
+            if key not in self.cuts or not actual.is_floating_point():
+                return actual
+            leaf = rows(reference).to(actual.dtype).clone().requires_grad_()
+            self.leaves.append(Leaf(key=key, module=name, tensor=leaf, rows=rows))
+            return leaf.clone()
+
+        new = tree.replace(output, take)
+        self._note(name, call, module, worst, scalar=scalar)
+        return new
+
+    def _note(
+        self,
+        name: str,
+        call: int,
+        module: nn.Module,
+        rel_diff: float | None,
+        *,
+        scalar: bool,
+    ) -> None:
+        key = f"{name}#{call}"
+        collectives, versions = self.before[key]
+        now = [b._version for b in module.buffers(recurse=False)]  # noqa: SLF001
+        self.modules.append(
+            ModuleCall(
+                name=name,
+                kind=type(module).__name__,
+                call=call,
+                rel_diff=rel_diff,
+                input_diff=self.inputs[key],
+                is_scalar=scalar,
+                collectives=len(self.seen.collectives) - collectives,
+                writes_buffers=now != versions,
+                is_batch_norm=isinstance(module, _BATCH_NORMS),
+            )
+        )
+
+    def _recorded(self, quantity: str, key: str) -> Tensor | None:
+        if key not in self.reader.names(quantity, 0):
+            return None
+        return self.reader.get(quantity, 0, key)
+
+    def _missing(self, hooks: Hooks) -> tuple[str, ...]:
+        """Returns the module calls of the reference that this rank did not make."""
+        mine = {f"{n}#{c}" for n, total in hooks.calls.items() for c in range(total)}
+        theirs = {k.rpartition("/")[0] for k in self.reader.names("inputs", 0)}
+        return tuple(sorted(theirs - mine))
+
+    def _judge_cuts(self) -> list[Cut]:
+        found = []
+        for leaf in self.leaves:
+            reference = self._recorded("cut", leaf.key)
+            mine = leaf.tensor.grad
+            if reference is None and mine is None:
+                continue
+            if reference is None:
+                reference = torch.zeros(1).expand_as(leaf.tensor)
+                rows = reference
+            else:
+                rows = leaf.rows(reference)
+            grad = torch.zeros_like(leaf.tensor) if mine is None else mine
+            ratio, residual, norm = _fit(grad, rows)
+            found.append(
+                Cut(
+                    key=leaf.key,
+                    module=leaf.module,
+                    ratio=ratio,
+                    residual=residual,
+                    norm=norm,
+                )
+            )
+        return found
+
+    def _judge_direct(self, model: nn.Module) -> list[Direct]:
+        found = []
+        names = {n for n in self.reader.names("direct", 0)}
+        from ddpcheck.run.names import strip  # noqa: PLC0415
+
+        for path, parameter in model.named_parameters():
+            name = strip(path)
+            if name not in names:
+                continue
+            reference = self.reader.get("direct", 0, name)
+            if reference is None:
+                continue
+            grad = parameter.grad
+            mine = torch.zeros_like(reference) if grad is None else grad.to_dense()
+            if mine.is_complex():
+                mine = torch.view_as_real(mine)
+            ratio, residual, norm = _fit(mine, reference)
+            found.append(Direct(name=name, ratio=ratio, residual=residual, norm=norm))
+        return found
+
+
+def _fit(mine: Tensor, reference: Tensor) -> tuple[float, float, float]:
+    """Returns (ratio, residual, norm of the reference) of mine ~ ratio * reference."""
+    a = mine.detach().double().reshape(-1)
+    b = reference.detach().double().reshape(-1)
+    if not bool(torch.isfinite(a).all()):
+        return float("nan"), float("inf"), float(b.norm())
+    square = float(torch.dot(b, b))
+    if square == 0:
+        return 0.0, 0.0 if not float(a.abs().max()) else float("inf"), 0.0
+    ratio = float(torch.dot(a, b)) / square
+    left = float((a - ratio * b).norm())
+    size = max(float(a.norm()), square**0.5)
+    return ratio, left / size, square**0.5

@@ -1,0 +1,227 @@
+"""The reference's side of the probe: one process, step 0, everything recorded."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddpcheck import tree
+from ddpcheck.diagnose.probes import training
+from ddpcheck.diagnose.probes.evidence import ReferenceEvidence
+from ddpcheck.diagnose.probes.teacher import (
+    Hooks,
+    is_cut,
+    key_of,
+    part,
+    restore,
+    snapshot,
+    tensors_of,
+)
+from ddpcheck.ranks.worker import Context, describe
+from ddpcheck.run import countables, isolation
+from ddpcheck.run import model as models
+from ddpcheck.run.jobs import batches_of, bound_noise, load, set_default_dtype
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.steps import batch_size
+from ddpcheck.target import Target, TargetRef
+from ddpcheck.trace import Writer
+
+_PERTURBATION = 0.05  # of a tensor's standard deviation
+
+
+def record(
+    context: Context, *, ref: TargetRef, spec: RunSpec, world_size: int
+) -> ReferenceEvidence:
+    """Returns what the reference's probe found; its trace holds the tensors.
+
+    `spec` is the reference's. `world_size` says how the shards will look.
+    """
+    name = f"probe-{context.seat.name}-{time.monotonic_ns()}"
+    writer = Writer(Path(context.seat.folder) / name)
+    try:
+        with isolation.isolated():
+            target = load(ref)
+            probe = _Probe(target, spec, world_size, writer)
+            return probe.run(str(Path(context.seat.folder) / name))
+    except Exception as error:  # noqa: BLE001 (user code under hooks; told as data)
+        writer.discard()
+        return ReferenceEvidence(failed=describe(error).stack)
+
+
+class _Probe:
+    def __init__(
+        self, target: Target, spec: RunSpec, world_size: int, writer: Writer
+    ) -> None:
+        self.target, self.spec = target, spec
+        self.world_size, self.writer = world_size, writer
+        torch.set_default_dtype(torch.float32)
+        self.model = models.build(target, spec, seed=0)
+        self.batch = batches_of(target, spec.but(steps=1))[0]
+        self.size = batch_size(target, self.batch)
+        set_default_dtype(spec)
+        self.start = snapshot(self.model)
+        self.dims: dict[str, tuple[int, ...]] = {}
+
+    def run(self, path: str) -> ReferenceEvidence:
+        self.dims = self._shard_shapes()
+        grads, loss, called, direct = self._cut_pass(write=True, perturb=False)
+        self.writer.add("cut", 0, ((k, g) for k, g in grads.items()))
+        self.writer.add("direct", 0, direct.items())
+        coupling = self._coupling(grads)
+        doubled = self._doubled()
+        self.writer.index.facts = {"cuts": list(grads), "size": self.size}
+        self.writer.close()
+        targets = countables.targets_of(self.target, self.batch)
+        return ReferenceEvidence(
+            trace=path,
+            loss=loss,
+            coupling=coupling,
+            doubled=doubled,
+            counts={n: countables.count(n, targets) for n in countables.names(targets)},
+            frontier=tuple(_modules(k for k, g in grads.items() if g is not None)),
+            called=tuple(called),
+        )
+
+    def _step(self, batch: Any, hooks: Hooks) -> float | None:
+        restore(self.start, self.model)
+        isolation.seed_everything(self.spec.seed)
+        try:
+            with bound_noise(self.spec, self.size):
+                return training.step(self.target, self.spec, self.model, batch)
+        finally:
+            hooks.remove()
+
+    def _shard_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of all outputs on rank 0's shard: which can be cut."""
+        shapes: dict[str, tuple[int, ...]] = {}
+
+        def after(name: str, call: int, _: nn.Module, output: Any) -> None:
+            for path, t in tensors_of(output):
+                shapes[key_of(name, call, path)] = tuple(t.shape)
+
+        hooks = Hooks()
+        hooks.attach(self.model, None, after)
+        shard = tree.shard(self.batch, 0, self.world_size)
+        restore(self.start, self.model)
+        try:
+            with bound_noise(self.spec, self.size, rows=tree.shard_range(self.size, 0, self.world_size)[1]):
+                training.step(self.target, self.spec, self.model, shard)
+        except Exception:  # noqa: BLE001 (a shard alone may be too small for the loss)
+            pass
+        finally:
+            hooks.remove()
+        return shapes
+
+    def _can_cut(self, key: str, tensor: Tensor) -> bool:
+        if not is_cut(tensor):
+            return False
+        mine = self.dims.get(key)
+        if mine is None:
+            return False
+        rows = (0, tree.shard_range(self.size, 0, self.world_size)[1], self.size)
+        return bool(part(tuple(tensor.shape), mine, rows))
+
+    def _cut_pass(
+        self, *, write: bool, perturb: bool
+    ) -> tuple[dict[str, Tensor | None], float | None, list[str], dict[str, Tensor | None]]:
+        leaves: dict[str, Tensor] = {}
+        called: list[str] = []
+
+        def before(name: str, call: int, _: nn.Module, args: Any, kwargs: Any) -> None:
+            called.append(name)
+            if write:
+                named = [(key_of(name, call, p), t) for p, t in tensors_of((args, kwargs))]
+                self.writer.add("inputs", 0, named)
+
+        def after(name: str, call: int, module: nn.Module, output: Any) -> Any:
+            del module
+            if write:
+                named = [(key_of(name, call, p), t) for p, t in tensors_of(output)]
+                self.writer.add("outputs", 0, named)
+
+            def cut(path: str, t: Tensor) -> Tensor:
+                key = key_of(name, call, path or "output")
+                if not self._can_cut(key, t):
+                    return t
+                value = t.detach().clone()
+                if perturb:
+                    value = self._perturbed(key, value)
+                leaves[key] = value.requires_grad_()
+                return leaves[key].clone()
+
+            return tree.replace(output, cut)
+
+        hooks = Hooks()
+        hooks.attach(self.model, before, after)
+        loss = self._step(self.batch, hooks)
+        grads = {key: leaf.grad for key, leaf in leaves.items()}
+        direct = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
+        return grads, loss, list(dict.fromkeys(called)), direct
+
+    def _perturbed(self, key: str, value: Tensor) -> Tensor:
+        """Adds noise to the second half of the samples."""
+        dim = self._dim(key, value)
+        half = value.shape[dim] // 2
+        generator = torch.Generator().manual_seed(len(key))
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        noise.narrow(dim, 0, half).zero_()
+        spread = value.double().std() if value.numel() > 1 else value.double().abs().sum()
+        return value + (noise * spread * _PERTURBATION).to(value.dtype)
+
+    def _dim(self, key: str, value: Tensor) -> int:
+        mine = self.dims[key]
+        return next(d for d in range(value.dim()) if value.shape[d] != mine[d])
+
+    def _coupling(self, grads: dict[str, Tensor | None]) -> float | None:
+        """Returns how much d at the first half moved when the second half moved."""
+        try:
+            moved, *_ = self._cut_pass(write=False, perturb=True)
+        except Exception:  # noqa: BLE001 (a loss may refuse perturbed outputs)
+            return None
+        change = top = 0.0
+        for key, grad in grads.items():
+            other = moved.get(key)
+            if grad is None or other is None:
+                continue
+            dim = self._dim(key, grad)
+            half = grad.shape[dim] // 2
+            first = (grad.narrow(dim, 0, half) - other.narrow(dim, 0, half)).abs()
+            change = max(change, float(first.max()) if first.numel() else 0.0)
+            top = max(top, float(grad.abs().max()))
+        return change / top if top else None
+
+    def _doubled(self) -> float | None:
+        """Returns grad(batch twice) / grad(batch), where one factor fits."""
+        twice = tree.replace(
+            self.batch, lambda _, t: torch.cat([t, t]) if t.dim() else t
+        )
+        try:
+            once = self._plain_grads(self.batch)
+            both = self._plain_grads(twice)
+        except Exception:  # noqa: BLE001 (fixed batch sizes, lookups by index)
+            return None
+        dot = sum(float((once[n].double() * both[n].double()).sum()) for n in once if n in both)
+        square = sum(float(once[n].double().pow(2).sum()) for n in once)
+        if not square:
+            return None
+        ratio = dot / square
+        left = sum(float((both[n].double() - ratio * once[n].double()).pow(2).sum()) for n in once if n in both)
+        return ratio if left <= (1e-4 * ratio) ** 2 * square else None
+
+    def _plain_grads(self, batch: Any) -> dict[str, Tensor]:
+        restore(self.start, self.model)
+        isolation.seed_everything(self.spec.seed)
+        training.step(self.target, self.spec, self.model, batch)
+        return {
+            n: torch.view_as_real(p.grad) if p.grad.is_complex() else p.grad.to_dense()
+            for n, p in self.model.named_parameters()
+            if p.grad is not None
+        }
+
+
+def _modules(keys: Any) -> list[str]:
+    return list(dict.fromkeys(key.rpartition("#")[0] for key in keys))

@@ -1,0 +1,166 @@
+"""Hooks that judge every module alone, and cut the network at module outputs.
+
+Teacher forcing: whatever a module computes, the rest of the network goes on with the
+reference's output, so one diverging module neither hides nor cascades into another.
+Each output that goes on is a fresh leaf: what arrives at the leaves in backward is the
+derivative of what lies behind them, the loss link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddpcheck import tree
+from ddpcheck.run.averaged import PlainWrapper
+from ddpcheck.run.names import strip
+
+Place = tuple[int, int, bool]  # (dimension of the samples, groups, interleaved)
+
+
+@dataclass(slots=True)
+class Leaf:
+    """A cut: the leaf, and which part of the reference's tensor it is."""
+
+    key: str
+    module: str
+    tensor: Tensor
+    rows: Callable[[Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class Hooks:
+    """Forward hooks on all modules of a model; call `remove`."""
+
+    handles: list[Any] = field(default_factory=list)
+    calls: dict[str, int] = field(default_factory=dict)
+    open: list[str] = field(default_factory=list)
+
+    def attach(
+        self,
+        model: nn.Module,
+        before: Callable[[str, int, nn.Module, Any, Any], Any] | None,
+        after: Callable[[str, int, nn.Module, Any], Any],
+    ) -> None:
+        """Calls `before` and `after` around every call of every module.
+
+        `before(name, call, module, args, kwargs)` returns (args, kwargs) or None;
+        `after(name, call, module, output)` returns the output or None.
+        """
+        for path, module in model.named_modules():
+            if isinstance(module, PlainWrapper) or isinstance(
+                module, torch.jit.ScriptModule
+            ):
+                continue
+            self._attach(strip(path), module, before, after)
+
+    def _attach(self, name: str, module: nn.Module, before: Any, after: Any) -> None:
+        def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            call = self.calls.get(name, 0)
+            self.calls[name] = call + 1
+            self.open.append(f"{name}#{call}")
+            return before(name, call, module, args, kwargs) if before else None
+
+        def leave(_: nn.Module, __: Any, output: Any) -> Any:
+            call = int(self.open.pop().rpartition("#")[2])
+            return after(name, call, module, output)
+
+        self.handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        self.handles.append(module.register_forward_hook(leave))
+
+    def remove(self) -> None:
+        """Takes all hooks off."""
+        for handle in self.handles:
+            handle.remove()
+
+
+def key_of(name: str, call: int, path: str) -> str:
+    """Returns the name under which a tensor of a module call is recorded."""
+    return f"{name}#{call}/{path}"
+
+
+def is_cut(tensor: Tensor) -> bool:
+    """Returns whether an output tensor can be a leaf: floating point, with samples."""
+    return tensor.dim() > 0 and tensor.is_floating_point()
+
+
+def part(
+    whole: tuple[int, ...], mine: tuple[int, ...], rows: tuple[int, int, int]
+) -> list[Callable[[Tensor], Tensor]]:
+    """Returns the ways in which a shard's tensor may be a part of the whole.
+
+    Args:
+        whole: shape in the reference.
+        mine: shape on the rank.
+        rows: (first sample, samples of the shard, samples in all).
+
+    A dimension of k * samples may hold k values per sample, or k blocks of all
+    samples (two views of a batch, concatenated): both are returned. None fits: [].
+    """
+    start, size, total = rows
+    dims = [d for d in range(len(whole)) if whole[d] != mine[d]] if len(whole) == len(mine) else []
+    if len(dims) != 1:
+        return []
+    dim = dims[0]
+    groups, rest = divmod(whole[dim], total)
+    if rest or groups * size != mine[dim]:
+        return []
+
+    def contiguous(t: Tensor) -> Tensor:
+        return t.narrow(dim, start * groups, size * groups)
+
+    def blocks(t: Tensor) -> Tensor:
+        split = t.unflatten(dim, (groups, total))
+        return split.narrow(dim + 1, start, size).flatten(dim, dim + 1)
+
+    return [contiguous, blocks] if groups > 1 else [contiguous]
+
+
+def closest(
+    actual: Tensor, reference: Tensor, rows: tuple[int, int, int]
+) -> tuple[Callable[[Tensor], Tensor] | None, float]:
+    """Returns the part of the reference that `actual` is closest to, and how close.
+
+    The distance is max |a - b| over max |b|.
+    """
+    best: tuple[Callable[[Tensor], Tensor] | None, float] = (None, float("inf"))
+    for take in part(tuple(reference.shape), tuple(actual.shape), rows):
+        diff = distance(actual, take(reference), scale=reference)
+        if best[0] is None or diff < best[1]:
+            best = take, diff
+    return best
+
+
+def distance(actual: Tensor, expected: Tensor, *, scale: Tensor | None = None) -> float:
+    """Returns max |actual - expected| over max |scale|; 0 for two empty tensors."""
+    if not actual.numel():
+        return 0.0
+    a, b = actual.detach().double(), expected.detach().double()
+    diff = float((a - b).abs().nan_to_num(0.0).max())
+    top = float((expected if scale is None else scale).detach().double().abs().nan_to_num(0.0).max())
+    return diff / top if top > 0 else diff
+
+
+def restore(tensors: dict[str, Tensor], model: nn.Module) -> None:
+    """Puts parameters and buffers back to what `snapshot` saw."""
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name in tensors:
+                tensor.copy_(tensors[name])
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    """Returns copies of all parameters and buffers."""
+    return {
+        name: t.detach().clone()
+        for name, t in [*model.named_parameters(), *model.named_buffers()]
+    }
+
+
+def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
+    """Returns the tensors of nested values with their paths."""
+    return [(path or "output", t) for path, t in tree.tensors(value)]

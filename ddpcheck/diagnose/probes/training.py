@@ -1,0 +1,45 @@
+"""One training step of a probe: forward, loss, backward; the optimizer stands still."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from torch import Tensor, nn
+
+from ddpcheck.run import model as models
+from ddpcheck.run.jobs import loss_function
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.steps import split
+from ddpcheck.target import Target
+
+
+def step(
+    target: Target, spec: RunSpec, model: nn.Module, batch: Any
+) -> float | None:
+    """Does one step without updating weights; returns the loss where it is known.
+
+    Gradients add up over all backward passes: `zero_grad` does nothing either.
+    """
+    for parameter in model.parameters():
+        parameter.grad = None
+    optimizer = models.make_optimizer(target, model)
+    optimizer.step = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
+    optimizer.zero_grad = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
+    if target.train_step is not None:
+        value = target.train_step(model, optimizer, batch)
+        known = isinstance(value, Tensor) and value.numel() == 1
+        return float(value.detach()) if known else None
+    inputs, targets = split(target, batch)
+    output = models.call(model, inputs)
+    loss = loss_function(target, spec)
+    if loss is None:
+        value = output["loss"] if isinstance(output, dict) else output.loss
+    else:
+        value = loss(output, targets)
+    value.backward()
+    return float(value.detach())
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None

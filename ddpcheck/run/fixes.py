@@ -1,0 +1,370 @@
+"""Interventions: what a fix would do, applied in the ranks to a run.
+
+A `RunSpec` names them ("loss.scale:2.0"); the user's file is never touched. Each
+changes one thing, so that a run with it proves or disproves one cause.
+
+    batch_norm.sync        torch's batch norms synchronised over ranks
+    module.global:NAME     the module sees the rows of all ranks
+    loss.scale:FACTOR      every backward starts from FACTOR
+    loss.count:COUNTABLE   ... from W * n_r / N, n_r counted on the rank's targets
+    loss.global:NAMES      the loss sees the outputs and targets of all ranks; NAMES
+                           are the modules whose outputs are gathered, "" the model
+    collectives.autograd   raw collectives carry gradients
+    ddp.find_unused        DDP built anew with find_unused_parameters=True
+    ddp.rewrap             DDP built anew, as it was, on the model as it is now
+    ddp.static_off         DDP built anew with static_graph=False
+    ddp.plain_output       DDP sees the output's tensors in a plain tuple
+    ddp.broadcast          rank 0's weights and buffers to all ranks after wrapping
+    checkpoint.nonreentrant  torch.utils.checkpoint with use_reentrant=False
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpcheck import tree
+from ddpcheck.run import batch_norm, countables
+from ddpcheck.run.gather import (
+    gathered,
+    mean_over_ranks,
+    own_live,
+    rows_of_ranks,
+    without_group,
+)
+
+
+def argument(fixes: tuple[str, ...], name: str) -> str | None:
+    """Returns what follows "name:" in the fixes, "" for a bare name, None without."""
+    for fix in fixes:
+        head, _, rest = fix.partition(":")
+        if head == name:
+            return rest
+    return None
+
+
+def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
+    """Returns the bare model with the interventions that change modules."""
+    if argument(fixes, "batch_norm.sync") is not None:
+        model = batch_norm.apply(model, "sync")
+    for fix in fixes:
+        head, _, name = fix.partition(":")
+        if head == "module.global":
+            _see_all_rows(model.get_submodule(name))
+    return model
+
+
+def after_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
+    """Returns the wrapped model with the interventions that change the wrapper."""
+    if argument(fixes, "ddp.broadcast") is not None:
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                dist.broadcast(tensor, 0)
+    settings: dict[str, Any] = {}
+    if argument(fixes, "ddp.find_unused") is not None:
+        settings["find_unused_parameters"] = True
+    if argument(fixes, "ddp.static_off") is not None:
+        settings["static_graph"] = False
+    if settings or argument(fixes, "ddp.rewrap") is not None:
+        model = _map_ddp(model, lambda ddp: rebuild(ddp, **settings))
+    if argument(fixes, "ddp.plain_output") is not None:
+        model = _map_ddp(model, _with_plain_output)
+    return model
+
+
+@contextlib.contextmanager
+def around_training(
+    fixes: tuple[str, ...],
+    shard_targets: Callable[[], Any],
+) -> Iterator[None]:
+    """Stands around all steps; `shard_targets` gives the current step's."""
+    with contextlib.ExitStack() as stack:
+        scale = argument(fixes, "loss.scale")
+        if scale is not None:
+            stack.enter_context(_scaled_backward(lambda: float(scale)))
+        counted = argument(fixes, "loss.count")
+        if counted is not None:
+            stack.enter_context(
+                _scaled_backward(lambda: _count_factor(counted, shard_targets()))
+            )
+        if argument(fixes, "loss.global") is not None:
+            stack.enter_context(_scaled_backward(lambda: float(dist.get_world_size())))
+        if argument(fixes, "collectives.autograd") is not None:
+            stack.enter_context(_autograd_collectives())
+        if argument(fixes, "checkpoint.nonreentrant") is not None:
+            stack.enter_context(_nonreentrant_checkpoints())
+        yield
+
+
+def rebuild(ddp: DistributedDataParallel, **changes: Any) -> DistributedDataParallel:
+    """Returns a new DDP around the same module, settings kept but for `changes`."""
+    settings: dict[str, Any] = {
+        "find_unused_parameters": ddp.find_unused_parameters,
+        "static_graph": ddp.static_graph,
+        "broadcast_buffers": ddp.broadcast_buffers,
+        "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
+        **changes,
+    }
+    if settings["static_graph"] and "find_unused_parameters" in changes:
+        settings["static_graph"] = False
+    return DistributedDataParallel(ddp.module, **settings)
+
+
+def global_loss(
+    model: nn.Module, bare: nn.Module, names: list[str], shard: tuple[int, int]
+) -> nn.Module:
+    """Returns a model that takes the global batch and computes this rank's rows.
+
+    Its output is the global batch's. Where the output itself cannot be gathered (the
+    loss is computed inside forward), the modules `names` inside `bare` do so instead.
+
+    Args:
+        model: as wrapped.
+        bare: the module inside.
+        names: modules of `bare`; [""] for the model as a whole.
+        shard: (first row, rows) of this rank.
+    """
+    if names == [""]:
+        return _GlobalRows(model, shard)
+    inside = {id(p) for n in names for p in bare.get_submodule(n).parameters()}
+    for parameter in bare.parameters():
+        if parameter.requires_grad and id(parameter) not in inside:
+            # Used in the loss itself, which now is the whole loss on every rank.
+            parameter.register_hook(lambda g: g / dist.get_world_size())
+    for name in names:
+        module = bare.get_submodule(name)
+        module.register_forward_pre_hook(
+            lambda _, args, kwargs: _local_rows((args, kwargs), shard), with_kwargs=True
+        )
+        module.register_forward_hook(lambda _, __, out: _gather_output(out, shard[1]))
+    return model
+
+
+class _GlobalRows(nn.Module):
+    """Global batch in, this rank's rows through the model, all rows out."""
+
+    def __init__(self, module: nn.Module, shard: tuple[int, int]) -> None:
+        super().__init__()
+        self.module, self.shard = module, shard
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _local_rows((args, kwargs), self.shard)
+        return _gather_output(self.module(*args, **kwargs), self.shard[1])
+
+
+def _local_rows(value: Any, shard: tuple[int, int]) -> Any:
+    start, size = shard
+    total = sum(rows_of_ranks(size))
+
+    def rows(_: str, t: Tensor) -> Tensor:
+        if t.dim() == 0 or len(t) % total or len(t) < total:
+            return t
+        step = len(t) // total
+        return t.narrow(0, start * step, size * step)
+
+    return tree.replace(value, rows)
+
+
+def _gather_output(output: Any, size: int) -> Any:
+    def gather(_: str, t: Tensor) -> Tensor:
+        if t.dim() == 0:
+            return mean_over_ranks(t) if t.is_floating_point() else t
+        dim = 0 if len(t) % size == 0 else 1
+        return own_live(t, dim, rows_of_ranks(t.shape[dim]))
+
+    return tree.replace(output, gather)
+
+
+def _see_all_rows(module: nn.Module) -> None:
+    """Makes a module compute on the rows of all ranks and return this rank's."""
+    forward = module.forward
+
+    def global_forward(*args: Any, **kwargs: Any) -> Any:
+        if not (module.training and dist.is_initialized()):
+            return forward(*args, **kwargs)
+        sizes: dict[str, tuple[int, ...]] = {}
+
+        def gather(path: str, t: Tensor) -> Tensor:
+            if t.dim() == 0:
+                return t
+            sizes[path] = rows_of_ranks(len(t))
+            return gathered(t, 0, sizes[path])
+
+        args, kwargs = tree.replace((args, kwargs), gather)
+        with without_group():
+            whole = forward(*args, **kwargs)
+        return _own_rows(whole, next(iter(sizes.values()), (1,)))
+
+    module.forward = global_forward  # type: ignore[method-assign]
+
+
+def _own_rows(whole: Any, sizes: tuple[int, ...]) -> Any:
+    rank, total = dist.get_rank(), sum(sizes)
+
+    def rows(_: str, t: Tensor) -> Tensor:
+        if t.dim() == 0 or len(t) % total:
+            return t
+        step = len(t) // total
+        return t.narrow(0, sum(sizes[:rank]) * step, sizes[rank] * step)
+
+    return tree.replace(whole, rows)
+
+
+@contextlib.contextmanager
+def _scaled_backward(factor: Callable[[], float]) -> Iterator[None]:
+    """Starts every outermost backward from `factor()` instead of 1."""
+    depth = 0
+    backward = torch.autograd.backward
+
+    def run(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        nonlocal depth
+        if depth:
+            backward(tensors, grad_tensors, *args, **kwargs)
+            return
+        depth += 1
+        try:
+            backward(tensors, _times(tensors, grad_tensors, factor()), *args, **kwargs)
+        finally:
+            depth -= 1
+
+    torch.autograd.backward = run
+    try:
+        yield
+    finally:
+        torch.autograd.backward = backward
+
+
+def _times(tensors: Any, grads: Any, factor: float) -> list[Tensor]:
+    outputs = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    given = [grads] if isinstance(grads, Tensor) else list(grads or [None] * len(outputs))
+    return [
+        torch.full_like(o, factor) if g is None else g * factor
+        for o, g in zip(outputs, given, strict=True)
+    ]
+
+
+def _count_factor(countable: str, targets: Any) -> float:
+    """Returns W * n_r / N."""
+    mine = torch.tensor([countables.count(countable, targets)], dtype=torch.float64)
+    total = mine.clone()
+    dist.all_reduce(total)
+    return float(dist.get_world_size() * mine / total)
+
+
+class _ReduceInPlace(torch.autograd.Function):
+    """An all-reduce in place that autograd sees: its backward sums over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, reduce: Callable[[Tensor], Any]) -> Tensor:  # type: ignore[override]
+        ctx.mark_dirty(tensor)
+        reduce(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        total = grad.contiguous().clone()
+        dist.distributed_c10d.all_reduce(total)
+        return total, None
+
+
+@contextlib.contextmanager
+def _autograd_collectives() -> Iterator[None]:
+    reduce, gather = dist.all_reduce, dist.all_gather
+
+    def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, *args: Any, **kwargs: Any) -> Any:
+        if not (tensor.requires_grad and tensor.grad_fn is not None):
+            return reduce(tensor, op, *args, **kwargs)
+        if op == dist.ReduceOp.AVG:
+            _ReduceInPlace.apply(tensor, lambda t: reduce(t, op, *args, **kwargs))  # type: ignore[no-untyped-call]
+            tensor.register_hook(lambda g: g / dist.get_world_size())
+            return None
+        _ReduceInPlace.apply(tensor, lambda t: reduce(t, op, *args, **kwargs))  # type: ignore[no-untyped-call]
+        return None
+
+    def all_gather(tensors: list[Tensor], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = gather(tensors, tensor.detach(), *args, **kwargs)
+        if tensor.requires_grad:
+            whole = gathered(tensor, 0, tuple(len(t) for t in tensors))
+            for target, part in zip(tensors, whole.split([len(t) for t in tensors]), strict=True):
+                target.copy_(part)
+        return result
+
+    dist.all_reduce, dist.all_gather = all_reduce, all_gather
+    try:
+        yield
+    finally:
+        dist.all_reduce, dist.all_gather = reduce, gather
+
+
+@contextlib.contextmanager
+def _nonreentrant_checkpoints() -> Iterator[None]:
+    import torch.utils.checkpoint as module  # noqa: PLC0415
+
+    cls = module.CheckpointFunction
+    before = cls.__dict__.get("apply")
+
+    def apply(function: Any, preserve: bool, *args: Any) -> Any:  # noqa: FBT001
+        return module.checkpoint(
+            function, *args, use_reentrant=False, preserve_rng_state=preserve
+        )
+
+    cls.apply = staticmethod(apply)
+    try:
+        yield
+    finally:
+        if before is None:
+            del cls.apply
+        else:
+            cls.apply = before
+
+
+def _map_ddp(
+    model: nn.Module, function: Callable[[DistributedDataParallel], nn.Module]
+) -> nn.Module:
+    if isinstance(model, DistributedDataParallel):
+        return function(model)
+    for module in list(model.modules()):
+        for name, child in list(module._modules.items()):  # noqa: SLF001
+            if isinstance(child, DistributedDataParallel):
+                module._modules[name] = function(child)  # noqa: SLF001
+    return model
+
+
+class _Flat(nn.Module):
+    """Returns the tensors of the module's output as a tuple; keeps the rest aside."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.shape: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        self.shape = self.module(*args, **kwargs)
+        return tuple(t for _, t in tree.tensors(self.shape))
+
+
+class _Unflat(nn.Module):
+    """Puts the tuple that went through DDP back into the module's own output."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        super().__init__()
+        self.module = ddp
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        flat = iter(self.module(*args, **kwargs))
+        return tree.replace(self.module.module.shape, lambda *_: next(flat))
+
+
+def _with_plain_output(ddp: DistributedDataParallel) -> nn.Module:
+    settings = {
+        "find_unused_parameters": ddp.find_unused_parameters,
+        "static_graph": ddp.static_graph,
+        "broadcast_buffers": ddp.broadcast_buffers,
+    }
+    return _Unflat(DistributedDataParallel(_Flat(ddp.module), **settings))

@@ -1,0 +1,120 @@
+"""Rows of all ranks as one tensor, with gradients that come home.
+
+`gathered` is the tool of the interventions: a module that mixes samples is run on the
+global batch's rows, a loss on the global batch's outputs. Its backward sums what all
+ranks say of a rank's rows, which is the derivative of sum_r L_r.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:  # type: ignore[override]
+        ctx.dim, ctx.sizes = dim, sizes
+        return _gather(local.detach(), dim, sizes)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        total = grad.contiguous().clone()
+        _all_reduce(total)
+        rank = dist.get_rank()
+        start = sum(ctx.sizes[:rank])
+        return total.narrow(ctx.dim, start, ctx.sizes[rank]), None, None
+
+
+class _MeanOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, local: Tensor) -> Tensor:  # type: ignore[override]
+        mean = local.detach().clone()
+        _all_reduce(mean)
+        return mean / dist.get_world_size()
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return grad / dist.get_world_size()
+
+
+def gathered(local: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    """Returns all ranks' rows in rank order; gradients are summed over ranks.
+
+    Args:
+        local: this rank's rows along `dim`; the other dimensions agree on all ranks.
+        dim: of the rows.
+        sizes: rows of every rank.
+    """
+    if not local.is_floating_point() and not local.is_complex():
+        return _gather(local, dim, sizes)
+    result: Tensor = _GatherRows.apply(local, dim, sizes)  # type: ignore[no-untyped-call]
+    return result
+
+
+def own_live(local: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    """Returns all ranks' rows, of which only this rank's carry gradient.
+
+    With the loss of all rows on every rank, that is each rank's share of d L.
+    """
+    whole = _gather(local.detach(), dim, sizes)
+    if not local.requires_grad:
+        return whole
+    rank = dist.get_rank()
+    parts = list(whole.split(list(sizes), dim))
+    parts[rank] = local
+    return torch.cat(parts, dim)
+
+
+def mean_over_ranks(local: Tensor) -> Tensor:
+    """Returns the mean of a value of every rank; d mean / d local = 1 / W."""
+    result: Tensor = _MeanOverRanks.apply(local)  # type: ignore[no-untyped-call]
+    return result
+
+
+def rows_of_ranks(count: int) -> tuple[int, ...]:
+    """Returns `count` of every rank: a collective."""
+    mine = torch.tensor([count])
+    every = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    return tuple(int(t) for t in every)
+
+
+@contextlib.contextmanager
+def without_group() -> Iterator[None]:
+    """Makes torch.distributed look uninitialised, as it is in one process.
+
+    `dist.is_initialized` asks one module attribute, whatever name it was imported by.
+    """
+    member = dist.GroupMember
+    before = member.WORLD
+    member.WORLD = None
+    try:
+        yield
+    finally:
+        member.WORLD = before
+
+
+def _gather(local: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    """All-gather of unequal parts: each rank fills its rows of zeros, then a sum."""
+    shape = list(local.shape)
+    shape[dim] = sum(sizes)
+    wide = torch.zeros(shape, dtype=_summable(local.dtype), device=local.device)
+    start = sum(sizes[: dist.get_rank()])
+    wide.narrow(dim, start, local.shape[dim]).copy_(local)
+    _all_reduce(wide)
+    return wide.to(local.dtype)
+
+
+def _summable(dtype: torch.dtype) -> torch.dtype:
+    return torch.uint8 if dtype == torch.bool else dtype
+
+
+def _all_reduce(tensor: Tensor) -> None:
+    flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    dist.all_reduce(flat)

@@ -1,0 +1,40 @@
+"""What the DDP objects of a run hold, against what is trained: facts, no judgement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ddpcheck.run.names import Names
+from ddpcheck.run.observe import Wrapped
+
+
+def facts(
+    wrapped: list[Wrapped], parameters: dict[str, nn.Parameter], names: Names
+) -> dict[str, Any]:
+    """Returns, by parameter name, how each trained tensor relates to the reducers.
+
+    `outside`: in no DDP object, and the model's own; `replaced`: in no DDP object, and
+    not the tensor that the model was built with; `unfrozen`, `frozen`: requires_grad
+    was False, True when DDP was built; `converted`: its dtype was another.
+    """
+    held = {entry[0]: entry for w in wrapped for entry in w.parameters}
+    found: dict[str, list[str]] = {
+        key: [] for key in ("outside", "replaced", "unfrozen", "frozen", "converted")
+    }
+    for name, parameter in parameters.items():
+        entry = held.get(id(parameter))
+        if entry is None:
+            if parameter.requires_grad:
+                known = names.is_original(parameter)
+                found["outside" if known else "replaced"].append(name)
+            continue
+        _, required, dtype, _ = entry
+        if parameter.requires_grad and not required:
+            found["unfrozen"].append(name)
+        if required and not parameter.requires_grad:
+            found["frozen"].append(name)
+        if dtype != parameter.dtype:
+            found["converted"].append(name)
+    return found
