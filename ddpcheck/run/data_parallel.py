@@ -50,6 +50,13 @@ class DataParallelOnCPU(nn.DataParallel[nn.Module]):
         self.src_device_obj = torch.device("cpu")
         self.around_replica = around_replica
 
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Returns torch's forward; on one device it calls the module itself."""
+        if len(self.device_ids) > 1 or self.around_replica is None:
+            return super().forward(*inputs, **kwargs)
+        with self.around_replica(*_starts([inputs], [kwargs])[0]):
+            return super().forward(*inputs, **kwargs)
+
     def replicate(self, module: Any, device_ids: Sequence[Any]) -> list[Any]:
         """Returns torch's replicas: non-leaf parameters, buffers shared with #0."""
         with _cpu_primitives():

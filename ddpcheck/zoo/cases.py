@@ -1,4 +1,4 @@
-"""The cells of the conformance suite, as targets and as predicted trainings."""
+"""The cases of the conformance suite, as targets and as predicted trainings."""
 
 from __future__ import annotations
 
@@ -9,57 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.target import Target
-from ddpcheck.zoo import batches, models, predict
+from ddpcheck.zoo import batches, matrix, models, predict
 from ddpcheck.zoo.losses import LOSSES
 
 Named = dict[str, Tensor]
-
-WORLD_SIZES = (1, 2, 3, 4, 8, 16)
-STEPS = 3
-
-_CLASS_LOSSES = (
-    "mean",
-    "sum",
-    "masked",
-    "class_weighted",
-    "iou",
-    "dice",
-    "mean_global",
-    "sum_global",
-    "masked_global",
-    "class_weighted_global",
-    "iou_global",
-    "dice_global",
-)
-_VALUE_LOSSES = (
-    "mean",
-    "sum",
-    "masked",
-    "mean_global",
-    "sum_global",
-    "masked_global",
-)
-
-# Every model with every loss that its targets allow.
-_LOSSES_OF = {
-    "mlp": _CLASS_LOSSES,
-    "regression": _VALUE_LOSSES,
-    "conv": _CLASS_LOSSES,
-    "conv_bn": _CLASS_LOSSES,
-    "unet": _CLASS_LOSSES,
-    "transformer": _CLASS_LOSSES,
-    "unused_head": _CLASS_LOSSES,
-    "tied": _CLASS_LOSSES,
-    "bn_dropout": _CLASS_LOSSES,
-}
-CASES = tuple((model, loss) for model, names in _LOSSES_OF.items() for loss in names)
-
-_WITHOUT_BATCH_NORM = ("asis",)
-_WITH_BATCH_NORM = ("asis", "local", "sync", "frozen")
-BATCH_NORM_MODES = {
-    name: _WITH_BATCH_NORM if spec.batch_norm else _WITHOUT_BATCH_NORM
-    for name, spec in models.MODELS.items()
-}
 
 _LR = 0.1
 # A sum over up to 3072 entries takes a step as much larger: at 0.1 three steps amplify
@@ -67,15 +20,21 @@ _LR = 0.1
 _LR_OF_SUM = 1e-4
 
 
-def target(model: str, loss: str) -> Target:
-    """Returns the target of one cell, named "model-loss".
+def target(model: str, loss: str, *, dropout: bool = True) -> Target:
+    """Returns the target of one case, named "model-loss".
 
     `unused_head` comes with find_unused_parameters=True: plain DDP raises at its second
     step. SGD at 0.1, for sums at 1e-4.
+
+    Args:
+        model: a name of models.MODELS.
+        loss: a name of losses.LOSSES.
+        dropout: False sets p = 0 in every dropout, as `predicted_training` does.
     """
 
     def build() -> nn.Module:
-        return models.build(model)
+        built = models.build(model)
+        return built if dropout else models.silence_dropout(built)
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
         return _batch(model, loss, step)
@@ -110,7 +69,7 @@ def predicted_training(
     trained = models.silence_dropout(models.build(model)).to(dtype)
     if batch_norm == "frozen":
         models.freeze_batch_norm(trained)
-    local = predict.is_batch_norm_local(model, batch_norm, mode)
+    local = matrix.is_batch_norm_local(model, batch_norm, mode)
     for step in range(steps):
         inputs, targets = (_cast(part, dtype) for part in _batch(model, loss, step))
         gradients = predict.predicted_gradients(

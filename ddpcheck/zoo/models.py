@@ -199,7 +199,7 @@ MODELS = {
 def build(name: str) -> nn.Module:
     """Returns a new model of this name, in train mode, always with the same weights."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+        torch.default_generator.manual_seed(_SEED)
         model = MODELS[name].make()
     _draw_values(model)
     return model.train()

@@ -1,4 +1,4 @@
-"""What theory says of each cell of the suite: whether it differs, and by how much.
+"""The gradients that theory predicts for a cell of the suite.
 
 No process is started and no DDP is built here.
 """
@@ -6,73 +6,13 @@ No process is started and no DDP is built here.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ddpcheck.zoo.closed_form import output_gradient
-from ddpcheck.zoo.losses import LOSSES
-from ddpcheck.zoo.models import MODELS
-
-Verdict = Literal["equal", "differs"]
-
-MODES = ("ddp", "dp")
-BATCH_NORMS = ("asis", "local", "sync", "frozen")
-
-
-def expected(
-    model_name: str, loss_name: str, batch_norm: str, mode: str, world_size: int
-) -> Verdict:
-    """Returns whether gradients must equal those of one process.
-
-    Holds for the suite's batches: shards of equal size, other counts in every shard.
-    Dropout does not matter, as the engine turns it off or ties it to the sample.
-
-    Args:
-        model_name: a name of models.MODELS.
-        loss_name: a name of losses.LOSSES.
-        batch_norm: one of BATCH_NORMS.
-        mode: one of MODES.
-        world_size: 1 or more.
-
-    Raises:
-        ValueError: a name is unknown.
-    """
-    _check(loss_name, LOSSES)
-    local = is_batch_norm_local(model_name, batch_norm, mode)
-    if world_size == 1:
-        return "equal"
-    if local:
-        return "differs"
-    # DP gathers the outputs and computes one loss on all of them.
-    if mode == "dp" or decomposes(loss_name):
-        return "equal"
-    return "differs"
-
-
-def is_batch_norm_local(model_name: str, batch_norm: str, mode: str) -> bool:
-    """Returns whether the forward pass uses the statistics of a shard.
-
-    DP has no synchronised batch norm: without a process group nn.SyncBatchNorm is
-    plain batch norm, on every replica (torch/nn/modules/batchnorm.py, `need_sync`).
-
-    Raises:
-        ValueError: a name is unknown.
-    """
-    _check(model_name, MODELS)
-    _check(batch_norm, BATCH_NORMS)
-    _check(mode, MODES)
-    if not MODELS[model_name].batch_norm or batch_norm == "frozen":
-        return False
-    return mode == "dp" or batch_norm != "sync"
-
-
-def decomposes(loss_name: str) -> bool:
-    """Returns whether the mean over equal shards is the loss of the global batch."""
-    return loss_name == "mean" or loss_name.endswith("_global")
-
+from ddpcheck.zoo.matrix import MODES, check_name
 
 def predicted_gradients(
     model: nn.Module,
@@ -101,7 +41,7 @@ def predicted_gradients(
     Returns:
         As many as model.parameters(), None where a parameter is unused.
     """
-    _check(mode, MODES)
+    check_name(mode, MODES)
     shards = _shards(inputs, world_size, mode) if batch_norm_local else [inputs]
     model = copy.deepcopy(model)  # whose running statistics may change
     output = torch.cat([model(shard) for shard in shards])
@@ -117,7 +57,3 @@ def _shards(inputs: Tensor, world_size: int, mode: str) -> Sequence[Tensor]:
         return inputs.chunk(world_size)
     return inputs.tensor_split(world_size)
 
-
-def _check(name: str, known: Collection[str]) -> None:
-    if name not in known:
-        raise ValueError(f"{name!r} is none of {', '.join(known)}")

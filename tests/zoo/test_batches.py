@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddpcheck.zoo import batches, cases
+from ddpcheck.zoo import batches, matrix
 from ddpcheck.zoo.batches import KINDS
 
-PARALLEL = [size for size in cases.WORLD_SIZES if size > 1]
+PARALLEL = [size for size in matrix.WORLD_SIZES if size > 1]
 CLASS_KINDS = [kind for kind in KINDS if kind != "regression"]
 
 
@@ -17,7 +17,7 @@ def _per_shard(values: Tensor, world_size: int) -> list[float]:
     return [shard.sum().item() for shard in values.tensor_split(world_size)]
 
 
-@pytest.mark.parametrize("step", range(cases.STEPS))
+@pytest.mark.parametrize("step", range(matrix.STEPS))
 @pytest.mark.parametrize("world_size", PARALLEL)
 @pytest.mark.parametrize("kind", KINDS)
 def test_masked_shards_hold_different_counts_and_none_is_empty(
@@ -29,7 +29,7 @@ def test_masked_shards_hold_different_counts_and_none_is_empty(
     assert max(counts) > 1.2 * min(counts)
 
 
-@pytest.mark.parametrize("step", range(cases.STEPS))
+@pytest.mark.parametrize("step", range(matrix.STEPS))
 @pytest.mark.parametrize("world_size", PARALLEL)
 @pytest.mark.parametrize("kind", CLASS_KINDS)
 def test_shards_hold_different_class_weights_and_foreground(
@@ -61,8 +61,8 @@ def test_batch_is_the_same_twice_and_another_at_the_next_step(kind: str) -> None
 def test_all_world_sizes_divide_the_batch(kind: str) -> None:
     inputs, targets = batches.batch(kind, 0, masked=False)
     assert len(inputs) == len(targets) == batches.BATCH_SIZE
-    assert all(batches.BATCH_SIZE % size == 0 for size in cases.WORLD_SIZES)
-    assert batches.BATCH_SIZE // max(cases.WORLD_SIZES) >= 3
+    assert all(batches.BATCH_SIZE % size == 0 for size in matrix.WORLD_SIZES)
+    assert batches.BATCH_SIZE // max(matrix.WORLD_SIZES) >= 3
 
 
 @pytest.mark.usefixtures("float64_default")

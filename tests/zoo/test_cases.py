@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddpcheck.target import TargetRef, load
-from ddpcheck.zoo import cases, models, predict
+from ddpcheck.zoo import cases, matrix, models
 from ddpcheck.zoo.losses import LOSSES
 
 
@@ -23,17 +23,17 @@ def _train(model: str, loss: str, **changes: object) -> list[tuple[cases.Named, 
 
 
 def test_cases_cover_every_model_and_every_loss_once() -> None:
-    assert len(set(cases.CASES)) == len(cases.CASES)
-    assert {model for model, _ in cases.CASES} == set(models.MODELS)
-    assert {loss for _, loss in cases.CASES} == set(LOSSES)
+    assert len(set(matrix.CASES)) == len(matrix.CASES)
+    assert {model for model, _ in matrix.CASES} == set(models.MODELS)
+    assert {loss for _, loss in matrix.CASES} == set(LOSSES)
 
 
 def test_batch_norm_modes_are_those_that_change_the_model() -> None:
-    assert {name for name, modes in cases.BATCH_NORM_MODES.items() if modes[1:]} == {
+    assert {name for name, modes in matrix.BATCH_NORM_MODES.items() if modes[1:]} == {
         "conv_bn",
         "bn_dropout",
     }
-    assert cases.BATCH_NORM_MODES["conv_bn"] == predict.BATCH_NORMS
+    assert matrix.BATCH_NORM_MODES["conv_bn"] == matrix.BATCH_NORMS
 
 
 def test_target_is_made_by_factory_from_its_names() -> None:

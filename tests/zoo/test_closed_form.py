@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddpcheck.zoo import cases
+from ddpcheck.zoo import cases, matrix
 from ddpcheck.zoo.closed_form import output_gradient
 from ddpcheck.zoo.losses import LOSSES
 
 # Chances of 1/2: q - y is (-1/2, 1/2) for class 0 and (1/2, -1/2) for class 1.
 EVEN = torch.zeros(4, 2, dtype=torch.float64)
-PLAIN = [(m, name) for m, name in cases.CASES if not name.endswith("_global")]
+PLAIN = [(m, name) for m, name in matrix.CASES if not name.endswith("_global")]
 
 
 def _first_logit(loss: str, targets: list[int], world_size: int) -> list[float]:

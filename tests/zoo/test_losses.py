@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddpcheck.zoo import cases, losses
+from ddpcheck.zoo import cases, losses, matrix
 from ddpcheck.zoo.losses import BUILTIN, LOSSES
 
 # Chances 1/4 and 3/4: cross entropies log(4) and log(4 / 3).
@@ -86,7 +86,7 @@ def test_classes_last_equals_classes_first(name: str) -> None:
     assert (first - last).abs() < 1e-13 * first.abs()
 
 
-@pytest.mark.parametrize(("model", "loss"), cases.CASES)
+@pytest.mark.parametrize(("model", "loss"), matrix.CASES)
 def test_correct_form_without_a_group_equals_the_plain_form(
     model: str, loss: str
 ) -> None:
@@ -98,7 +98,7 @@ def test_correct_form_without_a_group_equals_the_plain_form(
 @pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("model", ["regression", "unet", "transformer"])
 def test_correct_form_in_a_group_of_one_equals_the_plain_form(model: str) -> None:
-    for loss in (name for m, name in cases.CASES if m == model):
+    for loss in (name for m, name in matrix.CASES if m == model):
         output, targets = _output(model, loss)
         plain = LOSSES[loss.removesuffix("_global")]
         correct, wanted = LOSSES[loss](output, targets), plain(output, targets)

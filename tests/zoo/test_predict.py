@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddpcheck.zoo import cases, models, predict
+from ddpcheck.zoo import cases, matrix, models, predict
 from ddpcheck.zoo.losses import LOSSES
 
 # DP has one loss on all outputs: one world size shows what batch norm does there.
-CELLS = (*(("ddp", size) for size in cases.WORLD_SIZES), ("dp", 3))
+CELLS = (*(("ddp", size) for size in matrix.WORLD_SIZES), ("dp", 3))
 ROWS = [
     (model, loss, batch_norm)
-    for model, loss in cases.CASES
-    for batch_norm in cases.BATCH_NORM_MODES[model]
+    for model, loss in matrix.CASES
+    for batch_norm in matrix.BATCH_NORM_MODES[model]
     if batch_norm != "asis" or not models.MODELS[model].batch_norm  # as "local"
 ]
 
@@ -47,7 +47,7 @@ def test_prediction_differs_from_one_process_where_expected_says_so(
     module, inputs, targets = _cell(model, loss, batch_norm)
     reference = _one_process(module, LOSSES[loss](module(inputs), targets))
     for mode, world_size in CELLS:
-        local = predict.is_batch_norm_local(model, batch_norm, mode)
+        local = matrix.is_batch_norm_local(model, batch_norm, mode)
         predicted = predict.predicted_gradients(
             module,
             loss,
@@ -58,12 +58,12 @@ def test_prediction_differs_from_one_process_where_expected_says_so(
             mode=mode,
         )
         rel_diff = (_flat(predicted) - reference).norm() / reference.norm()
-        verdict = predict.expected(model, loss, batch_norm, mode, world_size)
+        verdict = matrix.expected(model, loss, batch_norm, mode, world_size)
         differs = verdict == "differs"
         assert rel_diff > 1e-3 if differs else rel_diff < 1e-12, (mode, world_size)
 
 
-@pytest.mark.parametrize("world_size", cases.WORLD_SIZES)
+@pytest.mark.parametrize("world_size", matrix.WORLD_SIZES)
 def test_sum_is_one_over_world_size_of_the_reference(world_size: int) -> None:
     module, inputs, targets = _cell("unet", "sum", "asis")
     reference = _one_process(module, LOSSES["sum"](module(inputs), targets))
@@ -135,10 +135,10 @@ def test_prediction_leaves_running_statistics_alone() -> None:
 def test_expected_follows_theory(
     model: str, loss: str, batch_norm: str, mode: str, world_size: int, verdict: str
 ) -> None:
-    found = predict.expected(model, loss, batch_norm, mode, world_size)
+    found = matrix.expected(model, loss, batch_norm, mode, world_size)
     assert found == verdict
 
 
 def test_expected_of_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ValueError, match=r"^'fsdp' is none of ddp, dp$"):
-        predict.expected("mlp", "mean", "asis", "fsdp", 1)
+    with pytest.raises(ValueError, match=r"^'fsdp' is none of dp, ddp$"):
+        matrix.expected("mlp", "mean", "asis", "fsdp", 1)

@@ -1,0 +1,113 @@
+"""The cells of the matrix, and which of them a quick run makes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from ddpcheck.zoo import matrix
+
+# At 8 and 16 ranks a quick run makes these cases only; every model and every loss is
+# among them.
+LARGE_WORLD_SIZES = (8, 16)
+LARGE_CASES = (
+    ("mlp", "mean"),
+    ("mlp", "sum"),
+    ("mlp", "masked_global"),
+    ("regression", "masked"),
+    ("regression", "sum_global"),
+    ("conv", "class_weighted"),
+    ("conv", "mean_global"),
+    ("conv_bn", "mean"),
+    ("unet", "iou"),
+    ("unet", "dice_global"),
+    ("transformer", "masked"),
+    ("transformer", "iou_global"),
+    ("unused_head", "class_weighted_global"),
+    ("tied", "dice"),
+    ("bn_dropout", "iou_global"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A model and loss in one mode: what all world sizes have in common.
+
+    `noise` "asis" runs with silent dropout; "sample" keeps dropout and ties it to the
+    sample, and is made where training must equal one process: nothing predicts it.
+    """
+
+    model: str
+    loss: str
+    batch_norm: str
+    mode: str
+    noise: str = "asis"
+
+    def __str__(self) -> str:
+        """Returns the row's name: "conv_bn-mean-sync-ddp"."""
+        parts = [self.model, self.loss, self.batch_norm, self.mode]
+        return "-".join(parts + ["sample"] * (self.noise == "sample"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run to judge."""
+
+    row: Row
+    world_size: int
+
+    @property
+    def expected(self) -> matrix.Verdict:
+        """What theory says of it."""
+        row = self.row
+        return matrix.expected(
+            row.model, row.loss, row.batch_norm, row.mode, self.world_size
+        )
+
+    def __str__(self) -> str:
+        """Returns the cell's name: "conv_bn-mean-sync-ddp at world size 4"."""
+        return f"{self.row} at world size {self.world_size}"
+
+
+def rows() -> Iterator[Row]:
+    """Yields all rows, those of one case together."""
+    for model, loss in matrix.CASES:
+        for batch_norm in matrix.BATCH_NORM_MODES[model]:
+            for mode in matrix.MODES:
+                row = Row(model=model, loss=loss, batch_norm=batch_norm, mode=mode)
+                yield row
+        if model in matrix.HAS_DROPOUT:
+            yield from _with_dropout(model, loss)
+
+
+def _with_dropout(model: str, loss: str) -> Iterator[Row]:
+    for batch_norm in matrix.BATCH_NORM_MODES[model]:
+        for mode in matrix.MODES:
+            if matrix.expected(model, loss, batch_norm, mode, 2) == "equal":
+                yield Row(
+                    model=model,
+                    loss=loss,
+                    batch_norm=batch_norm,
+                    mode=mode,
+                    noise="sample",
+                )
+
+
+def cells(
+    row: Row,
+    *,
+    quick: bool,
+    world_sizes: Collection[int] = matrix.WORLD_SIZES,
+) -> list[Cell]:
+    """Returns the cells of a row.
+
+    Args:
+        row: one of `rows`.
+        quick: leave out 8 and 16 ranks but for LARGE_CASES.
+        world_sizes: a part of matrix.WORLD_SIZES.
+    """
+    is_large = (row.model, row.loss) in LARGE_CASES
+    skipped = LARGE_WORLD_SIZES if quick and not is_large else ()
+    return [
+        Cell(row=row, world_size=size) for size in world_sizes if size not in skipped
+    ]

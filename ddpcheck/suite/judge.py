@@ -1,0 +1,142 @@
+"""Whether a cell came out as theory says it must.
+
+A cell that must be equal is compared with one process. A cell that must differ is
+compared twice: with one process, from which it must be far, and with the predicted
+training, which it must equal. So it cannot pass by going wrong in another way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ddpcheck import assemble
+from ddpcheck.report import Difference, Quantity, Run
+from ddpcheck.session import RunOutcome
+from ddpcheck.suite.cells import Cell
+from ddpcheck.zoo import matrix
+
+# The smallest excess of a differing cell at rtol 1e-9 is some 1e5 (class weights at
+# world size 2); that of a cell that equals its reference or prediction is below 1e-3.
+FAR = 1e4
+
+_QUANTITIES = ("gradients", "weights")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of one cell.
+
+    `why` is empty unless it failed; `excess` is the largest against what the cell must
+    equal: one process, or the prediction.
+    """
+
+    cell: Cell
+    status: Literal["ok", "predicted", "FAILED"]
+    why: str = ""
+    excess: float = 0.0
+
+
+def judge(cell: Cell, against_reference: RunOutcome, against_prediction: RunOutcome | None) -> Result:
+    """Returns whether the cell came out as `cell.expected`.
+
+    Args:
+        cell: which one.
+        against_reference: its run, compared with one process.
+        against_prediction: its run, compared with the predicted training; None where
+            the cell must be equal.
+    """
+    reference = assemble.to_run(against_reference, against_reference.spec.rtol)
+    if cell.expected == "equal":
+        why = _unequal(reference, "one process", _QUANTITIES)
+        why = why or _unjudged(reference)
+        return _result(cell, why, reference, "ok")
+    assert against_prediction is not None
+    prediction = assemble.to_run(against_prediction, against_prediction.spec.rtol)
+    why = _near(reference) or _unequal(prediction, "the prediction", _QUANTITIES)
+    return _result(cell, why, prediction, "predicted")
+
+
+def _result(
+    cell: Cell, why: str, run: Run, status: Literal["ok", "predicted"]
+) -> Result:
+    worst = max((_excess(run, name) for name in _QUANTITIES), default=0.0)
+    if not why:
+        return Result(cell=cell, status=status, excess=worst)
+    why = f"{cell}: expected {_EXPECTED[cell.expected]}, found {why}"
+    return Result(cell=cell, status="FAILED", why=why, excess=worst)
+
+
+_EXPECTED = {
+    "equal": "the training of one process",
+    "differs": "the predicted training, far from that of one process",
+}
+
+
+def _unequal(run: Run, what: str, names: tuple[str, ...]) -> str:
+    """Returns how the run differs from what it must equal, "" where it does not."""
+    fault = _fault(run)
+    if fault:
+        return fault
+    for name in names:
+        quantity: Quantity = getattr(run, name)
+        if not quantity.compared:
+            return f"nothing to compare: no {name}"
+        if len(quantity.excess_by_step) != matrix.STEPS:
+            steps = len(quantity.excess_by_step)
+            return f"{name} of {steps} steps out of {matrix.STEPS}"
+    for name in names:
+        quantity = getattr(run, name)
+        if quantity.mismatched:
+            count = f"{quantity.mismatched} of {quantity.compared} {name}"
+            return f"{count} unequal to {what}, worst {_describe(quantity.worst)}"
+    return "" if run.ranks_agree else "ranks that disagree"
+
+
+def _unjudged(run: Run) -> str:
+    """Returns what the tool's own verdict objects to: buffers, above all."""
+    if run.verdict == "equivalent":
+        return ""
+    if run.buffers.mismatched:
+        count = f"{run.buffers.mismatched} of {run.buffers.compared} buffers"
+        worst = _describe(run.buffers.worst)
+        return f"{count} unequal to one process, worst {worst}"
+    return f"the verdict {run.verdict} {run.why}".rstrip()
+
+
+def _near(run: Run) -> str:
+    """Returns why the run does not count as far from one process, "" where it does."""
+    fault = _fault(run)
+    if fault:
+        return fault
+    if not run.ranks_agree:
+        return "ranks that disagree"
+    steps = run.gradients.excess_by_step
+    if len(steps) != matrix.STEPS:
+        return f"gradients of {len(steps)} steps out of {matrix.STEPS}"
+    if min(steps) <= FAR or run.verdict != "divergent":
+        return (
+            f"gradients within {min(steps):.3g} times the tolerance of one process "
+            f"(verdict {run.verdict}), worst {_describe(run.gradients.worst)}"
+        )
+    return ""
+
+
+def _fault(run: Run) -> str:
+    if not run.faults:
+        return ""
+    first = run.faults[0]
+    return f"rank {first.rank} that {first.kind}: {first.summary}"
+
+
+def _describe(row: Difference | None) -> str:
+    if row is None:
+        return "unknown"
+    rank = "" if row.rank is None else f" on rank {row.rank}"
+    why = f", {row.why}" if row.why else ""
+    return f"{row.name} at step {row.step}{rank} with excess {row.excess:.3g}{why}"
+
+
+def _excess(run: Run, name: str) -> float:
+    worst: Difference | None = getattr(run, name).worst
+    return worst.excess if worst else 0.0

@@ -1,0 +1,254 @@
+"""Cells onto the rank engine: references, predictions, candidates in batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from ddpcheck.ranks.messages import Job, Outcome
+from ddpcheck.ranks.pool import SOLO, Pool
+from ddpcheck.run.spec import ReferenceResult, RunSpec
+from ddpcheck.session import RunOutcome, crew_of
+from ddpcheck.suite.cells import Cell, Row
+from ddpcheck.suite.judge import Result, judge
+from ddpcheck.target import TargetRef
+from ddpcheck.zoo import matrix
+
+# What the fork server must have imported.
+PRELOAD_MODULES = ("torch", "torch._dynamo", "ddpcheck.zoo.record")
+
+_RECORD = "ddpcheck.zoo.record"
+
+
+class SuiteError(Exception):
+    """A reference or a prediction could not be made."""
+
+
+@dataclass(slots=True)
+class _Planned:
+    """One candidate run, waiting for its outcome."""
+
+    spec: RunSpec
+    ref: TargetRef
+    reference: ReferenceResult  # or the prediction
+    outcome: RunOutcome | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "ref": self.ref,
+            "spec": self.spec,
+            "trace": self.reference.trace,
+            "find_unused": False,  # the zoo's targets bring their own wrap
+        }
+
+
+@dataclass(slots=True)
+class _Plan:
+    """The runs of one cell."""
+
+    cell: Cell
+    against_reference: _Planned
+    against_prediction: _Planned | None = None
+
+    def runs(self) -> Iterator[_Planned]:
+        yield self.against_reference
+        if self.against_prediction is not None:
+            yield self.against_prediction
+
+
+@dataclass(slots=True)
+class Runner:
+    """Runs cells on a pool that has imported PRELOAD_MODULES.
+
+    `settings` are fields of RunSpec that hold for all cells.
+    """
+
+    pool: Pool
+    settings: dict[str, Any] = field(default_factory=dict)
+    _case: tuple[str, str] = ("", "")
+    _references: dict[tuple[bool, str], ReferenceResult] = field(default_factory=dict)
+
+    def run(
+        self, cells: Iterable[Cell], on_case: Callable[[list[Result]], None] | None = None
+    ) -> list[Result]:
+        """Returns a result per cell, in order; those of one case run side by side.
+
+        Raises:
+            SuiteError: one process cannot train, or a prediction cannot be made.
+        """
+        results: list[Result] = []
+        for case, group in groupby(cells, key=lambda c: (c.row.model, c.row.loss)):
+            found = self._run_case(case, list(group))
+            if on_case:
+                on_case(found)
+            results += found
+        return results
+
+    def _run_case(self, case: tuple[str, str], cells: list[Cell]) -> list[Result]:
+        if case != self._case:
+            self.forget()
+            self._case = case
+        plans = self._plan(cells)
+        self._execute([run for plan in plans for run in plan.runs()])
+        results = [_judged(plan) for plan in plans]
+        predicted = [p.against_prediction for p in plans if p.against_prediction]
+        self._remove([run.reference.trace for run in predicted])
+        return results
+
+    def forget(self) -> None:
+        """Removes the references of the last case."""
+        self._remove([made.trace for made in self._references.values()])
+        self._references.clear()
+
+    def _plan(self, cells: list[Cell]) -> list[_Plan]:
+        self._make_references({_key(cell.row): cell.row for cell in cells})
+        plans = [
+            _Plan(cell=cell, against_reference=self._against_reference(cell))
+            for cell in cells
+        ]
+        self._make_predictions([p for p in plans if p.cell.expected == "differs"])
+        return plans
+
+    def _against_reference(self, cell: Cell) -> _Planned:
+        made = self._references[_key(cell.row)]
+        return _Planned(spec=self._spec(cell), ref=_ref(cell.row), reference=made)
+
+    def _spec(self, cell: Cell) -> RunSpec:
+        return RunSpec(
+            mode=cell.row.mode,
+            world_size=cell.world_size,
+            batch_norm=cell.row.batch_norm,
+            noise=cell.row.noise,
+            steps=matrix.STEPS,
+            **self.settings,
+        )
+
+    def _make_references(self, rows: dict[tuple[bool, str], Row]) -> None:
+        """Makes the references that are not there yet, by batch norm and noise."""
+        for key in [key for key in rows if key not in self._references]:
+            is_frozen, noise = key
+            spec = RunSpec(
+                mode="single",
+                batch_norm="frozen" if is_frozen else "asis",
+                noise=noise,
+                steps=matrix.STEPS,
+                **self.settings,
+            )
+            job = Job(
+                function="ddpcheck.run.jobs:reference",
+                arguments={"ref": _ref(rows[key]), "spec": spec},
+            )
+            self._references[key] = self._made([job])[0]
+
+    def _make_predictions(self, plans: list[_Plan]) -> None:
+        if not plans:
+            return
+        made = self._made(
+            [
+                Job(
+                    function=f"{_RECORD}:predicted",
+                    arguments={
+                        "model": plan.cell.row.model,
+                        "loss": plan.cell.row.loss,
+                        "spec": plan.against_reference.spec,
+                    },
+                )
+                for plan in plans
+            ]
+        )
+        for plan, prediction in zip(plans, made, strict=True):
+            plan.against_prediction = dataclasses.replace(
+                plan.against_reference, reference=prediction
+            )
+
+    def _made(self, jobs: Sequence[Job]) -> list[ReferenceResult]:
+        """Returns what the jobs made, one after the other in the solo process."""
+        job = Job(function=f"{_RECORD}:several", arguments={"jobs": list(jobs)})
+        outcome = self.pool.run(job, SOLO)[0]
+        if outcome.kind != "done":
+            raise SuiteError(_why(outcome))
+        made: list[ReferenceResult] = outcome.value
+        for result in made:
+            if result.problem is not None:
+                raise SuiteError(str(result.problem))
+        return made
+
+    def _execute(self, runs: list[_Planned]) -> None:
+        """Gives every run its outcome; all crews work side by side."""
+        waiting: dict[int, list[_Planned]] = {}
+        for run in runs:
+            waiting.setdefault(crew_of(run.spec), []).append(run)
+        tasks = {}
+        while waiting or tasks:
+            for crew, batch in waiting.items():
+                tasks[crew] = self.pool.submit(_batch_job(batch), crew), batch
+            waiting = {}
+            task = next(self.pool.as_done([t for t, _ in tasks.values()]))
+            crew = task.crew.world_size
+            _, batch = tasks.pop(crew)
+            ended = _distribute(batch, task.outcomes)
+            if batch[ended:]:
+                waiting = {crew: batch[ended:]}
+
+    def _remove(self, traces: list[str]) -> None:
+        from pathlib import Path  # noqa: PLC0415
+
+        for trace in traces:
+            for suffix in (".bin", ".idx"):
+                Path(trace).with_suffix(suffix).unlink(missing_ok=True)
+
+
+def _batch_job(batch: list[_Planned]) -> Job:
+    runs = [run.arguments() for run in batch]
+    return Job(function=f"{_RECORD}:candidates", arguments={"runs": runs})
+
+
+def _distribute(batch: list[_Planned], outcomes: list[Outcome]) -> int:
+    """Gives runs of a batch their outcomes; returns how many have one now.
+
+    The run in which a rank failed is the last of them, the others go again.
+    """
+    is_done = all(outcome.kind == "done" for outcome in outcomes)
+    complete = min(len(outcome.progress) for outcome in outcomes)
+    ended = len(batch) if is_done else min(complete + 1, len(batch))
+    for position, run in enumerate(batch[:ended]):
+        ranks = [_part(outcome, position) for outcome in outcomes]
+        run.outcome = RunOutcome(spec=run.spec, reference=run.reference, ranks=ranks)
+    return ended
+
+
+def _part(outcome: Outcome, position: int) -> Outcome:
+    """Returns how one run of the batch ended on one rank."""
+    if position >= len(outcome.progress):
+        return dataclasses.replace(outcome, value=None, progress=[])
+    steps, result = outcome.progress[position]
+    return Outcome(rank=outcome.rank, kind="done", value=result, progress=steps)
+
+
+def _judged(plan: _Plan) -> Result:
+    reference, prediction = plan.against_reference, plan.against_prediction
+    assert reference.outcome is not None
+    return judge(plan.cell, reference.outcome, prediction.outcome if prediction else None)
+
+
+def _key(row: Row) -> tuple[bool, str]:
+    """Returns what the references of one case differ by."""
+    return row.batch_norm == "frozen", row.noise
+
+
+def _ref(row: Row) -> TargetRef:
+    arguments = (
+        ("model", row.model),
+        ("loss", row.loss),
+        ("dropout", row.noise == "sample"),
+    )
+    return TargetRef(factory="ddpcheck.zoo.cases:target", arguments=arguments)
+
+
+def _why(outcome: Outcome) -> str:
+    if outcome.raised is not None:
+        return outcome.raised.stack
+    return f"a solo process {outcome.kind}\n{outcome.stack}{outcome.stderr}"
