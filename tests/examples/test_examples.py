@@ -1,0 +1,85 @@
+"""What examples/README.md says of each example is what ddpcheck says of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MODULES = {"scikit-learn": "sklearn", "scikit-image": "skimage"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    file: str
+    packages: tuple[str, ...]
+    exit_code: int
+    slug: str | None
+
+
+def _rows() -> list[Row]:
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    found = []
+    for line in text.splitlines():
+        cells = [cell.strip().strip("`") for cell in line.strip("|").split("|")]
+        if cells[0].endswith(".py"):
+            file, _, packages, code, slug = cells
+            found.append(
+                Row(
+                    file=file,
+                    packages=tuple(re.findall(r"[\w-]{2,}", packages)),
+                    exit_code=int(code),
+                    slug=None if slug == "-" else slug,
+                )
+            )
+    return found
+
+
+ROWS = _rows()
+
+
+def test_table_names_every_example() -> None:
+    assert [row.file for row in ROWS if row.exit_code == 1]
+    assert {row.file for row in ROWS} == {path.name for path in EXAMPLES.glob("*.py")}
+
+
+def test_table_has_a_fixed_twin_for_every_divergent_example() -> None:
+    codes = {row.file: row.exit_code for row in ROWS}
+    divergent = [file for file, code in codes.items() if code == 1]
+    assert [codes[f.replace(".py", "_fixed.py")] for f in divergent] == [0] * len(
+        divergent
+    )
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
+def test_example_gives_what_the_table_says(row: Row, tmp_path: Path) -> None:
+    for package in row.packages:
+        if importlib.util.find_spec(MODULES.get(package, package)) is None:
+            pytest.skip(f"{package} is not installed")
+    path = tmp_path / "out.json"
+    options = ["--json", str(path), "--report-dir", str(tmp_path / "reports")]
+    command = [sys.executable, "-m", "ddpcheck", str(EXAMPLES / row.file), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == row.exit_code, done.stdout + done.stderr
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert all(run["gradients"]["compared"] for run in report["runs"])
+    found = [(f["slug"], f["fix"]["verified"]) for f in report["findings"][:1]]
+    assert found == ([(row.slug, True)] if row.slug else [])
+
+
+def test_digits_are_the_first_512_of_scikit_learn() -> None:
+    datasets = pytest.importorskip(
+        "sklearn.datasets", reason="scikit-learn is not installed"
+    )
+    digits = datasets.load_digits()
+    with np.load(EXAMPLES / "data" / "digits.npz") as data:
+        assert np.array_equal(data["images"], digits.images[:512])
+        assert np.array_equal(data["labels"], digits.target[:512])
