@@ -108,7 +108,9 @@ def _show(report: Report, folder: Path, wanted: Outputs) -> None:
 
 def _difference() -> str:
     """Returns the changed lines of the loss."""
-    texts = [path.read_text(encoding="utf-8") for path in TARGETS.values()]
-    losses = [text[text.index("def loss") :].splitlines() for text in texts]
-    lines = list(difflib.unified_diff(*losses, lineterm="", n=0))[2:]
+    broken, fixed = (
+        path.read_text(encoding="utf-8").partition("def loss")[2].splitlines()
+        for path in TARGETS.values()
+    )
+    lines = list(difflib.unified_diff(broken, fixed, lineterm="", n=0))[2:]
     return "\n".join(f"    {line}" for line in lines if not line.startswith("@@"))

@@ -76,7 +76,9 @@ def cannot_check_text(message: str, detail: str, *, verbose: bool = False) -> st
         shown, cut = detail_lines, ""
         if not verbose and len(detail_lines) > _SHOWN_LINES:
             shown = (
-                detail_lines[:_SHOWN_LINES] if is_stack else detail_lines[-_SHOWN_LINES:]
+                detail_lines[:_SHOWN_LINES]
+                if is_stack
+                else detail_lines[-_SHOWN_LINES:]
             )
             cut = f" ({len(shown)} of {len(detail_lines)} lines, all with -v)"
         lines.append(f"  {'stack' if is_stack else 'last output'}{cut}:")

@@ -157,7 +157,10 @@ SETTINGS = (
         read=_some_of(LOSSES),
     ),
     Setting(
-        name="noise", expected="asis or sample", example="sample", read=_one_of(NOISE_MODES)
+        name="noise",
+        expected="asis or sample",
+        example="sample",
+        read=_one_of(NOISE_MODES),
     ),
     Setting(
         name="steps",
@@ -168,9 +171,7 @@ SETTINGS = (
     Setting(
         name="dtype", expected=_or(DTYPES), example="float64", read=_one_of(DTYPES)
     ),
-    Setting(
-        name="device", expected=_or(DEVICES), example="cpu", read=_one_of(DEVICES)
-    ),
+    Setting(name="device", expected=_or(DEVICES), example="cpu", read=_one_of(DEVICES)),
     Setting(
         name="tolerance",
         expected="a relative tolerance, above 0",
@@ -196,9 +197,7 @@ SETTINGS = (
         example="0",
         read=lambda value: _whole(value, 0),
     ),
-    Setting(
-        name="report_dir", expected="a folder", example="reports", read=_text
-    ),
+    Setting(name="report_dir", expected="a folder", example="reports", read=_text),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 

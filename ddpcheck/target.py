@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddpcheck import settings as settings_module
 from ddpcheck.errors import Problem, UsageError, cut
 
 NAMES = ("model", "batch", "loss", "optimizer", "wrap", "train_step")
@@ -29,6 +30,13 @@ _SIGNATURES = {
     "optimizer": "def optimizer(params) -> torch.optim.Optimizer",
     "wrap": "def wrap(model) -> the module that a rank trains",
     "train_step": "def train_step(model, optimizer, batch)",
+}
+
+# What other training code calls these; suggested where the contract's name is missing.
+_ALIASES = {
+    "model": ("Model", "Net", "Network", "net", "build_model", "make_model", "get_model"),
+    "batch": ("get_batch", "make_batch", "batch_fn", "data", "get_data", "example_batch"),
+    "loss": ("criterion", "loss_fn", "loss_function", "loss_func", "compute_loss"),
 }
 
 
@@ -70,7 +78,10 @@ class Target:
         """
         from torch import nn  # noqa: PLC0415
 
-        made = _copy(self.model) if isinstance(self.model, nn.Module) else self.model()
+        if isinstance(self.model, nn.Module):
+            return _copy(self.model)
+        _check_no_arguments(self)
+        made = self.model()
         if not isinstance(made, nn.Module):
             raise UsageError(
                 Problem(
@@ -126,7 +137,7 @@ def from_module(module: types.ModuleType, ref: TargetRef) -> Target:
     for key, value in found.items():
         if value is not None:
             _check_kind(name, key, value)
-    settings = {k: getattr(module, k) for k in SETTINGS if hasattr(module, k)}
+    settings = {k: _setting(module, k, name) for k in SETTINGS if hasattr(module, k)}
     return Target(name=name, path=str(ref.path or ""), settings=settings, **found)
 
 
@@ -185,6 +196,8 @@ def _import_file(path: Path) -> types.ModuleType:
 def _import_problem(path: Path, error: BaseException) -> UsageError:
     line = _line_in(path, error)
     fix = "make `python " + path.name + "` run without an error"
+    if isinstance(error, SystemExit):
+        fix = 'put what only a script does under `if __name__ == "__main__":`'
     if isinstance(error, ModuleNotFoundError) and error.name:
         fix = f"install {error.name.split('.')[0]} in this environment"
     return UsageError(
@@ -192,7 +205,7 @@ def _import_problem(path: Path, error: BaseException) -> UsageError:
             slug="target-import",
             message=f"{path.name} cannot be imported",
             expected="a file that imports without an error",
-            found=f"{type(error).__name__}: {_first_line(error)}{line}",
+            found=f"{_describe(error)}{line}",
             fix=fix,
         )
     )
@@ -203,15 +216,18 @@ def _line_in(path: Path, error: BaseException) -> str:
         return f" (line {error.lineno})"
     trace, line = error.__traceback__, None
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
+        if trace.tb_frame.f_code.co_filename in (str(path), str(path.absolute())):
             line = trace.tb_lineno
         trace = trace.tb_next
     return f" (line {line})" if line else ""
 
 
-def _first_line(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     text = error.msg if isinstance(error, SyntaxError) else str(error)
-    return (text or "").splitlines()[0] if text else "no message"
+    lines = (text or "").strip().splitlines()
+    kind = type(error).__name__
+    # sys.exit() and sys.exit(None) have None for a message.
+    return f"{kind}: {lines[0]}" if lines and text != "None" else kind
 
 
 def _find(module: types.ModuleType, key: str, chosen: str | None, name: str) -> Any:
@@ -225,27 +241,48 @@ def _find(module: types.ModuleType, key: str, chosen: str | None, name: str) -> 
                 message=f"{name} defines no `{chosen}`",
                 expected=_SIGNATURES[key],
                 found=_describe_names(module),
-                fix=f"name one of these, or define `{key}`",
+                fix=f"give the name of one that is there, or define `{chosen}`",
             )
         )
     return getattr(module, chosen)
 
 
 def _missing(module: types.ModuleType, name: str, key: str) -> UsageError:
-    option = {"model": f"{name}:NAME", "batch": "--batch-fn NAME"}.get(
-        key, "--loss-fn NAME"
-    )
-    command = f"ddpcheck {option}" if key == "model" else f"ddpcheck {name} {option}"
+    found = _stand_in(module, key)
+    use = found or "NAME"
+    command = f"ddpcheck {name} --{key}-fn {use}"
+    if key == "model":
+        command = f"ddpcheck {name}:{use}"
+    first = f"rename `{found}`" if found else f"define `{key}`, or name what plays its part"
     return UsageError(
         Problem(
             slug=f"target-no-{key}",
             message=f"{name} defines no `{key}`",
             expected=_SIGNATURES[key],
             found=_describe_names(module),
-            fix=f"define `{key}`, or name what plays its part: {command}",
-            more=f"ddpcheck --explain target-no-{key}",
+            fix=f"{first}, or run: {command}" if found else f"{first}: {command}",
         )
     )
+
+
+def _stand_in(module: types.ModuleType, key: str) -> str | None:
+    """Returns the name of what probably is meant, None without one that stands out."""
+    known = [alias for alias in _ALIASES[key] if hasattr(module, alias)]
+    if key == "model" and not known:
+        known = [
+            name
+            for name, value in vars(module).items()
+            if inspect.isclass(value)
+            and value.__module__ == module.__name__
+            and hasattr(value, "named_parameters")
+        ]
+    return known[0] if len(known) == 1 else None
+
+
+def _setting(module: types.ModuleType, key: str, name: str) -> Any:
+    fix = f"correct `{key}` in {name}"
+    origin = f"`{key}` in {name}"
+    return settings_module.read(key, getattr(module, key), origin=origin, fix=fix)
 
 
 def _allow_missing_loss(module: types.ModuleType, name: str, batch: Any) -> None:
@@ -258,8 +295,29 @@ def _allow_missing_loss(module: types.ModuleType, name: str, batch: Any) -> None
 
 def missing_loss(target: Target) -> UsageError:
     """Returns the error for a target that needs a loss and has none."""
-    module = sys.modules.get(Path(target.path).stem) or types.ModuleType("target")
-    return _missing(module, target.name, "loss")
+    paths = {target.path, str(Path(target.path).absolute())}
+    own = [m for m in list(sys.modules.values()) if getattr(m, "__file__", "") in paths]
+    return _missing(own[0] if own else types.ModuleType("?"), target.name, "loss")
+
+
+def _check_no_arguments(target: Target) -> None:
+    try:
+        signature = inspect.signature(target.model)
+    except (TypeError, ValueError):
+        return  # built in: calling it will tell
+    try:
+        signature.bind()
+    except TypeError as error:
+        called = getattr(target.model, "__name__", "model")
+        raise UsageError(
+            Problem(
+                slug="target-model-kind",
+                message=f"{target.name}: `model` cannot be called without arguments",
+                expected=_SIGNATURES["model"],
+                found=f"{called}() is {error}",
+                fix=f"def model(): return {called}(...)",
+            )
+        ) from None
 
 
 def _check_kind(name: str, key: str, value: Any) -> None:
@@ -285,16 +343,17 @@ def _check_kind(name: str, key: str, value: Any) -> None:
 
 def _describe_names(module: types.ModuleType) -> str:
     """Returns what the file itself defines, for the `found` line."""
-    functions, classes, values = [], [], []
+    functions: list[str] = []
+    classes: list[str] = []
+    values: list[str] = []
     for key, value in vars(module).items():
         if key.startswith("_") or isinstance(value, types.ModuleType):
             continue
         own = getattr(value, "__module__", None) == module.__name__
-        if inspect.isclass(value) and own:
-            classes.append(key)
-        elif inspect.isfunction(value) and own:
-            functions.append(key)
-        elif not callable(value) and not inspect.isclass(value):
+        if inspect.isclass(value) or inspect.isroutine(value):
+            if own:
+                (classes if inspect.isclass(value) else functions).append(key)
+        elif getattr(value, "__module__", "") not in ("typing", "__future__"):
             values.append(key)
     parts = [
         f"{label}: {cut(names)}"

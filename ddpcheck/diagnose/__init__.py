@@ -1,10 +1,14 @@
-"""placeholder"""
-from dataclasses import dataclass, field
-@dataclass
-class Diagnosis:
-    runs: list = field(default_factory=list)
-    findings: list = field(default_factory=list)
-    not_compared: list = field(default_factory=list)
-    warnings: list = field(default_factory=list)
-def diagnose(session, outcomes, runs, limit, options, progress):
-    return Diagnosis(runs=runs)
+"""Any divergence to its cause, proven by intervention, or an honest unknown.
+
+    engine         fix the first link, run again, go on until nothing diverges
+    case           all that is known of one divergent run, in the words rules ask in
+    registry       the rules, in the order of the chain
+    rules/         one rule, one file, one page
+    probes/        evidence, measured inside the ranks
+    findings       proposals and what their runs said, as the report's findings
+    data_parallel  which findings also explain nn.DataParallel's runs
+"""
+
+from ddpcheck.diagnose.engine import Diagnosis, diagnose
+
+__all__ = ["Diagnosis", "diagnose"]

@@ -26,6 +26,9 @@ SOLO = 0  # the world size of a crew without a process group
 # in a collective never will, and its stack is worth having.
 _GRACE_S = 1.0
 _IMPORT_POLL_S = 0.005
+# For torch itself, of which the user's timeout does not speak: 5 s warm, a minute from
+# a cold network file system.
+_MODULES_S = 180.0
 
 
 class PreloadError(Exception):
@@ -80,7 +83,8 @@ class Pool:
         self._server: Server | None = None
         self.threads_after_import = 1
         base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
-        self.folder = Path(tempfile.mkdtemp(prefix="ddpcheck-", dir=base))
+        prefix = f"ddpcheck-{os.getpid()}-"
+        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
 
     def __enter__(self) -> Pool:
         return self
@@ -122,8 +126,12 @@ class Pool:
         if self._server is None:
             self.start()
         status = self.folder / preload.STATUS_FILE
-        deadline = time.monotonic() + self.timeout_s
+        modules = self.folder / preload.MODULES_FILE
+        deadline = time.monotonic() + max(self.timeout_s, _MODULES_S)
+        is_user_code = False
         while not status.exists():
+            if not is_user_code and modules.exists():
+                is_user_code, deadline = True, time.monotonic() + self.timeout_s
             if not self._is_server_alive():
                 raise PreloadError("died", self._read(preload.LOG_FILE))
             if time.monotonic() > deadline:

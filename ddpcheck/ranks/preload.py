@@ -24,6 +24,7 @@ from typing import Any
 
 SETTINGS = "DDPCHECK_PRELOAD"
 STATUS_FILE = "preloaded.json"
+MODULES_FILE = "modules"  # there when only the call is left: user code
 LOG_FILE = "forkserver.log"
 STACK_FILE = "forkserver.stack"
 
@@ -67,6 +68,7 @@ def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
     try:
         for name in settings["modules"]:
             importlib.import_module(name)
+        (Path(settings["folder"]) / MODULES_FILE).touch()
         if settings.get("call"):
             module, function = settings["call"].split(":")
             call = getattr(importlib.import_module(module), function)

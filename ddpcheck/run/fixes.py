@@ -9,6 +9,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     loss.count:COUNTABLE   ... from W * n_r / N, n_r counted on the rank's targets
     loss.global:NAMES      the loss sees the outputs and targets of all ranks; NAMES
                            are the modules whose outputs are gathered, "" the model
+    direct.scale:FACTOR    parameters used outside their own module, as in a penalty,
+                           get FACTOR times the gradient
     collectives.autograd   raw collectives carry gradients
     ddp.find_unused        DDP built anew with find_unused_parameters=True
     ddp.rewrap             DDP built anew, as it was, on the model as it is now
@@ -31,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import tree
 from ddpcheck.run import batch_norm, countables
+from ddpcheck.run.direct import scaled_direct_use
 from ddpcheck.run.gather import (
     gathered,
     mean_over_ranks,
@@ -82,6 +85,7 @@ def after_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
 def around_training(
     fixes: tuple[str, ...],
     shard_targets: Callable[[], Any],
+    model: Callable[[], nn.Module],
 ) -> Iterator[None]:
     """Stands around all steps; `shard_targets` gives the current step's."""
     with contextlib.ExitStack() as stack:
@@ -95,6 +99,9 @@ def around_training(
             )
         if argument(fixes, "loss.global") is not None:
             stack.enter_context(_scaled_backward(lambda: float(dist.get_world_size())))
+        direct = argument(fixes, "direct.scale")
+        if direct is not None:
+            stack.enter_context(scaled_direct_use(model(), float(direct)))
         if argument(fixes, "collectives.autograd") is not None:
             stack.enter_context(_autograd_collectives())
         if argument(fixes, "checkpoint.nonreentrant") is not None:

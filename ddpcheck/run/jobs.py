@@ -33,10 +33,10 @@ from ddpcheck.run.gather import without_group
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import DrawCounter, SampleNoise, bound
 from ddpcheck.run.recorders import ComparingRecorder, WritingRecorder
-from ddpcheck.run.spec import RankResult, ReferenceResult, RunSpec
+from ddpcheck.run.spec import CollectiveCount, RankResult, ReferenceResult, RunSpec
 from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.target import Target, TargetRef
-from ddpcheck.trace import Reader, Writer
+from ddpcheck.trace import Reader, Writer, as_dense
 
 _REFERENCE_SEED = 7_919  # any number that no rank uses
 
@@ -379,9 +379,14 @@ class _Candidate:
 
         self._batches = batches
         self._step = 0
+        self.seen.on_collective = lambda name, count: self.context.emit(
+            CollectiveCount(count=count, name=name, step=self._step)
+        )
         try:
             with (
-                fixes.around_training(self.spec.fixes, self._targets),
+                fixes.around_training(
+                    self.spec.fixes, self._targets, lambda: self._bare
+                ),
                 self._backward(training),
             ):
                 training.run(emitting())
@@ -456,30 +461,33 @@ class _Candidate:
         if self.rank != 0:
             return
         for name, parameter in names.parameters(model).items():
-            reference = self.reader.get("initial", 0, name)
-            cast = parameter.detach()
-            if cast.is_complex():
-                cast = torch.view_as_real(cast)
-            if reference is None or not torch.equal(
-                reference.nan_to_num(), cast.cpu().to(reference.dtype).nan_to_num()
-            ):
+            if self._differs("initial", name, parameter):
                 raise _unseeded(self.target, name)
 
     def _check_start(self, names: Names, wrapped: nn.Module) -> None:
         """Notes which weights differ from the reference's before the first step."""
-        differ = []
-        for name, parameter in names.parameters(wrapped).items():
-            if name not in self.reader.names("initial", 0):
-                continue
-            reference = self.reader.get("initial", 0, name)
-            cast = parameter.detach()
-            if cast.is_complex():
-                cast = torch.view_as_real(cast)
-            if reference is None or reference.shape != cast.shape or not torch.equal(
-                reference.nan_to_num(), cast.cpu().to(reference.dtype).nan_to_num()
-            ):
-                differ.append(name)
+        differ = [
+            name
+            for name, parameter in names.parameters(wrapped).items()
+            if self._differs("initial", name, parameter)
+        ]
         self.facts["start_differs"] = differ
+        self.facts["start_buffers_differ"] = [
+            name
+            for name, buffer in names.buffers(wrapped).items()
+            if self._differs("initial_buffers", name, buffer)
+        ]
+
+    def _differs(self, quantity: str, name: str, tensor: torch.Tensor) -> bool:
+        if name not in self.reader.names(quantity, 0):
+            return False
+        reference = self.reader.get(quantity, 0, name)
+        mine = as_dense(tensor)
+        return (
+            reference is None
+            or reference.shape != mine.shape
+            or not torch.equal(reference.nan_to_num(), mine.nan_to_num())
+        )
 
     def _uncomparable(self, calls: dict[str, int]) -> set[str]:
         """Returns modules that were called another number of times than expected.
@@ -504,6 +512,8 @@ class _Candidate:
         self.facts["asks_distributed"] = self.seen.asks_distributed
         self.facts["events"] = "".join(self.seen.events)
         self.facts["static_graph"] = any(w.module.static_graph for w in self.seen.wrapped)
+        self.facts["nested_backwards"] = self.seen.nested_backwards
+        self.facts["opaque_output"] = self.seen.opaque_output
         self.facts["forwards"] = [w.forwards for w in self.seen.wrapped]
         if self.spec.mode == "ddp":
             self.facts |= wrapping.facts(

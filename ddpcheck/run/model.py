@@ -152,7 +152,7 @@ def _check_not_empty(target: Target, model: nn.Module) -> None:
             slug="target-empty-model",
             message=f"{target.name}: the model has nothing to train",
             expected="at least one parameter with requires_grad=True",
-            found=f"{total} parameters, none with requires_grad",
+            found=f"{type(model).__name__} with {total} parameters, none requires_grad",
             fix="return the model that is trained, unfrozen, from model()",
         )
     )

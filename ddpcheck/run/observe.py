@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.utils._pytree
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -51,7 +52,12 @@ class Observed:
     asks_distributed: bool = False
     collectives: list[str] = field(default_factory=list)
     wrapped: list[Wrapped] = field(default_factory=list)
-    events: list[str] = field(default_factory=list)  # per step: F, B, G, S
+    # In order: F a DDP forward, B a backward, G autograd.grad called by user code.
+    events: list[str] = field(default_factory=list)
+    nested_backwards: int = 0
+    opaque_output: str = ""  # type of an output in which DDP finds no tensors
+    on_collective: Callable[[str, int], None] | None = None
+    depth: int = 0
 
 
 @contextlib.contextmanager
@@ -70,9 +76,9 @@ def observing() -> Iterator[Observed]:
         stack.enter_context(_patched(cls, "forward", _forwarding(seen, cls.forward)))
         backward, grad = torch.autograd.backward, torch.autograd.grad
         stack.enter_context(
-            _patched(torch.autograd, "backward", _event(seen, "B", backward))
+            _patched(torch.autograd, "backward", _running_backward(seen, backward))
         )
-        stack.enter_context(_patched(torch.autograd, "grad", _event(seen, "G", grad)))
+        stack.enter_context(_patched(torch.autograd, "grad", _grading(seen, grad)))
         yield seen
 
 
@@ -104,7 +110,10 @@ def _asking(seen: Observed, function: Any) -> Any:
 def _noting(seen: Observed, name: str, function: Any) -> Any:
     def note(*args: Any, **kwargs: Any) -> Any:
         seen.asks_distributed = True
-        seen.collectives.append(name)
+        if not _is_ours():
+            seen.collectives.append(name)
+            if seen.on_collective:
+                seen.on_collective(name, len(seen.collectives))
         return function(*args, **kwargs)
 
     return note
@@ -125,14 +134,45 @@ def _forwarding(seen: Observed, function: Any) -> Any:
         for wrapped in seen.wrapped:
             if wrapped.module is self:
                 wrapped.forwards += 1
-        return function(self, *args, **kwargs)
+        output = function(self, *args, **kwargs)
+        if not _has_visible_tensors(output):
+            seen.opaque_output = type(output).__name__
+        return output
 
     return forward
 
 
-def _event(seen: Observed, letter: str, function: Any) -> Any:
-    def record(*args: Any, **kwargs: Any) -> Any:
-        seen.events.append(letter)
+def _running_backward(seen: Observed, function: Any) -> Any:
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if seen.depth:
+            seen.nested_backwards += 1
+            return function(*args, **kwargs)
+        seen.events.append("B")
+        seen.depth += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            seen.depth -= 1
+
+    return backward
+
+
+def _grading(seen: Observed, function: Any) -> Any:
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        if _is_users():
+            seen.events.append("G")
         return function(*args, **kwargs)
 
-    return record
+    return grad
+
+
+def _has_visible_tensors(output: Any) -> bool:
+    """Returns whether torch's own walk, which DDP uses, finds a tensor."""
+    leaves = torch.utils._pytree.tree_leaves(output)  # noqa: SLF001
+    return any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+
+
+def _is_ours() -> bool:
+    """Returns whether ddpcheck itself calls the collective, for its own purposes."""
+    frame = sys._getframe(2)  # noqa: SLF001
+    return str(frame.f_globals.get("__name__", "")).startswith("ddpcheck.run.")

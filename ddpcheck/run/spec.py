@@ -64,6 +64,15 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCount:
+    """Progress: the rank is about to enter the target's n-th collective (1, 2, ...)."""
+
+    count: int
+    name: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
     """What one rank says of a whole run."""
 
@@ -75,6 +84,11 @@ class RankResult:
     facts: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     is_clean: bool = True  # the process may be used again
+
+    @property
+    def failed(self) -> bool:
+        """Whether this rank gave up, so that others may wait for it in vain."""
+        return self.raised is not None or self.problem is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

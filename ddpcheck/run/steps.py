@@ -84,7 +84,7 @@ class Training:
 
     def _loss(self, output: Any, targets: Any) -> Tensor:
         if self.loss is None:
-            value = output["loss"] if isinstance(output, dict) else output.loss
+            value = own_loss(self.target, output)
         else:
             value = self.loss(output, targets)
         if isinstance(value, Tensor) and value.dim() == 1 and self.vector_loss:
@@ -125,7 +125,7 @@ def split(target: Target, batch: Any) -> tuple[Any, Any]:
         return batch[0], batch[1]
     if isinstance(batch, dict) and target.loss is None:
         return batch, None
-    kind = type(batch).__name__
+    kind = f"a {type(batch).__name__}" if batch is not None else "None"
     if isinstance(batch, tuple | list):
         kind += f" of {len(batch)}"
     raise UsageError(
@@ -145,6 +145,8 @@ def batch_size(target: Target, batch: Any) -> int:
     Raises:
         UsageError: target-batch-dim0, target-batch-empty.
     """
+    if target.train_step is None:
+        split(target, batch)
     sizes: dict[int, list[str]] = {}
     for path, leaf in tree.tensors(batch):
         if leaf.dim():
@@ -176,6 +178,27 @@ def batch_size(target: Target, batch: Any) -> int:
     )
 
 
+def own_loss(target: Target, output: Any) -> Any:
+    """Returns the loss in a model's own output, as Hugging Face's models have it.
+
+    Raises:
+        UsageError: target-no-loss.
+    """
+    if isinstance(output, dict) and "loss" in output:
+        return output["loss"]
+    if not isinstance(output, dict) and hasattr(output, "loss"):
+        return output.loss
+    raise UsageError(
+        Problem(
+            slug="target-no-loss",
+            message=f"{target.name} defines no `loss`, and the model's output has none",
+            expected="def loss(output, target) -> scalar tensor, or output.loss",
+            found=f"an output of type {type(output).__name__}",
+            fix="define `loss`, or give the model the labels it makes its loss of",
+        )
+    )
+
+
 def check_loss(target: Target, value: Any) -> None:
     """Says what is wrong with what the loss returned.
 
@@ -183,14 +206,16 @@ def check_loss(target: Target, value: Any) -> None:
         UsageError: target-loss-scalar, target-loss-gradient.
     """
     if not isinstance(value, Tensor) or value.numel() != 1:
-        shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        shape = "None" if value is None else f"a {type(value).__name__}"
+        if isinstance(value, Tensor):
+            shape = f"a tensor of shape {tuple(value.shape)}"
         raise UsageError(
             Problem(
                 slug="target-loss-scalar",
                 message=f"{target.name}: the loss is no scalar",
                 expected="def loss(output, target) -> scalar tensor",
                 found=shape,
-                fix="reduce it in the loss: .mean(), or a sum over a count",
+                fix="return a tensor of one element: .mean(), or a sum over a count",
             )
         )
     if not value.requires_grad:

@@ -22,7 +22,8 @@ class ModuleCall:
     is_scalar: bool = False
     collectives: int = 0
     writes_buffers: bool = False
-    is_batch_norm: bool = False
+    is_batch_norm: bool = False  # a class derived from torch's
+    normalises: bool = False  # behaves as one: scale invariant, keeps statistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from ddpcheck.run.steps import batch_size
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader
 
+_INVARIANT = 0.05  # the norm's epsilon beside a small variance
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)  # noqa: SLF001
 
 
@@ -66,6 +67,7 @@ class _Probe:
         self.cuts = set(reader.index.facts["cuts"])
         self.inputs: dict[str, float] = {}
         self.before: dict[str, tuple[int, list[int]]] = {}
+        self.calls: dict[str, Any] = {}
 
     def run(self, count_names: tuple[str, ...]) -> RankEvidence:
         torch.set_default_dtype(torch.float32)
@@ -87,7 +89,11 @@ class _Probe:
         hooks.attach(wrapped, self._before, self._after)
         try:
             with (
-                fixes.around_training(spec.fixes, lambda: shard),
+                fixes.around_training(
+                    spec.fixes,
+                    lambda: countables.targets_of(self.target, shard),
+                    lambda: model,
+                ),
                 bound_noise(spec, size, start, rows),
             ):
                 loss = training.step(self.target, spec, wrapped, shard)
@@ -135,6 +141,7 @@ class _Probe:
         self.inputs[key] = worst
         versions = [b._version for b in module.buffers(recurse=False)]  # noqa: SLF001
         self.before[key] = (len(self.seen.collectives), versions)
+        self.calls[key] = new
         return new
 
     def _after(self, name: str, call: int, module: nn.Module, output: Any) -> Any:
@@ -178,7 +185,14 @@ class _Probe:
     ) -> None:
         key = f"{name}#{call}"
         collectives, versions = self.before[key]
+        args, kwargs = self.calls.pop(key)
         now = [b._version for b in module.buffers(recurse=False)]  # noqa: SLF001
+        writes = now != versions
+        called = len(self.seen.collectives) - collectives
+        is_norm = isinstance(module, _BATCH_NORMS)
+        normalises = is_norm or (
+            writes and not called and _is_scale_invariant(module, args, kwargs)
+        )
         self.modules.append(
             ModuleCall(
                 name=name,
@@ -187,9 +201,10 @@ class _Probe:
                 rel_diff=rel_diff,
                 input_diff=self.inputs[key],
                 is_scalar=scalar,
-                collectives=len(self.seen.collectives) - collectives,
-                writes_buffers=now != versions,
-                is_batch_norm=isinstance(module, _BATCH_NORMS),
+                collectives=called,
+                writes_buffers=writes,
+                is_batch_norm=is_norm,
+                normalises=normalises,
             )
         )
 
@@ -248,6 +263,33 @@ class _Probe:
             ratio, residual, norm = _fit(mine, reference)
             found.append(Direct(name=name, ratio=ratio, residual=residual, norm=norm))
         return found
+
+
+def _is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Returns whether twice the input gives the same output: it normalises.
+
+    Up to the epsilon of the norm. Buffers are put back.
+    """
+    buffers = {n: b.clone() for n, b in module.named_buffers()}
+    state = torch.get_rng_state()
+    twice = tree.replace(
+        (args, kwargs), lambda _, t: t * 2 if t.is_floating_point() else t
+    )
+    try:
+        with torch.no_grad():
+            once = tensors_of(module.forward(*args, **kwargs))
+            both = tensors_of(module.forward(*twice[0], **twice[1]))
+    except Exception:  # noqa: BLE001 (a module may refuse scaled inputs)
+        return False
+    finally:
+        torch.set_rng_state(state)
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(buffers[name])
+    return bool(once) and all(
+        a.shape == b.shape and distance(b, a) < _INVARIANT
+        for (_, a), (_, b) in zip(once, both, strict=False)
+    )
 
 
 def _fit(mine: Tensor, reference: Tensor) -> tuple[float, float, float]:

@@ -1,0 +1,234 @@
+"""All that is known of one divergent run, in the words that rules ask in."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpcheck.diagnose.probes.evidence import ModuleCall, StepEvidence
+from ddpcheck.report import Quantity, Run
+from ddpcheck.session import RunOutcome
+
+# A ratio or residual this close is the same: rounding is 1e-9 at most, causes are 1e-3
+# at least. The tolerance of the check takes its place where that is larger.
+_CLOSE = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A rule's candidate cause, and the intervention that would prove it.
+
+    `fixes` are names of run/fixes.py; `by_hand` verifies with the gradients averaged
+    by hand instead of by DDP. `facts` are sentences with numbers, cause-free.
+    """
+
+    slug: str
+    link: str
+    summary: str
+    facts: tuple[str, ...]
+    fix: str
+    code: str = ""
+    safe: bool = True
+    fixes: tuple[str, ...] = ()
+    by_hand: bool = False
+    noise: str | None = None
+    module: str | None = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Case:
+    """One divergent data-parallel run with what the probes and other runs say.
+
+    `run` and `outcome`: the divergent run. `by_hand`: the same with gradients averaged
+    by hand, so without DDP's reducer. `step`: the probes of step 0.
+    """
+
+    run: Run
+    outcome: RunOutcome
+    by_hand: Run
+    by_hand_outcome: RunOutcome
+    step: StepEvidence | None
+    rtol: float
+    facts: dict[str, Any]  # of the reference
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.run.world_size
+
+    @property
+    def close(self) -> float:
+        """Relative difference below which two ratios are the same."""
+        return max(_CLOSE, 10 * self.rtol)
+
+    @property
+    def reduces_rightly(self) -> bool:
+        """Whether averaging by hand changes nothing: DDP's reducer is not at fault."""
+        return not self.reduce_is_broken
+
+    @property
+    def reduce_is_broken(self) -> bool:
+        """Whether DDP's gradients differ from the mean of the local ones."""
+        if self.run.faults and not self.by_hand.faults:
+            return True
+        if not self.run.ranks_agree and self.by_hand.ranks_agree:
+            return True
+        return self.by_hand.verdict == "equivalent" and self.run.verdict == "divergent"
+
+    @property
+    def rest_is_broken(self) -> bool:
+        """Whether something is wrong that averaging by hand does not mend."""
+        return self.by_hand.verdict != "equivalent"
+
+    def modules(self) -> list[ModuleCall]:
+        """Returns the worst call over ranks of every module, in call order."""
+        worst: dict[tuple[str, int], ModuleCall] = {}
+        for rank in self.step.ranks if self.step else ():
+            for call in rank.modules:
+                key = (call.name, call.call)
+                known = worst.get(key)
+                if known is None or (call.rel_diff or 0) > (known.rel_diff or 0):
+                    worst[key] = call
+        return list(worst.values())
+
+    def diverging(self) -> list[ModuleCall]:
+        """Returns the module calls whose own output differs, in call order."""
+        return [
+            m for m in self.modules() if m.rel_diff is not None and m.rel_diff > self.close
+        ]
+
+    def ratios(self) -> list[tuple[float, float]]:
+        """Returns (ratio, residual) of d loss / d outputs of every rank, all cuts.
+
+        The ratio is the least-squares one over all cuts of the rank; the residual also
+        holds what single cuts deviate from it.
+        """
+        return [_combine(r.cuts) for r in self.step.ranks] if self.step else []
+
+    def cut_ratios(self) -> dict[str, list[tuple[float, float]]]:
+        """Returns the (ratio, residual) per rank of every cut with a gradient."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        for rank in self.step.ranks if self.step else ():
+            for cut in rank.cuts:
+                found.setdefault(cut.key, []).append((cut.ratio, cut.residual))
+        return found
+
+    @property
+    def has_cuts(self) -> bool:
+        """Whether the loss could be judged alone: some output carries its gradient."""
+        return bool(self.step) and any(
+            c.norm > 0 for r in self.step.ranks for c in r.cuts  # type: ignore[union-attr]
+        )
+
+    @property
+    def loss_is_sound(self) -> bool:
+        """Whether every rank's output gradient is W times the reference's rows."""
+        world = self.world_size
+        return self.has_cuts and all(
+            abs(ratio - world) <= self.close * world and residual <= self.close
+            for ratio, residual in self.ratios()
+        )
+
+    @property
+    def direct_is_sound(self) -> bool:
+        """Whether parameters used in the loss itself get the right mean gradient.
+
+        Sound: the mean over ranks is the reference's; for a term that every rank has
+        in full each rank's own is.
+        """
+        return all(
+            residual <= self.close and abs(ratio - 1) <= self.close
+            for ratio, residual in self.direct()
+        )
+
+    def direct(self) -> list[tuple[float, float]]:
+        """Returns (ratio, residual) of the direct parameter gradients per rank."""
+        return [
+            _combine(r.direct) for r in self.step.ranks if r.direct
+        ] if self.step else []
+
+    @property
+    def uniform_ratio(self) -> float | None:
+        """One factor that all ranks' output gradients have, None where none fits."""
+        ratios = self.ratios()
+        if not ratios or any(residual > self.close for _, residual in ratios):
+            return None
+        first = ratios[0][0]
+        same = all(abs(ratio - first) <= self.close * abs(first) for ratio, _ in ratios)
+        return first if same and math.isfinite(first) else None
+
+    @property
+    def rank_ratios(self) -> list[float] | None:
+        """One factor per rank where each rank has one, None where a rank has none."""
+        ratios = self.ratios()
+        if not ratios or any(residual > self.close for _, residual in ratios):
+            return None
+        return [ratio for ratio, _ in ratios]
+
+    @property
+    def couples(self) -> bool | None:
+        """Whether the loss at one sample depends on other samples' outputs."""
+        if self.step is None or self.step.reference.coupling is None:
+            return None
+        return self.step.reference.coupling > self.close
+
+    def rank_losses(self) -> list[float | None]:
+        """Returns the ranks' losses on the reference's own outputs."""
+        return [r.loss for r in self.step.ranks] if self.step else []
+
+    @property
+    def losses_replicate(self) -> bool:
+        """Whether every rank's loss already is the reference's."""
+        reference = self.step.reference.loss if self.step else None
+        values = self.rank_losses()
+        return (
+            reference is not None
+            and bool(values)
+            and all(
+                v is not None and abs(v - reference) <= self.close * max(abs(reference), 1e-12)
+                for v in values
+            )
+        )
+
+    @property
+    def loss_collectives(self) -> int:
+        """Collectives that the target calls in a step, outside DDP's own."""
+        return max((r.collectives for r in self.step.ranks), default=0) if self.step else 0
+
+    def rank_facts(self, key: str, default: Any) -> list[Any]:
+        """Returns one fact of every rank of the divergent run."""
+        return [self.outcome.facts(r).get(key, default) for r in range(len(self.outcome.ranks))]
+
+    def step_quantity(self, name: str, step: int) -> list[Quantity]:
+        """Returns every rank's numbers of one quantity at one step."""
+        return [
+            s.quantities[name]
+            for r in range(len(self.outcome.ranks))
+            for s in self.outcome.steps(r)
+            if s.step == step and name in s.quantities
+        ]
+
+    def first_broken(self, name: str) -> int | None:
+        """Returns the first step at which a quantity differs."""
+        for step in range(self.outcome.spec.steps):
+            for quantity in self.step_quantity(name, step):
+                if any(t.excess * self.outcome.spec.rtol > self.rtol for t in quantity.tensors):
+                    return step
+        return None
+
+
+def _combine(parts: Any) -> tuple[float, float]:
+    """Returns the common ratio of several fits, and the relative residual."""
+    square = sum(p.norm**2 for p in parts)
+    if not square:
+        return (parts[0].ratio if parts else 0.0), 0.0
+    ratio = sum(p.ratio * p.norm**2 for p in parts) / square
+    if not math.isfinite(ratio):
+        return ratio, math.inf
+    left = 0.0
+    for p in parts:
+        size = max(abs(p.ratio) * p.norm, p.norm)
+        left += (p.residual * size) ** 2 + ((p.ratio - ratio) * p.norm) ** 2
+    return ratio, math.sqrt(left / square) / max(1.0, abs(ratio))

@@ -1,0 +1,276 @@
+"""Fix the first link, run again, go on until nothing diverges.
+
+Rules propose, runs decide: a proposal's intervention is applied to the real run, and
+the cause is verified when what remains is within tolerance. With several causes each
+is verified by leaving its fix alone out again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ddpcheck import assemble
+from ddpcheck.diagnose import data_parallel, findings
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.probes.evidence import (
+    RankEvidence,
+    ReferenceEvidence,
+    StepEvidence,
+)
+from ddpcheck.diagnose.registry import RULES
+from ddpcheck.options import Options
+from ddpcheck.ranks.messages import Job
+from ddpcheck.ranks.pool import SOLO
+from ddpcheck.report import Control, Finding, NotCompared, Run, Tolerance
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.session import RunOutcome, Session
+
+Progress = Callable[[str], None]
+
+_MAX_CAUSES = 5
+_MAX_CONTROLS = 6
+_LINKS = ("data", "forward", "loss", "backward", "reduce", "update")
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    """What a diagnosis adds to a report."""
+
+    runs: list[Run] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    not_compared: list[NotCompared] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Cause:
+    """A proposal that was taken up, and what its runs said."""
+
+    proposal: Proposal
+    before: float = math.inf
+    after: float = math.inf
+    verified: bool | None = None
+    controls: list[Control] = field(default_factory=list)
+
+
+def diagnose(
+    session: Session,
+    outcomes: list[RunOutcome],
+    runs: list[Run],
+    limit: Tolerance,
+    options: Options,
+    progress: Progress,
+) -> Diagnosis:
+    """Returns the findings for all divergent runs."""
+    diagnosis = Diagnosis(runs=list(runs))
+    explained: set[int] = set()
+    for index in _by_world_size(runs, "ddp"):
+        if index in explained:
+            continue
+        progress(f"diagnosing ddp at world size {runs[index].world_size}")
+        search = _Search(session, outcomes[index].spec, limit, fix=options.fix)
+        causes = search.run()
+        same = _explained(search, causes, outcomes, runs, index) - explained
+        explained |= same | {index}
+        found = findings.make(causes, search.case, sorted(same | {index}))
+        diagnosis.findings = findings.merge(diagnosis.findings, found)
+    rest = [i for i in _by_world_size(runs, "dp") if i not in explained]
+    if rest:
+        diagnosis.findings = data_parallel.explain(
+            session, outcomes, runs, rest, diagnosis.findings, limit
+        )
+    return diagnosis
+
+
+def _by_world_size(runs: list[Run], mode: str) -> list[int]:
+    found = [i for i, r in enumerate(runs) if r.mode == mode and r.verdict == "divergent"]
+    return sorted(found, key=lambda i: (runs[i].world_size, i))
+
+
+def _explained(
+    search: _Search,
+    causes: list[Cause],
+    outcomes: list[RunOutcome],
+    runs: list[Run],
+    index: int,
+) -> set[int]:
+    """Returns the other divergent runs that the same fixes mend."""
+    others = [
+        i
+        for i in _by_world_size(runs, "ddp")
+        if i != index and runs[i].batch_norm == runs[index].batch_norm and runs[i].loss == runs[index].loss
+    ]
+    if not causes or not all(c.verified for c in causes):
+        # Nothing to test with: the same link breaks at every world size.
+        return set(others) if causes or not search.fix else set(others)
+    specs = [
+        search.with_fixes(outcomes[i].spec, [c.proposal for c in causes]) for i in others
+    ]
+    mended = search.excesses(specs)
+    return {i for i, excess in zip(others, mended, strict=True) if excess <= 1}
+
+
+class _Search:
+    """The search for the causes of one divergent run."""
+
+    def __init__(
+        self, session: Session, spec: RunSpec, limit: Tolerance, *, fix: bool
+    ) -> None:
+        self.session, self.spec, self.limit, self.fix = session, spec, limit, fix
+        self.case: Case | None = None
+
+    def run(self) -> list[Cause]:
+        """Returns the causes in the order of the chain, verified as far as possible."""
+        causes: list[Cause] = []
+        for _ in range(_MAX_CAUSES):
+            taken = [c.proposal for c in causes]
+            case = self._case(self.with_fixes(self.spec, taken))
+            if self.case is None:
+                self.case = case
+            if case.run.verdict == "equivalent":
+                break
+            proposals = [
+                p
+                for rule in RULES
+                if (p := rule.detect(case)) and p.slug not in {t.slug for t in taken}
+            ]
+            cause = self._choose(case, proposals, taken)
+            if cause is None:
+                break
+            causes.append(cause)
+            if cause.verified or not self.fix or not _can_run(cause.proposal):
+                break
+        if len(causes) > 1:
+            self._leave_one_out(causes)
+        return causes
+
+    def with_fixes(self, spec: RunSpec, proposals: list[Proposal]) -> RunSpec:
+        """Returns the spec with the interventions of these proposals."""
+        fixes = tuple(dict.fromkeys(f for p in proposals for f in p.fixes))
+        noise = next((p.noise for p in proposals if p.noise), spec.noise)
+        mode = "averaged" if any(p.by_hand for p in proposals) else spec.mode
+        scaled = tuple(_scaled_to(f, self.spec.world_size, spec.world_size) for f in fixes)
+        return spec.but(fixes=spec.fixes + scaled, noise=noise, mode=mode)
+
+    def excesses(self, specs: list[RunSpec]) -> list[float]:
+        """Returns the worst excess of every spec, inf where it faults."""
+        outcomes = self.session.run(specs)
+        return [
+            assemble.worst_excess(assemble.to_run(o, self.limit.rtol)) for o in outcomes
+        ]
+
+    def _case(self, spec: RunSpec) -> Case:
+        by_hand = spec.but(mode="averaged")
+        outcomes = self.session.run([spec, by_hand] if spec != by_hand else [spec])
+        runs = [assemble.to_run(o, self.limit.rtol) for o in outcomes]
+        return Case(
+            run=runs[0],
+            outcome=outcomes[0],
+            by_hand=runs[-1],
+            by_hand_outcome=outcomes[-1],
+            step=self._probe(spec),
+            rtol=self.limit.rtol,
+            facts=outcomes[0].reference.facts,
+        )
+
+    def _probe(self, spec: RunSpec) -> StepEvidence | None:
+        pool, ref = self.session.pool, self.session.ref
+        single = self.session.reference(spec).spec
+        assert single is not None
+        job = Job(
+            function="ddpcheck.diagnose.probes.reference:record",
+            arguments={"ref": ref, "spec": single, "world_size": spec.world_size},
+        )
+        first = pool.run(job, SOLO)[0]
+        if not isinstance(first.value, ReferenceEvidence) or first.value.failed:
+            return None
+        job = Job(
+            function="ddpcheck.diagnose.probes.rank:judge",
+            arguments={
+                "ref": ref,
+                "spec": spec,
+                "trace": first.value.trace,
+                "count_names": tuple(first.value.counts),
+            },
+        )
+        told = [o.value for o in pool.run(job, spec.world_size)]
+        ranks = [v for v in told if isinstance(v, RankEvidence)]
+        if len(ranks) < len(told) or any(r.failed for r in ranks):
+            return None
+        return StepEvidence(
+            world_size=spec.world_size, reference=first.value, ranks=tuple(ranks)
+        )
+
+    def _choose(
+        self, case: Case, proposals: list[Proposal], taken: list[Proposal]
+    ) -> Cause | None:
+        """Returns the cause to take up: the first proposal that its run verifies.
+
+        Where none does, there may be several causes: then the first proposal of the
+        first link, whose fix the next round builds on.
+        """
+        if not proposals:
+            return None
+        before = assemble.worst_excess(case.run)
+        if not self.fix:
+            return Cause(proposals[0], before=before)
+        testable = [p for p in proposals if _can_run(p)]
+        tested = self._test(testable, taken)
+        for proposal in proposals:
+            excess = tested.get(proposal.slug)
+            if excess is not None and excess <= 1:
+                return self._verified(proposal, before, tested)
+        first = proposals[0]
+        if not _can_run(first):
+            return Cause(first, before=before, verified=None)
+        return Cause(first, before=before, after=tested[first.slug], verified=False)
+
+    def _test(
+        self, proposals: list[Proposal], taken: list[Proposal]
+    ) -> dict[str, float]:
+        specs = [self.with_fixes(self.spec, [*taken, p]) for p in proposals]
+        values = self.excesses(specs)
+        return {p.slug: v for p, v in zip(proposals, values, strict=True)}
+
+    def _verified(
+        self, proposal: Proposal, before: float, tested: dict[str, float]
+    ) -> Cause:
+        controls = [
+            Control(slug=slug, excess_after=excess)
+            for slug, excess in tested.items()
+            if slug != proposal.slug
+        ]
+        return Cause(
+            proposal,
+            before=before,
+            after=tested[proposal.slug],
+            verified=True,
+            controls=controls[:_MAX_CONTROLS],
+        )
+
+    def _leave_one_out(self, causes: list[Cause]) -> None:
+        """Judges every cause by the run with all fixes but its own."""
+        every = [c.proposal for c in causes]
+        if not causes[-1].verified:
+            return
+        after = causes[-1].after
+        specs = [self.with_fixes(self.spec, [p for p in every if p is not q]) for q in every]
+        for cause, before in zip(causes, self.excesses(specs), strict=True):
+            cause.before, cause.after = before, after
+            cause.verified = before > 1 >= after
+        causes[:] = [c for c in causes if c.verified]
+
+
+def _can_run(proposal: Proposal) -> bool:
+    return bool(proposal.fixes or proposal.noise or proposal.by_hand)
+
+
+def _scaled_to(fix: str, found_at: int, world_size: int) -> str:
+    """Returns a fix for another world size: factors of W follow it."""
+    if found_at == world_size or not fix.startswith("loss.scale:"):
+        return fix
+    factor = float(fix.partition(":")[2])
+    power = math.log(factor) / math.log(found_at) if factor > 0 else 0.0
+    return f"loss.scale:{world_size ** round(power)!r}" if round(power) else fix

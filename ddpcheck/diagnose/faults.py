@@ -1,0 +1,20 @@
+"""What ranks did before they raised, died or hung."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case
+from ddpcheck.run.spec import CollectiveCount
+
+
+def collectives_of_ranks(case: Case) -> list[int]:
+    """Returns how many collectives the target called on each rank.
+
+    Empty without a fault: ranks may differ in harmless ways, e.g. through subgroups.
+    """
+    if not case.run.faults:
+        return []
+    counts = []
+    for rank in case.outcome.ranks:
+        told = [p.count for p in rank.progress if isinstance(p, CollectiveCount)]
+        counts.append(max(told, default=0))
+    return counts

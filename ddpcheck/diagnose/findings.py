@@ -1,0 +1,118 @@
+"""Causes and what their runs said, as the report's findings."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from ddpcheck.diagnose import magnitude
+from ddpcheck.diagnose.case import Case
+from ddpcheck.diagnose.text import number
+from ddpcheck.report import Finding, Fix
+
+if TYPE_CHECKING:
+    from ddpcheck.diagnose.engine import Cause
+
+UNKNOWN = "unknown"
+
+
+def make(causes: list[Cause], case: Case | None, runs: list[int]) -> list[Finding]:
+    """Returns one finding per cause; an honest unknown where there is none."""
+    assert case is not None
+    if not causes:
+        return [_unknown(case, runs)]
+    return [_finding(cause, case, runs, first=not i) for i, cause in enumerate(causes)]
+
+
+def merge(known: list[Finding], new: list[Finding]) -> list[Finding]:
+    """Returns both lists, findings of the same slug as one."""
+    merged = list(known)
+    for finding in new:
+        for i, other in enumerate(merged):
+            if other.slug == finding.slug:
+                runs = tuple(sorted({*other.runs, *finding.runs}))
+                merged[i] = dataclasses.replace(other, runs=runs)
+                break
+        else:
+            merged.append(finding)
+    return merged
+
+
+def _finding(cause: Cause, case: Case, runs: list[int], *, first: bool) -> Finding:
+    p = cause.proposal
+    evidence = dict(p.evidence)
+    if p.link == "forward":
+        evidence["modules"] = modules(case)
+    return Finding(
+        slug=p.slug,
+        link=p.link,
+        runs=tuple(runs),
+        summary=p.summary,
+        facts=p.facts,
+        magnitude=magnitude.in_words(case) if first else None,
+        evidence=evidence,
+        fix=Fix(
+            text=p.fix,
+            code=p.code,
+            safe=p.safe,
+            verified=cause.verified,
+            excess_before=cause.before,
+            excess_after=None if cause.verified is None else cause.after,
+        ),
+        controls=tuple(cause.controls),
+    )
+
+
+def modules(case: Case) -> list[dict[str, object]]:
+    """Returns every module's own difference in call order, for the picture."""
+    return [
+        {
+            "name": m.name or "(model)",
+            "rel_diff": m.rel_diff,
+            "diverges": m.rel_diff > case.close,
+        }
+        for m in case.modules()
+        if m.rel_diff is not None
+    ]
+
+
+def _unknown(case: Case, runs: list[int]) -> Finding:
+    link, where = _where(case)
+    worst = next((q.worst for q in (case.run.gradients, case.run.weights, case.run.buffers) if q.mismatched and q.worst), None)
+    facts = []
+    if worst is not None:
+        facts.append(
+            f"worst: {worst.name} in step {worst.step + 1}, relative difference "
+            f"{number(worst.rel_diff)}"
+        )
+    facts += [f"rank {f.rank} in step {(f.step or 0) + 1}: {f.summary}" for f in case.run.faults[:3]]
+    if case.ratios():
+        facts.append(
+            "gradient at the reference's outputs over the reference's, per rank: "
+            + ", ".join(number(r) for r, _ in case.ratios()[:8])
+            + f", expected {case.world_size}"
+        )
+    return Finding(
+        slug=UNKNOWN,
+        link=link,
+        runs=tuple(runs),
+        summary=f"the cause is unknown; it starts in the {link} link{where}",
+        facts=tuple(facts),
+        evidence={"modules": modules(case)},
+    )
+
+
+def _where(case: Case) -> tuple[str, str]:
+    """Returns the first link that breaks, and where in it."""
+    diverging = case.diverging()
+    if diverging:
+        return "forward", f", at {diverging[0].name or 'the model itself'}"
+    if case.has_cuts and not case.loss_is_sound:
+        return "loss", ""
+    if case.reduce_is_broken:
+        return "reduce", ""
+    step = case.first_broken("gradients")
+    if step is None or math.isinf(step):
+        return "update", ""
+    return ("backward" if step == 0 else "update"), f", in step {step + 1}"

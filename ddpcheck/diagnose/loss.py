@@ -1,0 +1,61 @@
+"""What the rules of the loss link share: ratios in words, counts, the universal fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddpcheck.diagnose.case import Case
+from ddpcheck.diagnose.text import listed
+
+
+def ratio_fact(case: Case) -> str:
+    """Returns the ratios of the output gradients as a sentence."""
+    ratios = [ratio for ratio, _ in case.ratios()]
+    residual = max((r for _, r in case.ratios()), default=0.0)
+    text = (
+        "the loss's gradient at the reference's own outputs, over the reference's: "
+        f"{listed(ratios)} on the ranks, expected {case.world_size} on each"
+    )
+    if residual > case.close:
+        text += f" (residual {residual:.3g}: no single factor)"
+    return text
+
+
+def ratio_evidence(case: Case) -> dict[str, Any]:
+    """Returns the ratios as the report's picture takes them."""
+    return {
+        "ratios": {
+            "ranks": [ratio for ratio, _ in case.ratios()],
+            "residuals": [residual for _, residual in case.ratios()],
+            "expected": case.world_size,
+        }
+    }
+
+
+def counted_by(case: Case) -> str | None:
+    """Returns the countable thing n_r for which every rank's ratio is N / n_r.
+
+    Names are tried in the order of countables.names; the first that fits wins.
+    """
+    ratios = case.rank_ratios
+    if ratios is None or case.step is None:
+        return None
+    for name in case.step.reference.counts:
+        counts = [r.counts.get(name, 0.0) for r in case.step.ranks]
+        total = sum(counts)
+        if not total or any(c == 0 for c in counts) or len(set(counts)) == 1:
+            continue
+        expected = [total / c for c in counts]
+        if all(
+            abs(ratio - e) <= case.close * e
+            for ratio, e in zip(ratios, expected, strict=True)
+        ):
+            return name
+    return None
+
+
+def global_loss_fix(case: Case) -> tuple[str, ...]:
+    """Returns the universal fix: the loss on the outputs and targets of all ranks."""
+    if case.step is None:
+        return ()
+    return ("loss.global:" + ",".join(case.step.reference.frontier),)

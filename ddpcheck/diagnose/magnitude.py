@@ -1,0 +1,34 @@
+"""How much a divergence matters, in words a user can act on."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case
+from ddpcheck.diagnose.text import number
+
+_ADAPTIVE = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "RMSprop", "Adadelta")
+
+
+def in_words(case: Case) -> str | None:
+    """Returns a sentence on what one factor on all gradients means for training.
+
+    None where the gradients do not differ by one factor: then no learning rate makes
+    the run equal.
+    """
+    ratio = case.uniform_ratio
+    if ratio is None or not ratio:
+        return None
+    factor = ratio / case.world_size
+    optimizer = case.facts["optimizer"]
+    rate = case.facts["learning_rate"]
+    if any(optimizer.startswith(name) for name in _ADAPTIVE):
+        return (
+            f"all gradients differ by the factor {number(factor)}; {optimizer} divides "
+            "it out again, so weights move alike, but clipping, weight decay in the "
+            "gradient and epsilon do not"
+        )
+    if rate is None:
+        return f"all gradients differ by the factor {number(factor)}"
+    return (
+        f"all gradients differ by the factor {number(factor)}: {optimizer} with the "
+        f"learning rate {number(rate / factor)} instead of {number(rate)} would train alike"
+    )

@@ -1,0 +1,29 @@
+"""Parameters were unfrozen after wrapping."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.text import names
+
+SLUG = "ddp/unfrozen-after-wrap"
+LINK = "reduce"
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes wrapping anew where requires_grad was False when DDP was built."""
+    found = case.outcome.facts().get("unfrozen", [])
+    if not found or not case.reduce_is_broken:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="parameters were unfrozen after wrapping: DDP left them out when it was "
+        "built",
+        facts=(
+            f"{len(found)} trained parameters had requires_grad=False when DDP was built: "
+            f"{names(found)}",
+        ),
+        fix="unfreeze before wrapping, or wrap again",
+        code="module.requires_grad_(True)\nmodel = DistributedDataParallel(module)",
+        fixes=("ddp.rewrap",),
+    )

@@ -1,0 +1,25 @@
+"""DDP finds no tensors in the output."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+
+SLUG = "graph/opaque-output"
+LINK = "reduce"
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes it where DDP sees fewer tensors in the output than there are."""
+    if not case.reduce_is_broken or not any(case.rank_facts("opaque_output", False)):
+        return None
+    kind = next(k for k in case.rank_facts("opaque_output", "") if k)
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the model returns an object in which DDP finds no tensors, so it does not "
+        "know what to wait for",
+        facts=(f"the output is a {kind}; torch's pytree finds no tensor in it",),
+        fix="return tensors, tuples or dicts, or register the class as a pytree node",
+        code="return {\"logits\": logits}",
+        fixes=("ddp.plain_output",),
+    )

@@ -1,0 +1,24 @@
+"""static_graph=True on a graph that is not static."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+
+SLUG = "graph/static-graph-violated"
+LINK = "reduce"
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes it where static_graph is set and building without it mends."""
+    if not case.reduce_is_broken or not any(case.rank_facts("static_graph", False)):
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="static_graph=True, but the graph is not the same in every step, or not "
+        "every parameter takes part",
+        facts=("DDP was built with static_graph=True",),
+        fix="drop static_graph, or add 0 * the unused output to the loss",
+        code="DistributedDataParallel(model, find_unused_parameters=True)",
+        fixes=("ddp.static_off", "ddp.find_unused"),
+    )

@@ -1,0 +1,37 @@
+"""A local sum over a global count, DDP's average not undone."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact
+from ddpcheck.diagnose.text import number
+
+SLUG = "loss/missing-world-scale"
+LINK = "loss"
+
+_SAME = 0.01
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes it for a ratio of 1 on every rank and a loss that is a mean alone."""
+    ratio = case.uniform_ratio
+    if ratio is None or case.world_size == 1 or abs(ratio - 1) > case.close:
+        return None
+    if case.losses_replicate or case.step is None:
+        return None
+    doubled = case.step.reference.doubled
+    if doubled is not None and abs(doubled - 2) <= _SAME:
+        return None
+    world = case.world_size
+    shown = "does not grow with the batch" if doubled is None else f"the batch taken twice gives {number(doubled)} times the gradient"
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="each rank divides its sum by the count of all ranks, and DDP divides "
+        f"by {world} again: every gradient is 1/{world} of one process's",
+        facts=(ratio_fact(case), f"in one process the loss is a mean: {shown}"),
+        fix="multiply by the world size",
+        code="loss = dist.get_world_size() * local_sum / global_count",
+        fixes=(f"loss.scale:{world}",),
+        evidence=ratio_evidence(case),
+    )

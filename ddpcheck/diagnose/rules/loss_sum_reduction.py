@@ -1,0 +1,40 @@
+"""The loss sums over samples, DDP divides by the world size."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact
+from ddpcheck.diagnose.text import number
+
+SLUG = "loss/sum-reduction"
+LINK = "loss"
+
+_DOUBLES = 0.01
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes it for a ratio of 1 on every rank and a loss that grows with the batch."""
+    ratio = case.uniform_ratio
+    if ratio is None or case.world_size == 1 or abs(ratio - 1) > case.close:
+        return None
+    if case.losses_replicate or case.step is None:
+        return None
+    doubled = case.step.reference.doubled
+    if doubled is None or abs(doubled - 2) > _DOUBLES:
+        return None
+    world = case.world_size
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the loss is a sum over the shard's samples, and DDP divides the summed "
+        f"gradients by {world}: every gradient is 1/{world} of one process's",
+        facts=(
+            ratio_fact(case),
+            "the batch taken twice gives "
+            f"{number(doubled)} times the gradient: the loss grows with the batch",
+        ),
+        fix="take the mean, or multiply the summed loss by the world size",
+        code="loss = dist.get_world_size() * loss  # or reduction='mean'",
+        fixes=(f"loss.scale:{world}",),
+        evidence=ratio_evidence(case),
+    )

@@ -1,0 +1,44 @@
+"""Batch norm normalises with the statistics of the shard."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.probes.evidence import ModuleCall
+from ddpcheck.diagnose.text import names, number
+
+SLUG = "norm/local-batch-stats"
+LINK = "forward"
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes synchronised batch norm where batch norms' outputs differ."""
+    calls = [m for m in case.diverging() if _normalises(m) and not m.collectives]
+    if not calls:
+        return None
+    torchs = [m for m in calls if m.is_batch_norm]
+    first = calls[0]
+    layers = list(dict.fromkeys(m.name for m in calls))
+    fixes: tuple[str, ...] = tuple(f"module.global:{m.name}" for m in calls if not m.is_batch_norm)
+    if torchs:
+        fixes = ("batch_norm.sync", *fixes)
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary=f"{len(layers)} batch norm{'s' if len(layers) > 1 else ''} "
+        "normalise with the mean and variance of the rank's shard",
+        facts=(
+            f"{first.name} ({first.kind}), fed with the reference's own input, returns "
+            f"other rows than in one process: relative difference {number(first.rel_diff or 0)}",
+            f"modules that do: {names(layers)}",
+        ),
+        fix="synchronise batch norm over ranks, freeze it, or use GroupNorm",
+        code="model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)\n"
+        "model = DistributedDataParallel(model)",
+        safe=True,
+        fixes=tuple(dict.fromkeys(fixes)),
+        module=first.name,
+    )
+
+
+def _normalises(call: ModuleCall) -> bool:
+    return call.is_batch_norm or call.normalises

@@ -1,0 +1,47 @@
+"""A synchronised batch norm of the target's own is wrong."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.text import number
+
+SLUG = "norm/syncbn-implementation"
+LINK = "forward"
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes it where a module that calls collectives differs, forward or backward."""
+    calls = [m for m in case.modules() if m.collectives and m.name]
+    inner = [m for m in calls if m.writes_buffers or m.is_batch_norm]
+    if not inner:
+        return None
+    wrong = [m for m in inner if (m.rel_diff or 0) > case.close]
+    if not wrong and not (case.loss_is_sound and case.first_broken("gradients") == 0):
+        return None
+    first = (wrong or inner)[0]
+    what = (
+        f"returns other rows than in one process: relative difference "
+        f"{number(first.rel_diff or 0)}"
+        if wrong
+        else "returns the right rows, the loss is right, and the gradients are not"
+    )
+    sizes = set(case.run.shard_sizes)
+    uneven = f"; the shards hold {', '.join(map(str, case.run.shard_sizes))} samples" if len(sizes) > 1 else ""
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary=f"{first.name} ({first.kind}) synchronises its statistics over ranks, "
+        "but not to those of the global batch",
+        facts=(
+            f"{first.name}, fed with the reference's own input, calls "
+            f"{first.collectives} collectives and {what}{uneven}",
+        ),
+        fix="sum the moments and the counts over ranks with collectives that carry "
+        "gradients, then divide",
+        code="s = torch.stack([x.sum(0), x.pow(2).sum(0)])\n"
+        "s = torch.distributed.nn.functional.all_reduce(s)\n"
+        "n = all-reduced number of rows\n"
+        "mean, var = s[0] / n, s[1] / n - (s[0] / n) ** 2",
+        fixes=tuple(dict.fromkeys(f"module.global:{m.name}" for m in inner)),
+        module=first.name,
+    )

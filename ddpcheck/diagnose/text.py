@@ -1,0 +1,44 @@
+"""Numbers and names as the facts of findings show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def number(value: float) -> str:
+    """Returns 3 significant digits, without a trailing ".0".
+
+    >>> number(0.5), number(1.33333), number(2.0)
+    ('0.5', '1.33', '2')
+    """
+    return f"{value:.3g}"
+
+
+def listed(values: Iterable[float]) -> str:
+    """Returns numbers as a list, cut at 8.
+
+    >>> listed([1.6, 2.66667])
+    '1.6, 2.67'
+    """
+    shown = [number(v) for v in values]
+    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")  # noqa: PLR2004
+
+
+def names(items: Iterable[str], limit: int = 3) -> str:
+    """Returns names in order, cut at `limit`.
+
+    >>> names(["a", "b", "c", "d"])
+    'a, b, c and 1 more'
+    """
+    every = list(items)
+    rest = len(every) - limit
+    return ", ".join(every[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def module(name: str) -> str:
+    """Returns how a module is called in a sentence.
+
+    >>> module(""), module("layer1.bn")
+    ("the model's own forward", 'layer1.bn')
+    """
+    return name or "the model's own forward"

@@ -1,0 +1,37 @@
+"""Which trainable parameters get no gradient, on which ranks, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpcheck.diagnose.case import Case
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """`everywhere`: no gradient on any rank; `somewhere`: on some ranks only.
+
+    `called`: the modules that own the former are called in forward. `fault`: what DDP
+    raised, as a fact.
+    """
+
+    everywhere: list[str]
+    somewhere: list[str]
+    called: bool
+    fault: tuple[str, ...]
+
+
+def unused_parameters(case: Case) -> Unused:
+    """Returns what the run with gradients averaged by hand says of local gradients."""
+    ranks = range(len(case.by_hand_outcome.ranks))
+    none = [set(case.by_hand_outcome.facts(r).get("local_none", ())) for r in ranks]
+    everywhere = sorted(set.intersection(*none)) if none else []
+    somewhere = sorted(set.union(*none) - set(everywhere)) if none else []
+    called = set(case.step.reference.called) if case.step else set()
+    owners = {name.rpartition(".")[0] for name in everywhere}
+    fault = tuple(
+        f"rank {f.rank} {'raises' if f.kind == 'raised' else 'ends'} in step "
+        f"{(f.step or 0) + 1}: {f.summary[:100]}"
+        for f in case.run.faults[:1]
+    )
+    return Unused(everywhere, somewhere, bool(owners & called), fault)

@@ -1,0 +1,77 @@
+"""Parameters used outside their own module: penalties on the weights in a loss.
+
+A parameter used while another module runs than the one that owns it, or none, gets
+its gradient from there directly. `scaled_direct_use` scales just this part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+
+class _ScaleGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:  # type: ignore[override]
+        ctx.factor = factor
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return grad * ctx.factor, None
+
+
+class _DirectUse(TorchFunctionMode):
+    def __init__(self, owners: dict[int, nn.Module], factor: float) -> None:
+        super().__init__()
+        self.owners, self.factor = owners, factor
+        self.running: list[nn.Module] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        new = [self._scaled(a) for a in args]
+        return func(*new, **(kwargs or {}))
+
+    def _scaled(self, value: Any) -> Any:
+        owner = self.owners.get(id(value))
+        if owner is None or (self.running and self.running[-1] is owner):
+            return value
+        if not torch.is_grad_enabled():
+            return value
+        with torch._C.DisableTorchFunction():  # noqa: SLF001
+            return _ScaleGrad.apply(value, self.factor)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def scaled_direct_use(model: nn.Module, factor: float) -> Iterator[None]:
+    """Scales the gradient that parameters get from uses outside their own module."""
+    owners = {
+        id(p): module
+        for module in model.modules()
+        for p in module._parameters.values()  # noqa: SLF001
+        if p is not None
+    }
+    mode = _DirectUse(owners, factor)
+    handles = []
+    for module in model.modules():
+        handles.append(
+            module.register_forward_pre_hook(lambda m, _: mode.running.append(m))
+        )
+        handles.append(
+            module.register_forward_hook(
+                lambda *_: mode.running.pop() and None, always_call=True
+            )
+        )
+    try:
+        with mode:
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,250 @@
+"""The pages of usage errors, for --explain: one per slug, first line a summary."""
+
+from __future__ import annotations
+
+PAGES = {
+    "environment-import": """
+The environment cannot import torch or ddpcheck itself.
+
+Nothing of the target has run yet. Run the command that the message gives: it shows
+the whole traceback. A torch that does not fit numpy or the driver is the usual cause.
+""",
+    "explain-unknown": """
+--explain was given a slug that is neither a rule's nor an error's.
+
+Slugs of findings are family/name (loss/local-normalizer), those of errors have no
+slash (target-no-loss). `ddpcheck --rules` lists all of them.
+""",
+    "init-path": """
+--init does not write over a file, and makes no folder.
+
+Name a path where nothing is yet: ddpcheck --init other.py
+""",
+    "option-usage": """
+The command line is not one that ddpcheck knows.
+
+One TARGET, or one other way in (--demo, --suite, --init, --explain, --rules,
+--render), and options by their full names. `ddpcheck --help` shows all of them.
+""",
+    "option-value": """
+A setting has a value that it cannot have.
+
+The same values are allowed on the command line, in the target file and in
+[tool.ddpcheck] of pyproject.toml:
+
+    world_sizes   [2, 4, 8]                    or --world-sizes 2,4,8
+    modes         ["dp", "ddp"]
+    batch_norm    ["asis", "local", "sync", "frozen"]
+    loss          ["asis", "mean", "sum", "masked", "iou"]
+    noise         "asis" or "sample"
+    steps         3
+    dtype         "auto", "float64", "float32", "bfloat16" or "float16"
+    device        "auto", "cpu" or "cuda"
+    tolerance     1e-9, relative
+    accept        {"norm/local-batch-stats" = "why this is fine"}
+    fix           true or false                or --no-fix
+    timeout_s     60
+    seed          0
+    report_dir    "reports"
+""",
+    "option-world-size": """
+A world size is larger than the batch.
+
+Every rank needs one sample at least, so the largest world size is the number of
+samples that batch() returns. Use smaller --world-sizes or a larger batch.
+""",
+    "render-file": """
+--render needs a report that ddpcheck wrote.
+
+That is reports/TARGET/report.json, or what --json wrote. The message says why the
+file is none: not JSON, another format number, or fields that a report has not.
+""",
+    "settings-file": """
+pyproject.toml is not valid TOML.
+
+ddpcheck reads the first pyproject.toml with a [tool.ddpcheck] table in the folder of
+the target or above it. The message has the line at which reading stopped.
+""",
+    "settings-unknown": """
+[tool.ddpcheck] holds a setting that ddpcheck does not have.
+
+A misspelt setting would be one without effect, so it is an error. The names are those
+of the options, with _ or -: see `ddpcheck --explain option-value`.
+""",
+    "target-batch-dim0": """
+The tensors of the batch have different lengths.
+
+Data parallelism cuts every tensor along dimension 0, so dimension 0 of each must be
+the sample. What belongs to no sample (class weights, a mask of shape (T, T)) does not
+go into the batch: make it a global of the file, or a buffer of the model.
+""",
+    "target-batch-empty": """
+batch() returns no tensor, or tensors without rows.
+
+batch() returns the global batch itself, (inputs, targets) as tensors; a data loader,
+a list of numbers or a numpy array is not cut into shards.
+""",
+    "target-batch-kind": """
+batch() must return a pair: what the model takes, and what the loss compares.
+
+    def batch():
+        return inputs, targets
+
+inputs may be a tensor (model(x)), a tuple (model(*x)) or a dict (model(**x)); targets
+any structure of tensors. Where there is no `loss`, batch() may return one dict, and
+model(**batch).loss is used. Two inputs: return (a, b), targets
+""",
+    "target-batch-small": """
+The batch has one sample: there is nothing to divide among ranks.
+
+Return at least 2 samples from batch(); 8 or 16 let all default world sizes run.
+""",
+    "target-empty-model": """
+model() returns a model in which nothing is trained.
+
+No parameter has requires_grad=True, so there is no gradient to compare. Return the
+model as training has it: unfrozen, with the head that is trained.
+""",
+    "target-import": """
+The target file raises while it is imported.
+
+It is imported like any module, its own folder first on sys.path, __name__ being the
+file's name. What only a script does (argparse, training) belongs under
+
+    if __name__ == "__main__":
+
+The line is that of the target file, even where a module it imports has failed.
+""",
+    "target-loss-gradient": """
+The loss does not depend on the model's parameters.
+
+Something between model and loss cuts the graph: .detach(), .item(), .data, numpy,
+argmax, torch.no_grad(), or a new tensor made of the values of the old one.
+""",
+    "target-loss-scalar": """
+The loss must be a tensor of one element.
+
+    def loss(output, target):
+        return functional.cross_entropy(output, target)
+
+A loss per sample is reduced by .mean(), or by a sum over a count. A loss that returns
+None lacks a `return`; a float has lost its gradient.
+""",
+    "target-missing-file": """
+TARGET is not a file.
+
+TARGET is the path of a Python file; file.py:Name picks its model. Modules
+(package.module) and folders are not taken. ddpcheck --init writes a template.
+""",
+    "target-model-kind": """
+model must make a torch.nn.Module, without arguments.
+
+    def model():
+        torch.manual_seed(0)
+        return Net(width=64)
+
+A class that needs no arguments, or a module itself, will do too. A module is copied
+for every rank.
+""",
+    "target-name-kind": """
+One of the contract's names is not what it must be.
+
+model, loss, optimizer, wrap and train_step are callables; model may be a module, and
+batch may be the pair itself. A configuration value of the same name is the usual
+cause: choose another function with --model-fn, --loss-fn and so on.
+""",
+    "target-no-batch": """
+The file defines no `batch`.
+
+    def batch():
+        return inputs, targets    # the global batch, dimension 0 is the sample
+
+Or name what plays its part: ddpcheck mymodel.py --batch-fn make_data
+""",
+    "target-no-loss": """
+The file defines no `loss`.
+
+    def loss(output, target):
+        return functional.cross_entropy(output, target)
+
+Or name what plays its part: ddpcheck mymodel.py --loss-fn criterion. None is needed
+where `train_step` does the whole step, or where batch() returns a dict and the
+model's output has a .loss.
+""",
+    "target-no-model": """
+The file defines no `model`.
+
+    def model():
+        torch.manual_seed(0)
+        return Net()
+
+Or name what plays its part: ddpcheck mymodel.py:Net
+""",
+    "target-no-optimizer": """
+The name given by --optimizer-fn is not in the file.
+
+    def optimizer(params):
+        return torch.optim.AdamW(params, lr=1e-3)
+
+Without the option and without `optimizer`, SGD with learning rate 0.1 is used.
+""",
+    "target-no-train-step": """
+The name given by --train-step-fn is not in the file.
+
+    def train_step(model, optimizer, batch):
+        inputs, targets = batch
+        optimizer.zero_grad()
+        loss(model(inputs), targets).backward()
+        optimizer.step()
+""",
+    "target-no-wrap": """
+The name given by --wrap-fn is not in the file.
+
+    def wrap(model):
+        return DistributedDataParallel(model, static_graph=True)
+
+Without the option and without `wrap`, DistributedDataParallel(model) is used.
+""",
+    "target-not-finite": """
+One process on the global batch gets NaN or infinity.
+
+Two runs that are both NaN say nothing about each other, so this is not compared. Make
+one-process training work for the three steps first: a smaller learning rate, scaled
+inputs, or --steps 1.
+""",
+    "target-optimizer-kind": """
+optimizer(params) must return the optimizer.
+
+    def optimizer(params):
+        return torch.optim.AdamW(params, lr=1e-3)
+
+Anything with step() and zero_grad() is taken. None: a `return` is missing.
+""",
+    "target-raises": """
+The target raises while one process trains it on the global batch.
+
+Nothing is distributed here: no process group, no DistributedDataParallel. The line
+that is named is the innermost one outside of torch. A target that works only on ranks
+must ask torch.distributed.is_initialized() before it uses a collective.
+""",
+    "target-unseeded": """
+Two calls of model() make models with different weights.
+
+The one-process run and rank 0 must start from the same weights, or every difference
+means nothing. Seed at the start of model():
+
+    def model():
+        torch.manual_seed(0)
+        return Net()
+
+A model that loads a checkpoint, or is given as an instance, needs no seed.
+""",
+    "target-wrap-kind": """
+wrap(model) must return what the rank trains.
+
+    def wrap(model):
+        return DistributedDataParallel(model, find_unused_parameters=True)
+
+None: a `return` is missing.
+""",
+}
