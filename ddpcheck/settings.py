@@ -117,8 +117,8 @@ def _accept(value: Any) -> dict[str, str]:
     else:
         found = [value] if isinstance(value, str) else value
         if not isinstance(found, list | tuple):
-            raise ValueError
-        pairs = [(*_text(item).split("=", 1), "")[:2] for item in found]
+            raise ValueError  # noqa: TRY004
+        pairs = [_text(item).partition("=")[::2] for item in found]
     accepted = {}
     for slug, reason in pairs:
         if not isinstance(slug, str) or not isinstance(reason, str) or "/" not in slug:

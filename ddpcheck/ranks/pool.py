@@ -22,8 +22,8 @@ from ddpcheck.ranks.messages import Job, Outcome
 
 SOLO = 0  # the world size of a crew without a process group
 
-# After one rank failed, the others are given this long to fail too: a rank that waits
-# in a collective never will, and its stack is worth having.
+# After one rank failed, the others are given this long to fail too, or as long again
+# as it took: a rank that waits in a collective never will, its stack is worth having.
 _GRACE_S = 1.0
 _IMPORT_POLL_S = 0.005
 # For torch itself, of which the user's timeout does not speak: 5 s warm, a minute from
@@ -221,7 +221,9 @@ class Pool:
 
     def _next_deadline(self, pending: list[Task]) -> float:
         deadlines = [t.deadline for t in pending]
-        deadlines += [t.failed_at + _GRACE_S for t in pending if t.failed_at is not None]
+        deadlines += [
+            t.failed_at + _grace_s(t) for t in pending if t.failed_at is not None
+        ]
         return max(0.0, min(deadlines) - time.monotonic())
 
     def _update(
@@ -233,11 +235,13 @@ class Pool:
                 on_progress(task, rank, progress)
         now = time.monotonic()
         kinds = {o.kind for o in crew.outcomes}
-        failed = bool(kinds & {"raised", "died"})
+        failed = bool(kinds & {"raised", "died"}) or any(
+            getattr(o.value, "failed", False) for o in crew.outcomes
+        )
         if failed and task.failed_at is None:
             task.failed_at = now
         if "running" in kinds:
-            if task.failed_at is not None and now > task.failed_at + _GRACE_S:
+            if task.failed_at is not None and now > task.failed_at + _grace_s(task):
                 crew.stop_running("stopped")
             elif now > task.deadline:
                 crew.stop_running("hung")
@@ -266,6 +270,11 @@ class Pool:
         with contextlib.suppress(OSError):
             return (self.folder / name).read_text(encoding="utf-8", errors="replace")
         return ""
+
+
+def _grace_s(task: Task) -> float:
+    assert task.failed_at is not None
+    return max(_GRACE_S, task.failed_at - task.started)
 
 
 def _loopback() -> str:
