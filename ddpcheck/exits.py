@@ -27,8 +27,17 @@ class SignalError(BaseException):
         self.number = number
 
 
+def tell(text: str) -> None:
+    """Writes a message to stderr."""
+    output.say(text, sys.stderr)
+
+
 def guarded(
-    action: Callable[[], int], *, verbose: bool = False, github: bool = False
+    action: Callable[[], int],
+    *,
+    verbose: bool = False,
+    github: bool = False,
+    tell: Callable[[str], None] = tell,
 ) -> int:
     """Returns the exit code of `action`, or of the way in which it failed.
 
@@ -39,30 +48,28 @@ def guarded(
         with _signals_raise():
             return action()
     except UsageError as error:
-        _tell(f"{error.problem}\n")
+        tell(f"{error.problem}\n")
         if github:
             _annotate(f"{error.problem.message} [{error.problem.slug}]")
         return EXIT_USAGE
     except SignalError as error:
         is_interrupt = error.number == signal.SIGINT
-        _tell("ddpcheck: interrupted\n" if is_interrupt else "ddpcheck: terminated\n")
+        tell("ddpcheck: interrupted\n" if is_interrupt else "ddpcheck: terminated\n")
         return 128 + error.number
     except Exception as error:  # noqa: BLE001 (the last line of defence)
-        return _not_checked(error, verbose=verbose, github=github)
+        text = _failure_text(error, verbose=verbose)
+        tell(text)
+        if github:
+            _annotate(text.splitlines()[0].removeprefix("ddpcheck: "))
+        return EXIT_NOT_CHECKED
 
 
-def _not_checked(error: Exception, *, verbose: bool, github: bool) -> int:
+def _failure_text(error: Exception, *, verbose: bool) -> str:
     from ddpcheck.session import CannotCheckError  # noqa: PLC0415 (rarely needed)
 
     if isinstance(error, CannotCheckError):
-        _tell(cannot_check_text(error.message, error.detail, verbose=verbose))
-        if github:
-            _annotate(f"not checked: {error.message}")
-    else:
-        _tell(_internal_text(error, verbose=verbose))
-        if github:
-            _annotate(f"not checked: internal error of ddpcheck: {error!r}")
-    return EXIT_NOT_CHECKED
+        return cannot_check_text(error.message, error.detail, verbose=verbose)
+    return _internal_text(error, verbose=verbose)
 
 
 def cannot_check_text(message: str, detail: str, *, verbose: bool = False) -> str:
@@ -100,10 +107,6 @@ def _internal_text(error: Exception, *, verbose: bool) -> str:
     if output.write_file(path, text):
         where = str(path.absolute())
     return "\n".join([*lines, f"  please report it, with {where}", ""])
-
-
-def _tell(text: str) -> None:
-    output.say(text, sys.stderr)
 
 
 def _annotate(text: str) -> None:

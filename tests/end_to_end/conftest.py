@@ -1,0 +1,156 @@
+"""A pool for cases that need no process of their own, and the command in one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ddpcheck import check
+from ddpcheck.ranks.pool import Pool, Preload
+
+DEADLINE_S = 180.0
+DATA = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """An engine that has imported torch, for all cases of the session."""
+    with Pool(Preload(modules=check.PRELOAD_MODULES), timeout_s=60) as started:
+        started.wait_for_imports()
+        yield started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What a command left: exit code and the text of both streams."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+class Command:
+    """A running ddpcheck, in a session of its own."""
+
+    def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ddpcheck", *arguments],
+            cwd=folder,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Returns when `condition` holds; fails at the deadline or after the end."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert self.process.poll() is None, "the command has ended"
+            assert time.monotonic() < deadline, "the condition never held"
+            time.sleep(0.01)
+
+    def signal(self, number: int) -> None:
+        """Signals the whole session, as a terminal does on Ctrl-C."""
+        os.killpg(self.process.pid, number)
+
+    def end(self) -> Ended:
+        """Waits for the end."""
+        try:
+            out, err = self.process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise
+        return Ended(exit_code=self.process.returncode, stdout=out, stderr=err)
+
+
+class Terminal:
+    """Starts the command in a folder of its own, and says what it left behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.environment = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("GITHUB_", "PYTEST_")) and key != "NO_COLOR"
+        }
+        self.environment["TMPDIR"] = str(self.temporary)
+        root = str(DATA.parents[1])
+        self.environment["PYTHONPATH"] = root
+        self._shared_before = _shared()
+
+    def write(self, text: str, name: str = "mymodel.py") -> str:
+        """Writes a target file; returns its name."""
+        (self.folder / name).write_text(text, encoding="utf-8")
+        return name
+
+    def start(self, *arguments: str) -> Command:
+        """Starts the command."""
+        return Command(list(arguments), self.folder, self.environment)
+
+    def run(self, *arguments: str) -> Ended:
+        """Runs the command to its end."""
+        return self.start(*arguments).end()
+
+    def assert_clean(self, command: Command) -> None:
+        """Asserts that no process, temporary file or shared memory is left."""
+        deadline = time.monotonic() + 10
+        while left := processes_of(command.process.pid):
+            assert time.monotonic() < deadline, f"processes left: {left}"
+            time.sleep(0.05)
+        assert list(self.temporary.iterdir()) == []
+        # Other tests may be running: only what names this command's own processes.
+        assert not [p for p in _shared() - self._shared_before if not _is_alive(p)]
+
+
+def _shared() -> set[Path]:
+    folder = Path("/dev/shm")  # noqa: S108
+    names = ("ddpcheck-*", "torch_*", "sem.*")
+    return {path for name in names for path in folder.glob(name)}
+
+
+def _is_alive(path: Path) -> bool:
+    """Returns whether something still runs that has opened a file below `path`."""
+    import psutil
+
+    for process in psutil.process_iter():
+        try:
+            opened = [f.path for f in process.open_files()]
+        except psutil.Error:
+            continue
+        if any(name.startswith(str(path)) for name in opened):
+            return True
+    return False
+
+
+def processes_of(session: int) -> list[str]:
+    """Returns the command lines of the living processes of a session."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) != session:
+                continue
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+        except (psutil.Error, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Terminal:
+    """A folder and the command."""
+    return Terminal(tmp_path)

@@ -1,0 +1,85 @@
+"""Every way in which a target file is wrong, and the whole text that says so.
+
+User code runs in children of one pool; what is compared is what the command prints.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpcheck import check, exits, target
+from ddpcheck.errors import UsageError
+from ddpcheck.options import Options
+from ddpcheck.ranks.pool import Pool
+from ddpcheck.target import TargetRef
+from tests.end_to_end.conftest import DATA
+from tests.end_to_end.wrong_files import CASES, Case, target as good_target
+
+
+def expected_texts() -> dict[str, str]:
+    """Returns the texts of wrong_files.txt, by the names of their cases."""
+    text = (DATA / "wrong_files.txt").read_text(encoding="utf-8")
+    parts = [part.partition("\n") for part in text.split("## ")[1:]]
+    return {name: body.strip("\n") + "\n" for name, _, body in parts}
+
+
+TEXTS = expected_texts()
+
+
+def said(pool: Pool, case: Case, folder: Path) -> tuple[int, str]:
+    """Returns the exit code and what is said of a case."""
+    path = folder / "mymodel.py"
+    path.write_text(case.source, encoding="utf-8")
+    ref = TargetRef(path=str(path), names=case.names)
+    options = Options(world_sizes=case.world_sizes or None, modes=("ddp",))
+    told: list[str] = []
+
+    def action() -> int:
+        return check.check(pool, ref, options).exit_code
+
+    code = exits.guarded(action, tell=told.append)
+    return code, "".join(told)
+
+
+def test_cases_and_texts_have_the_same_names() -> None:
+    assert list(TEXTS) == list(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wrong_file_is_told_and_exits_2(name: str, pool: Pool, tmp_path: Path) -> None:
+    assert said(pool, CASES[name], tmp_path) == (2, TEXTS[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_first_line_stands_alone(name: str) -> None:
+    first, *others = TEXTS[name].splitlines()
+    assert first.startswith("ddpcheck: ")
+    assert "mymodel.py" in first or "batch" in first
+    assert first.endswith("]")
+    labels = [line[2:12].strip() for line in others]
+    assert labels == ["expected", "found", "fix", "more"]
+
+
+def test_a_good_file_says_nothing(pool: Pool, tmp_path: Path) -> None:
+    case = Case(source=good_target())
+    assert said(pool, case, tmp_path) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("no_such.py", "nothing"), ("", "a folder")],
+    ids=["none", "folder"],
+)
+def test_path_that_is_no_file_is_told(name: str, found: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    with pytest.raises(UsageError) as caught:
+        target.check_file(path)
+    assert str(caught.value) == (
+        f"ddpcheck: {path} is no file [target-missing-file]\n"
+        "  expected   a Python file that defines model, batch and loss\n"
+        f"  found      {found}\n"
+        "  fix        check the path, or write a template: ddpcheck --init mymodel.py\n"
+        "  more       ddpcheck --explain target-missing-file"
+    )
