@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from ddpcheck.ranks.messages import Job, Outcome
-from ddpcheck.ranks.pool import SOLO, Pool
+from ddpcheck.ranks.pool import SOLO, Pool, Task
 from ddpcheck.run.spec import ReferenceResult, RunSpec
 from ddpcheck.session import RunOutcome, crew_of
 from ddpcheck.suite.cells import Cell, Row
@@ -19,6 +19,11 @@ from ddpcheck.zoo import matrix
 
 # What the fork server must have imported.
 PRELOAD_MODULES = ("torch", "torch._dynamo", "ddpcheck.zoo.record")
+
+# Where a differing cell is compared with one process itself. At the others it equals
+# its prediction, and that is compared: |c - r| >= |p - r| - |c - p|, candidate c,
+# reference r, prediction p.
+DIRECT_WORLD_SIZE = 2
 
 _RECORD = "ddpcheck.zoo.record"
 
@@ -54,9 +59,12 @@ class _Plan:
     against_prediction: _Planned | None = None
 
     def runs(self) -> Iterator[_Planned]:
-        yield self.against_reference
-        if self.against_prediction is not None:
-            yield self.against_prediction
+        """Yields the runs to make."""
+        prediction = self.against_prediction
+        if prediction is not None:
+            yield prediction
+        if prediction is None or self.cell.world_size == DIRECT_WORLD_SIZE:
+            yield self.against_reference
 
 
 @dataclass(slots=True)
@@ -72,7 +80,9 @@ class Runner:
     _references: dict[tuple[bool, str], ReferenceResult] = field(default_factory=dict)
 
     def run(
-        self, cells: Iterable[Cell], on_case: Callable[[list[Result]], None] | None = None
+        self,
+        cells: Iterable[Cell],
+        on_case: Callable[[list[Result]], None] | None = None,
     ) -> list[Result]:
         """Returns a result per cell, in order; those of one case run side by side.
 
@@ -154,6 +164,7 @@ class Runner:
                         "model": plan.cell.row.model,
                         "loss": plan.cell.row.loss,
                         "spec": plan.against_reference.spec,
+                        "reference": plan.against_reference.reference.trace,
                     },
                 )
                 for plan in plans
@@ -181,7 +192,7 @@ class Runner:
         waiting: dict[int, list[_Planned]] = {}
         for run in runs:
             waiting.setdefault(crew_of(run.spec), []).append(run)
-        tasks = {}
+        tasks: dict[int, tuple[Task, list[_Planned]]] = {}
         while waiting or tasks:
             for crew, batch in waiting.items():
                 tasks[crew] = self.pool.submit(_batch_job(batch), crew), batch
@@ -229,9 +240,12 @@ def _part(outcome: Outcome, position: int) -> Outcome:
 
 
 def _judged(plan: _Plan) -> Result:
-    reference, prediction = plan.against_reference, plan.against_prediction
-    assert reference.outcome is not None
-    return judge(plan.cell, reference.outcome, prediction.outcome if prediction else None)
+    prediction = plan.against_prediction
+    return judge(
+        plan.cell,
+        plan.against_reference.outcome,
+        prediction.outcome if prediction else None,
+    )
 
 
 def _key(row: Row) -> tuple[bool, str]:

@@ -10,6 +10,8 @@ Shape legend: B batch, E entries of a target (B, B x T or B x H x W), rest as in
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -42,12 +44,19 @@ def batch(kind: str, step: int, *, masked: bool) -> tuple[Tensor, Tensor]:
         step: 0, 1, ...; part of the seed.
         masked: whether some targets are -100, in different numbers in every shard.
     """
+    inputs, targets = _drawn(kind, step, masked)
+    return _as_default(inputs).clone(), _as_default(targets).clone()
+
+
+@functools.lru_cache(maxsize=64)
+def _drawn(kind: str, step: int, masked: bool) -> tuple[Tensor, Tensor]:  # noqa: FBT001
+    """Returns inputs and targets in float32; warm ranks ask for them again and again."""
     generator = torch.Generator().manual_seed(_SEED + 10 * step + KINDS.index(kind))
     inputs = _inputs(kind, generator)
     targets = _targets(kind, inputs, generator)
     if masked:
         targets = targets.masked_fill(_ignored(targets.shape, generator), IGNORED_CLASS)
-    return _as_default(inputs), _as_default(targets)
+    return inputs, targets
 
 
 def _inputs(kind: str, generator: torch.Generator) -> Tensor:

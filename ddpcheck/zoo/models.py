@@ -9,6 +9,8 @@ Shape legend: B batch, C classes, H height, W width, T tokens, V vocabulary, D w
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -198,6 +200,13 @@ MODELS = {
 
 def build(name: str) -> nn.Module:
     """Returns a new model of this name, in train mode, always with the same weights."""
+    return copy.deepcopy(_template(name, torch.get_default_dtype()))
+
+
+@functools.lru_cache(maxsize=32)
+def _template(name: str, default_dtype: torch.dtype) -> nn.Module:
+    """Returns the model to copy: warm ranks build it again and again."""
+    assert torch.get_default_dtype() == default_dtype
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_SEED)
         model = MODELS[name].make()

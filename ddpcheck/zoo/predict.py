@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ddpcheck.zoo.closed_form import output_gradient
 from ddpcheck.zoo.matrix import MODES, check_name
 
+
 def predicted_gradients(
     model: nn.Module,
     loss_name: str,
@@ -56,4 +57,3 @@ def _shards(inputs: Tensor, world_size: int, mode: str) -> Sequence[Tensor]:
     if mode == "dp":
         return inputs.chunk(world_size)
     return inputs.tensor_split(world_size)
-

@@ -7,35 +7,40 @@ import time
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from ddpcheck import compare
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run import jobs as run_jobs
 from ddpcheck.run.model import DTYPES
 from ddpcheck.run.spec import RankResult, ReferenceResult, RunSpec, StepResult
-from ddpcheck.trace import Writer
+from ddpcheck.trace import Reader, Writer
 from ddpcheck.zoo import batches, cases, models
 
 
 def predicted(
-    context: Context, *, model: str, loss: str, spec: RunSpec
+    context: Context, *, model: str, loss: str, spec: RunSpec, reference: str
 ) -> ReferenceResult:
     """Writes the training that theory predicts as a trace, as `jobs.reference` does.
 
-    Gradients and weights of every step; no buffers, no outputs, no losses.
+    Gradients and weights of every step; no buffers, no outputs, no losses. The fact
+    "excess" is how far each step's gradients are from one process.
 
     Args:
         context: of a solo rank.
         model: a name of matrix.LOSSES_OF.
         loss: a name of matrix.CLASS_LOSSES.
         spec: of the candidate; its mode, world size and batch norm are predicted.
+        reference: the trace of one process on the global batch.
     """
     started = time.perf_counter()
     name = f"prediction-{context.seat.name}-{time.monotonic_ns()}"
     path = Path(context.seat.folder) / name
     writer = Writer(path)
     try:
-        _write(writer, model, loss, spec)
+        excess = _write(writer, model, loss, spec, Reader(Path(reference)))
     except BaseException:
         writer.discard()
         raise
@@ -43,23 +48,41 @@ def predicted(
         trace=str(path),
         spec=spec,
         losses=(None,) * spec.steps,
-        facts={"batch_size": batches.BATCH_SIZE, "unused": []},
+        facts={"batch_size": batches.BATCH_SIZE, "unused": [], "excess": excess},
         seconds=time.perf_counter() - started,
     )
 
 
-def _write(writer: Writer, model: str, loss: str, spec: RunSpec) -> None:
+def _write(
+    writer: Writer, model: str, loss: str, spec: RunSpec, reference: Reader
+) -> list[float]:
+    """Writes all steps; returns the largest excess of each step's gradients."""
     dtype = DTYPES[spec.dtype]
     writer.add("initial", 0, models.build(model).to(dtype).named_parameters())
     training = cases.predicted_training(
         model, loss, spec.batch_norm, spec.mode, spec.world_size, spec.steps, dtype
     )
+    excess = []
     for step, (gradients, weights) in enumerate(training):
         named = {name: gradients.get(name) for name in weights}
         writer.add("gradients", step, named.items())
         writer.add("weights", step, weights.items())
+        excess.append(_excess(named, reference, step, spec.rtol))
     writer.index.facts = {"calls": {}, "shapes": []}
     writer.close()
+    return excess
+
+
+def _excess(
+    named: dict[str, Tensor | None], reference: Reader, step: int, rtol: float
+) -> float:
+    references = {
+        name: reference.get("gradients", step, name)
+        for name in reference.names("gradients", step)
+    }
+    scale = reference.scale("gradients", step)
+    found = compare.compare_group(named, references, rtol=rtol, scale=scale, step=step)
+    return found.worst.excess if found.worst else 0.0
 
 
 def candidates(context: Context, *, runs: list[dict[str, Any]]) -> None:

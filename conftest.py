@@ -1,0 +1,128 @@
+"""Leak checks around every test, and the profile of hypothesis.
+
+What ddpcheck leaves behind in a user's process is a fault of its own, so no test may
+end with other variables, processes, threads, folders, or global torch state than it
+began with. Fixtures of wider scope start before and end after the check.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import psutil
+import pytest
+
+hypothesis.settings.register_profile(
+    "ddpcheck", deadline=None, derandomize=True, database=None, max_examples=60
+)
+hypothesis.settings.load_profile("ddpcheck")
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (what the pool uses)
+# Set by pytest itself while a test runs.
+_OWN_VARIABLES = {"PYTEST_CURRENT_TEST"}
+
+
+def _variables() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in _OWN_VARIABLES}
+
+
+def _children() -> set[int]:
+    """Returns the direct children but for multiprocessing's tracker, which stays."""
+    found = set()
+    for child in psutil.Process().children():
+        try:
+            command = " ".join(child.cmdline())
+            if child.status() != psutil.STATUS_ZOMBIE:
+                if "resource_tracker" not in command:
+                    found.add(child.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _threads() -> set[str]:
+    return {f"{t.name} ({t.ident})" for t in threading.enumerate()}
+
+
+def _folders() -> set[str]:
+    """Returns the folders of pools that this process started."""
+    return {p.name for p in _SHARED_MEMORY.glob(f"ddpcheck-{os.getpid()}-*")}
+
+
+def _torch_state() -> dict[str, Any]:
+    """Returns torch's global settings, nothing where torch was not imported."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_rng_state"):
+        return {}
+    distributed = torch.distributed
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "grad mode": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "random state": hash(torch.get_rng_state().numpy().tobytes()),
+        "process group": distributed.is_available() and distributed.is_initialized(),
+        "anomaly mode": torch.is_anomaly_enabled(),
+    }
+
+
+def _random_state() -> dict[str, Any]:
+    return {"random state of Python": hash(random.getstate())}
+
+
+_WATCHED: dict[str, Callable[[], Any]] = {
+    "environment variables": _variables,
+    "child processes": _children,
+    "threads": _threads,
+    "folders in /dev/shm": _folders,
+    "torch": _torch_state,
+    "random": _random_state,
+}
+
+
+def snapshot() -> dict[str, Any]:
+    """Returns all that a test must leave as it was."""
+    return {name: watch() for name, watch in _WATCHED.items()}
+
+
+def leaks(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Returns one line per thing that is not as it was."""
+    return [
+        line
+        for name, value in before.items()
+        for line in _differences(name, value, after[name])
+    ]
+
+
+def _differences(name: str, before: Any, after: Any) -> list[str]:
+    if isinstance(before, set):
+        return [f"{name}: {item} left behind" for item in sorted(after - before)]
+    # torch itself may have been imported by the test: then nothing was there before.
+    keys = [k for k in before if before[k] != after.get(k)]
+    if name == "environment variables":
+        keys += [k for k in after if k not in before]
+    return [f"{name}: {k} changed" for k in keys]
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_trace() -> Iterator[None]:
+    before = snapshot()
+    yield
+    found = leaks(before, snapshot())
+    assert not found, "the test left traces:\n" + "\n".join(found)
+
+
+@pytest.fixture
+def seeded() -> Iterator[None]:
+    """Seeds torch for a test that draws, and puts its state back."""
+    import torch  # noqa: PLC0415 (most tests need none)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        yield

@@ -1,0 +1,59 @@
+"""Every model with every loss, batch norm mode and data-parallel mode.
+
+A cell is one of these at one world size. Theory says of each whether it must equal one
+process or the training that is predicted for it (zoo.predict), and that is asserted.
+
+World sizes 1, 2, 3 and 4 have all cells: 374 rows of 4, of which 26 keep dropout. World
+sizes 8 and 16 have the 15 cases of `cells.LARGE_CASES`, every model and every loss among
+them; the other 658 cells are left out here, as they cost as much as all of the rest and
+differ from their neighbours in nothing but the number of ranks. `ddpcheck --suite` runs
+them too.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpcheck.suite import cells, runner
+from ddpcheck.zoo import matrix
+
+ROWS = tuple(cells.rows())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_row_comes_out_as_theory_says(
+    row: cells.Row, suite_runner: runner.Runner
+) -> None:
+    results = suite_runner.run(cells.cells(row, quick=True))
+    failures = [result.why for result in results if result.status == "FAILED"]
+    assert not failures, "\n".join(failures)
+    expected = {"equal": "ok", "differs": "predicted"}
+    found = [(result.cell.world_size, result.status) for result in results]
+    assert found == [(r.cell.world_size, expected[r.cell.expected]) for r in results]
+
+
+def test_rows_are_the_whole_product() -> None:
+    plain = {(r.model, r.loss, r.batch_norm, r.mode) for r in ROWS if r.noise == "asis"}
+    assert plain == {
+        (model, loss, batch_norm, mode)
+        for model, loss in matrix.CASES
+        for batch_norm in matrix.BATCH_NORM_MODES[model]
+        for mode in ("dp", "ddp")
+    }
+    assert len(ROWS) == len(set(ROWS))
+
+
+def test_left_out_cells_are_as_many_as_documented() -> None:
+    whole = sum(len(cells.cells(row, quick=False)) for row in ROWS)
+    quick = sum(len(cells.cells(row, quick=True)) for row in ROWS)
+    assert __doc__ is not None
+    with_dropout = sum(row.noise == "sample" for row in ROWS)
+    assert f"all cells: {len(ROWS)} rows of 4, of which {with_dropout} keep" in __doc__
+    assert f"the other {whole - quick} cells are left out" in __doc__
+    assert f"the {len(cells.LARGE_CASES)} cases of" in __doc__
+
+
+def test_large_cases_cover_every_model_and_loss() -> None:
+    assert set(cells.LARGE_CASES) <= set(matrix.CASES)
+    assert {model for model, _ in cells.LARGE_CASES} == set(matrix.LOSSES_OF)
+    assert {loss for _, loss in cells.LARGE_CASES} == set(matrix.CLASS_LOSSES)
