@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ddpcheck import tree
+from ddpcheck.run.spec import SAMPLES
 from ddpcheck.target import Target
 
-SAMPLES = "samples"
 _MAX_VALUES = 12  # distinct integer values tried as an ignore value
 
 

@@ -13,6 +13,7 @@ MODES = ("single", "dp", "ddp", "averaged")
 BATCH_NORM_MODES = ("asis", "local", "sync", "frozen")
 NOISE_MODES = ("asis", "sample")
 QUANTITIES = ("gradients", "weights", "buffers", "outputs")
+SAMPLES = "samples"  # the countable that is the size of a shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

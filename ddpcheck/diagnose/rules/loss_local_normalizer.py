@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.loss import counted_by, global_loss_fix, ratio_evidence, ratio_fact
 from ddpcheck.diagnose.text import listed, number
-from ddpcheck.run.countables import SAMPLES
+from ddpcheck.run.spec import SAMPLES
 
 SLUG = "loss/local-normalizer"
 LINK = "loss"

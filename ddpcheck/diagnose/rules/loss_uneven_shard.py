@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.loss import counted_by, ratio_evidence, ratio_fact
 from ddpcheck.diagnose.text import listed
-from ddpcheck.run.countables import SAMPLES
+from ddpcheck.run.spec import SAMPLES
 
 SLUG = "loss/uneven-shard"
 LINK = "loss"
