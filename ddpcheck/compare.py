@@ -142,19 +142,25 @@ def _numbers(
             continue
         diff = (c - r).abs_()
         top = float(diff.max())
-        if top != top:  # noqa: PLR0124 (NaN on one side or both)
-            if torch.equal(c.isnan(), r.isnan()):
-                diff = diff.nan_to_num(0.0)
-                top = float(diff.max())
-            else:
+        if top != top:  # noqa: PLR0124 (NaN on one side or both, or twice infinity)
+            diff = diff.masked_fill_((c == r) | (c.isnan() & r.isnan()), 0.0)
+            top = float(diff.max())
+            if top != top:  # noqa: PLR0124
                 return math.nan, math.inf, 0.0, 0.0
         abs_diff = max(abs_diff, top)
         if top > 0:
-            bound = r.abs().nan_to_num_(0.0).add_(scale).mul_(rtol)
-            excess = max(excess, float((diff / bound).nan_to_num_(0.0).max()))
-        dot += float(torch.dot(c.nan_to_num(0.0), r.nan_to_num(0.0)))
-        square += float(torch.dot(r.nan_to_num(0.0), r.nan_to_num(0.0)))
+            excess = max(excess, _largest_excess(diff, r, rtol, scale))
+        finite_c, finite_r = (t.nan_to_num(0.0, 0.0, 0.0) for t in (c, r))
+        dot += float(torch.dot(finite_c, finite_r))
+        square += float(torch.dot(finite_r, finite_r))
     return abs_diff, excess, dot, square
+
+
+def _largest_excess(diff: Tensor, ref: Tensor, rtol: float, scale: float) -> float:
+    bound = ref.abs().add_(scale).mul_(rtol)
+    # 0 / 0 is no difference; an infinite one stays so where the bound is infinite too.
+    excess = (diff / bound).masked_fill_(diff == 0, 0.0)
+    return float(excess.masked_fill_(diff.isinf(), math.inf).max())
 
 
 def _ratio(value: float, by: float) -> float:

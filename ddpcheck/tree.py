@@ -30,7 +30,7 @@ def tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def opaque(value: Any) -> Iterator[str]:
     """Yields the type names of values that the walk cannot look into."""
-    if isinstance(value, Tensor | _PLAIN):
+    if isinstance(value, (Tensor, *_PLAIN)):
         return
     if not _is_container(value):
         yield type(value).__name__

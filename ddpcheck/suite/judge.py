@@ -17,9 +17,9 @@ from ddpcheck.session import RunOutcome
 from ddpcheck.suite.cells import Cell
 from ddpcheck.zoo import matrix
 
-# A relative difference. The smallest of a differing cell is 4e-3 (measured over all
-# cells); equal cells in float64 stay below 2e-15.
-FAR = 1e-5
+# A relative difference. The smallest of a differing cell is 0.037 (unet-dice at world
+# size 2, of all 860 such cells); equal cells in float64 stay below 2e-15.
+FAR = 1e-3
 _LEAST_FAR = 10.0  # times the tolerance, where that is above FAR
 
 _QUANTITIES = ("gradients", "weights")

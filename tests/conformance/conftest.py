@@ -1,19 +1,14 @@
-"""One pool of warm ranks per test process."""
+"""One runner per test process: its references serve all tests of a case."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from ddpcheck.ranks.pool import Pool, Preload
-from ddpcheck.suite import runner
+from ddpcheck.ranks.pool import Pool
+from ddpcheck.suite.runner import Runner
 
 
 @pytest.fixture(scope="session")
-def suite_runner() -> Iterator[runner.Runner]:
-    """Runs cells; ranks are forked once per world size."""
-    with Pool(Preload(modules=runner.PRELOAD_MODULES)) as pool:
-        pool.start()
-        pool.wait_for_imports()
-        yield runner.Runner(pool)
+def suite_runner(pool: Pool) -> Runner:
+    """Runs cells on the warm ranks of the session."""
+    return Runner(pool)
