@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,10 +95,37 @@ class Case:
         return list(worst.values())
 
     def diverging(self) -> list[ModuleCall]:
-        """Returns the module calls whose own output differs, in call order."""
-        return [
-            m for m in self.modules() if m.rel_diff is not None and m.rel_diff > self.close
-        ]
+        """Returns the module calls whose own computation differs, in call order.
+
+        A module is fed with the reference's input and its submodules return the
+        reference's outputs, so a difference is its own: in its output, or in what its
+        code passes to a submodule.
+        """
+        if self.outputs_agree:
+            return []
+        found: dict[str, ModuleCall] = {}
+        for m in self.modules():
+            if m.input_diff > self.close and (m.caller or m.name):
+                caller = dataclasses.replace(
+                    m, name=m.caller, kind=m.caller_kind, rel_diff=m.input_diff,
+                    is_batch_norm=False, normalises=False, writes_buffers=False,
+                    collectives=0,
+                )
+                found.setdefault(m.caller, caller)
+            if m.rel_diff is not None and m.rel_diff > self.close:
+                found.setdefault(m.name, m)
+        return list(found.values())
+
+    @property
+    def outputs_agree(self) -> bool:
+        """Whether the run's outputs in the first step were compared and are equal."""
+        told = self.step_quantity("outputs", 0)
+        missing = self.outcome.facts().get("not_compared", {})
+        return (
+            bool(told)
+            and not missing
+            and all(q.compared and not q.mismatched for q in told)
+        )
 
     def ratios(self) -> list[tuple[float, float]]:
         """Returns (ratio, residual) of d loss / d outputs of every rank, all cuts.

@@ -15,6 +15,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 
+# Attribute access and bookkeeping: the parameter itself is wanted.
+_NOT_USES = frozenset(
+    {"__get__", "__set__", "__delete__", "__repr__", "__hash__", "backward", "detach"}
+    | {"register_hook", "requires_grad_", "register_post_accumulate_grad_hook"}
+)
+
+
 class _ScaleGrad(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:  # type: ignore[override]
@@ -36,6 +43,8 @@ class _DirectUse(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         del types
+        if getattr(func, "__name__", "") in _NOT_USES:
+            return func(*args, **(kwargs or {}))
         new = [self._scaled(a) for a in args]
         return func(*new, **(kwargs or {}))
 

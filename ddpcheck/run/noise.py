@@ -161,7 +161,7 @@ def _widen(
     wide: list[Any] = []
     for arg in args:
         if isinstance(arg, Tensor) and tuple(arg.shape) == shape:
-            full = arg.new_zeros(whole)
+            full = _zeros_laid_out_as(arg, whole)
             full.narrow(dim, first, shape[dim]).copy_(arg)
             wide.append(full)
         elif isinstance(arg, list | tuple) and tuple(arg) == shape:
@@ -169,6 +169,17 @@ def _widen(
         else:
             wide.append(arg)
     return wide
+
+
+def _zeros_laid_out_as(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Returns zeros whose dimensions lie in memory in the order of `tensor`'s.
+
+    In-place random operations fill in memory order: a transposed tensor draws other
+    numbers than a contiguous one.
+    """
+    order = sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d))
+    back = [order.index(d) for d in range(tensor.dim())]
+    return tensor.new_zeros([shape[d] for d in order]).permute(back)
 
 
 def _narrow(drawn: Any, dim: int, first: int, size: int) -> Any:

@@ -18,6 +18,8 @@ class ModuleCall:
     kind: str
     call: int
     rel_diff: float | None
+    caller: str = ""
+    caller_kind: str = ""
     input_diff: float = 0.0
     is_scalar: bool = False
     collectives: int = 0

@@ -68,6 +68,8 @@ class _Probe:
         self.inputs: dict[str, float] = {}
         self.before: dict[str, tuple[int, list[int]]] = {}
         self.calls: dict[str, Any] = {}
+        self.callers: dict[str, tuple[str, str]] = {}
+        self.open: list[tuple[str, str]] = []
 
     def run(self, count_names: tuple[str, ...]) -> RankEvidence:
         torch.set_default_dtype(torch.float32)
@@ -142,6 +144,8 @@ class _Probe:
         versions = [b._version for b in module.buffers(recurse=False)]  # noqa: SLF001
         self.before[key] = (len(self.seen.collectives), versions)
         self.calls[key] = new
+        self.callers[key] = self.open[-1] if self.open else ("", "")
+        self.open.append((name, type(module).__name__))
         return new
 
     def _after(self, name: str, call: int, module: nn.Module, output: Any) -> Any:
@@ -186,6 +190,8 @@ class _Probe:
         key = f"{name}#{call}"
         collectives, versions = self.before[key]
         args, kwargs = self.calls.pop(key)
+        self.open.pop()
+        caller, caller_kind = self.callers.pop(key)
         now = [b._version for b in module.buffers(recurse=False)]  # noqa: SLF001
         writes = now != versions
         called = len(self.seen.collectives) - collectives
@@ -199,6 +205,8 @@ class _Probe:
                 kind=type(module).__name__,
                 call=call,
                 rel_diff=rel_diff,
+                caller=caller,
+                caller_kind=caller_kind,
                 input_diff=self.inputs[key],
                 is_scalar=scalar,
                 collectives=called,

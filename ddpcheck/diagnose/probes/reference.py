@@ -65,6 +65,7 @@ class _Probe:
         set_default_dtype(spec)
         self.start = snapshot(self.model)
         self.dims: dict[str, tuple[int, ...]] = {}
+        self.values: dict[str, Tensor] = {}
 
     def run(self, path: str) -> ReferenceEvidence:
         self.dims = self._shard_shapes()
@@ -145,11 +146,14 @@ class _Probe:
 
             def cut(path: str, t: Tensor) -> Tensor:
                 key = key_of(name, call, path or "output")
-                if not self._can_cut(key, t):
+                if not self._can_cut(key, t) or (perturb and key not in self.values):
                     return t
-                value = t.detach().clone()
                 if perturb:
-                    value = self._perturbed(key, value)
+                    # On the values of the first pass: what a perturbed module feeds
+                    # the next one must not count as coupling.
+                    value = self._perturbed(key, self.values[key].detach())
+                else:
+                    value = self.values[key] = t.detach().clone()
                 leaves[key] = value.requires_grad_()
                 return leaves[key].clone()
 
