@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddpcheck import assemble, diagnose, plan, tolerance
+from ddpcheck import assemble, diagnose, plan, reproduce, tolerance
 from ddpcheck import target as targets
 from ddpcheck.errors import UsageError
 from ddpcheck.options import DEFAULT_WORLD_SIZES, Options
@@ -213,6 +213,9 @@ def _report(
         not_compared=tuple(dict.fromkeys(not_compared)),
         warnings=tuple(dict.fromkeys(warnings)),
         seconds=seconds,
+        reproduce=reproduce.script(
+            ref, runs, findings, unused=bool(base.facts["unused"])
+        ),
     )
 
 
