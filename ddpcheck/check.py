@@ -96,6 +96,12 @@ def check(
     planned = plan.make(options, base.spec, base.facts)
     steps.expect(len(planned.specs))
     outcomes = session.run(planned.specs)
+    if options.dtype == "auto" and _converts_after_wrapping(outcomes):
+        # In float64 a later `.to(float64)`, or `.float()`, would be another program.
+        base = session.reference(base.spec.but(dtype="float32", constants="float32"))
+        assert base.spec is not None
+        planned = plan.make(options, base.spec, base.facts)
+        outcomes = session.run(planned.specs)
     limit = _tolerance(session, options, base.spec, outcomes)
     runs = [assemble.to_run(outcome, limit.rtol) for outcome in outcomes]
     diagnosis = diagnose.Diagnosis()
@@ -121,6 +127,10 @@ def check(
         ],
         seconds=time.perf_counter() - started,
     )
+
+
+def _converts_after_wrapping(outcomes: list[RunOutcome]) -> bool:
+    return any(o.facts().get("applied_after_wrap") for o in outcomes)
 
 
 def _open_ahead(pool: Pool, options: Options) -> None:

@@ -77,6 +77,7 @@ class Session:
             batch_norm="frozen" if spec.batch_norm == "frozen" else "asis",
             permute=False,
             fixes=(),
+            tile=spec.tile,
         )
         if key not in self._references:
             job = Job(

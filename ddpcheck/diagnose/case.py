@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,7 @@ class Case:
     step: StepEvidence | None
     rtol: float
     facts: dict[str, Any]  # of the reference
+    arm: Callable[..., Run]  # (changes of the spec) -> the run with them
 
     @property
     def world_size(self) -> int:
@@ -219,6 +221,14 @@ class Case:
                 for v in values
             )
         )
+
+    @property
+    def losses_are_one(self) -> bool:
+        """Whether all ranks have the same loss, though their shards differ."""
+        values = [v for v in self.rank_losses() if v is not None]
+        if len(values) < 2 or not self.loss_collectives:  # noqa: PLR2004
+            return False
+        return max(values) - min(values) <= self.close * max(map(abs, values))
 
     @property
     def loss_collectives(self) -> int:

@@ -24,7 +24,7 @@ def explain(
     limit: Tolerance,
 ) -> list[Finding]:
     """Returns the findings with DataParallel's runs added, or one of their own."""
-    shared = [f for f in findings if f.link in ("forward", "loss", "update")]
+    shared = [f for f in findings if f.link in ("forward", "loss", "backward", "update")]
     if shared:
         return [_with(f, rest) if f in shared else f for f in findings]
     return [*findings, _own(session, outcomes, runs, rest, limit)]

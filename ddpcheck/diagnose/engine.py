@@ -7,9 +7,11 @@ is verified by leaving its fix alone out again.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ddpcheck import assemble
 from ddpcheck.diagnose import data_parallel, findings
@@ -173,7 +175,13 @@ class _Search:
             step=self._probe(spec),
             rtol=self.limit.rtol,
             facts=outcomes[0].reference.facts,
+            arm=lambda **changes: self._arm(spec, changes),
         )
+
+    def _arm(self, spec: RunSpec, changes: dict[str, Any]) -> Run:
+        """Returns a variation of the run, compared with a reference varied alike."""
+        outcome = self.session.run([spec.but(**changes)])[0]
+        return assemble.to_run(outcome, self.limit.rtol)
 
     def _probe(self, spec: RunSpec) -> StepEvidence | None:
         pool, ref = self.session.pool, self.session.ref
@@ -216,6 +224,10 @@ class _Search:
         before = assemble.worst_excess(case.run)
         if not self.fix:
             return Cause(proposals[0], before=before)
+        if not _can_run(proposals[0]):
+            # Ranks that wait for each other: any fix that ends the wait by making all
+            # ranks do the same would look like a proof.
+            return Cause(proposals[0], before=before)
         testable = [p for p in proposals if _can_run(p)]
         tested = self._test(testable, taken)
         for proposal in proposals:
@@ -223,8 +235,12 @@ class _Search:
             if excess is not None and excess <= 1:
                 return self._verified(proposal, before, tested)
         first = proposals[0]
-        if not _can_run(first):
-            return Cause(first, before=before, verified=None)
+        if first.link == "reduce" and case.by_hand.verdict == "equivalent":
+            # The specific intervention does not reach it (user code undoes it), but
+            # averaging by hand does: it is the reducer, and this is what is known of it.
+            after = assemble.worst_excess(case.by_hand)
+            by_hand = dataclasses.replace(first, by_hand=True, fixes=())
+            return Cause(by_hand, before=before, after=after, verified=True)
         return Cause(first, before=before, after=tested[first.slug], verified=False)
 
     def _test(

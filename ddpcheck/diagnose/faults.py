@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case
-from ddpcheck.run.spec import CollectiveCount
+from ddpcheck.run.spec import BackwardCount, CollectiveCount
 
 
 def collectives_of_ranks(case: Case) -> list[int]:
@@ -16,5 +16,16 @@ def collectives_of_ranks(case: Case) -> list[int]:
     counts = []
     for rank in case.outcome.ranks:
         told = [p.count for p in rank.progress if isinstance(p, CollectiveCount)]
+        counts.append(max(told, default=0))
+    return counts
+
+
+def backwards_of_ranks(case: Case) -> list[int]:
+    """Returns how many backwards each rank had begun, empty without a hang or death."""
+    if all(f.kind == "raised" for f in case.run.faults):
+        return []
+    counts = []
+    for rank in case.outcome.ranks:
+        told = [p.count for p in rank.progress if isinstance(p, BackwardCount)]
         counts.append(max(told, default=0))
     return counts

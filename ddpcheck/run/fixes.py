@@ -12,6 +12,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     direct.scale:FACTOR    parameters used outside their own module, as in a penalty,
                            get FACTOR times the gradient
     collectives.autograd   raw collectives carry gradients
+    state.broadcast        rank 0's untrained parameters and buffers to all ranks after
+                           every step
     ddp.find_unused        DDP built anew with find_unused_parameters=True
     ddp.rewrap             DDP built anew, as it was, on the model as it is now
     ddp.static_off         DDP built anew with static_graph=False
@@ -41,6 +43,7 @@ from ddpcheck.run.gather import (
     rows_of_ranks,
     without_group,
 )
+from ddpcheck.run.names import strip
 
 
 def argument(fixes: tuple[str, ...], name: str) -> str | None:
@@ -67,8 +70,10 @@ def after_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
     """Returns the wrapped model with the interventions that change the wrapper."""
     if argument(fixes, "ddp.broadcast") is not None:
         with torch.no_grad():
-            for tensor in [*model.parameters(), *model.buffers()]:
-                dist.broadcast(tensor, 0)
+            # By name: ranks may hold the same parameters in different orders.
+            named = {strip(n): t for n, t in [*model.named_parameters(), *model.named_buffers()]}
+            for name in sorted(named):
+                dist.broadcast(named[name].data, 0)
     settings: dict[str, Any] = {}
     if argument(fixes, "ddp.find_unused") is not None:
         settings["find_unused_parameters"] = True
@@ -107,6 +112,17 @@ def around_training(
         if argument(fixes, "checkpoint.nonreentrant") is not None:
             stack.enter_context(_nonreentrant_checkpoints())
         yield
+
+
+def after_step(model: nn.Module, fixes: tuple[str, ...]) -> None:
+    """Does what an intervention does between two steps."""
+    if argument(fixes, "state.broadcast") is None:
+        return
+    with torch.no_grad():
+        named = {strip(n): p for n, p in model.named_parameters() if not p.requires_grad}
+        named |= {strip(n): b for n, b in model.named_buffers()}
+        for name in sorted(named):
+            dist.broadcast(named[name].data, 0)
 
 
 def rebuild(ddp: DistributedDataParallel, **changes: Any) -> DistributedDataParallel:

@@ -33,7 +33,7 @@ from ddpcheck.run.gather import without_group
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import DrawCounter, SampleNoise, bound
 from ddpcheck.run.recorders import ComparingRecorder, WritingRecorder
-from ddpcheck.run.spec import CollectiveCount, RankResult, ReferenceResult, RunSpec
+from ddpcheck.run.spec import BackwardCount, CollectiveCount, RankResult, ReferenceResult, RunSpec
 from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader, Writer, as_dense
@@ -222,6 +222,9 @@ class _Reference:
             "asks_distributed": self.seen.asks_distributed,
             "draws": self.draws,
             "unused": unused,
+            "untrained": [
+                n for n, p in names.parameters(model).items() if not p.requires_grad
+            ],
             "settings": self.target.settings,
             "updates": training.updates,
         }
@@ -351,8 +354,14 @@ class _Candidate:
             recorder=recorder,
             loss=self._loss(),
             around_step=lambda step: self._around(step, size),
+            after_step=lambda: fixes.after_step(wrapped, self.spec.fixes),
+            on_update=self._note_update,
             vector_loss=self.spec.world_size if self.spec.mode == "dp" else 0,
         )
+
+    def _note_update(self) -> None:
+        if self.seen.depth:
+            self.facts["updates_in_backward"] = True
 
     def _loss(self) -> Callable[[Any, Any], Any] | None:
         loss = loss_function(self.target, self.spec)
@@ -382,6 +391,10 @@ class _Candidate:
         self.seen.on_collective = lambda name, count: self.context.emit(
             CollectiveCount(count=count, name=name, step=self._step)
         )
+        if self.is_rank:
+            self.seen.on_backward = lambda count: self.context.emit(
+                BackwardCount(count=count, step=self._step)
+            )
         try:
             with (
                 fixes.around_training(
@@ -472,6 +485,7 @@ class _Candidate:
             if self._differs("initial", name, parameter)
         ]
         self.facts["start_differs"] = differ
+        self.facts["order"] = names.order
         self.facts["start_buffers_differ"] = [
             name
             for name, buffer in names.buffers(wrapped).items()
@@ -483,6 +497,8 @@ class _Candidate:
             return False
         reference = self.reader.get(quantity, 0, name)
         mine = as_dense(tensor)
+        if reference is not None:
+            mine = mine.to(reference.dtype)
         return (
             reference is None
             or reference.shape != mine.shape
@@ -514,7 +530,11 @@ class _Candidate:
         self.facts["static_graph"] = any(w.module.static_graph for w in self.seen.wrapped)
         self.facts["nested_backwards"] = self.seen.nested_backwards
         self.facts["opaque_output"] = self.seen.opaque_output
-        self.facts["forwards"] = [w.forwards for w in self.seen.wrapped]
+        alive = {id(m) for m in training.model.modules()}
+        self.facts["forwards"] = [
+            w.forwards for w in self.seen.wrapped if id(w.module) in alive
+        ]
+        self.facts["applied_after_wrap"] = self.seen.applied_after_wrap
         if self.spec.mode == "ddp":
             self.facts |= wrapping.facts(
                 self.seen.wrapped, training.parameters(), training.names
@@ -563,10 +583,18 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     constant = torch.get_default_dtype()
     batches = [models.cast_batch(b, spec.dtype) for b in batches]
     torch.set_default_dtype(constant)
+    if spec.tile:
+        batches = [_tiled(b, spec.tile) for b in batches]
     if spec.permute:
         order = _permutation(batch_size(target, batches[0]))
         batches = [tree.permute(b, order) for b in batches]
     return batches
+
+
+def _tiled(batch: Any, copies: int) -> Any:
+    """Returns the batch with every shard replaced by the first one."""
+    first = tree.shard(batch, 0, copies)
+    return tree.replace(first, lambda _, t: torch.cat([t] * copies) if t.dim() else t)
 
 
 def _permutation(size: int) -> torch.Tensor:

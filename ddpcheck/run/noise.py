@@ -162,6 +162,10 @@ def _widen(
     for arg in args:
         if isinstance(arg, Tensor) and tuple(arg.shape) == shape:
             full = _zeros_laid_out_as(arg, whole)
+            if shape[dim]:
+                # Stands for rows of other ranks; zeros may not be valid parameters
+                # (the probabilities of a multinomial).
+                full.copy_(arg.narrow(dim, 0, 1).expand(whole))
             full.narrow(dim, first, shape[dim]).copy_(arg)
             wide.append(full)
         elif isinstance(arg, list | tuple) and tuple(arg) == shape:

@@ -56,6 +56,9 @@ class Observed:
     events: list[str] = field(default_factory=list)
     nested_backwards: int = 0
     opaque_output: str = ""  # type of an output in which DDP finds no tensors
+    # Calls of Module.to, .half, .cuda, ... after a DDP object was built.
+    applied_after_wrap: int = 0
+    on_backward: Callable[[int], None] | None = None
     on_collective: Callable[[str, int], None] | None = None
     depth: int = 0
 
@@ -74,6 +77,7 @@ def observing() -> Iterator[Observed]:
         cls = DistributedDataParallel
         stack.enter_context(_patched(cls, "__init__", _building(seen, cls.__init__)))
         stack.enter_context(_patched(cls, "forward", _forwarding(seen, cls.forward)))
+        stack.enter_context(_patched(nn.Module, "_apply", _applying(seen, nn.Module._apply)))  # noqa: SLF001
         backward, grad = torch.autograd.backward, torch.autograd.grad
         stack.enter_context(
             _patched(torch.autograd, "backward", _running_backward(seen, backward))
@@ -148,6 +152,8 @@ def _running_backward(seen: Observed, function: Any) -> Any:
             seen.nested_backwards += 1
             return function(*args, **kwargs)
         seen.events.append("B")
+        if seen.on_backward:
+            seen.on_backward(seen.events.count("B"))
         seen.depth += 1
         try:
             return function(*args, **kwargs)
@@ -164,6 +170,15 @@ def _grading(seen: Observed, function: Any) -> Any:
         return function(*args, **kwargs)
 
     return grad
+
+
+def _applying(seen: Observed, function: Any) -> Any:
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if seen.wrapped:
+            seen.applied_after_wrap += 1
+        return function(self, *args, **kwargs)
+
+    return apply
 
 
 def _has_visible_tensors(output: Any) -> bool:

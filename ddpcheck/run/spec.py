@@ -42,6 +42,9 @@ class RunSpec:
     steps: int = 3
     seed: int = 0
     permute: bool = False
+    # Number of shards that become copies of the first: faults of layout stay, those of
+    # counts go. 0: the batch as it is.
+    tile: int = 0
     fixes: tuple[str, ...] = ()
     rtol: float = 1e-9
 
@@ -70,6 +73,14 @@ class CollectiveCount:
 
     count: int
     name: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardCount:
+    """Progress: the rank is about to begin its n-th backward (1, 2, ...)."""
+
+    count: int
     step: int
 
 

@@ -43,6 +43,8 @@ class Training:
     loss: Callable[[Any, Any], Any] | None
     # What the caller does around: noise, autocast, averaging of gradients.
     around_step: Callable[[int], Any] = lambda _: contextlib.nullcontext()
+    after_step: Callable[[], None] = lambda: None
+    on_update: Callable[[], None] = lambda: None
     step: int = 0
     updates: int = 0  # optimizer steps so far in this step
     losses: list[float | None] = field(default_factory=list)
@@ -58,6 +60,7 @@ class Training:
                     self.losses.append(self._train(batch))
                 if self.updates == 0:
                     self._record_gradients()
+                self.after_step()
                 self._record_state()
         finally:
             hook.remove()
@@ -96,6 +99,7 @@ class Training:
         return checked
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
+        self.on_update()
         parameters = self.parameters()
         held = {id(p) for g in optimizer.param_groups for p in g["params"]}
         if not any(id(p) in held for p in parameters.values()):

@@ -24,6 +24,8 @@ class ModuleCall:
     is_scalar: bool = False
     collectives: int = 0
     writes_buffers: bool = False
+    writes_parameters: bool = False
+    scales_by_frequency: bool = False  # nn.Embedding(scale_grad_by_freq=True)
     is_batch_norm: bool = False  # a class derived from torch's
     normalises: bool = False  # behaves as one: scale invariant, keeps statistics
 

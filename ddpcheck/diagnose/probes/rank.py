@@ -66,7 +66,7 @@ class _Probe:
         self.leaves: list[Leaf] = []
         self.cuts = set(reader.index.facts["cuts"])
         self.inputs: dict[str, float] = {}
-        self.before: dict[str, tuple[int, list[int]]] = {}
+        self.before: dict[str, tuple[int, list[int], list[int]]] = {}
         self.calls: dict[str, Any] = {}
         self.callers: dict[str, tuple[str, str]] = {}
         self.open: list[tuple[str, str]] = []
@@ -141,8 +141,7 @@ class _Probe:
         new = tree.replace((args, kwargs), take)
         key = f"{name}#{call}"
         self.inputs[key] = worst
-        versions = [b._version for b in module.buffers(recurse=False)]  # noqa: SLF001
-        self.before[key] = (len(self.seen.collectives), versions)
+        self.before[key] = (len(self.seen.collectives), *_versions(module))
         self.calls[key] = new
         self.callers[key] = self.open[-1] if self.open else ("", "")
         self.open.append((name, type(module).__name__))
@@ -188,12 +187,12 @@ class _Probe:
         scalar: bool,
     ) -> None:
         key = f"{name}#{call}"
-        collectives, versions = self.before[key]
+        collectives, buffers, parameters = self.before[key]
         args, kwargs = self.calls.pop(key)
         self.open.pop()
         caller, caller_kind = self.callers.pop(key)
-        now = [b._version for b in module.buffers(recurse=False)]  # noqa: SLF001
-        writes = now != versions
+        now = _versions(module)
+        writes = now[0] != buffers
         called = len(self.seen.collectives) - collectives
         is_norm = isinstance(module, _BATCH_NORMS)
         normalises = is_norm or (
@@ -211,6 +210,8 @@ class _Probe:
                 is_scalar=scalar,
                 collectives=called,
                 writes_buffers=writes,
+                writes_parameters=now[1] != parameters,
+                scales_by_frequency=bool(getattr(module, "scale_grad_by_freq", False)),
                 is_batch_norm=is_norm,
                 normalises=normalises,
             )
@@ -271,6 +272,14 @@ class _Probe:
             ratio, residual, norm = _fit(mine, reference)
             found.append(Direct(name=name, ratio=ratio, residual=residual, norm=norm))
         return found
+
+
+def _versions(module: nn.Module) -> tuple[list[int], list[int]]:
+    """Returns the version counters of the module's own buffers and parameters."""
+    return (
+        [b._version for b in module.buffers(recurse=False)],  # noqa: SLF001
+        [p._version for p in module.parameters(recurse=False)],  # noqa: SLF001
+    )
 
 
 def _is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:

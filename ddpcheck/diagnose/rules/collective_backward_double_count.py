@@ -13,7 +13,7 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it for replicated losses with a ratio of W * W on every rank."""
     ratio = case.uniform_ratio
     world = case.world_size
-    if ratio is None or not case.losses_replicate or world == 1:
+    if ratio is None or not case.losses_are_one or world == 1:
         return None
     if abs(ratio / world**2 - 1) > case.close:
         return None
@@ -22,7 +22,7 @@ def detect(case: Case) -> Proposal | None:
         link=LINK,
         summary="every rank has the whole loss, and the backward of its collective sums "
         f"the gradients of all {world} ranks: every gradient is {world} times too large",
-        facts=("every rank's loss equals the loss of one process", ratio_fact(case)),
+        facts=("every rank has the same loss: it is reduced already", ratio_fact(case)),
         fix="divide the reduced loss by the world size",
         code="loss = reduced_loss / dist.get_world_size()",
         fixes=(f"loss.scale:{1 / world!r}",),

@@ -25,5 +25,5 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="freeze before wrapping, or wrap again",
         code="module.requires_grad_(False)\nmodel = DistributedDataParallel(model.module)",
-        fixes=("ddp.rewrap",),
+        fixes=("ddp.find_unused",),
     )

@@ -15,7 +15,7 @@ def detect(case: Case) -> Proposal | None:
     world = case.world_size
     if ratio is None or world == 1 or abs(ratio / world**2 - 1) > case.close:
         return None
-    if case.losses_replicate:
+    if case.losses_are_one:
         return None
     return Proposal(
         slug=SLUG,

@@ -1,0 +1,39 @@
+"""An embedding divides its gradient by local counts."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.text import names, number
+
+SLUG = "loss/embedding-frequency"
+LINK = "backward"
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes it where only embeddings' gradients differ and the loss is sound."""
+    if case.step is None or not case.loss_is_sound or case.diverging():
+        return None
+    rows = [
+        t
+        for q in case.step_quantity("gradients", 0)
+        for t in q.tensors
+        if t.excess * case.outcome.spec.rtol > case.rtol
+    ]
+    owners = list(dict.fromkeys(t.name.rpartition(".")[0] for t in rows))
+    kinds = {m.name: m.scales_by_frequency for m in case.modules()}
+    if not owners or not all(kinds.get(name, False) for name in owners):
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="an embedding with scale_grad_by_freq divides each row's gradient by how "
+        "often the shard, not the batch, uses it",
+        facts=(
+            f"outputs and loss gradients are right; only the gradients of {names(owners)} "
+            f"differ, by up to {number(max(t.rel_diff for t in rows))} relative",
+        ),
+        fix="scale_grad_by_freq=False, or scale by counts of all ranks",
+        code="nn.Embedding(n, d)  # scale_grad_by_freq=False",
+        fixes=tuple(f"module.global:{name}" for name in owners),
+        module=owners[0],
+    )
