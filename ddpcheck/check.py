@@ -98,7 +98,7 @@ def check(
     outcomes = session.run(planned.specs)
     if options.dtype == "auto" and _converts_after_wrapping(outcomes):
         # In float64 a later `.to(float64)`, or `.float()`, would be another program.
-        base = session.reference(base.spec.but(dtype="float32", constants="float32"))
+        base = session.reference(base.spec.but(dtype="float32", constants="native"))
         assert base.spec is not None
         planned = plan.make(options, base.spec, base.facts)
         outcomes = session.run(planned.specs)

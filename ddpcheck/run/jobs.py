@@ -134,7 +134,8 @@ def _fingerprint(target: Target) -> int:
 
 def _attempts(context: Context, target: Target, spec: RunSpec) -> ReferenceResult:
     """Returns the first attempt that works; raises the last one's problem."""
-    dtypes: list[tuple[str, str]] = [(spec.dtype, "float32")]
+    constants = "float32" if spec.constants == "float64" else spec.constants
+    dtypes: list[tuple[str, str]] = [(spec.dtype, constants)]
     if spec.dtype in ("auto", "float64"):
         dtypes = [("float64", "float64"), ("float64", "float32")]
     if spec.dtype == "auto":
@@ -581,7 +582,8 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     except Exception as error:
         raise _raises(target, error) from error
     constant = torch.get_default_dtype()
-    batches = [models.cast_batch(b, spec.dtype) for b in batches]
+    if spec.constants != models.NATIVE:
+        batches = [models.cast_batch(b, spec.dtype) for b in batches]
     torch.set_default_dtype(constant)
     if spec.tile:
         batches = [_tiled(b, spec.tile) for b in batches]

@@ -25,6 +25,9 @@ DTYPES = {
 }
 
 
+NATIVE = "native"  # RunSpec.constants: no tensor of the target is cast
+
+
 def build(target: Target, spec: RunSpec, *, seed: int) -> nn.Module:
     """Returns the bare model, in train mode, as this run wants it.
 
@@ -35,7 +38,8 @@ def build(target: Target, spec: RunSpec, *, seed: int) -> nn.Module:
     model = target.build()
     _check_not_empty(target, model)
     materialize(target, model)
-    cast(model, DTYPES[spec.dtype])
+    if spec.constants != NATIVE:
+        cast(model, DTYPES[spec.dtype])
     model = batch_norm.emulate_existing(model) if spec.device == "cpu" else model
     model.train()
     return batch_norm.apply(model, spec.batch_norm)

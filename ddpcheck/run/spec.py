@@ -36,7 +36,8 @@ class RunSpec:
     noise: str = "asis"
     dtype: str = "float64"
     # dtype of the tensors that the model makes on its way (torch.get_default_dtype):
-    # float64 for precision, float32 for models that cannot take it.
+    # float64 for precision, float32 for models that cannot take it. "native": the
+    # target's tensors are not cast at all.
     constants: str = "float64"
     device: str = "cpu"
     steps: int = 3
