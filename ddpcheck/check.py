@@ -108,6 +108,8 @@ def check(
     if any(run.verdict == "divergent" for run in runs):
         diagnosis = diagnose.diagnose(session, outcomes, runs, limit, options, progress)
         runs = diagnosis.runs
+    else:
+        diagnosis.warnings += _luck(session, runs, outcomes, limit)
     findings, warnings = _accept(diagnosis.findings, options.accept)
     return _report(
         ref=ref,
@@ -185,6 +187,28 @@ def _tolerance(
         return default
     worst = max(q.worst.excess for q in (measured.gradients, measured.weights) if q.worst)
     return tolerance.from_floor(base.dtype, worst * again.spec.rtol)
+
+
+def _luck(
+    session: Session, runs: list[Run], outcomes: list[RunOutcome], limit: Tolerance
+) -> list[str]:
+    """Says so where the run is equal only because of how the samples fall on shards.
+
+    A mean over valid items is right whenever all shards hold the same number of them.
+    """
+    specs = [o.spec for o, run in zip(outcomes, runs, strict=True) if run.mode == "ddp" and run.verdict == "equivalent"]
+    if not specs:
+        return []
+    again = session.run([specs[0].but(shuffle=True)])[0]
+    run = assemble.to_run(again, limit.rtol)
+    worst = run.gradients.worst
+    if run.verdict != "divergent" or run.faults or worst is None or worst.excess <= 1:
+        return []
+    return [
+        f"equal on this batch as it falls on the shards; with its samples in another "
+        f"order {worst.name} differs by {worst.rel_diff:.3g} at world size "
+        f"{run.world_size}: the shards happen to hold the same counts, or belong together"
+    ]
 
 
 def _accept(

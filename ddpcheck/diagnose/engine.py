@@ -54,6 +54,7 @@ class Cause:
     before: float = math.inf
     after: float = math.inf
     verified: bool | None = None
+    where: str | None = None
     controls: list[Control] = field(default_factory=list)
 
 
@@ -146,7 +147,18 @@ class _Search:
                 break
         if len(causes) > 1:
             self._leave_one_out(causes)
+        for cause in causes:
+            cause.where = self._place(cause.proposal)
         return causes
+
+    def _place(self, proposal: Proposal) -> str | None:
+        keys = findings.place_keys(proposal)
+        if not keys:
+            return None
+        arguments = {"ref": self.session.ref, "keys": keys}
+        job = Job(function="ddpcheck.run.places:find", arguments=arguments)
+        value = self.session.pool.run(job, SOLO)[0].value
+        return value if isinstance(value, str) else None
 
     def with_fixes(self, spec: RunSpec, proposals: list[Proposal]) -> RunSpec:
         """Returns the spec with the interventions of these proposals."""

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ddpcheck.diagnose import magnitude
-from ddpcheck.diagnose.case import Case
+from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.text import number
 from ddpcheck.report import Finding, Fix
 
@@ -50,6 +50,7 @@ def _finding(cause: Cause, case: Case, runs: list[int], *, first: bool) -> Findi
         runs=tuple(runs),
         summary=p.summary,
         facts=p.facts,
+        where=cause.where,
         magnitude=magnitude.in_words(case) if first else None,
         evidence=evidence,
         fix=Fix(
@@ -62,6 +63,17 @@ def _finding(cause: Cause, case: Case, runs: list[int], *, first: bool) -> Findi
         ),
         controls=tuple(cause.controls),
     )
+
+
+def place_keys(proposal: Proposal) -> tuple[str, ...]:
+    """Returns what to look up for a finding's place, the best first."""
+    if proposal.module is not None:
+        return (f"module {proposal.module}",)
+    if proposal.link == "loss":
+        return ("loss", "train_step")
+    if proposal.link in ("reduce", "backward"):
+        return ("train_step", "wrap")
+    return ()
 
 
 def modules(case: Case) -> list[dict[str, object]]:

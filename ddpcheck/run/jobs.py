@@ -585,6 +585,9 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     if spec.constants != models.NATIVE:
         batches = [models.cast_batch(b, spec.dtype) for b in batches]
     torch.set_default_dtype(constant)
+    if spec.shuffle:
+        order = _permutation(batch_size(target, batches[0]))
+        batches = [tree.permute(b, order) for b in batches]
     if spec.tile:
         batches = [_tiled(b, spec.tile) for b in batches]
     if spec.permute:

@@ -43,6 +43,8 @@ class RunSpec:
     steps: int = 3
     seed: int = 0
     permute: bool = False
+    # The samples in another order, in the reference too: other shards, same batch.
+    shuffle: bool = False
     # Number of shards that become copies of the first: faults of layout stay, those of
     # counts go. 0: the batch as it is.
     tile: int = 0

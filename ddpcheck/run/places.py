@@ -1,0 +1,48 @@
+"""Where the target's parts are defined: "file.py:line", for messages only.
+
+No rule looks at source text; this says where to look, not what is wrong.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import Any
+
+from ddpcheck.ranks.worker import Context
+from ddpcheck.run import isolation
+from ddpcheck.run.jobs import load
+from ddpcheck.target import TargetRef
+
+LOSS, WRAP, TRAIN_STEP, MODULE = "loss", "wrap", "train_step", "module "
+
+
+def find(context: Context, *, ref: TargetRef, keys: tuple[str, ...]) -> str | None:
+    """Returns "file.py:line" of the first key that has a place.
+
+    Keys: "loss", "wrap", "train_step", "module NAME".
+    """
+    del context
+    with isolation.isolated():
+        target = load(ref)
+        for key in keys:
+            thing = (
+                type(target.build().get_submodule(key.removeprefix(MODULE)))
+                if key.startswith(MODULE)
+                else getattr(target, key)
+            )
+            place = _place(thing)
+            if place:
+                return place
+    return None
+
+
+def _place(thing: Any) -> str | None:
+    if thing is None or getattr(thing, "__module__", "").startswith("torch."):
+        return None
+    try:
+        path = inspect.getsourcefile(thing)
+        line = inspect.getsourcelines(thing)[1]
+    except (TypeError, OSError):
+        return None
+    return f"{os.path.relpath(path)}:{line}" if path else None
