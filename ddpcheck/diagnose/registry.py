@@ -48,7 +48,12 @@ from ddpcheck.diagnose.rules import (
     state_buffer_not_synced,
     state_ema_teacher_divergence,
     state_forward_writes_parameter,
+    sync_clip_norm_overreduced,
     sync_collective_mismatch,
+    sync_comm_hook_semantics,
+    sync_control_desync,
+    sync_no_sync_off_by_one,
+    sync_no_sync_scope,
 )
 
 RULES: tuple[ModuleType, ...] = (
@@ -86,11 +91,16 @@ RULES: tuple[ModuleType, ...] = (
     ddp_wrapper_missing,
     ddp_forward_bypassed,
     graph_reentrant_checkpoint,
+    sync_comm_hook_semantics,
     graph_opaque_output,
     graph_static_graph_violated,
     graph_unused_parameter,
     graph_output_unused,
     graph_rank_dependent_branch,
+    sync_no_sync_scope,
+    sync_no_sync_off_by_one,
     ddp_autograd_grad,
     ddp_multi_backward,
+    sync_clip_norm_overreduced,
+    sync_control_desync,
 )

@@ -361,6 +361,7 @@ class _Candidate:
         )
 
     def _note_update(self) -> None:
+        self.seen.events.append("S")
         if self.seen.depth:
             self.facts["updates_in_backward"] = True
 
@@ -529,6 +530,7 @@ class _Candidate:
         self.facts["asks_distributed"] = self.seen.asks_distributed
         self.facts["events"] = "".join(self.seen.events)
         self.facts["static_graph"] = any(w.module.static_graph for w in self.seen.wrapped)
+        self.facts["comm_hooks"] = self.seen.comm_hooks
         self.facts["nested_backwards"] = self.seen.nested_backwards
         self.facts["opaque_output"] = self.seen.opaque_output
         alive = {id(m) for m in training.model.modules()}

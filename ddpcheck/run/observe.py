@@ -52,9 +52,11 @@ class Observed:
     asks_distributed: bool = False
     collectives: list[str] = field(default_factory=list)
     wrapped: list[Wrapped] = field(default_factory=list)
-    # In order: F a DDP forward, B a backward, G autograd.grad called by user code.
+    # In order: F a DDP forward, B a backward, G autograd.grad called by user code, [ ]
+    # no_sync entered and left, S an optimizer step.
     events: list[str] = field(default_factory=list)
     nested_backwards: int = 0
+    comm_hooks: int = 0
     opaque_output: str = ""  # type of an output in which DDP finds no tensors
     # Calls of Module.to, .half, .cuda, ... after a DDP object was built.
     applied_after_wrap: int = 0
@@ -77,6 +79,11 @@ def observing() -> Iterator[Observed]:
         cls = DistributedDataParallel
         stack.enter_context(_patched(cls, "__init__", _building(seen, cls.__init__)))
         stack.enter_context(_patched(cls, "forward", _forwarding(seen, cls.forward)))
+        stack.enter_context(_patched(cls, "no_sync", _not_syncing(seen, cls.no_sync)))
+        register = cls.register_comm_hook
+        stack.enter_context(
+            _patched(cls, "register_comm_hook", _hooking(seen, register))
+        )
         stack.enter_context(_patched(nn.Module, "_apply", _applying(seen, nn.Module._apply)))  # noqa: SLF001
         backward, grad = torch.autograd.backward, torch.autograd.grad
         stack.enter_context(
@@ -170,6 +177,27 @@ def _grading(seen: Observed, function: Any) -> Any:
         return function(*args, **kwargs)
 
     return grad
+
+
+def _not_syncing(seen: Observed, function: Any) -> Any:
+    @contextlib.contextmanager
+    def no_sync(self: Any) -> Iterator[None]:
+        seen.events.append("[")
+        try:
+            with function(self):
+                yield
+        finally:
+            seen.events.append("]")
+
+    return no_sync
+
+
+def _hooking(seen: Observed, function: Any) -> Any:
+    def register(*args: Any, **kwargs: Any) -> Any:
+        seen.comm_hooks += 1
+        return function(*args, **kwargs)
+
+    return register
 
 
 def _applying(seen: Observed, function: Any) -> Any:

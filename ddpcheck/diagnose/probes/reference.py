@@ -163,7 +163,11 @@ class _Probe:
         hooks.attach(self.model, before, after)
         loss = self._step(self.batch, hooks)
         grads = {key: leaf.grad for key, leaf in leaves.items()}
-        direct = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
+        direct = {
+            n: p.grad
+            for n, p in self.model.named_parameters()
+            if p.grad is not None and bool(p.grad.to_dense().any())
+        }
         return grads, loss, list(dict.fromkeys(called)), direct
 
     def _perturbed(self, key: str, value: Tensor) -> Tensor:

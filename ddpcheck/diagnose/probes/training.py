@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ddpcheck.run import model as models
@@ -22,7 +23,9 @@ def step(
     Gradients add up over all backward passes: `zero_grad` does nothing either.
     """
     for parameter in model.parameters():
-        parameter.grad = None
+        # Zeros where a train_step clips or logs what was cut off from the loss.
+        wanted = target.train_step is not None and parameter.requires_grad
+        parameter.grad = torch.zeros_like(parameter) if wanted else None
     optimizer = models.make_optimizer(target, model)
     optimizer.step = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]

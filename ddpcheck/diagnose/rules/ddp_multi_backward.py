@@ -13,7 +13,7 @@ def detect(case: Case) -> Proposal | None:
     events = case.rank_facts("events", "")
     if not case.reduce_is_broken or not events:
         return None
-    if not ("BB" in events[0] or "FFBB" in events[0]) or "G" in events[0]:
+    if "BB" not in events[0] or "G" in events[0] or "[" in events[0]:
         return None
     return Proposal(
         slug=SLUG,

@@ -1,0 +1,79 @@
+"""The order of what a step did, and what its ranks agree on.
+
+Events: F a DDP forward, B a backward, [ and ] no_sync entered and left, S an optimizer
+step, G autograd.grad.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from ddpcheck.diagnose.case import Case
+
+
+def is_torn(events: str) -> bool:
+    """Returns whether no_sync lies between a forward and its backward.
+
+    >>> is_torn("[F]B"), is_torn("[FB]FB"), is_torn("F[B]")
+    (True, False, True)
+    """
+    inside, forwards = False, []
+    for event in events:
+        if event in "[]":
+            inside = event == "["
+        elif event == "F":
+            forwards.append(inside)
+        elif event == "B" and forwards and forwards.pop() != inside:
+            return True
+    return False
+
+
+def ends_unsynchronised(events: str) -> bool:
+    """Returns whether a step's last backward before the update is inside no_sync.
+
+    >>> ends_unsynchronised("FB[FB]S"), ends_unsynchronised("[FB]FBS")
+    (True, False)
+    """
+    inside = last = False
+    for event in events:
+        if event in "[]":
+            inside = event == "["
+        elif event == "B":
+            last = inside
+        elif event == "S" and last:
+            return True
+    return False
+
+
+def ranks_disagree(case: Case, quantity: str, step: int) -> bool:
+    """Returns whether the ranks' tensors of a quantity differ after a step."""
+    told = [
+        s.digests.get(quantity)
+        for r in range(len(case.outcome.ranks))
+        for s in case.outcome.steps(r)
+        if s.step == step
+    ]
+    if len(set(told)) == 1:
+        return False
+    for a, b in itertools.combinations(told, 2):
+        if a is None or b is None or len(a) != len(b):
+            return True
+        bound = 8 * case.rtol * max(a[2], b[2])
+        if abs(a[0] - b[0]) > bound or abs(a[1] - b[1]) > bound:
+            return True
+    return False
+
+
+def common_factor(case: Case) -> float | None:
+    """Returns the one factor that all gradients of step 0 have, None without one."""
+    rows = [t for q in case.step_quantity("gradients", 0) for t in q.tensors]
+    wrong = [t for t in rows if t.excess * case.outcome.spec.rtol > case.rtol]
+    if not wrong or any(t.ratio is None for t in wrong):
+        return None
+    factor = wrong[0].ratio
+    assert factor is not None
+    for t in wrong:
+        # A pure factor f differs by |f - 1| of the largest element, no more.
+        if abs((t.ratio or 0) - factor) > case.close or abs(t.rel_diff - abs(factor - 1)) > case.close:
+            return None
+    return factor

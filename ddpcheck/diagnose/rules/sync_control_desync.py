@@ -1,0 +1,44 @@
+"""Ranks decide differently what to do with equal gradients."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import ranks_disagree
+from ddpcheck.diagnose.text import names
+
+SLUG = "sync/control-desync"
+LINK = "update"
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes it where trained weights differ between ranks after equal gradients."""
+    if case.run.faults or any(m.writes_parameters for m in case.modules()):
+        return None
+    if any(case.rank_facts("updates_in_backward", False)) or any(case.rank_facts("start_differs", [])):
+        return None
+    step = case.first_broken("weights")
+    if step is None or not ranks_disagree(case, "weights", step):
+        return None
+    first = case.first_broken("gradients")
+    if first is not None and first <= step:
+        return None
+    found = [
+        t.name
+        for q in case.step_quantity("weights", step)
+        for t in q.tensors
+        if t.excess * case.outcome.spec.rtol > case.rtol
+    ]
+    if set(found) <= set(case.facts["untrained"]):
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the ranks have equal gradients and update their weights differently: a "
+        "learning rate, a skip or a stop is decided on the rank's own numbers",
+        facts=(
+            f"gradients are equal up to step {step + 1}; after its update "
+            f"{len(set(found))} parameters differ between ranks: {names(dict.fromkeys(found))}",
+        ),
+        fix="reduce the number that decides, then decide alike on all ranks",
+        code="dist.all_reduce(metric)\nscheduler.step(metric / dist.get_world_size())",
+    )

@@ -1,0 +1,31 @@
+"""The micro-batch that is synchronised is not the last."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import ends_unsynchronised, is_torn
+
+SLUG = "sync/no-sync-off-by-one"
+LINK = "reduce"
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes it where the last backward of a step lies inside no_sync."""
+    events = case.rank_facts("events", "")
+    if not case.reduce_is_broken or not events:
+        return None
+    if is_torn(events[0]) or not ends_unsynchronised(events[0]):
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the micro-batch that DDP reduces is not the last one: what comes after it "
+        "stays local",
+        facts=(
+            "order of DDP forwards (F), backwards (B), no_sync ( [ ] ) and optimizer steps "
+            f"(S): {events[0][:32]}",
+        ),
+        fix="synchronise the last micro-batch of a step",
+        code="synced = (i + 1) % k == 0",
+        by_hand=True,
+    )
