@@ -25,8 +25,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ddpcheck")
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (what the pool uses)
-# Set by pytest itself while a test runs.
-_OWN_VARIABLES = {"PYTEST_CURRENT_TEST"}
+# Set by pytest while a test runs, and by torch when it first imports its compiler.
+_OWN_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 
 
 def _variables() -> dict[str, str]:

@@ -1,0 +1,89 @@
+"""Jobs that go well and badly; called by name in real ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddpcheck.ranks.worker import Context
+
+
+def pid(context: Context) -> int:
+    """Returns the rank's process id."""
+    del context
+    return os.getpid()
+
+
+def add_up(context: Context, *, value: int) -> float:
+    """Returns the sum over ranks of value + rank."""
+    total = torch.tensor([float(value + context.seat.rank)])
+    if context.seat.world_size:
+        dist.all_reduce(total)
+    return total.item()
+
+
+def fail(context: Context, *, how: str, rank: int, emit: bool = False) -> str:
+    """Goes wrong on one rank; the others wait for it."""
+    if emit:
+        context.emit({"rank": context.seat.rank})
+    if context.seat.rank == rank:
+        _go_wrong(how)
+    if context.seat.world_size:
+        dist.barrier()
+    return "reached the end"
+
+
+def _go_wrong(how: str) -> None:
+    if how == "raise":
+        message = "cannot go on"
+        raise ValueError(message)
+    if how == "exit":
+        sys.exit(5)
+    if how == "os._exit":
+        os._exit(7)
+    if how == "kill":
+        print("last words", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "abort":
+        os.abort()
+    if how == "hang":
+        time.sleep(600)
+    if how == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def flood(context: Context, *, size_bytes: int) -> int:
+    """Writes more than a pipe holds, from Python and from a child."""
+    del context
+    line = "x" * 99 + "\n"
+    for _ in range(size_bytes // 100):
+        sys.stdout.write(line)
+        sys.stderr.write(line)
+    sys.stdout.flush()
+    subprocess.run([sys.executable, "-c", f"print('y' * {size_bytes})"], check=True)
+    return size_bytes
+
+
+def spawn_child(context: Context) -> int:
+    """Leaves a child behind that would run for long."""
+    del context
+    return subprocess.Popen(["sleep", "600"]).pid  # noqa: S607
+
+
+def unpicklable(context: Context) -> Any:
+    """Returns what cannot be sent."""
+    del context
+    return lambda: None
+
+
+def variables(context: Context) -> list[str]:
+    """Returns what a launcher would set."""
+    del context
+    return [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]

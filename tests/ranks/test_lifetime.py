@@ -1,0 +1,123 @@
+"""A pool leaves nothing behind, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddpcheck.ranks.messages import Job
+from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
+
+PID = Job(function="tests.ranks.jobs:pid")
+ROOT = Path(__file__).parents[2]
+# Says where everything is, then waits to be killed.
+PROGRAM = """
+import sys, time
+from ddpcheck.ranks.messages import Job
+from ddpcheck.ranks.pool import Pool, Preload
+pool = Pool(Preload(modules=("torch",)))
+pool.start()
+if sys.argv[1] == "idle":
+    pool.wait_for_imports()
+    ranks = pool.run(Job(function="tests.ranks.jobs:pid"), 2)
+    print(*(rank.value for rank in ranks), end=" ")
+print(pool._server.pid, pool.folder, flush=True)
+time.sleep(600)
+"""
+
+
+def _wait_until_gone(pids: list[int], folder: Path) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if not folder.exists() and not any(map(_is_alive, pids)):
+            return
+        time.sleep(0.05)
+    assert not [pid for pid in pids if _is_alive(pid)]
+    assert not folder.exists()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_close_leaves_no_process_and_no_folder() -> None:
+    with Pool(Preload(modules=("torch",))) as pool:
+        pool.start()
+        pool.wait_for_imports()
+        server = pool._server  # noqa: SLF001
+        assert server is not None
+        assert server.pid is not None
+        pids = [server.pid]
+        for world_size in (SOLO, 1, 2):
+            pids += [outcome.value for outcome in pool.run(PID, world_size)]
+        folder = pool.folder
+        assert oct(folder.stat().st_mode)[-3:] == "700"
+    _wait_until_gone(pids, folder)
+    pool.close()
+
+
+@pytest.mark.parametrize("when", ["importing", "idle"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=str)
+def test_killed_tool_leaves_no_process_and_no_folder(
+    when: str, number: signal.Signals
+) -> None:
+    tool = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, when], stdout=subprocess.PIPE, cwd=ROOT, text=True
+    )
+    with tool:
+        assert tool.stdout is not None
+        *pids, folder = tool.stdout.readline().split()
+        tool.send_signal(number)
+    _wait_until_gone([int(pid) for pid in pids], Path(folder))
+
+
+def test_import_that_raises_is_told() -> None:
+    with Pool(Preload(modules=("no_such_module",))) as pool:
+        pool.start()
+        with pytest.raises(PreloadError, match="No module named 'no_such_module'") as e:
+            pool.wait_for_imports()
+    assert e.value.kind == "raised"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "detail"),
+    [
+        ("import time\ntime.sleep(600)\n", "hung", "sleeper.py"),
+        ("import os\nos.write(2, b'goodbye')\nos._exit(3)\n", "died", "goodbye"),
+    ],
+    ids=["hung", "died"],
+)
+def test_import_that_does_not_end_well_is_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+    kind: str,
+    detail: str,
+) -> None:
+    (tmp_path / "sleeper.py").write_text(body, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    with Pool(Preload(modules=("sleeper",)), timeout_s=4) as pool:
+        pool.start()
+        with pytest.raises(PreloadError) as caught:
+            pool.wait_for_imports()
+    assert caught.value.kind == kind
+    assert detail in caught.value.detail
+
+
+def test_environment_of_the_tool_is_left_alone() -> None:
+    before = dict(os.environ)
+    with contextlib.suppress(PreloadError), Pool(Preload(modules=("nope",))) as pool:
+        pool.start()
+        assert dict(os.environ) == before
+        pool.wait_for_imports()

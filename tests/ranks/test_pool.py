@@ -1,0 +1,184 @@
+"""The engine: whatever a rank does, the pool says so in time and goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from ddpcheck.ranks.messages import Job, Outcome
+from ddpcheck.ranks.pool import SOLO, Pool, Preload
+
+TIMEOUT_S = 6.0
+# A slow machine included; a hang would otherwise be found by no one.
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Pool]:
+    """A pool whose deadline is short enough to wait for."""
+    with Pool(Preload(modules=("torch",)), timeout_s=60) as made:
+        made.start()
+        made.wait_for_imports()
+        made.timeout_s = TIMEOUT_S
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _in_time() -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < LIMIT_S
+
+
+def _job(name: str, **arguments: Any) -> Job:
+    return Job(function=f"tests.ranks.jobs:{name}", arguments=arguments)
+
+
+def _values(outcomes: list[Outcome]) -> list[Any]:
+    assert {o.kind for o in outcomes} == {"done"}, outcomes
+    return [o.value for o in outcomes]
+
+
+def _warm(engine: Pool, world_size: int) -> list[int]:
+    """Returns the process ids of a crew that has done its first job."""
+    return _values(engine.run(_job("pid"), world_size))
+
+
+def _assert_next_job_runs_on_new_ranks(
+    engine: Pool, before: list[int], world_size: int
+) -> None:
+    after = _warm(engine, world_size)
+    assert not set(after) & set(before)
+    alive = [pid for pid in before if psutil.pid_exists(pid)]
+    states = [psutil.Process(pid).status() for pid in alive]
+    assert all(state == psutil.STATUS_ZOMBIE for state in states)
+
+
+def test_warm_ranks_do_fifty_jobs(engine: Pool) -> None:
+    pids = _warm(engine, 3)
+    for value in range(50):
+        found = _values(engine.run(_job("add_up", value=value), 3))
+        assert found == [3.0 * value + 3] * 3
+    assert _warm(engine, 3) == pids
+    assert len(set(pids)) == 3
+
+
+def test_solo_process_has_no_group(engine: Pool) -> None:
+    assert _values(engine.run(_job("add_up", value=5), SOLO)) == [5.0]
+
+
+def test_crews_work_side_by_side(engine: Pool) -> None:
+    tasks = [engine.submit(_job("add_up", value=1), size) for size in (SOLO, 2, 3)]
+    engine.wait(tasks)
+    assert [_values(task.outcomes)[0] for task in tasks] == [1.0, 3.0, 6.0]
+
+
+def test_two_crews_of_one_size_are_two_sets_of_ranks(engine: Pool) -> None:
+    first = _values(engine.run(_job("pid"), 2, index=0))
+    second = _values(engine.run(_job("pid"), 2, index=1))
+    assert not set(first) & set(second)
+    engine.retire(2, index=1)
+
+
+def test_ranks_have_the_variables_of_a_launcher(engine: Pool) -> None:
+    found = _values(engine.run(_job("variables"), 3))
+    assert found == [[str(rank), "3", str(rank)] for rank in range(3)]
+
+
+def test_raising_rank_is_told_as_data(engine: Pool) -> None:
+    before = _warm(engine, 2)
+    first, second = engine.run(_job("fail", how="raise", rank=0), 2)
+    assert (first.kind, second.kind) == ("raised", "stopped")
+    assert first.raised is not None
+    assert first.raised.type_name == "ValueError"
+    assert first.raised.message == "cannot go on"
+    assert first.raised.where is not None
+    assert "tests/ranks/jobs.py:" in first.raised.where
+    assert "barrier" in second.stack
+    _assert_next_job_runs_on_new_ranks(engine, before, 2)
+
+
+def test_exit_in_user_code_is_an_exception(engine: Pool) -> None:
+    first, _ = engine.run(_job("fail", how="exit", rank=0), 2)
+    assert first.raised is not None
+    assert (first.raised.type_name, first.raised.message) == ("SystemExit", "5")
+
+
+@pytest.mark.parametrize(
+    ("how", "exit_code"), [("os._exit", 7), ("kill", -9), ("abort", -6)]
+)
+def test_dead_rank_has_its_exit_code(engine: Pool, how: str, exit_code: int) -> None:
+    before = _warm(engine, 2)
+    first, second = engine.run(_job("fail", how=how, rank=1, emit=True), 2)
+    assert (second.kind, second.exit_code) == ("died", exit_code)
+    # The other notices the broken connection, or waits until it is stopped.
+    assert first.kind in ("raised", "stopped")
+    assert first.progress == [{"rank": 0}]
+    assert second.progress == [{"rank": 1}]
+    _assert_next_job_runs_on_new_ranks(engine, before, 2)
+
+
+def test_last_words_of_a_killed_rank_are_kept(engine: Pool) -> None:
+    (only,) = engine.run(_job("fail", how="kill", rank=0), SOLO)
+    assert only.stderr.splitlines()[-1] == "last words"
+
+
+@pytest.mark.parametrize("how", ["hang", "stopped"])
+def test_hanging_rank_is_found_at_the_deadline(engine: Pool, how: str) -> None:
+    before = _warm(engine, 2)
+    started = time.monotonic()
+    outcomes = engine.run(_job("fail", how=how, rank=1), 2)
+    seconds = time.monotonic() - started
+    assert TIMEOUT_S - 0.1 <= seconds < TIMEOUT_S + 5
+    assert [o.kind for o in outcomes] == ["hung", "hung"]
+    assert "barrier" in outcomes[0].stack
+    if how == "hang":
+        assert "_go_wrong" in outcomes[1].stack
+    _assert_next_job_runs_on_new_ranks(engine, before, 2)
+
+
+def test_unknown_function_is_told_as_data(engine: Pool) -> None:
+    (only,) = engine.run(_job("no_such_job"), SOLO)
+    assert only.raised is not None
+    assert only.raised.type_name == "AttributeError"
+
+
+def test_value_that_cannot_be_sent_is_told_and_does_not_hang(engine: Pool) -> None:
+    (only,) = engine.run(_job("unpicklable"), SOLO)
+    assert only.kind in ("raised", "died")
+    assert _warm(engine, SOLO)
+
+
+def test_flood_of_output_does_not_block(
+    engine: Pool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    size_bytes = 4 << 20
+    assert _values(engine.run(_job("flood", size_bytes=size_bytes), SOLO)) == [size_bytes]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_children_that_a_killed_rank_left_die_with_it(engine: Pool) -> None:
+    (child,) = _values(engine.run(_job("spawn_child"), SOLO))
+    assert psutil.pid_exists(child)
+    engine.retire(SOLO)
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(child) and time.monotonic() < deadline:
+        if psutil.Process(child).status() == psutil.STATUS_ZOMBIE:
+            break
+        time.sleep(0.02)
+    else:
+        assert not psutil.pid_exists(child)
+
+
+def test_progress_is_told_while_the_job_runs(engine: Pool) -> None:
+    told: list[tuple[int, Any]] = []
+    task = engine.submit(_job("fail", how="nothing", rank=0, emit=True), 2)
+    engine.wait([task], lambda _, rank, value: told.append((rank, value)))
+    assert sorted(told, key=lambda pair: pair[0]) == [
+        (0, {"rank": 0}),
+        (1, {"rank": 1}),
+    ]

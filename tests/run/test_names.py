@@ -1,0 +1,119 @@
+"""One name per tensor, whatever wraps the model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+from torch import nn
+
+from ddpcheck.run.names import Names
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+class Wrapper(nn.Module):
+    """As DDP: everything is under `module`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+class Compiled(nn.Module):
+    """As torch.compile: everything is under `_orig_mod`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+
+class Pair(nn.Module):
+    """Two parts and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        self.head = nn.Linear(3, 1, bias=False)
+
+
+NAMES = ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias", "head.weight"]
+BUFFERS = [
+    "body.1.running_mean",
+    "body.1.running_var",
+    "body.1.num_batches_tracked",
+]
+
+
+def _inner(model: Pair) -> nn.Module:
+    model.body = Wrapper(Compiled(model.body))  # type: ignore[assignment]
+    return model
+
+
+WRAPPINGS: dict[str, Callable[[Pair], nn.Module]] = {
+    "bare": lambda model: model,
+    "around": Wrapper,
+    "twice": lambda model: Wrapper(Compiled(model)),
+    "inside": _inner,
+    "inside and around": lambda model: Wrapper(_inner(model)),
+}
+
+
+@pytest.mark.parametrize("wrapping", list(WRAPPINGS))
+def test_wrapped_tensors_keep_their_names(wrapping: str) -> None:
+    model = Pair()
+    names = Names(model)
+    before = dict(model.named_parameters())
+    wrapped = WRAPPINGS[wrapping](model)
+    found = names.parameters(wrapped)
+    assert list(found) == NAMES
+    assert all(found[name] is before[name] for name in NAMES)
+    assert list(names.buffers(wrapped)) == BUFFERS
+
+
+@pytest.mark.parametrize("wrapping", list(WRAPPINGS))
+def test_replaced_tensors_keep_their_names(wrapping: str) -> None:
+    model = Pair()
+    names = Names(model)
+    wrapped = WRAPPINGS[wrapping](copy.deepcopy(model))
+    assert list(names.parameters(wrapped)) == NAMES
+
+
+def test_model_with_a_part_called_module_keeps_it_in_its_names() -> None:
+    model = nn.Module()
+    model.module = nn.Linear(1, 1)
+    names = Names(model)
+    assert list(names.parameters(Wrapper(model))) == ["module.weight", "module.bias"]
+    again = names.parameters(Wrapper(copy.deepcopy(model)))
+    assert list(again) == ["module.weight", "module.bias"]
+
+
+def test_tied_parameter_has_one_name() -> None:
+    model = Pair()
+    model.other = model.head
+    assert list(Names(model).parameters(Wrapper(model))) == NAMES
+
+
+def test_order_is_the_bare_models() -> None:
+    model = Pair()
+    names = Names(model)
+    turned = nn.Module()
+    turned.head, turned.body = model.head, model.body
+    assert list(names.parameters(turned)) == NAMES
+
+
+def test_parameter_of_the_optimizer_alone_is_named_by_its_place() -> None:
+    model = Pair()
+    names = Names(model)
+    foreign = nn.Linear(1, 1, bias=False).weight
+    held = [model.head.weight, foreign]
+    assert list(names.parameters(model, held)) == [*NAMES, "optimizer[1]"]
+
+
+def test_known_parameter_that_the_model_lost_keeps_its_name() -> None:
+    model = Pair()
+    names = Names(model)
+    lost = model.head.weight
+    model.head = nn.Identity()  # type: ignore[assignment]
+    assert list(names.parameters(model, [lost])) == NAMES

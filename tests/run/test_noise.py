@@ -1,0 +1,151 @@
+"""Noise as a function of the sample: shards draw what one process draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ddpcheck import tree
+from ddpcheck.run.noise import DrawCounter, NoiseMismatchError, SampleNoise, bound
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+TOTAL = 7
+Layer = Callable[[Tensor], Tensor]
+
+
+def drop_path(x: Tensor) -> Tensor:
+    """As timm's: whole samples are dropped by a mask of shape [B, 1]."""
+    mask = x.new_empty(len(x), 1).bernoulli_(0.6)
+    return x * mask / 0.6
+
+
+def time_first(x: Tensor) -> Tensor:
+    """Noise for [T, B, D], the batch in dimension 1."""
+    series = torch.stack([x, 2 * x, 3 * x])
+    return (series + torch.randn_like(series)).sum(0)
+
+
+def mixed(x: Tensor) -> Tensor:
+    """Several draws, some of them the same on every rank."""
+    shared = torch.rand(x.shape[1])
+    own = torch.randint(0, 5, (len(x),)).unsqueeze(1)
+    return F.dropout(x, 0.3) * shared + own + torch.rand(len(x), 2).sum(1, keepdim=True)
+
+
+def normal(x: Tensor) -> Tensor:
+    return torch.normal(x, 0.5) + torch.randn(x.shape)
+
+
+LAYERS: dict[str, Layer] = {
+    "dropout": nn.Dropout(0.4),
+    "in place": lambda x: F.dropout(x.clone(), 0.4, inplace=True),
+    "alpha dropout": nn.AlphaDropout(0.4),
+    "randn_like": lambda x: x + torch.randn_like(x),
+    "uniform_": lambda x: x + torch.empty_like(x).uniform_(),
+    "drop path": drop_path,
+    "time first": time_first,
+    "mixed": mixed,
+    "normal": normal,
+    "multinomial": lambda x: x * torch.multinomial(x.abs() + 1, 2)[:, :1],
+}
+
+
+def _noise(
+    start: int, size: int, shapes: list[tuple[int, ...]] | None, step: int = 0
+) -> SampleNoise:
+    return SampleNoise(
+        seed=3, step=step, shapes=shapes, start=start, size=size, total=TOTAL
+    )
+
+
+def _whole(layer: Layer, x: Tensor, step: int = 0) -> tuple[Tensor, list[tuple[int, ...]]]:
+    noise = _noise(0, TOTAL, None, step)
+    with noise:
+        out = layer(x)
+    return out, noise.shapes
+
+
+def _sharded(
+    layer: Layer, x: Tensor, shapes: list[tuple[int, ...]], world_size: int
+) -> Tensor:
+    parts = []
+    for rank in range(world_size):
+        torch.manual_seed(100 + rank)  # ranks come with other seeds
+        start, size = tree.shard_range(TOTAL, rank, world_size)
+        with _noise(start, size, shapes):
+            parts.append(layer(x[start : start + size]))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_shards_draw_what_one_process_draws(name: str, world_size: int) -> None:
+    x = torch.linspace(1, 2, TOTAL * 4, dtype=torch.float64).reshape(TOTAL, 4)
+    torch.manual_seed(0)
+    whole, shapes = _whole(LAYERS[name], x)
+    assert torch.equal(_sharded(LAYERS[name], x, shapes, world_size), whole)
+
+
+def test_gradients_go_through_the_same_mask() -> None:
+    x = torch.ones(TOTAL, 3, dtype=torch.float64, requires_grad=True)
+    whole, shapes = _whole(nn.Dropout(0.5), x)
+    (expected,) = torch.autograd.grad(whole.sum(), x)
+    (found,) = torch.autograd.grad(_sharded(nn.Dropout(0.5), x, shapes, 3).sum(), x)
+    assert torch.equal(found, expected)
+    assert expected.unique().tolist() == [0.0, 2.0]
+
+
+def test_noise_differs_between_steps_and_repeats_within_one() -> None:
+    x = torch.ones(TOTAL, 8)
+    first, _ = _whole(nn.Dropout(0.5), x)
+    again, _ = _whole(nn.Dropout(0.5), x)
+    other, _ = _whole(nn.Dropout(0.5), x, step=1)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_draw_of_another_shape_is_a_mismatch() -> None:
+    _, shapes = _whole(lambda x: x + torch.rand(TOTAL, 2).sum(), torch.ones(TOTAL, 2))
+    with (
+        pytest.raises(NoiseMismatchError, match=r"shape \(3, 5\) where .* \(7, 2\)"),
+        _noise(0, 3, shapes),
+    ):
+        torch.rand(3, 5)
+
+
+def test_draw_more_than_the_reference_is_a_mismatch() -> None:
+    with (
+        pytest.raises(NoiseMismatchError, match="draw 0 of shape .* draws no more"),
+        _noise(0, 3, []),
+    ):
+        torch.rand(3)
+
+
+def test_generator_of_the_models_own_is_left_alone() -> None:
+    generator = torch.Generator().manual_seed(5)
+    expected = torch.rand(2, generator=torch.Generator().manual_seed(5))
+    with _noise(0, 3, []):
+        found = torch.rand(2, generator=generator)
+    assert torch.equal(found, expected)
+
+
+def test_counter_counts_random_operations_only() -> None:
+    with DrawCounter() as counter:
+        F.dropout(torch.ones(3), 0.5)
+        torch.randn(2)
+        torch.ones(2).add(1)
+    assert counter.count == 2
+
+
+def test_bound_without_noise_draws_as_ever() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    with bound(None):
+        found = torch.rand(2)
+    assert torch.equal(found, expected)
