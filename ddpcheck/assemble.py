@@ -40,7 +40,7 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
         ranks_agree=agree,
         faults=faults,
         seconds=outcome.seconds,
-        **quantities,
+        **quantities,  # type: ignore[arg-type]
     )
     return _judge(run)
 
@@ -222,7 +222,9 @@ def _faults(outcome: RunOutcome) -> Iterable[Fault]:
                 stderr=rank.stderr,
             )
         elif rank.kind in ("hung", "stopped"):
-            waited = "for the others" if rank.kind == "stopped" else "until the deadline"
+            waited = (
+                "for the others" if rank.kind == "stopped" else "until the deadline"
+            )
             yield Fault(
                 kind="hung",
                 rank=rank.rank,

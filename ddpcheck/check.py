@@ -16,7 +16,7 @@ from typing import Any
 
 from ddpcheck import assemble, diagnose, plan, reproduce, tolerance
 from ddpcheck import target as targets
-from ddpcheck.errors import UsageError
+from ddpcheck.errors import UsageError, cut
 from ddpcheck.options import DEFAULT_WORLD_SIZES, Options
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
 from ddpcheck.report import (
@@ -102,6 +102,7 @@ def check(
         assert base.spec is not None
         planned = plan.make(options, base.spec, base.facts)
         outcomes = session.run(planned.specs)
+    assert base.spec is not None
     limit = _tolerance(session, options, base.spec, outcomes)
     runs = [assemble.to_run(outcome, limit.rtol) for outcome in outcomes]
     diagnosis = diagnose.Diagnosis()
@@ -185,7 +186,9 @@ def _tolerance(
     measured = assemble.to_run(again, again.spec.rtol)
     if measured.faults or measured.gradients.worst is None:
         return default
-    worst = max(q.worst.excess for q in (measured.gradients, measured.weights) if q.worst)
+    worst = max(
+        q.worst.excess for q in (measured.gradients, measured.weights) if q.worst
+    )
     return tolerance.from_floor(base.dtype, worst * again.spec.rtol)
 
 
@@ -196,7 +199,11 @@ def _luck(
 
     A mean over valid items is right whenever all shards hold the same number of them.
     """
-    specs = [o.spec for o, run in zip(outcomes, runs, strict=True) if run.mode == "ddp" and run.verdict == "equivalent"]
+    specs = [
+        o.spec
+        for o, run in zip(outcomes, runs, strict=True)
+        if run.mode == "ddp" and run.verdict == "equivalent"
+    ]
     if not specs:
         return []
     again = session.run([specs[0].but(shuffle=True)])[0]
@@ -307,13 +314,12 @@ def _environment(base: ReferenceResult) -> dict[str, str]:
 
 def _warnings(base: ReferenceResult) -> list[str]:
     unused = base.facts["unused"]
-    if unused and not base.facts["has_wrap"]:
-        names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")  # noqa: PLR2004
-        return [
-            f"{len(unused)} parameters get no gradient ({names}): DDP was built with "
-            "find_unused_parameters=True, without it the second step raises"
-        ]
-    return []
+    if not unused or base.facts["has_wrap"]:
+        return []
+    return [
+        f"{len(unused)} parameters get no gradient ({cut(unused, 3)}): DDP was built with "
+        "find_unused_parameters=True, without it the second step raises"
+    ]
 
 
 def _not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompared]:
@@ -335,10 +341,8 @@ def _not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompar
             found.append(NotCompared(what=f"buffers of {name or 'the model'}", why=why))
     unused = outcomes[0].reference.facts["unused"] if outcomes else []
     if unused:
-        names = ", ".join(unused[:5])
-        more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""  # noqa: PLR2004
         why = "no gradient in one process either"
-        found.append(NotCompared(what=f"gradients of {names}{more}", why=why))
+        found.append(NotCompared(what=f"gradients of {cut(unused)}", why=why))
     return found
 
 

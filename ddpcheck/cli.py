@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str]) -> int:  # noqa: PLR0911 (one per way in)
     args = parser().parse_args(arguments)
     wanted = output.Outputs(
         json=args.json or "",

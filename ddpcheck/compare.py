@@ -112,7 +112,7 @@ def difference(
         why = f"shape {tuple(cand.shape)}, expected {tuple(ref.shape)}"
         return missing(name, why, step=step, rank=rank)
     abs_diff, excess, dot, square = _numbers(cand, ref, rtol, scale)
-    why = None
+    why = None  # type: ignore[assignment]
     if math.isnan(abs_diff):
         abs_diff = excess = math.inf
         why = "NaN"
@@ -228,7 +228,9 @@ def _flat_equal(
             return False, excess, names[start]
         if excess > worst:
             worst = excess
-            worst_name = _name_of_worst(cand[start:end], ref[start:end], names[start:end], scale)
+            worst_name = _name_of_worst(
+                cand[start:end], ref[start:end], names[start:end], scale
+            )
         start = end
     return True, worst, worst_name
 

@@ -7,7 +7,10 @@ import shutil
 import threading
 import time
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _TICK_S = 0.25
 _ERASE = "\r\x1b[K"
@@ -27,7 +30,7 @@ class Progress:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._tick, daemon=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         if self._live:
             self._thread.start()
         return self

@@ -243,7 +243,7 @@ def _from_plain(kind: Any, value: Any) -> Any:
         known = {f.name for f in dataclasses.fields(kind)}
         unknown = set(value) - known
         if unknown:
-            message = f"{kind.__name__} has no {sorted(unknown)[0]!r}"
+            message = f"{kind.__name__} has no {min(unknown)!r}"
             raise TypeError(message)
         return kind(**{key: _from_plain(hints[key], value[key]) for key in value})
     args = get_args(kind)

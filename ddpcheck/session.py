@@ -30,7 +30,9 @@ class RunOutcome:
 
     def results(self) -> list[RankResult | None]:
         """Returns each rank's closing words, None where it has none."""
-        return [o.value if isinstance(o.value, RankResult) else None for o in self.ranks]
+        return [
+            o.value if isinstance(o.value, RankResult) else None for o in self.ranks
+        ]
 
     def steps(self, rank: int) -> list[StepResult]:
         """Returns the steps that this rank told of."""
@@ -157,7 +159,9 @@ class Session:
         if outcome.kind == "raised":
             assert outcome.raised is not None
             detail = outcome.raised.stack
-            raise CannotCheckError("the reference run broke: " + outcome.raised.message, detail)
+            raise CannotCheckError(
+                "the reference run broke: " + outcome.raised.message, detail
+            )
         if outcome.kind == "hung":
             message = f"one process did not end within {self.pool.timeout_s:g} s"
             raise CannotCheckError(message, outcome.stack)

@@ -59,7 +59,7 @@ def _whole(value: Any, least: int) -> int:
 
 def _positive(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError  # noqa: TRY004 (one kind of error for the caller)
+        raise ValueError
     number = float(value)
     if not (number > 0 and math.isfinite(number)):
         raise ValueError
@@ -100,7 +100,7 @@ def _some_of(choices: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]]:
 
 def _yes_or_no(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError  # noqa: TRY004
+        raise ValueError
     return value
 
 
@@ -117,7 +117,7 @@ def _accept(value: Any) -> dict[str, str]:
     else:
         found = [value] if isinstance(value, str) else value
         if not isinstance(found, list | tuple):
-            raise ValueError  # noqa: TRY004
+            raise ValueError
         pairs = [_text(item).partition("=")[::2] for item in found]
     accepted = {}
     for slug, reason in pairs:

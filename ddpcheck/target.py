@@ -34,8 +34,8 @@ _SIGNATURES = {
 
 # What other training code calls these; suggested where the contract's name is missing.
 _ALIASES = {
-    "model": ("Model", "Net", "Network", "net", "build_model", "make_model", "get_model"),
-    "batch": ("get_batch", "make_batch", "batch_fn", "data", "get_data", "example_batch"),
+    "model": ("Model", "Net", "net", "build_model", "make_model", "get_model"),
+    "batch": ("get_batch", "make_batch", "batch_fn", "data", "get_data"),
     "loss": ("criterion", "loss_fn", "loss_function", "loss_func", "compute_loss"),
 }
 
@@ -109,7 +109,7 @@ def load(ref: TargetRef) -> Target:
             target-no-batch, target-no-loss, target-name-kind.
     """
     if ref.payload is not None:
-        import cloudpickle  # noqa: PLC0415
+        import cloudpickle  # type: ignore[import-untyped]  # noqa: PLC0415
 
         unpickled: Target = cloudpickle.loads(ref.payload)
         return unpickled
@@ -253,14 +253,16 @@ def _missing(module: types.ModuleType, name: str, key: str) -> UsageError:
     command = f"ddpcheck {name} --{key}-fn {use}"
     if key == "model":
         command = f"ddpcheck {name}:{use}"
-    first = f"rename `{found}`" if found else f"define `{key}`, or name what plays its part"
+    fix = f"define `{key}`, or name what plays its part: {command}"
+    if found:
+        fix = f"rename `{found}`, or run: {command}"
     return UsageError(
         Problem(
             slug=f"target-no-{key}",
             message=f"{name} defines no `{key}`",
             expected=_SIGNATURES[key],
             found=_describe_names(module),
-            fix=f"{first}, or run: {command}" if found else f"{first}: {command}",
+            fix=fix,
         )
     )
 
@@ -369,9 +371,10 @@ def _describe_names(module: types.ModuleType) -> str:
 
 def _kind(value: Any) -> str:
     kind = type(value)
-    text = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    if kind.__module__ != "builtins":
+        return f"{kind.__module__}.{kind.__name__}"
     short = repr(value)
-    return f"{text} {short}" if len(short) <= 40 and kind.__module__ == "builtins" else text  # noqa: PLR2004
+    return f"{kind.__name__} {short}" if len(short) <= 40 else kind.__name__  # noqa: PLR2004
 
 
 def _takes_step(function: Callable[..., Any]) -> bool:
@@ -380,8 +383,7 @@ def _takes_step(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return False
     return any(
-        p.default is p.empty
-        and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         for p in parameters
     )
 

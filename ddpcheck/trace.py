@@ -82,7 +82,7 @@ class Writer:
         entry = Entry(self._file.tell(), tuple(tensor.shape), tensor.dtype)
         if tensor.numel():
             flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-            self._file.write(memoryview(flat.numpy()))
+            self._file.write(memoryview(flat.numpy()))  # type: ignore[arg-type]
         return entry
 
 

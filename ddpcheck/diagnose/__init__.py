@@ -1,12 +1,12 @@
 """Any divergence to its cause, proven by intervention, or an honest unknown.
 
-    engine         fix the first link, run again, go on until nothing diverges
-    case           all that is known of one divergent run, in the words rules ask in
-    registry       the rules, in the order of the chain
-    rules/         one rule, one file, one page
-    probes/        evidence, measured inside the ranks
-    findings       proposals and what their runs said, as the report's findings
-    data_parallel  which findings also explain nn.DataParallel's runs
+engine         fix the first link, run again, go on until nothing diverges
+case           all that is known of one divergent run, in the words rules ask in
+registry       the rules, in the order of the chain
+rules/         one rule, one file, one page
+probes/        evidence, measured inside the ranks
+findings       proposals and what their runs said, as the report's findings
+data_parallel  which findings also explain nn.DataParallel's runs
 """
 
 from ddpcheck.diagnose.engine import Diagnosis, diagnose

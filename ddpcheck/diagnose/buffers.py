@@ -30,7 +30,9 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
         for t in q.tensors
         if t.excess * case.outcome.spec.rtol > case.rtol
     ]
-    rows = [t for t in rows if kinds.get(t.name.rpartition(".")[0], False) == batch_norm]
+    rows = [
+        t for t in rows if kinds.get(t.name.rpartition(".")[0], False) == batch_norm
+    ]
     if not rows:
         return None
     worst = max(rows, key=lambda t: t.rel_diff)

@@ -109,8 +109,13 @@ class Case:
         for m in self.modules():
             if m.input_diff > self.close and (m.caller or m.name):
                 caller = dataclasses.replace(
-                    m, name=m.caller, kind=m.caller_kind, rel_diff=m.input_diff,
-                    is_batch_norm=False, normalises=False, writes_buffers=False,
+                    m,
+                    name=m.caller,
+                    kind=m.caller_kind,
+                    rel_diff=m.input_diff,
+                    is_batch_norm=False,
+                    normalises=False,
+                    writes_buffers=False,
                     collectives=0,
                 )
                 found.setdefault(m.caller, caller)
@@ -149,7 +154,9 @@ class Case:
     def has_cuts(self) -> bool:
         """Whether the loss could be judged alone: some output carries its gradient."""
         return bool(self.step) and any(
-            c.norm > 0 for r in self.step.ranks for c in r.cuts  # type: ignore[union-attr]
+            c.norm > 0
+            for r in self.step.ranks  # type: ignore[union-attr]
+            for c in r.cuts
         )
 
     @property
@@ -175,9 +182,11 @@ class Case:
 
     def direct(self) -> list[tuple[float, float]]:
         """Returns (ratio, residual) of the direct parameter gradients per rank."""
-        return [
-            _combine(r.direct) for r in self.step.ranks if r.direct
-        ] if self.step else []
+        return (
+            [_combine(r.direct) for r in self.step.ranks if r.direct]
+            if self.step
+            else []
+        )
 
     @property
     def uniform_ratio(self) -> float | None:
@@ -217,7 +226,8 @@ class Case:
             reference is not None
             and bool(values)
             and all(
-                v is not None and abs(v - reference) <= self.close * max(abs(reference), 1e-12)
+                v is not None
+                and abs(v - reference) <= self.close * max(abs(reference), 1e-12)
                 for v in values
             )
         )
@@ -233,11 +243,16 @@ class Case:
     @property
     def loss_collectives(self) -> int:
         """Collectives that the target calls in a step, outside DDP's own."""
-        return max((r.collectives for r in self.step.ranks), default=0) if self.step else 0
+        return (
+            max((r.collectives for r in self.step.ranks), default=0) if self.step else 0
+        )
 
     def rank_facts(self, key: str, default: Any) -> list[Any]:
         """Returns one fact of every rank of the divergent run."""
-        return [self.outcome.facts(r).get(key, default) for r in range(len(self.outcome.ranks))]
+        return [
+            self.outcome.facts(r).get(key, default)
+            for r in range(len(self.outcome.ranks))
+        ]
 
     def step_quantity(self, name: str, step: int) -> list[Quantity]:
         """Returns every rank's numbers of one quantity at one step."""
@@ -252,7 +267,10 @@ class Case:
         """Returns the first step at which a quantity differs."""
         for step in range(self.outcome.spec.steps):
             for quantity in self.step_quantity(name, step):
-                if any(t.excess * self.outcome.spec.rtol > self.rtol for t in quantity.tensors):
+                if any(
+                    t.excess * self.outcome.spec.rtol > self.rtol
+                    for t in quantity.tensors
+                ):
                     return step
         return None
 

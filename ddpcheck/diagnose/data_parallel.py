@@ -24,7 +24,9 @@ def explain(
     limit: Tolerance,
 ) -> list[Finding]:
     """Returns the findings with DataParallel's runs added, or one of their own."""
-    shared = [f for f in findings if f.link in ("forward", "loss", "backward", "update")]
+    shared = [
+        f for f in findings if f.link in ("forward", "loss", "backward", "update")
+    ]
     if shared:
         return [_with(f, rest) if f in shared else f for f in findings]
     return [*findings, _own(session, outcomes, runs, rest, limit)]
@@ -44,9 +46,7 @@ def _own(
     """Returns the finding for a divergence that DataParallel alone has."""
     del session, outcomes, limit
     run = runs[rest[0]]
-    same = [
-        r for r in runs if r.mode == "ddp" and r.world_size == run.world_size
-    ]
+    same = [r for r in runs if r.mode == "ddp" and r.world_size == run.world_size]
     ddp_is_fine = bool(same) and all(r.verdict == "equivalent" for r in same)
     lost = run.buffers.mismatched > 0
     worst = run.buffers.worst if lost else run.gradients.worst

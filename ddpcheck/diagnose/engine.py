@@ -88,7 +88,9 @@ def diagnose(
 
 
 def _by_world_size(runs: list[Run], mode: str) -> list[int]:
-    found = [i for i, r in enumerate(runs) if r.mode == mode and r.verdict == "divergent"]
+    found = [
+        i for i, r in enumerate(runs) if r.mode == mode and r.verdict == "divergent"
+    ]
     return sorted(found, key=lambda i: (runs[i].world_size, i))
 
 
@@ -103,13 +105,16 @@ def _explained(
     others = [
         i
         for i in _by_world_size(runs, "ddp")
-        if i != index and runs[i].batch_norm == runs[index].batch_norm and runs[i].loss == runs[index].loss
+        if i != index
+        and runs[i].batch_norm == runs[index].batch_norm
+        and runs[i].loss == runs[index].loss
     ]
     if not causes or not all(c.verified for c in causes):
         # Nothing to test with: the same link breaks at every world size.
-        return set(others) if causes or not search.fix else set(others)
+        return set(others)
     specs = [
-        search.with_fixes(outcomes[i].spec, [c.proposal for c in causes]) for i in others
+        search.with_fixes(outcomes[i].spec, [c.proposal for c in causes])
+        for i in others
     ]
     mended = search.excesses(specs)
     return {i for i, excess in zip(others, mended, strict=True) if excess <= 1}
@@ -165,7 +170,9 @@ class _Search:
         fixes = tuple(dict.fromkeys(f for p in proposals for f in p.fixes))
         noise = next((p.noise for p in proposals if p.noise), spec.noise)
         mode = "averaged" if any(p.by_hand for p in proposals) else spec.mode
-        scaled = tuple(_scaled_to(f, self.spec.world_size, spec.world_size) for f in fixes)
+        scaled = tuple(
+            _scaled_to(f, self.spec.world_size, spec.world_size) for f in fixes
+        )
         return spec.but(fixes=spec.fixes + scaled, noise=noise, mode=mode)
 
     def excesses(self, specs: list[RunSpec]) -> list[float]:
@@ -249,7 +256,7 @@ class _Search:
         first = proposals[0]
         if first.link == "reduce" and case.by_hand.verdict == "equivalent":
             # The specific intervention does not reach it (user code undoes it), but
-            # averaging by hand does: it is the reducer, and this is what is known of it.
+            # averaging by hand does: it is the reducer, and this is what is known.
             after = assemble.worst_excess(case.by_hand)
             by_hand = dataclasses.replace(first, by_hand=True, fixes=())
             return Cause(by_hand, before=before, after=after, verified=True)
@@ -284,7 +291,9 @@ class _Search:
         if not causes[-1].verified:
             return
         after = causes[-1].after
-        specs = [self.with_fixes(self.spec, [p for p in every if p is not q]) for q in every]
+        specs = [
+            self.with_fixes(self.spec, [p for p in every if p is not q]) for q in every
+        ]
         for cause, before in zip(causes, self.excesses(specs), strict=True):
             cause.before, cause.after = before, after
             cause.verified = before > 1 >= after

@@ -74,6 +74,9 @@ def common_factor(case: Case) -> float | None:
     assert factor is not None
     for t in wrong:
         # A pure factor f differs by |f - 1| of the largest element, no more.
-        if abs((t.ratio or 0) - factor) > case.close or abs(t.rel_diff - abs(factor - 1)) > case.close:
+        if (
+            abs((t.ratio or 0) - factor) > case.close
+            or abs(t.rel_diff - abs(factor - 1)) > case.close
+        ):
             return None
     return factor

@@ -91,14 +91,24 @@ def modules(case: Case) -> list[dict[str, object]]:
 
 def _unknown(case: Case, runs: list[int]) -> Finding:
     link, where = _where(case)
-    worst = next((q.worst for q in (case.run.gradients, case.run.weights, case.run.buffers) if q.mismatched and q.worst), None)
+    worst = next(
+        (
+            q.worst
+            for q in (case.run.gradients, case.run.weights, case.run.buffers)
+            if q.mismatched and q.worst
+        ),
+        None,
+    )
     facts = []
     if worst is not None:
         facts.append(
             f"worst: {worst.name} in step {worst.step + 1}, relative difference "
             f"{number(worst.rel_diff)}"
         )
-    facts += [f"rank {f.rank} in step {(f.step or 0) + 1}: {f.summary}" for f in case.run.faults[:3]]
+    facts += [
+        f"rank {f.rank} in step {(f.step or 0) + 1}: {f.summary}"
+        for f in case.run.faults[:3]
+    ]
     if case.ratios():
         facts.append(
             "gradient at the reference's outputs over the reference's, per rank: "

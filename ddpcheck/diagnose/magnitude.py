@@ -5,7 +5,16 @@ from __future__ import annotations
 from ddpcheck.diagnose.case import Case
 from ddpcheck.diagnose.text import number
 
-_ADAPTIVE = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "RMSprop", "Adadelta")
+_ADAPTIVE = (
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "Adagrad",
+    "RMSprop",
+    "Adadelta",
+)
 
 
 def in_words(case: Case) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_MAX_NUMBERS = 8
+
 
 def number(value: float) -> str:
     """Returns 3 significant digits, without a trailing ".0".
@@ -21,7 +23,9 @@ def listed(values: Iterable[float]) -> str:
     '1.6, 2.67'
     """
     shown = [number(v) for v in values]
-    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")  # noqa: PLR2004
+    rest = len(shown) - _MAX_NUMBERS
+    more = f" and {rest} more" if rest > 0 else ""
+    return ", ".join(shown[:_MAX_NUMBERS]) + more
 
 
 def names(items: Iterable[str], limit: int = 3) -> str:

@@ -84,7 +84,10 @@ class Crew:
                 _apply(message, outcome)
                 if message.kind == "progress":
                     news.append((outcome.rank, message.payload))
-            if outcome.kind == "running" and not self.processes[outcome.rank].is_alive():
+            if (
+                outcome.kind == "running"
+                and not self.processes[outcome.rank].is_alive()
+            ):
                 outcome.kind = "died"
                 outcome.exit_code = self.processes[outcome.rank].exitcode
         if all(o.kind != "running" for o in self.outcomes):

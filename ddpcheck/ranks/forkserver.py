@@ -8,13 +8,14 @@ instance. Nothing else differs from `multiprocessing.get_context("forkserver")`.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 from collections.abc import Callable
 from multiprocessing import popen_forkserver, process, spawn, util
 from multiprocessing.context import reduction, set_spawning_popen  # type: ignore[attr-defined]
-from multiprocessing.forkserver import ForkServer, read_signed  # type: ignore[attr-defined]
+from multiprocessing.forkserver import ForkServer, read_signed
 from typing import Any
 
 # Keys of the preparation data that make a child import the parent's __main__: it is
@@ -36,7 +37,7 @@ class Server:
     @property
     def pid(self) -> int | None:
         """The server's process id, None before `start`."""
-        pid: int | None = self._server._forkserver_pid  # noqa: SLF001
+        pid: int | None = self._server._forkserver_pid  # type: ignore[attr-defined]  # noqa: SLF001
         return pid
 
     def is_alive(self) -> bool:
@@ -49,7 +50,9 @@ class Server:
             return False
         return done is None
 
-    def spawn(self, function: Callable[..., None], args: tuple[Any, ...]) -> RankProcess:
+    def spawn(
+        self, function: Callable[..., None], args: tuple[Any, ...]
+    ) -> RankProcess:
         """Forks a child that calls `function(*args)`; blocks until it exists."""
         child = RankProcess(target=function, args=args)
         child.server = self._server
@@ -61,15 +64,13 @@ class Server:
         pid = self.pid
         if pid is None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-        except ProcessLookupError:
-            pass
         try:
-            self._server._stop()  # noqa: SLF001
+            self._server._stop()  # type: ignore[attr-defined]  # noqa: SLF001
         except (ChildProcessError, OSError):
             # Someone else's SIGCHLD handler reaped it.
-            self._server._forkserver_pid = None  # noqa: SLF001
+            self._server._forkserver_pid = None  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 class _Popen(popen_forkserver.Popen):
@@ -91,9 +92,11 @@ class _Popen(popen_forkserver.Popen):
         self.sentinel, writer = server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
         sentinel_of_parent = os.dup(writer)
         self.finalizer = util.Finalize(
-            self, util.close_fds, (sentinel_of_parent, self.sentinel)
+            self,
+            util.close_fds,  # type: ignore[attr-defined]
+            (sentinel_of_parent, self.sentinel),
         )
-        with open(writer, "wb", closefd=True) as stream:
+        with os.fdopen(writer, "wb") as stream:
             stream.write(buffer.getbuffer())
         self.pid = read_signed(self.sentinel)
 

@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpcheck.ranks import preload
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.forkserver import Server
 from ddpcheck.ranks.messages import Job, Outcome
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SOLO = 0  # the world size of a crew without a process group
 
@@ -86,7 +89,7 @@ class Pool:
         prefix = f"ddpcheck-{os.getpid()}-"
         self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -81,7 +81,7 @@ def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
 def _count_threads() -> int:
     """Returns the number of threads: forking a process with several is unsafe."""
     try:
-        return len(os.listdir("/proc/self/task"))
+        return len(list(Path("/proc/self/task").iterdir()))
     except OSError:
         return threading.active_count()
 

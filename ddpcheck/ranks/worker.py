@@ -115,10 +115,10 @@ def _tie_to_parent() -> None:
     os.setpgid(0, 0)
     # Every child of a fork server inherits the write end of the pipe by which the
     # server notices that its user is gone; a hung rank would keep the server alive.
-    inherited = forkserver._forkserver  # type: ignore[attr-defined]  # noqa: SLF001
-    if inherited._forkserver_alive_fd is not None:  # noqa: SLF001
-        os.close(inherited._forkserver_alive_fd)  # noqa: SLF001
-        inherited._forkserver_alive_fd = None  # noqa: SLF001
+    inherited = forkserver._forkserver  # noqa: SLF001
+    if inherited._forkserver_alive_fd is not None:  # type: ignore[attr-defined]  # noqa: SLF001
+        os.close(inherited._forkserver_alive_fd)  # type: ignore[attr-defined]  # noqa: SLF001
+        inherited._forkserver_alive_fd = None  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _open_files(seat: Seat) -> None:

@@ -74,13 +74,13 @@ class _AllReduceSum(torch.autograd.Function):
     """Sum over ranks whose backward is the sum over ranks."""
 
     @staticmethod
-    def forward(_: Any, value: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(_: Any, value: Tensor) -> Tensor:
         out = value.detach().clone()
         dist.all_reduce(out)
         return out
 
     @staticmethod
-    def backward(_: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(_: Any, grad: Tensor) -> Tensor:
         out = grad.contiguous().clone()
         dist.all_reduce(out)
         return out
@@ -130,7 +130,7 @@ def emulated_sync_batch_norm() -> Iterator[None]:
     try:
         yield
     finally:
-        cls.convert_sync_batchnorm = before
+        cls.convert_sync_batchnorm = before  # type: ignore[method-assign]
 
 
 def emulate_existing(model: nn.Module) -> nn.Module:

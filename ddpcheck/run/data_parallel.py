@@ -10,6 +10,7 @@ torch, not from a description of it.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,8 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import replicate as _replicate_function
 from torch.nn.parallel import scatter_gather
-
-import importlib
 
 _replicate_module = importlib.import_module("torch.nn.parallel.replicate")
 _functions = importlib.import_module("torch.nn.parallel._functions")
@@ -60,9 +59,7 @@ class DataParallelOnCPU(nn.DataParallel[nn.Module]):
     def replicate(self, module: Any, device_ids: Sequence[Any]) -> list[Any]:
         """Returns torch's replicas: non-leaf parameters, buffers shared with #0."""
         with _cpu_primitives():
-            return _replicate_function(
-                module, device_ids, not torch.is_grad_enabled()
-            )
+            return _replicate_function(module, device_ids, not torch.is_grad_enabled())
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
         """Returns torch's chunks of every tensor, other objects whole."""
@@ -163,9 +160,7 @@ def _starts(inputs: Sequence[Any], kwargs: Any) -> list[tuple[int, int]]:
     """Returns (first row, rows) of each replica, by its first tensor with rows."""
     rows, start = [], 0
     for args, kwds in zip(inputs, kwargs, strict=True):
-        leaves = [
-            t for t in _tensors((args, kwds)) if t.dim() > 0
-        ]
+        leaves = [t for t in _tensors((args, kwds)) if t.dim() > 0]
         size = len(leaves[0]) if leaves else 0
         rows.append((start, size))
         start += size

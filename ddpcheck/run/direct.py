@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-
 # Attribute access and bookkeeping: the parameter itself is wanted.
 _NOT_USES = frozenset(
     {"__get__", "__set__", "__delete__", "__repr__", "__hash__", "backward", "detach"}
@@ -24,12 +23,12 @@ _NOT_USES = frozenset(
 
 class _ScaleGrad(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
         ctx.factor = factor
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return grad * ctx.factor, None
 
 

@@ -35,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import tree
 from ddpcheck.run import batch_norm, countables
+from ddpcheck.run.collectives import autograd_collectives
 from ddpcheck.run.direct import scaled_direct_use
 from ddpcheck.run.gather import (
     gathered,
@@ -71,7 +72,10 @@ def after_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
     if argument(fixes, "ddp.broadcast") is not None:
         with torch.no_grad():
             # By name: ranks may hold the same parameters in different orders.
-            named = {strip(n): t for n, t in [*model.named_parameters(), *model.named_buffers()]}
+            named = {
+                strip(n): t
+                for n, t in [*model.named_parameters(), *model.named_buffers()]
+            }
             for name in sorted(named):
                 dist.broadcast(named[name].data, 0)
     settings: dict[str, Any] = {}
@@ -108,7 +112,7 @@ def around_training(
         if direct is not None:
             stack.enter_context(scaled_direct_use(model(), float(direct)))
         if argument(fixes, "collectives.autograd") is not None:
-            stack.enter_context(_autograd_collectives())
+            stack.enter_context(autograd_collectives())
         if argument(fixes, "checkpoint.nonreentrant") is not None:
             stack.enter_context(_nonreentrant_checkpoints())
         yield
@@ -119,8 +123,10 @@ def after_step(model: nn.Module, fixes: tuple[str, ...]) -> None:
     if argument(fixes, "state.broadcast") is None:
         return
     with torch.no_grad():
-        named = {strip(n): p for n, p in model.named_parameters() if not p.requires_grad}
-        named |= {strip(n): b for n, b in model.named_buffers()}
+        named = {
+            strip(n): p for n, p in model.named_parameters() if not p.requires_grad
+        }
+        named |= {strip(n): b for n, b in model.named_buffers()}  # type: ignore[misc]
         for name in sorted(named):
             dist.broadcast(named[name].data, 0)
 
@@ -224,7 +230,7 @@ def _see_all_rows(module: nn.Module) -> None:
             whole = forward(*args, **kwargs)
         return _own_rows(whole, next(iter(sizes.values()), (1,)))
 
-    module.forward = global_forward  # type: ignore[method-assign]
+    module.forward = global_forward
 
 
 def _own_rows(whole: Any, sizes: tuple[int, ...]) -> Any:
@@ -265,7 +271,9 @@ def _scaled_backward(factor: Callable[[], float]) -> Iterator[None]:
 
 def _times(tensors: Any, grads: Any, factor: float) -> list[Tensor]:
     outputs = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    given = [grads] if isinstance(grads, Tensor) else list(grads or [None] * len(outputs))
+    given = (
+        [grads] if isinstance(grads, Tensor) else list(grads or [None] * len(outputs))
+    )
     return [
         torch.full_like(o, factor) if g is None else g * factor
         for o, g in zip(outputs, given, strict=True)
@@ -280,51 +288,6 @@ def _count_factor(countable: str, targets: Any) -> float:
     return float(dist.get_world_size() * mine / total)
 
 
-class _ReduceInPlace(torch.autograd.Function):
-    """An all-reduce in place that autograd sees: its backward sums over ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, reduce: Callable[[Tensor], Any]) -> Tensor:  # type: ignore[override]
-        ctx.mark_dirty(tensor)
-        reduce(tensor)
-        return tensor
-
-    @staticmethod
-    def backward(_: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        total = grad.contiguous().clone()
-        dist.distributed_c10d.all_reduce(total)
-        return total, None
-
-
-@contextlib.contextmanager
-def _autograd_collectives() -> Iterator[None]:
-    reduce, gather = dist.all_reduce, dist.all_gather
-
-    def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, *args: Any, **kwargs: Any) -> Any:
-        if not (tensor.requires_grad and tensor.grad_fn is not None):
-            return reduce(tensor, op, *args, **kwargs)
-        if op == dist.ReduceOp.AVG:
-            _ReduceInPlace.apply(tensor, lambda t: reduce(t, op, *args, **kwargs))  # type: ignore[no-untyped-call]
-            tensor.register_hook(lambda g: g / dist.get_world_size())
-            return None
-        _ReduceInPlace.apply(tensor, lambda t: reduce(t, op, *args, **kwargs))  # type: ignore[no-untyped-call]
-        return None
-
-    def all_gather(tensors: list[Tensor], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        result = gather(tensors, tensor.detach(), *args, **kwargs)
-        if tensor.requires_grad:
-            whole = gathered(tensor, 0, tuple(len(t) for t in tensors))
-            for target, part in zip(tensors, whole.split([len(t) for t in tensors]), strict=True):
-                target.copy_(part)
-        return result
-
-    dist.all_reduce, dist.all_gather = all_reduce, all_gather
-    try:
-        yield
-    finally:
-        dist.all_reduce, dist.all_gather = reduce, gather
-
-
 @contextlib.contextmanager
 def _nonreentrant_checkpoints() -> Iterator[None]:
     import torch.utils.checkpoint as module  # noqa: PLC0415
@@ -337,14 +300,14 @@ def _nonreentrant_checkpoints() -> Iterator[None]:
             function, *args, use_reentrant=False, preserve_rng_state=preserve
         )
 
-    cls.apply = staticmethod(apply)
+    cls.apply = staticmethod(apply)  # type: ignore[method-assign]
     try:
         yield
     finally:
         if before is None:
             del cls.apply
         else:
-            cls.apply = before
+            cls.apply = before  # type: ignore[method-assign]
 
 
 def _map_ddp(

@@ -18,12 +18,12 @@ from torch import Tensor
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, local: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, local: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
         ctx.dim, ctx.sizes = dim, sizes
         return _gather(local.detach(), dim, sizes)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         total = grad.contiguous().clone()
         _all_reduce(total)
         rank = dist.get_rank()
@@ -33,13 +33,13 @@ class _GatherRows(torch.autograd.Function):
 
 class _MeanOverRanks(torch.autograd.Function):
     @staticmethod
-    def forward(_: Any, local: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(_: Any, local: Tensor) -> Tensor:
         mean = local.detach().clone()
         _all_reduce(mean)
         return mean / dist.get_world_size()
 
     @staticmethod
-    def backward(_: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(_: Any, grad: Tensor) -> Any:
         return grad / dist.get_world_size()
 
 

@@ -13,6 +13,7 @@ import sys
 import types
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch import Tensor
 def isolated() -> Iterator[None]:
     """Restores process-wide settings on leaving."""
     environment = dict(os.environ)
-    folder = os.getcwd()
+    folder = Path.cwd()
     arguments = list(sys.argv)
     dtype = torch.get_default_dtype()
     threads = torch.get_num_threads()
@@ -100,13 +101,17 @@ def _state_of_class(kind: type) -> Any:
 def _state(value: Any, depth: int) -> Any:
     if isinstance(value, Tensor):
         plain = value.detach()
-        return (id(value), value._version, float(plain.double().sum()) if plain.numel() and not plain.is_complex() else 0.0)  # noqa: SLF001
+        known = plain.numel() and not plain.is_complex()
+        total = float(plain.double().sum()) if known else 0.0
+        return (id(value), value._version, total)  # noqa: SLF001
     if isinstance(value, bool | int | float | str | bytes | type(None)):
         return value
-    if callable(value) and not hasattr(value, "parameters"):
+    if depth == 0 or (callable(value) and not hasattr(value, "parameters")):
         return id(value)
-    if depth == 0:
-        return id(value)
+    return _inner_state(value, depth)
+
+
+def _inner_state(value: Any, depth: int) -> Any:
     if isinstance(value, dict):
         return [(repr(k), _state(v, depth - 1)) for k, v in list(value.items())[:200]]
     if isinstance(value, list | tuple | set | frozenset):

@@ -40,7 +40,7 @@ class Names:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 found[self._name(path, parameter)] = parameter
-        for position, parameter in enumerate(extra):
+        for position, parameter in enumerate(extra):  # type: ignore[assignment]
             if id(parameter) not in seen and isinstance(parameter, nn.Parameter):
                 seen.add(id(parameter))
                 known = self._known.get(id(parameter))

@@ -33,7 +33,7 @@ class DrawCounter(TorchDispatchMode):
     """Counts random operations; changes nothing."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(
@@ -67,7 +67,7 @@ class SampleNoise(TorchDispatchMode):
         size: int,
         total: int,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.base = (seed * 1_000_003 + step) * 100_003
         self.expected = shapes
         self.shapes: list[tuple[int, ...]] = []
@@ -181,7 +181,7 @@ def _zeros_laid_out_as(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     In-place random operations fill in memory order: a transposed tensor draws other
     numbers than a contiguous one.
     """
-    order = sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d))
+    order = sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d))  # type: ignore[operator]
     back = [order.index(d) for d in range(tensor.dim())]
     return tensor.new_zeros([shape[d] for d in order]).permute(back)
 

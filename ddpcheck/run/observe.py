@@ -17,6 +17,7 @@ import torch.utils._pytree
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+_MODULE_APPLY = nn.Module._apply  # noqa: SLF001 (behind .to, .half, .cuda)
 _ASKED = ("is_initialized", "get_world_size", "get_rank", "is_available")
 _COLLECTIVES = (
     "all_reduce",
@@ -71,7 +72,9 @@ def observing() -> Iterator[Observed]:
     seen = Observed()
     with contextlib.ExitStack() as stack:
         for name in _ASKED:
-            stack.enter_context(_patched(dist, name, _asking(seen, getattr(dist, name))))
+            stack.enter_context(
+                _patched(dist, name, _asking(seen, getattr(dist, name)))
+            )
         for name in _COLLECTIVES:
             if hasattr(dist, name):
                 function = getattr(dist, name)
@@ -84,7 +87,9 @@ def observing() -> Iterator[Observed]:
         stack.enter_context(
             _patched(cls, "register_comm_hook", _hooking(seen, register))
         )
-        stack.enter_context(_patched(nn.Module, "_apply", _applying(seen, nn.Module._apply)))  # noqa: SLF001
+        stack.enter_context(
+            _patched(nn.Module, "_apply", _applying(seen, _MODULE_APPLY))
+        )
         backward, grad = torch.autograd.backward, torch.autograd.grad
         stack.enter_context(
             _patched(torch.autograd, "backward", _running_backward(seen, backward))

@@ -11,7 +11,7 @@ from typing import Any
 
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run import isolation
-from ddpcheck.run.jobs import load
+from ddpcheck.run.loading import load
 from ddpcheck.target import TargetRef
 
 LOSS, WRAP, TRAIN_STEP, MODULE = "loss", "wrap", "train_step", "module "

@@ -22,14 +22,15 @@ def rescaled(parameters: Callable[[], dict[str, nn.Parameter]]) -> Iterator[None
     depth = 0
     backward = torch.autograd.backward
 
-    def run(
-        tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
+    def run(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         nonlocal depth
         if depth:
             backward(tensors, grad_tensors, *args, **kwargs)
             return
-        before = {n: None if p.grad is None else p.grad.clone() for n, p in parameters().items()}
+        before = {
+            n: None if p.grad is None else p.grad.clone()
+            for n, p in parameters().items()
+        }
         depth += 1
         try:
             backward(tensors, _scaled(tensors, grad_tensors), *args, **kwargs)
@@ -48,7 +49,11 @@ def rescaled(parameters: Callable[[], dict[str, nn.Parameter]]) -> Iterator[None
 
 def _scaled(tensors: Any, grads: Any) -> list[Any]:
     outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    given = [grads] if isinstance(grads, torch.Tensor) else list(grads or [None] * len(outputs))
+    given = (
+        [grads]
+        if isinstance(grads, torch.Tensor)
+        else list(grads or [None] * len(outputs))
+    )
     return [
         torch.full_like(o, _FACTOR) if g is None else g * _FACTOR
         for o, g in zip(outputs, given, strict=True)

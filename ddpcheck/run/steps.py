@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -108,7 +107,11 @@ class Training:
 
     def _record_gradients(self) -> None:
         suffix = f"@{self.updates}" if self.updates else ""
-        grads = {name + suffix: p.grad for name, p in self.parameters().items() if p.requires_grad or p.grad is not None}
+        grads = {
+            name + suffix: p.grad
+            for name, p in self.parameters().items()
+            if p.requires_grad or p.grad is not None
+        }
         self.recorder.take("gradients" + suffix, self.step, dict(grads))
         self.updates += 1
 
@@ -228,8 +231,10 @@ def check_loss(target: Target, value: Any) -> None:
                 slug="target-loss-gradient",
                 message=f"{target.name}: the loss has no gradient",
                 expected="a loss that depends on the model's parameters",
-                found=f"a {str(value.dtype).removeprefix('torch.')} scalar without a graph",
-                fix="remove .detach(), .item(), argmax or no_grad between model and loss",
+                found=f"a {str(value.dtype).removeprefix('torch.')} scalar without "
+                "a graph",
+                fix="remove .detach(), .item(), argmax or no_grad between model and "
+                "loss",
             )
         )
 

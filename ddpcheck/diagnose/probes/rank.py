@@ -23,9 +23,11 @@ from ddpcheck.diagnose.probes.teacher import (
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import averaged, countables, fixes, isolation, observe
 from ddpcheck.run import model as models
-from ddpcheck.run.jobs import batches_of, bound_noise, load, set_default_dtype
+from ddpcheck.run.batches import batches_of
+from ddpcheck.run.loading import load
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import batch_size
+from ddpcheck.run.surroundings import bound_noise, set_default_dtype
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader
 
@@ -255,7 +257,7 @@ class _Probe:
 
     def _judge_direct(self, model: nn.Module) -> list[Direct]:
         found = []
-        names = {n for n in self.reader.names("direct", 0)}
+        names = set(self.reader.names("direct", 0))
         from ddpcheck.run.names import strip  # noqa: PLC0415
 
         for path, parameter in model.named_parameters():

@@ -24,9 +24,11 @@ from ddpcheck.diagnose.probes.teacher import (
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import countables, isolation
 from ddpcheck.run import model as models
-from ddpcheck.run.jobs import batches_of, bound_noise, load, set_default_dtype
+from ddpcheck.run.batches import batches_of
+from ddpcheck.run.loading import load
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import batch_size
+from ddpcheck.run.surroundings import bound_noise, set_default_dtype
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Writer
 
@@ -109,7 +111,11 @@ class _Probe:
         shard = tree.shard(self.batch, 0, self.world_size)
         restore(self.start, self.model)
         try:
-            with bound_noise(self.spec, self.size, rows=tree.shard_range(self.size, 0, self.world_size)[1]):
+            with bound_noise(
+                self.spec,
+                self.size,
+                rows=tree.shard_range(self.size, 0, self.world_size)[1],
+            ):
                 training.step(self.target, self.spec, self.model, shard)
         except Exception:  # noqa: BLE001 (a shard alone may be too small for the loss)
             pass
@@ -128,14 +134,18 @@ class _Probe:
 
     def _cut_pass(
         self, *, write: bool, perturb: bool
-    ) -> tuple[dict[str, Tensor | None], float | None, list[str], dict[str, Tensor | None]]:
+    ) -> tuple[
+        dict[str, Tensor | None], float | None, list[str], dict[str, Tensor | None]
+    ]:
         leaves: dict[str, Tensor] = {}
         called: list[str] = []
 
         def before(name: str, call: int, _: nn.Module, args: Any, kwargs: Any) -> None:
             called.append(name)
             if write:
-                named = [(key_of(name, call, p), t) for p, t in tensors_of((args, kwargs))]
+                named = [
+                    (key_of(name, call, p), t) for p, t in tensors_of((args, kwargs))
+                ]
                 self.writer.add("inputs", 0, named)
 
         def after(name: str, call: int, module: nn.Module, output: Any) -> Any:
@@ -168,7 +178,7 @@ class _Probe:
             for n, p in self.model.named_parameters()
             if p.grad is not None and bool(p.grad.to_dense().any())
         }
-        return grads, loss, list(dict.fromkeys(called)), direct
+        return grads, loss, list(dict.fromkeys(called)), direct  # type: ignore[return-value]
 
     def _perturbed(self, key: str, value: Tensor) -> Tensor:
         """Adds noise to the second half of the samples."""
@@ -177,7 +187,9 @@ class _Probe:
         generator = torch.Generator().manual_seed(len(key))
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
         noise.narrow(dim, 0, half).zero_()
-        spread = value.double().std() if value.numel() > 1 else value.double().abs().sum()
+        spread = (
+            value.double().std() if value.numel() > 1 else value.double().abs().sum()
+        )
         return value + (noise * spread * _PERTURBATION).to(value.dtype)
 
     def _dim(self, key: str, value: Tensor) -> int:
@@ -212,12 +224,20 @@ class _Probe:
             both = self._plain_grads(twice)
         except Exception:  # noqa: BLE001 (fixed batch sizes, lookups by index)
             return None
-        dot = sum(float((once[n].double() * both[n].double()).sum()) for n in once if n in both)
+        dot = sum(
+            float((once[n].double() * both[n].double()).sum())
+            for n in once
+            if n in both
+        )
         square = sum(float(once[n].double().pow(2).sum()) for n in once)
         if not square:
             return None
         ratio = dot / square
-        left = sum(float((both[n].double() - ratio * once[n].double()).pow(2).sum()) for n in once if n in both)
+        left = sum(
+            float((both[n].double() - ratio * once[n].double()).pow(2).sum())
+            for n in once
+            if n in both
+        )
         return ratio if left <= (1e-4 * ratio) ** 2 * square else None
 
     def _plain_grads(self, batch: Any) -> dict[str, Tensor]:

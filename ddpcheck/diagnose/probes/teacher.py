@@ -52,9 +52,7 @@ class Hooks:
         `after(name, call, module, output)` returns the output or None.
         """
         for path, module in model.named_modules():
-            if isinstance(module, PlainWrapper) or isinstance(
-                module, torch.jit.ScriptModule
-            ):
+            if isinstance(module, PlainWrapper | torch.jit.ScriptModule):
                 continue
             self._attach(strip(path), module, before, after)
 
@@ -102,7 +100,11 @@ def part(
     samples (two views of a batch, concatenated): both are returned. None fits: [].
     """
     start, size, total = rows
-    dims = [d for d in range(len(whole)) if whole[d] != mine[d]] if len(whole) == len(mine) else []
+    dims = (
+        [d for d in range(len(whole)) if whole[d] != mine[d]]
+        if len(whole) == len(mine)
+        else []
+    )
     if len(dims) != 1:
         return []
     dim = dims[0]
@@ -115,7 +117,7 @@ def part(
 
     def blocks(t: Tensor) -> Tensor:
         split = t.unflatten(dim, (groups, total))
-        return split.narrow(dim + 1, start, size).flatten(dim, dim + 1)
+        return split.narrow(dim + 1, start, size).flatten(dim, dim + 1)  # type: ignore[no-any-return]
 
     return [contiguous, blocks] if groups > 1 else [contiguous]
 
@@ -141,7 +143,14 @@ def distance(actual: Tensor, expected: Tensor, *, scale: Tensor | None = None) -
         return 0.0
     a, b = actual.detach().double(), expected.detach().double()
     diff = float((a - b).abs().nan_to_num(0.0).max())
-    top = float((expected if scale is None else scale).detach().double().abs().nan_to_num(0.0).max())
+    top = float(
+        (expected if scale is None else scale)
+        .detach()
+        .double()
+        .abs()
+        .nan_to_num(0.0)
+        .max()
+    )
     return diff / top if top > 0 else diff
 
 

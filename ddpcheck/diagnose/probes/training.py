@@ -9,15 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.run import model as models
-from ddpcheck.run.jobs import loss_function
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import split
+from ddpcheck.run.surroundings import loss_function
 from ddpcheck.target import Target
 
 
-def step(
-    target: Target, spec: RunSpec, model: nn.Module, batch: Any
-) -> float | None:
+def step(target: Target, spec: RunSpec, model: nn.Module, batch: Any) -> float | None:
     """Does one step without updating weights; returns the loss where it is known.
 
     Gradients add up over all backward passes: `zero_grad` does nothing either.

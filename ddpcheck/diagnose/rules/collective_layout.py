@@ -13,7 +13,11 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it where the loss is wrong even with the same shard on all ranks."""
     if case.step is None or not case.has_cuts or case.loss_is_sound:
         return None
-    if not case.loss_collectives or case.losses_replicate or case.uniform_ratio is not None:
+    if (
+        not case.loss_collectives
+        or case.losses_replicate
+        or case.uniform_ratio is not None
+    ):
         return None
     tiled = case.arm(tile=case.world_size)
     alone = case.arm(world_size=1)
@@ -21,9 +25,13 @@ def detect(case: Case) -> Proposal | None:
         return None
     shown = []
     if alone.verdict == "divergent":
-        shown.append("it differs with one rank already, where there is nothing to reduce")
+        shown.append(
+            "it differs with one rank already, where there is nothing to reduce"
+        )
     if tiled.verdict == "divergent":
-        shown.append("it differs with the same shard on every rank, where all counts agree")
+        shown.append(
+            "it differs with the same shard on every rank, where all counts agree"
+        )
     return Proposal(
         slug=SLUG,
         link=LINK,

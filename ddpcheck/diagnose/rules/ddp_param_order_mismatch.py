@@ -14,7 +14,11 @@ def detect(case: Case) -> Proposal | None:
     if len(set(orders)) < 2 or {frozenset(o) for o in orders} != {frozenset(orders[0])}:  # noqa: PLR2004
         return None
     rank = next(r for r, order in enumerate(orders) if order != orders[0])
-    place = next(i for i, (a, b) in enumerate(zip(orders[0], orders[rank], strict=True)) if a != b)
+    place = next(
+        i
+        for i, (a, b) in enumerate(zip(orders[0], orders[rank], strict=True))
+        if a != b
+    )
     return Proposal(
         slug=SLUG,
         link=LINK,

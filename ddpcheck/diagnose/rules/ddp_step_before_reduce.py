@@ -17,7 +17,9 @@ def detect(case: Case) -> Proposal | None:
         link=LINK,
         summary="the optimizer steps inside the backward, before DDP has reduced the "
         "gradient it uses",
-        facts=("optimizer.step() ran while backward was running; the ranks' weights differ",),
+        facts=(
+            "optimizer.step() ran while backward was running; the ranks' weights differ",
+        ),
         fix="step after backward, or register the step as a DDP communication hook",
         code="loss.backward()\noptimizer.step()",
     )

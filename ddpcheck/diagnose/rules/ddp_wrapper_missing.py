@@ -19,7 +19,9 @@ def detect(case: Case) -> Proposal | None:
         link=LINK,
         summary="trained parameters are in no DDP object, so nobody averages their "
         "gradients",
-        facts=(f"{len(found)} trained parameters outside every DDP object: {names(found)}",),
+        facts=(
+            f"{len(found)} trained parameters outside every DDP object: {names(found)}",
+        ),
         fix="wrap them too",
         code="model = DistributedDataParallel(whole_model)",
         by_hand=True,

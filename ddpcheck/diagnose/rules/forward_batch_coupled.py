@@ -14,7 +14,9 @@ def detect(case: Case) -> Proposal | None:
     calls = [
         m
         for m in case.diverging()
-        if not m.is_batch_norm and not m.normalises and not (m.collectives and m.writes_buffers)
+        if not m.is_batch_norm
+        and not m.normalises
+        and not (m.collectives and m.writes_buffers)
     ]
     if not calls:
         return None

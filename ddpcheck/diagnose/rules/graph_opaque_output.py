@@ -20,6 +20,6 @@ def detect(case: Case) -> Proposal | None:
         "know what to wait for",
         facts=(f"the output is a {kind}; torch's pytree finds no tensor in it",),
         fix="return tensors, tuples or dicts, or register the class as a pytree node",
-        code="return {\"logits\": logits}",
+        code='return {"logits": logits}',
         fixes=("ddp.plain_output",),
     )

@@ -26,7 +26,9 @@ def detect(case: Case) -> Proposal | None:
     silent = [
         r.rank
         for r in case.step.ranks
-        if r.cuts and all(c.ratio == 0 for c in r.cuts) and any(c.norm == 0 for c in r.cuts)
+        if r.cuts
+        and all(c.ratio == 0 for c in r.cuts)
+        and any(c.norm == 0 for c in r.cuts)
     ]
     if not empty and not silent:
         return None

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import counted_by, global_loss_fix, ratio_evidence, ratio_fact
+from ddpcheck.diagnose.loss import (
+    counted_by,
+    global_loss_fix,
+    ratio_evidence,
+    ratio_fact,
+)
 from ddpcheck.diagnose.text import listed, number
 from ddpcheck.run.spec import SAMPLES
 
@@ -36,7 +41,11 @@ def detect(case: Case) -> Proposal | None:
             "moving the outputs of one half of the batch leaves the gradient at the "
             "other half alone: only what the loss divides by differs"
         )
-    what = f"the number of `{name}` in the shard" if name else "counts or weights of the shard"
+    what = (
+        f"the number of `{name}` in the shard"
+        if name
+        else "counts or weights of the shard"
+    )
     return Proposal(
         slug=SLUG,
         link=LINK,

@@ -23,7 +23,11 @@ def detect(case: Case) -> Proposal | None:
     if doubled is not None and abs(doubled - 2) <= _SAME:
         return None
     world = case.world_size
-    shown = "does not grow with the batch" if doubled is None else f"the batch taken twice gives {number(doubled)} times the gradient"
+    shown = (
+        "does not grow with the batch"
+        if doubled is None
+        else f"the batch taken twice gives {number(doubled)} times the gradient"
+    )
     return Proposal(
         slug=SLUG,
         link=LINK,

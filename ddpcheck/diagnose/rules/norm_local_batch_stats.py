@@ -18,7 +18,9 @@ def detect(case: Case) -> Proposal | None:
     torchs = [m for m in calls if m.is_batch_norm]
     first = calls[0]
     layers = list(dict.fromkeys(m.name for m in calls))
-    fixes: tuple[str, ...] = tuple(f"module.global:{m.name}" for m in calls if not m.is_batch_norm)
+    fixes: tuple[str, ...] = tuple(
+        f"module.global:{m.name}" for m in calls if not m.is_batch_norm
+    )
     if torchs:
         fixes = ("batch_norm.sync", *fixes)
     return Proposal(

@@ -26,7 +26,11 @@ def detect(case: Case) -> Proposal | None:
         else "returns the right rows, the loss is right, and the gradients are not"
     )
     sizes = set(case.run.shard_sizes)
-    uneven = f"; the shards hold {', '.join(map(str, case.run.shard_sizes))} samples" if len(sizes) > 1 else ""
+    uneven = (
+        f"; the shards hold {', '.join(map(str, case.run.shard_sizes))} samples"
+        if len(sizes) > 1
+        else ""
+    )
     return Proposal(
         slug=SLUG,
         link=LINK,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.buffers import diverging_buffers
+from ddpcheck.diagnose.case import Case, Proposal
 
 SLUG = "state/buffer-broadcast-overwrites"
 LINK = "update"

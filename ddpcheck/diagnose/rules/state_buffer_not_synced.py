@@ -11,7 +11,11 @@ LINK = "forward"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes a broadcast where buffers differ before the first step."""
-    wrong = [r for r, found in enumerate(case.rank_facts("start_buffers_differ", [])) if found]
+    wrong = [
+        r
+        for r, found in enumerate(case.rank_facts("start_buffers_differ", []))
+        if found
+    ]
     if not wrong or not wrong[-1]:
         return None
     found = case.rank_facts("start_buffers_differ", [])[wrong[-1]]

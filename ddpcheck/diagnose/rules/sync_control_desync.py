@@ -14,7 +14,9 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it where trained weights differ between ranks after equal gradients."""
     if case.run.faults or any(m.writes_parameters for m in case.modules()):
         return None
-    if any(case.rank_facts("updates_in_backward", False)) or any(case.rank_facts("start_differs", [])):
+    if any(case.rank_facts("updates_in_backward", False)) or any(
+        case.rank_facts("start_differs", [])
+    ):
         return None
     step = case.first_broken("weights")
     if step is None or not ranks_disagree(case, "weights", step):

@@ -1,0 +1,84 @@
+"""The global batch of every step, as a run wants it: cast, reordered, repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddpcheck import tree
+from ddpcheck.errors import Problem, UsageError
+from ddpcheck.ranks.worker import describe
+from ddpcheck.run import (
+    isolation,
+)
+from ddpcheck.run import model as models
+from ddpcheck.run.spec import (
+    RunSpec,
+)
+from ddpcheck.run.steps import batch_size
+from ddpcheck.target import Target
+
+
+def batches_of(target: Target, spec: RunSpec) -> list[Any]:
+    """Returns the global batch of every step, in the dtype of the run.
+
+    Raises:
+        UsageError: target-raises.
+    """
+    isolation.seed_everything(spec.seed)
+    try:
+        batches = [target.batch_at(step) for step in range(spec.steps)]
+    except Exception as error:
+        raise does_not_train(target, error) from error
+    constant = torch.get_default_dtype()
+    if spec.constants != models.NATIVE:
+        batches = [models.cast_batch(b, spec.dtype) for b in batches]
+    torch.set_default_dtype(constant)
+    if spec.shuffle:
+        order = _permutation(batch_size(target, batches[0]))
+        batches = [tree.permute(b, order) for b in batches]
+    if spec.tile:
+        batches = [_tiled(b, spec.tile) for b in batches]
+    if spec.permute:
+        order = _permutation(batch_size(target, batches[0]))
+        batches = [tree.permute(b, order) for b in batches]
+    return batches
+
+
+def _tiled(batch: Any, copies: int) -> Any:
+    """Returns the batch with every shard replaced by the first one."""
+    first = tree.shard(batch, 0, copies)
+    return tree.replace(first, lambda _, t: torch.cat([t] * copies) if t.dim() else t)
+
+
+def _permutation(size: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(size)
+    return torch.randperm(size, generator=generator)
+
+
+def does_not_train(target: Target, error: Exception) -> UsageError:
+    """Returns the usage error for user code that raises in one process."""
+    told = describe(error)
+    line = ""
+    if told.where:
+        file, _, number = told.where.rpartition(":")
+        line = f" (line {number})"
+        if file != target.path:
+            line = f" ({Path(file).name} line {number})"
+    return UsageError(
+        Problem(
+            slug="target-raises",
+            message=f"{target.name} does not train in one process",
+            expected="model, batch, loss and optimizer that do three steps",
+            found=f"{told.type_name}: {first_line(error)}{line}",
+            fix="make one plain training step work first",
+        )
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an exception's message."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else ""

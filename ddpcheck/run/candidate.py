@@ -1,0 +1,362 @@
+"""A rank's part of a run, compared with the reference's trace as it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddpcheck import tree
+from ddpcheck.errors import Problem, UsageError
+from ddpcheck.ranks.worker import Context, describe
+from ddpcheck.run import (
+    averaged,
+    countables,
+    fixes,
+    isolation,
+    observe,
+    rounding,
+    wrapping,
+)
+from ddpcheck.run import model as models
+from ddpcheck.run.batches import batches_of
+from ddpcheck.run.data_parallel import DataParallelOnCPU
+from ddpcheck.run.gather import without_group
+from ddpcheck.run.loading import fingerprint, load
+from ddpcheck.run.names import Names
+from ddpcheck.run.noise import SampleNoise, bound
+from ddpcheck.run.recorders import ComparingRecorder
+from ddpcheck.run.spec import (
+    BackwardCount,
+    CollectiveCount,
+    RankResult,
+    RunSpec,
+)
+from ddpcheck.run.steps import Training, batch_size
+from ddpcheck.run.surroundings import (
+    autocast,
+    count_calls,
+    loss_function,
+    set_default_dtype,
+)
+from ddpcheck.target import Target, TargetRef
+from ddpcheck.trace import Reader, as_dense
+
+
+def candidate(
+    context: Context,
+    *,
+    ref: TargetRef,
+    spec: RunSpec,
+    trace: str,
+    find_unused: bool = False,
+) -> RankResult:
+    """Runs this rank's part of a run and compares it with the reference's trace.
+
+    Every step's result is emitted as it ends: it survives whatever comes after.
+    """
+    started = time.perf_counter()
+    rank = context.seat.rank
+    try:
+        target = load(ref)
+        clean = fingerprint(target)
+        with isolation.isolated(), observe.observing() as seen:
+            run = _Candidate(context, target, spec, Reader(Path(trace)), find_unused)
+            run.seen = seen
+            run.execute()
+    except UsageError as error:
+        return RankResult(rank=rank, problem=error.problem)
+    except Exception as error:  # noqa: BLE001 (user code; told as data)
+        return RankResult(
+            rank=rank, raised=describe(error), dtype=spec.dtype, is_clean=False
+        )
+    return RankResult(
+        rank=rank,
+        raised=run.raised,
+        dtype=spec.dtype,
+        facts=run.facts,
+        seconds=time.perf_counter() - started,
+        is_clean=run.raised is None and clean == fingerprint(target),
+    )
+
+
+class _Candidate:
+    """This rank's part of a dp, ddp, averaged or repeated single run."""
+
+    def __init__(
+        self,
+        context: Context,
+        target: Target,
+        spec: RunSpec,
+        reader: Reader,
+        find_unused: bool,  # noqa: FBT001
+    ) -> None:
+        self.context, self.target, self.spec = context, target, spec
+        self.reader, self.find_unused = reader, find_unused
+        self.rank = context.seat.rank
+        self.is_rank = spec.mode in ("ddp", "averaged")
+        self.raised: Any = None
+        self.facts: dict[str, Any] = {}
+        self.seen = observe.Observed()
+
+    def execute(self) -> None:
+        spec = self.spec
+        torch.set_default_dtype(torch.float32)
+        # Ranks differ, so that an unseeded model and unsynchronised noise show.
+        model = models.build(self.target, spec, seed=spec.seed + 1 + self.rank)
+        if self.is_rank:
+            model = fixes.before_wrap(model, spec.fixes)
+        calls = count_calls(model)
+        names = Names(model)
+        self._bare = model
+        self._check_seeded(names, model)
+        batches = batches_of(self.target, spec)
+        size = batch_size(self.target, batches[0])
+        set_default_dtype(spec)
+        isolation.seed_everything(spec.seed + 1 + self.rank)
+        wrapped = self._wrap(model, size)
+        self._check_start(names, wrapped)
+        recorder = ComparingRecorder(
+            reader=self.reader,
+            rtol=spec.rtol,
+            rank=self.rank,
+            rows=self._rows(size),
+        )
+        training = self._training(wrapped, names, recorder, size)
+        recorder.uncomparable = lambda: self._uncomparable(calls)
+        self._train(training, recorder, self._shards(batches))
+        self._tell(training, recorder)
+
+    def _wrap(self, model: nn.Module, size: int) -> nn.Module:
+        spec = self.spec
+        if spec.mode == "single":
+            return model
+        if spec.mode == "dp":
+            return DataParallelOnCPU(
+                model, spec.world_size, lambda a, b: self._replica(a, b, size)
+            )
+        wrapped = models.wrap(self.target, model, find_unused=self.find_unused)
+        if spec.mode == "averaged":
+            wrapped = averaged.replace_ddp(wrapped)
+        wrapped = fixes.after_wrap(wrapped, spec.fixes)
+        names = fixes.argument(spec.fixes, "loss.global")
+        if names is None:
+            return wrapped
+        rows = tree.shard_range(size, self.rank, spec.world_size)
+        return fixes.global_loss(wrapped, model, names.split(","), rows)
+
+    def _training(
+        self, wrapped: nn.Module, names: Names, recorder: ComparingRecorder, size: int
+    ) -> Training:
+        return Training(
+            target=self.target,
+            model=wrapped,
+            optimizer=models.make_optimizer(self.target, wrapped),
+            names=names,
+            recorder=recorder,
+            loss=self._loss(),
+            around_step=lambda step: self._around(step, size),
+            after_step=lambda: fixes.after_step(wrapped, self.spec.fixes),
+            on_update=self._note_update,
+            vector_loss=self.spec.world_size if self.spec.mode == "dp" else 0,
+        )
+
+    def _note_update(self) -> None:
+        self.seen.events.append("S")
+        if self.seen.depth:
+            self.facts["updates_in_backward"] = True
+
+    def _loss(self) -> Callable[[Any, Any], Any] | None:
+        loss = loss_function(self.target, self.spec)
+        if loss is None or fixes.argument(self.spec.fixes, "loss.global") is None:
+            return loss
+
+        def alone(output: Any, targets: Any) -> Any:
+            with without_group():
+                return loss(output, targets)
+
+        return alone
+
+    def _train(
+        self,
+        training: Training,
+        recorder: ComparingRecorder,
+        batches: list[Any],
+    ) -> None:
+        def emitting() -> Iterator[Any]:
+            for step, batch in enumerate(batches):
+                if step:
+                    self._emit(training, recorder, step - 1)
+                yield batch
+
+        self._batches = batches
+        self._step = 0
+        self.seen.on_collective = lambda name, count: self.context.emit(
+            CollectiveCount(count=count, name=name, step=self._step)
+        )
+        if self.is_rank:
+            self.seen.on_backward = lambda count: self.context.emit(
+                BackwardCount(count=count, step=self._step)
+            )
+        try:
+            with (
+                fixes.around_training(
+                    self.spec.fixes, self._targets, lambda: self._bare
+                ),
+                self._backward(training),
+            ):
+                training.run(emitting())
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 (user code, told as data)
+            self.raised = describe(error)
+            self._emit(training, recorder, training.step)
+            return
+        self._emit(training, recorder, len(batches) - 1)
+
+    def _targets(self) -> Any:
+        """Returns what the current step's loss may count in, on this rank."""
+        return countables.targets_of(self.target, self._batches[self._step])
+
+    def _backward(self, training: Training) -> Any:
+        """Returns what stands around the backward passes of this mode."""
+        if self.spec.mode == "averaged":
+            unused: set[str] = set()
+            self.facts["local_none"] = unused
+            return averaged.averaging(training.parameters, unused)
+        if self.spec.permute:
+            return rounding.rescaled(training.parameters)
+        return contextlib.nullcontext()
+
+    def _emit(self, training: Training, recorder: ComparingRecorder, step: int) -> None:
+        loss = training.losses[step] if step < len(training.losses) else None
+        self.context.emit(recorder.finish(step, loss))
+
+    def _shards(self, batches: list[Any]) -> list[Any]:
+        whole = fixes.argument(self.spec.fixes, "loss.global") is not None
+        if not self.is_rank or whole:
+            return batches
+        return [tree.shard(b, self.rank, self.spec.world_size) for b in batches]
+
+    def _rows(self, size: int) -> tuple[int, int, int]:
+        if not self.is_rank:
+            return 0, size, size
+        return (*tree.shard_range(size, self.rank, self.spec.world_size), size)
+
+    @contextlib.contextmanager
+    def _around(self, step: int, size: int) -> Iterator[None]:
+        self._step = step
+        noise = None
+        if self.spec.mode != "dp":
+            start, rows, _ = self._rows(size)
+            noise = self._noise(step, start, rows, size)
+        with autocast(self.spec), bound(noise):
+            yield
+
+    @contextlib.contextmanager
+    def _replica(self, start: int, rows: int, size: int) -> Iterator[None]:
+        with autocast(self.spec), bound(self._noise(self._step, start, rows, size)):
+            yield
+
+    def _noise(self, step: int, start: int, rows: int, size: int) -> SampleNoise | None:
+        if self.spec.noise != "sample":
+            return None
+        return SampleNoise(
+            seed=self.spec.seed,
+            step=step,
+            shapes=self.reader.index.facts["shapes"][step],
+            start=start,
+            size=rows,
+            total=size,
+        )
+
+    def _check_seeded(self, names: Names, model: nn.Module) -> None:
+        """Rank 0 must start from the reference's weights; others may be overwritten."""
+        if self.rank != 0:
+            return
+        for name, parameter in names.parameters(model).items():
+            if self._differs("initial", name, parameter):
+                raise _unseeded(self.target, name)
+
+    def _check_start(self, names: Names, wrapped: nn.Module) -> None:
+        """Notes which weights differ from the reference's before the first step."""
+        differ = [
+            name
+            for name, parameter in names.parameters(wrapped).items()
+            if self._differs("initial", name, parameter)
+        ]
+        self.facts["start_differs"] = differ
+        self.facts["order"] = names.order
+        self.facts["start_buffers_differ"] = [
+            name
+            for name, buffer in names.buffers(wrapped).items()
+            if self._differs("initial_buffers", name, buffer)
+        ]
+
+    def _differs(self, quantity: str, name: str, tensor: torch.Tensor) -> bool:
+        if name not in self.reader.names(quantity, 0):
+            return False
+        reference = self.reader.get(quantity, 0, name)
+        mine = as_dense(tensor)
+        if reference is not None:
+            mine = mine.to(reference.dtype)
+        return (
+            reference is None
+            or reference.shape != mine.shape
+            or not torch.equal(reference.nan_to_num(), mine.nan_to_num())
+        )
+
+    def _uncomparable(self, calls: dict[str, int]) -> set[str]:
+        """Returns modules that were called another number of times than expected.
+
+        A running average of four updates is not comparable with one of two; that
+        happens where a module is called per chunk of samples (ghost batch norm).
+        """
+        replicas = self.spec.world_size if self.spec.mode == "dp" else 1
+        found: dict[str, tuple[float, float]] = {}
+        for name, total in self.reader.index.facts["calls"].items():
+            expected = total / self.spec.steps
+            mine = calls.get(name, 0) / (self._step + 1) / replicas
+            if mine != expected:
+                found[name] = (expected, mine)
+        if found:
+            self.facts["uncomparable"] = found
+        return set(found)
+
+    def _tell(self, training: Training, recorder: ComparingRecorder) -> None:
+        self.facts["not_compared"] = recorder.not_compared
+        self.facts["collectives"] = len(self.seen.collectives)
+        self.facts["asks_distributed"] = self.seen.asks_distributed
+        self.facts["events"] = "".join(self.seen.events)
+        self.facts["static_graph"] = any(
+            w.module.static_graph for w in self.seen.wrapped
+        )
+        self.facts["comm_hooks"] = self.seen.comm_hooks
+        self.facts["nested_backwards"] = self.seen.nested_backwards
+        self.facts["opaque_output"] = self.seen.opaque_output
+        alive = {id(m) for m in training.model.modules()}
+        self.facts["forwards"] = [
+            w.forwards for w in self.seen.wrapped if id(w.module) in alive
+        ]
+        self.facts["applied_after_wrap"] = self.seen.applied_after_wrap
+        if self.spec.mode == "ddp":
+            self.facts |= wrapping.facts(
+                self.seen.wrapped, training.parameters(), training.names
+            )
+
+
+def _unseeded(target: Target, name: str) -> UsageError:
+    return UsageError(
+        Problem(
+            slug="target-unseeded",
+            message=f"{target.name}: model() makes other weights each time",
+            expected="the same initial weights from every call",
+            found=f"{name} differs between two calls of model()",
+            fix="call torch.manual_seed(0) at the start of model()",
+        )
+    )

@@ -1,0 +1,65 @@
+"""Raw collectives that carry gradients: the intervention for those that do not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddpcheck.run.gather import gathered
+
+
+class _ReduceInPlace(torch.autograd.Function):
+    """An all-reduce in place that autograd sees: its backward sums over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, reduce: Callable[[Tensor], Any]) -> Tensor:
+        ctx.mark_dirty(tensor)
+        reduce(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Any:
+        total = grad.contiguous().clone()
+        dist.distributed_c10d.all_reduce(total)
+        return total, None
+
+
+@contextlib.contextmanager
+def autograd_collectives() -> Iterator[None]:
+    """Makes dist.all_reduce and dist.all_gather differentiable inside."""
+    reduce, gather = dist.all_reduce, dist.all_gather
+
+    def all_reduce(
+        tensor: Tensor, op: Any = dist.ReduceOp.SUM, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not (tensor.requires_grad and tensor.grad_fn is not None):
+            return reduce(tensor, op, *args, **kwargs)
+        if op == dist.ReduceOp.AVG:
+            _ReduceInPlace.apply(tensor, lambda t: reduce(t, op, *args, **kwargs))  # type: ignore[no-untyped-call]
+            tensor.register_hook(lambda g: g / dist.get_world_size())
+            return None
+        _ReduceInPlace.apply(tensor, lambda t: reduce(t, op, *args, **kwargs))  # type: ignore[no-untyped-call]
+        return None
+
+    def all_gather(
+        tensors: list[Tensor], tensor: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        result = gather(tensors, tensor.detach(), *args, **kwargs)
+        if tensor.requires_grad:
+            whole = gathered(tensor, 0, tuple(len(t) for t in tensors))
+            for target, part in zip(
+                tensors, whole.split([len(t) for t in tensors]), strict=True
+            ):
+                target.copy_(part)
+        return result
+
+    dist.all_reduce, dist.all_gather = all_reduce, all_gather  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        dist.all_reduce, dist.all_gather = reduce, gather

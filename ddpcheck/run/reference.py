@@ -1,0 +1,246 @@
+"""One process on the global batch: the trusted run, written to a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddpcheck.errors import Problem, UsageError
+from ddpcheck.ranks.worker import Context
+from ddpcheck.run import (
+    isolation,
+    observe,
+)
+from ddpcheck.run import model as models
+from ddpcheck.run.batches import batches_of, does_not_train, first_line
+from ddpcheck.run.loading import fingerprint, load
+from ddpcheck.run.names import Names
+from ddpcheck.run.noise import SampleNoise, bound
+from ddpcheck.run.recorders import WritingRecorder
+from ddpcheck.run.spec import (
+    ReferenceResult,
+    RunSpec,
+)
+from ddpcheck.run.steps import Training, batch_size
+from ddpcheck.run.surroundings import (
+    autocast,
+    count_calls,
+    counting_draws,
+    loss_function,
+    set_default_dtype,
+)
+from ddpcheck.target import Target, TargetRef
+from ddpcheck.trace import Writer
+
+_REFERENCE_SEED = 7_919  # any number that no rank uses
+
+
+def reference(context: Context, *, ref: TargetRef, spec: RunSpec) -> ReferenceResult:
+    """Runs one process on the global batch and records everything.
+
+    float64 first; a model that refuses it runs in float32.
+    """
+    started = time.perf_counter()
+    try:
+        target = load(ref)
+        clean = fingerprint(target)
+        result = _attempts(context, target, spec)
+    except UsageError as error:
+        return ReferenceResult(problem=error.problem)
+    return _replace(  # type: ignore[no-any-return]
+        result,
+        seconds=time.perf_counter() - started,
+        is_clean=clean == fingerprint(target),
+    )
+
+
+def _attempts(context: Context, target: Target, spec: RunSpec) -> ReferenceResult:
+    """Returns the first attempt that works; raises the last one's problem."""
+    constants = "float32" if spec.constants == "float64" else spec.constants
+    dtypes: list[tuple[str, str]] = [(spec.dtype, constants)]
+    if spec.dtype in ("auto", "float64"):
+        dtypes = [("float64", "float64"), ("float64", "float32")]
+    if spec.dtype == "auto":
+        dtypes.append(("float32", "float32"))
+    refused: Exception | None = None
+    for dtype, constants in dtypes:
+        attempt = spec.but(dtype=dtype, constants=constants)
+        try:
+            with isolation.isolated(), observe.observing() as seen:
+                result = _Reference(context, target, attempt, seen).execute()
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 (user code)
+            refused = error
+            continue
+        warnings = list(result.warnings)
+        if refused is not None and dtype == "float32":
+            warnings.append(
+                "the model refuses float64, so it ran in float32: "
+                f"{type(refused).__name__}: {first_line(refused)}"
+            )
+        return _replace(result, warnings=tuple(warnings))  # type: ignore[no-any-return]
+    assert refused is not None
+    raise does_not_train(target, refused) from refused
+
+
+class _Reference:
+    """One process on the global batch."""
+
+    def __init__(
+        self, context: Context, target: Target, spec: RunSpec, seen: observe.Observed
+    ) -> None:
+        self.target, self.spec, self.seen = target, spec, seen
+        name = f"trace-{context.seat.name}-{time.monotonic_ns()}"
+        self.path = Path(context.seat.folder) / name
+        self.shapes: list[list[tuple[int, ...]]] = []
+        self.draws = 0
+
+    def execute(self) -> ReferenceResult:
+        torch.set_default_dtype(torch.float32)
+        model = models.build(self.target, self.spec, seed=_REFERENCE_SEED)
+        calls = count_calls(model)
+        writer = Writer(self.path)
+        try:
+            return self._train(model, writer, calls)
+        except BaseException:
+            writer.discard()
+            raise
+
+    def _train(
+        self, model: nn.Module, writer: Writer, calls: dict[str, int]
+    ) -> ReferenceResult:
+        names = Names(model)
+        writer.add("initial", 0, names.parameters(model).items())
+        writer.add("initial_buffers", 0, names.buffers(model).items())
+        batches = batches_of(self.target, self.spec)
+        size = batch_size(self.target, batches[0])
+        set_default_dtype(self.spec)
+        recorder = WritingRecorder(writer)
+        training = Training(
+            target=self.target,
+            model=model,
+            optimizer=models.make_optimizer(self.target, model),
+            names=names,
+            recorder=recorder,
+            loss=loss_function(self.target, self.spec),
+            around_step=lambda step: self._around(step, size),
+        )
+        isolation.seed_everything(self.spec.seed)
+        before = {name: p.dtype for name, p in names.parameters(model).items()}
+        training.run(iter(batches))
+        _check_dtypes(before, names.parameters(model))
+        self._check_finite(training, recorder)
+        unused = [
+            n for n, e in writer.index.groups[("gradients", 0)].items() if e is None
+        ]
+        facts = {
+            "batch_size": size,
+            "num_parameters": sum(p.numel() for p in model.parameters()),
+            "num_tensors": len(names.order),
+            "model": type(model).__name__,
+            "optimizer": type(training.optimizer).__name__,
+            "learning_rate": _learning_rate(training.optimizer),
+            "has_batch_norm": _has_batch_norm(model),
+            "has_wrap": self.target.wrap is not None,
+            "has_train_step": self.target.train_step is not None,
+            "asks_distributed": self.seen.asks_distributed,
+            "draws": self.draws,
+            "unused": unused,
+            "untrained": [
+                n for n, p in names.parameters(model).items() if not p.requires_grad
+            ],
+            "settings": self.target.settings,
+            "updates": training.updates,
+        }
+        writer.index.facts = {"calls": dict(calls), "shapes": self.shapes}
+        writer.close()
+        return ReferenceResult(
+            trace=str(self.path),
+            spec=self.spec,
+            losses=tuple(training.losses),
+            facts=facts,
+        )
+
+    @contextlib.contextmanager
+    def _around(self, step: int, size: int) -> Iterator[None]:
+        with autocast(self.spec):
+            if self.spec.noise != "sample":
+                with counting_draws(step) as counter:
+                    yield
+                self.draws += counter.count if counter else 0
+                return
+            noise = SampleNoise(
+                seed=self.spec.seed,
+                step=step,
+                shapes=None,
+                start=0,
+                size=size,
+                total=size,
+            )
+            with bound(noise):
+                yield
+            self.shapes.append(noise.shapes)
+            self.draws += len(noise.shapes)
+
+    def _check_finite(self, training: Training, recorder: WritingRecorder) -> None:
+        bad = [
+            f"the loss at step {step}"
+            for step, value in enumerate(training.losses)
+            if value is not None and not math.isfinite(value)
+        ] + recorder.not_finite
+        if not bad:
+            return
+        raise UsageError(
+            Problem(
+                slug="target-not-finite",
+                message=f"{self.target.name}: one process on the global batch does "
+                "not train: NaN or infinity",
+                expected="finite losses and gradients in all steps",
+                found=", ".join(bad[:3]),
+                fix="a smaller learning rate, other data, or fewer --steps",
+            )
+        )
+
+
+class DtypeRefusedError(RuntimeError):
+    """The model puts its own parameters back into another dtype."""
+
+
+def _check_dtypes(
+    before: dict[str, torch.dtype], parameters: dict[str, nn.Parameter]
+) -> None:
+    """Refuses a dtype that the forward undoes: `self.head.to(torch.float32)`.
+
+    Under DDP that would replace the tensors that its reducer watches, a fault of the
+    check and not of the model.
+    """
+    for name, parameter in parameters.items():
+        if parameter.dtype != before.get(name, parameter.dtype):
+            message = f"its forward casts {name} to {parameter.dtype}"
+            raise DtypeRefusedError(message)
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    from ddpcheck.run import batch_norm  # noqa: PLC0415
+
+    return batch_norm.has_batch_norm(model)
+
+
+def _learning_rate(optimizer: Any) -> float | None:
+    groups = getattr(optimizer, "param_groups", [])
+    value = groups[0].get("lr") if groups else None
+    return float(value) if value is not None else None
+
+
+def _replace(result: Any, **changes: Any) -> Any:
+    import dataclasses  # noqa: PLC0415
+
+    return dataclasses.replace(result, **changes)

@@ -1,0 +1,95 @@
+"""What stands around a step: default dtype, autocast, noise; and what is counted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddpcheck.run.noise import DrawCounter, SampleNoise
+from ddpcheck.run.spec import (
+    RunSpec,
+)
+from ddpcheck.target import Target
+
+
+def set_default_dtype(spec: RunSpec) -> None:
+    """Sets the dtype of tensors that user code makes on its way."""
+    wide = spec.dtype == "float64" and spec.constants == "float64"
+    torch.set_default_dtype(torch.float64 if wide else torch.float32)
+
+
+@contextlib.contextmanager
+def bound_noise(
+    spec: RunSpec, total: int, start: int = 0, rows: int | None = None
+) -> Iterator[None]:
+    """Noise of a probe's single step, bound to samples where the run binds it.
+
+    The reference's shapes are not at hand in a probe: a draw whose first dimension is
+    a multiple of the shard's samples is taken to be per sample.
+    """
+    if spec.noise != "sample":
+        yield
+        return
+    size = total if rows is None else rows
+    noise = SampleNoise(
+        seed=spec.seed, step=0, shapes=None, start=start, size=size, total=total
+    )
+    noise.guess = size != total
+    with noise:
+        yield
+
+
+@contextlib.contextmanager
+def autocast(spec: RunSpec) -> Iterator[None]:
+    """Computes in the reduced dtype of the run, as users run it."""
+    if spec.dtype not in ("bfloat16", "float16"):
+        yield
+        return
+    with torch.autocast(
+        spec.device.partition(":")[0], dtype=getattr(torch, spec.dtype)
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def counting_draws(step: int) -> Iterator[DrawCounter | None]:
+    """Counts random operations where the generator has moved: step 0 only."""
+    if step > 0:
+        yield None
+        return
+    before = torch.get_rng_state()
+    counter = DrawCounter()
+    yield counter
+    if not torch.equal(before, torch.get_rng_state()):
+        counter.count += 1
+
+
+def count_calls(model: nn.Module) -> dict[str, int]:
+    """Counts forward calls of the modules that own buffers."""
+    calls: dict[str, int] = {}
+
+    def counting(name: str) -> Callable[..., None]:
+        def count(*_: Any) -> None:
+            calls[name] = calls.get(name, 0) + 1
+
+        return count
+
+    for name, module in model.named_modules():
+        if module._buffers:  # noqa: SLF001
+            calls[name] = 0
+            module.register_forward_pre_hook(counting(name))
+    return calls
+
+
+def loss_function(target: Target, spec: RunSpec) -> Callable[[Any, Any], Any] | None:
+    """Returns the loss of a run: the target's own, or the built-in that replaces it."""
+    if spec.loss == "asis":
+        return target.loss
+    from ddpcheck.zoo import losses  # noqa: PLC0415 (only where asked for)
+
+    builtin: Callable[[Any, Any], Any] = losses.BUILTIN[spec.loss]
+    return builtin
