@@ -214,7 +214,8 @@ def _luck(
     return [
         f"equal on this batch as it falls on the shards; with its samples in another "
         f"order {worst.name} differs by {worst.rel_diff:.3g} at world size "
-        f"{run.world_size}: the shards happen to hold the same counts, or belong together"
+        f"{run.world_size}: the shards happen to hold the same counts, or belong "
+        "together"
     ]
 
 
@@ -317,8 +318,8 @@ def _warnings(base: ReferenceResult) -> list[str]:
     if not unused or base.facts["has_wrap"]:
         return []
     return [
-        f"{len(unused)} parameters get no gradient ({cut(unused, 3)}): DDP was built with "
-        "find_unused_parameters=True, without it the second step raises"
+        f"{len(unused)} parameters get no gradient ({cut(unused, 3)}): DDP was built "
+        "with find_unused_parameters=True, without it the second step raises"
     ]
 
 

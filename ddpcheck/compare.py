@@ -134,7 +134,7 @@ def _numbers(
 ) -> tuple[float, float, float, float]:
     """Returns max |c - r|, excess, <c, r> and <r, r>."""
     abs_diff = excess = dot = square = 0.0
-    cand_E, ref_E = cand.reshape(-1), ref.reshape(-1)
+    cand_E, ref_E = cand.reshape(-1), ref.reshape(-1)  # noqa: N806 (the legend)
     for start in range(0, max(1, len(cand_E)), _CHUNK):
         c = cand_E[start : start + _CHUNK].to(torch.float64)
         r = ref_E[start : start + _CHUNK].to(torch.float64)

@@ -39,5 +39,6 @@ def in_words(case: Case) -> str | None:
         return f"all gradients differ by the factor {number(factor)}"
     return (
         f"all gradients differ by the factor {number(factor)}: {optimizer} with the "
-        f"learning rate {number(rate / factor)} instead of {number(rate)} would train alike"
+        f"learning rate {number(rate / factor)} instead of {number(rate)} would "
+        "train alike"
     )

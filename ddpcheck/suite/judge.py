@@ -2,8 +2,8 @@
 
 A cell that must be equal is compared with one process. A cell that must differ must
 equal the predicted training, so that it cannot pass by going wrong in another way, and
-the prediction must be far from one process; where the cell was compared with one process
-too, the tool must have called it divergent.
+the prediction must be far from one process; where the cell was compared with one
+process too, the tool must have called it divergent.
 """
 
 from __future__ import annotations

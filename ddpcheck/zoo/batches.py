@@ -50,7 +50,7 @@ def batch(kind: str, step: int, *, masked: bool) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=64)
 def _drawn(kind: str, step: int, masked: bool) -> tuple[Tensor, Tensor]:  # noqa: FBT001
-    """Returns inputs and targets in float32; warm ranks ask for them again and again."""
+    """Returns inputs and targets in float32; warm ranks ask for them again."""
     generator = torch.Generator().manual_seed(_SEED + 10 * step + KINDS.index(kind))
     inputs = _inputs(kind, generator)
     targets = _targets(kind, inputs, generator)
