@@ -67,7 +67,7 @@ def _world_sizes(options: Options, size: int, plan: Plan) -> tuple[int, ...]:
                     slug="option-world-size",
                     message=f"world size {too_large[0]} needs more samples than "
                     "the batch has",
-                    expected=f"world sizes from 1 to {size}: one sample a rank at "
+                    expected=f"world sizes from 1 to {size}, one sample a rank at "
                     "least",
                     found=f"a batch of {size}",
                     fix="smaller --world-sizes, or a larger batch",
