@@ -27,6 +27,8 @@ def in_words(case: Case) -> str | None:
     if ratio is None or not ratio:
         return None
     factor = ratio / case.world_size
+    if abs(factor - 1) <= case.close:
+        return None
     optimizer = case.facts["optimizer"]
     rate = case.facts["learning_rate"]
     if any(optimizer.startswith(name) for name in _ADAPTIVE):

@@ -18,6 +18,8 @@ def detect(case: Case) -> Proposal | None:
     torchs = [m for m in calls if m.is_batch_norm]
     first = calls[0]
     layers = list(dict.fromkeys(m.name for m in calls))
+    many = len(layers) > 1
+    count = f"{len(layers)} batch norms normalise" if many else "a batch norm normalises"
     fixes: tuple[str, ...] = tuple(
         f"module.global:{m.name}" for m in calls if not m.is_batch_norm
     )
@@ -26,8 +28,7 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary=f"{len(layers)} batch norm{'s' if len(layers) > 1 else ''} "
-        "normalise with the mean and variance of the rank's shard",
+        summary=f"{count} with the mean and variance of the rank's shard",
         facts=(
             f"{first.name} ({first.kind}), fed with the reference's own input, returns "
             f"other rows than in one process: relative difference {number(first.rel_diff or 0)}",
