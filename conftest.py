@@ -35,16 +35,15 @@ def _variables() -> dict[str, str]:
 
 def _children() -> set[int]:
     """Returns the direct children but for multiprocessing's tracker, which stays."""
-    found = set()
-    for child in psutil.Process().children():
-        try:
-            command = " ".join(child.cmdline())
-            if child.status() != psutil.STATUS_ZOMBIE:
-                if "resource_tracker" not in command:
-                    found.add(child.pid)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    return {c.pid for c in psutil.Process().children() if not _is_expected(c)}
+
+
+def _is_expected(child: psutil.Process) -> bool:
+    try:
+        is_dead = child.status() == psutil.STATUS_ZOMBIE
+        return is_dead or "resource_tracker" in " ".join(child.cmdline())
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _threads() -> set[str]:

@@ -131,7 +131,11 @@ def test_trace_matches_itself_at_zero_tolerance(
     named: dict[str, Tensor | None] = {
         f"w{i}": torch.tensor(v, dtype=torch.float64) for i, v in enumerate(values)
     }
-    named = {n: t.nan_to_num(posinf=1, neginf=1, nan=math.nan) for n, t in named.items() if t is not None}
+    named = {
+        n: t.nan_to_num(posinf=1, neginf=1, nan=math.nan)
+        for n, t in named.items()
+        if t is not None
+    }
     read = _written(tmp_path_factory.mktemp("trace") / "t", named)
     again = {name: read.get("gradients", 1, name) for name in named}
     found = compare.compare_group(again, named, rtol=0.0, scale=0.0, step=1)

@@ -116,7 +116,9 @@ def test_shard_range_is_as_even_as_it_can_be(
 
 
 @given(st.integers(0, 500), st.integers(1, 40))
-def test_shards_cover_the_batch_once_in_order(num_samples: int, world_size: int) -> None:
+def test_shards_cover_the_batch_once_in_order(
+    num_samples: int, world_size: int
+) -> None:
     rows: list[int] = []
     for rank in range(world_size):
         start, size = tree.shard_range(num_samples, rank, world_size)

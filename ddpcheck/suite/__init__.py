@@ -87,6 +87,7 @@ def _chosen(options: Options, *, quick: bool) -> Iterator[Cell]:
     modes = options.modes or matrix.MODES
     _check("mode", "--modes", modes, matrix.MODES)
     batch_norms = _all_if_default(options.batch_norm, matrix.BATCH_NORMS)
+    _check("batch norm mode", "--batch-norm", batch_norms, matrix.BATCH_NORMS)
     losses = _all_if_default(options.loss, matrix.CLASS_LOSSES)
     _check("loss", "--loss", losses, matrix.CLASS_LOSSES)
     for row in cells_module.rows():

@@ -4,9 +4,9 @@ A cell is one of these at one world size. Theory says of each whether it must eq
 process or the training that is predicted for it (zoo.predict), and that is asserted.
 
 World sizes 1, 2, 3 and 4 have all cells: 374 rows of 4, of which 26 keep dropout. World
-sizes 8 and 16 have the 15 cases of `cells.LARGE_CASES`, every model and every loss among
-them; the other 658 cells are left out here, as they cost as much as all of the rest and
-differ from their neighbours in nothing but the number of ranks. `ddpcheck --suite` runs
+sizes 8 and 16 have the 15 cases of `cells.LARGE_CASES`, every model and every loss
+among them; the other 658 cells are left out here, as they cost more than all the rest
+and differ from their neighbours in the number of ranks alone. `ddpcheck --suite` runs
 them too.
 """
 

@@ -49,7 +49,8 @@ def _go_wrong(how: str) -> None:
     if how == "os._exit":
         os._exit(7)
     if how == "kill":
-        print("last words", file=sys.stderr, flush=True)
+        sys.stderr.write("last words\n")
+        sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "abort":
         os.abort()

@@ -157,7 +157,9 @@ def test_flood_of_output_does_not_block(
     engine: Pool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     size_bytes = 4 << 20
-    assert _values(engine.run(_job("flood", size_bytes=size_bytes), SOLO)) == [size_bytes]
+    assert _values(engine.run(_job("flood", size_bytes=size_bytes), SOLO)) == [
+        size_bytes
+    ]
     assert capfd.readouterr() == ("", "")
 
 

@@ -30,8 +30,8 @@ def dressed(norm: nn.Module, *, affine: bool) -> Any:
     norm = norm.double()
     if affine:
         with torch.no_grad():
-            norm.weight.copy_(torch.tensor([0.5, -1.5, 2.0]))
-            norm.bias.copy_(torch.tensor([0.1, 0.2, -0.3]))
+            norm.weight.copy_(torch.tensor([0.5, -1.5, 2.0]))  # type: ignore[operator]
+            norm.bias.copy_(torch.tensor([0.1, 0.2, -0.3]))  # type: ignore[operator]
     return norm
 
 

@@ -46,7 +46,7 @@ def test_ranks_equal_batch_norm_of_the_whole_batch(
     pool: Pool,
     shape: tuple[int, ...],
     sizes: list[int],
-    affine: bool,
+    affine: bool,  # noqa: FBT001
     momentum: float | None,
 ) -> None:
     norm = PLAIN[len(shape)](jobs.CHANNELS, affine=affine, momentum=momentum)

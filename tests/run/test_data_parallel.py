@@ -65,7 +65,9 @@ def test_batch_is_cut_by_torch_chunk(
     inputs = torch.randn(num_samples, 3)
     out = _parallel(model, world_size)(inputs)
     assert [seen["rows"] for seen in model.seen] == chunks
-    assert chunks == [len(chunk) for chunk in torch.arange(num_samples).chunk(world_size)]
+    assert chunks == [
+        len(chunk) for chunk in torch.arange(num_samples).chunk(world_size)
+    ]
     assert torch.allclose(out, model.linear(inputs))
 
 
@@ -167,7 +169,9 @@ def test_exception_of_a_replica_is_raised_in_the_caller() -> None:
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
-def test_grad_mode_of_the_caller_reaches_the_replicas(is_enabled: bool) -> None:
+def test_grad_mode_of_the_caller_reaches_the_replicas(
+    is_enabled: bool,  # noqa: FBT001
+) -> None:
     with torch.set_grad_enabled(is_enabled):
         out = _parallel(Watched(), 2)(torch.randn(4, 3))
     assert out.requires_grad is is_enabled

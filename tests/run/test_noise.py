@@ -63,7 +63,9 @@ def _noise(
     )
 
 
-def _whole(layer: Layer, x: Tensor, step: int = 0) -> tuple[Tensor, list[tuple[int, ...]]]:
+def _whole(
+    layer: Layer, x: Tensor, step: int = 0
+) -> tuple[Tensor, list[tuple[int, ...]]]:
     noise = _noise(0, TOTAL, None, step)
     with noise:
         out = layer(x)
@@ -120,7 +122,7 @@ def test_draw_of_another_shape_is_a_mismatch() -> None:
 
 def test_draw_more_than_the_reference_is_a_mismatch() -> None:
     with (
-        pytest.raises(NoiseMismatchError, match="draw 0 of shape .* draws no more"),
+        pytest.raises(NoiseMismatchError, match=r"draw 0 of shape .* draws no more"),
         _noise(0, 3, []),
     ):
         torch.rand(3)
