@@ -35,11 +35,13 @@ def ratio_evidence(case: Case) -> dict[str, Any]:
 def counted_by(case: Case) -> str | None:
     """Returns the countable thing n_r for which every rank's ratio is N / n_r.
 
-    Names are tried in the order of countables.names; the first that fits wins.
+    Where several fit, one that leaves out a negative value wins (no class is negative,
+    so that is an ignore value), then the first in the order of countables.names.
     """
     ratios = case.rank_ratios
     if ratios is None or case.step is None:
         return None
+    fits = []
     for name in case.step.reference.counts:
         counts = [r.counts.get(name, 0.0) for r in case.step.ranks]
         total = sum(counts)
@@ -50,12 +52,14 @@ def counted_by(case: Case) -> str | None:
             abs(ratio - e) <= case.close * e
             for ratio, e in zip(ratios, expected, strict=True)
         ):
-            return name
-    return None
+            fits.append(name)
+    return min(fits, key=lambda name: "!= -" not in name) if fits else None
 
 
 def global_loss_fix(case: Case) -> tuple[str, ...]:
     """Returns the universal fix: the loss on the outputs and targets of all ranks."""
     if case.step is None:
         return ()
-    return ("loss.global:" + ",".join(case.step.reference.frontier),)
+    reference = case.step.reference
+    what = f"{','.join(reference.frontier)}|{','.join(reference.direct)}"
+    return (f"loss.global:{what}",)

@@ -144,11 +144,11 @@ class _Candidate:
         if spec.mode == "averaged":
             wrapped = averaged.replace_ddp(wrapped)
         wrapped = fixes.after_wrap(wrapped, spec.fixes)
-        names = fixes.argument(spec.fixes, "loss.global")
-        if names is None:
+        what = fixes.argument(spec.fixes, "loss.global")
+        if what is None:
             return wrapped
         rows = tree.shard_range(size, self.rank, spec.world_size)
-        return fixes.global_loss(wrapped, model, names.split(","), rows)
+        return fixes.global_loss(wrapped, model, what, rows)
 
     def _training(
         self, wrapped: nn.Module, names: Names, recorder: ComparingRecorder, size: int

@@ -17,6 +17,7 @@ from ddpcheck import tree
 from ddpcheck.run.spec import SAMPLES
 from ddpcheck.target import Target
 
+_SHIFTED = "[:, 1:]"
 _MAX_VALUES = 12  # distinct integer values tried as an ignore value
 
 
@@ -49,6 +50,10 @@ def names(targets: Any) -> Iterator[str]:
         for value in leaf.unique()[:_MAX_VALUES].tolist():
             yield f"{name} != {value}"
             yield f"{name} == {value}"
+            if leaf.dim() > 1:
+                # Language models shift: the first token of a sample predicts, and is
+                # not predicted.
+                yield f"{name}{_SHIFTED} != {value}"
         yield f"{name} sum"
 
 
@@ -57,9 +62,10 @@ def count(name: str, targets: Any) -> float:
     if name == SAMPLES:
         return float(_samples(targets))
     path, kind = _split(name)
+    shifted = path.endswith(_SHIFTED)
     for found, leaf in tree.tensors(targets):
-        if (found or "target") == path:
-            return _count(leaf, kind)
+        if (found or "target") == path.removesuffix(_SHIFTED):
+            return _count(leaf[:, 1:] if shifted else leaf, kind)
     return 0.0
 
 

@@ -7,8 +7,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     module.global:NAME     the module sees the rows of all ranks
     loss.scale:FACTOR      every backward starts from FACTOR
     loss.count:COUNTABLE   ... from W * n_r / N, n_r counted on the rank's targets
-    loss.global:NAMES      the loss sees the outputs and targets of all ranks; NAMES
-                           are the modules whose outputs are gathered, "" the model
+    loss.global:WHAT       the loss sees the outputs and targets of all ranks; WHAT is
+                           "MODULES|PARAMETERS", see global_loss
     direct.scale:FACTOR    parameters used outside their own module, as in a penalty,
                            get FACTOR times the gradient
     collectives.autograd   raw collectives carry gradients
@@ -146,7 +146,7 @@ def rebuild(ddp: DistributedDataParallel, **changes: Any) -> DistributedDataPara
 
 
 def global_loss(
-    model: nn.Module, bare: nn.Module, names: list[str], shard: tuple[int, int]
+    model: nn.Module, bare: nn.Module, what: str, shard: tuple[int, int]
 ) -> nn.Module:
     """Returns a model that takes the global batch and computes this rank's rows.
 
@@ -156,16 +156,17 @@ def global_loss(
     Args:
         model: as wrapped.
         bare: the module inside.
-        names: modules of `bare`; [""] for the model as a whole.
+        what: "MODULES|PARAMETERS": the modules of `bare` whose outputs are gathered, ""
+            for the model as a whole, and the parameters that the loss itself uses.
         shard: (first row, rows) of this rank.
     """
+    modules, _, parameters = what.partition("|")
+    names, direct = modules.split(","), [p for p in parameters.split(",") if p]
     if names == [""]:
         return _GlobalRows(model, shard)
-    inside = {id(p) for n in names for p in bare.get_submodule(n).parameters()}
-    for parameter in bare.parameters():
-        if parameter.requires_grad and id(parameter) not in inside:
-            # Used in the loss itself, which now is the whole loss on every rank.
-            parameter.register_hook(lambda g: g / dist.get_world_size())
+    for name in direct:
+        # Used in the loss itself, which now is the whole loss on every rank.
+        bare.get_parameter(name).register_hook(lambda g: g / dist.get_world_size())
     for name in names:
         module = bare.get_submodule(name)
         module.register_forward_pre_hook(

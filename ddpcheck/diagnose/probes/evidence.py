@@ -87,7 +87,7 @@ class ReferenceEvidence:
     doubled: float | None = None
     counts: dict[str, float] = field(default_factory=dict)
     frontier: tuple[str, ...] = ()
-    trainable_without_gradient: tuple[str, ...] = ()
+    direct: tuple[str, ...] = ()  # parameters that the loss itself uses
     called: tuple[str, ...] = ()
     failed: str | None = None
 

@@ -86,6 +86,7 @@ class _Probe:
             doubled=doubled,
             counts={n: countables.count(n, targets) for n in countables.names(targets)},
             frontier=tuple(_modules(k for k, g in grads.items() if g is not None)),
+            direct=tuple(direct),
             called=tuple(called),
         )
 
