@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import sys
 import threading
@@ -38,6 +39,14 @@ def show(report: Report, wanted: Outputs) -> None:
 
     The verdict is printed whatever happens to the files.
     """
+    state = random.getstate()  # rich draws from it while it renders
+    try:
+        _show(report, wanted)
+    finally:
+        random.setstate(state)
+
+
+def _show(report: Report, wanted: Outputs) -> None:
     folder = folder_of(report, wanted.report_dir)
     path = write_report(report, folder)
     if wanted.junit_xml:

@@ -236,8 +236,9 @@ def _short(value: Any) -> str:
 
 def _closest(value: Any, setting: Setting) -> str:
     """Returns the choice that was probably meant, else the example."""
-    choices = [w.strip(",") for w in setting.expected.split()]
-    close = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
+    choices = [w.strip(",") for w in setting.expected.split() if w.strip(",").isalnum()]
+    choices = [word for word in choices if not word.isdigit()]
+    close = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.7)
     return close[0] if close else setting.example
 
 

@@ -20,6 +20,12 @@ slash (target-no-loss). `ddpcheck --rules` lists all of them.
 
 Name a path where nothing is yet: ddpcheck --init other.py
 """,
+    "option-suite": """
+--suite runs a matrix of its own and takes few options.
+
+Its world sizes are 1, 2, 3, 4, 8 and 16, its modes dp and ddp; --timeout-s, --quiet
+and --verbose apply. Leave the others out.
+""",
     "option-usage": """
 The command line is not one that ddpcheck knows.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ddpcheck import check
@@ -18,6 +19,7 @@ from ddpcheck.ranks.pool import Pool, Preload
 
 DEADLINE_S = 180.0
 DATA = Path(__file__).parent
+_SHARED = Path("/dev/shm")  # noqa: S108
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +42,9 @@ class Ended:
 class Command:
     """A running ddpcheck, in a session of its own."""
 
-    def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]):
+    def __init__(
+        self, arguments: list[str], folder: Path, environment: dict[str, str]
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ddpcheck", *arguments],
             cwd=folder,
@@ -88,7 +92,7 @@ class Terminal:
         self.environment["TMPDIR"] = str(self.temporary)
         root = str(DATA.parents[1])
         self.environment["PYTHONPATH"] = root
-        self._shared_before = _shared()
+        self._shared_before = {p.name for p in _SHARED.glob("torch_*")}
 
     def write(self, text: str, name: str = "mymodel.py") -> str:
         """Writes a target file; returns its name."""
@@ -109,35 +113,22 @@ class Terminal:
         while left := processes_of(command.process.pid):
             assert time.monotonic() < deadline, f"processes left: {left}"
             time.sleep(0.05)
-        assert list(self.temporary.iterdir()) == []
-        # Other tests may be running: only what names this command's own processes.
-        assert not [p for p in _shared() - self._shared_before if not _is_alive(p)]
-
-
-def _shared() -> set[Path]:
-    folder = Path("/dev/shm")  # noqa: S108
-    names = ("ddpcheck-*", "torch_*", "sem.*")
-    return {path for name in names for path in folder.glob(name)}
-
-
-def _is_alive(path: Path) -> bool:
-    """Returns whether something still runs that has opened a file below `path`."""
-    import psutil
-
-    for process in psutil.process_iter():
-        try:
-            opened = [f.path for f in process.open_files()]
-        except psutil.Error:
-            continue
-        if any(name.startswith(str(path)) for name in opened):
-            return True
-    return False
+        # torch's own cache of compiled kernels is none of ours.
+        left_files = [
+            path.name
+            for path in self.temporary.iterdir()
+            if not path.name.startswith("torchinductor_")
+        ]
+        left_files += [
+            p.name for p in _SHARED.glob(f"ddpcheck-{command.process.pid}-*")
+        ]
+        assert left_files == []
+        # Other tests may be running, but none makes shared memory of torch's.
+        assert {p.name for p in _SHARED.glob("torch_*")} <= self._shared_before
 
 
 def processes_of(session: int) -> list[str]:
     """Returns the command lines of the living processes of a session."""
-    import psutil
-
     found = []
     for process in psutil.process_iter():
         try:

@@ -15,7 +15,8 @@ from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.target import TargetRef
 from tests.end_to_end.conftest import DATA
-from tests.end_to_end.wrong_files import CASES, Case, target as good_target
+from tests.end_to_end.wrong_files import CASES, Case
+from tests.end_to_end.wrong_files import target as good_target
 
 
 def expected_texts() -> dict[str, str]:

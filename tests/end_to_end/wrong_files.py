@@ -153,7 +153,7 @@ CASES: dict[str, Case] = {
     ),
     "not-finite": Case(
         source=target(
-            loss="def loss(output, target):\n    return (output * float('nan')).mean()\n"
+            loss="def loss(output, target):\n    return (output * torch.nan).mean()\n"
         )
     ),
     "not-finite-later": Case(

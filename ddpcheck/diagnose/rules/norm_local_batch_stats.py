@@ -19,7 +19,9 @@ def detect(case: Case) -> Proposal | None:
     first = calls[0]
     layers = list(dict.fromkeys(m.name for m in calls))
     many = len(layers) > 1
-    count = f"{len(layers)} batch norms normalise" if many else "a batch norm normalises"
+    count = (
+        f"{len(layers)} batch norms normalise" if many else "a batch norm normalises"
+    )
     fixes: tuple[str, ...] = tuple(
         f"module.global:{m.name}" for m in calls if not m.is_batch_norm
     )

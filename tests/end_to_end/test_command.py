@@ -1,0 +1,251 @@
+"""The command as a user runs it, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddpcheck import report as reports
+from tests.end_to_end.conftest import Command, Terminal
+from tests.end_to_end.wrong_files import target
+from tests.render import sample
+
+BROKEN = target(
+    loss="def loss(output, target):\n"
+    "    return nn.functional.cross_entropy(output, target, reduction='sum')\n"
+)
+HANG = target(end="import time\nwhile True:\n    time.sleep(1)\n")
+QUICK = ("--world-sizes", "2", "--modes", "ddp")
+FILES = ["report.html", "report.json", "reproduce.py"]
+
+
+def test_broken_target_exits_1_and_leaves_a_report(terminal: Terminal) -> None:
+    name = terminal.write(BROKEN)
+    command = terminal.start(name, *QUICK, "--no-fix")
+    ended = command.end()
+    assert (ended.exit_code, ended.stderr) == (1, "")
+    lines = ended.stdout.splitlines()
+    assert lines[0].startswith("ddpcheck mymodel.py: Linear, 10 parameters")
+    assert "report: reports/mymodel/report.html" in lines
+    assert lines[-1].startswith("DIVERGENT: 1 of 1 run, ")
+    assert "\x1b" not in ended.stdout
+    folder = terminal.folder / "reports" / "mymodel"
+    report = reports.from_json((folder / "report.json").read_text(encoding="utf-8"))
+    written = [f for f in FILES if f != "reproduce.py" or report.reproduce]
+    assert sorted(path.name for path in folder.iterdir()) == written
+    assert report.target.path == "mymodel.py"
+    assert report.command == "ddpcheck mymodel.py --world-sizes 2 --modes ddp --no-fix"
+    terminal.assert_clean(command)
+
+
+def test_report_goes_when_the_target_is_mended(terminal: Terminal) -> None:
+    folder = terminal.folder / "reports" / "mymodel"
+    folder.mkdir(parents=True)
+    sample = terminal.run(terminal.write(BROKEN), *QUICK, "--no-fix", "-q")
+    assert (folder / "report.json").exists(), sample
+    name = terminal.write(target())
+    command = terminal.start(name, *QUICK, "-q")
+    ended = command.end()
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert ended.stdout == "EQUIVALENT: 1 of 1 run, 18 comparisons equal\n"
+    assert not folder.exists()
+    terminal.assert_clean(command)
+
+
+def test_json_on_stdout_is_alone_there(terminal: Terminal) -> None:
+    name = terminal.write(target())
+    ended = terminal.run(name, *QUICK, "--json", "-", "--junit-xml", "junit.xml")
+    report = json.loads(ended.stdout)
+    assert (report["verdict"], report["exit_code"]) == ("equivalent", 0)
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert (
+        (terminal.folder / "junit.xml").read_text(encoding="utf-8").startswith("<?xml")
+    )
+
+
+def test_wrong_file_exits_2_with_the_text_alone(terminal: Terminal) -> None:
+    name = terminal.write(target(loss=""))
+    command = terminal.start(name, "--json", "-")
+    ended = command.end()
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "ddpcheck: mymodel.py defines no `loss` [target-no-loss]\n"
+        "  expected   def loss(output, target) -> scalar tensor\n"
+        "  found      functions: model, batch\n"
+        "  fix        define `loss`, or name what plays its part: "
+        "ddpcheck mymodel.py --loss-fn NAME\n"
+        "  more       ddpcheck --explain target-no-loss\n"
+    )
+    terminal.assert_clean(command)
+
+
+def test_import_that_hangs_exits_3_with_its_stack(terminal: Terminal) -> None:
+    command = terminal.start(terminal.write(HANG), "--timeout-s", "1")
+    ended = command.end()
+    assert (ended.exit_code, ended.stdout) == (3, "")
+    first, second, *stack = ended.stderr.splitlines()
+    assert first == "ddpcheck: not checked: importing mymodel.py did not end within 1 s"
+    assert re.fullmatch(r"  stack( \(12 of \d+ lines, all with -v\))?:", second)
+    own = str(terminal.folder / "mymodel.py")
+    assert f'File "{own}", line 17 in <module>' in [line.strip() for line in stack]
+    terminal.assert_clean(command)
+
+
+def test_import_that_ends_the_process_exits_3_with_its_output(
+    terminal: Terminal,
+) -> None:
+    source = target(
+        end="import os\nprint('out of licences', flush=True)\nos._exit(5)\n"
+    )
+    command = terminal.start(terminal.write(source))
+    ended = command.end()
+    assert (ended.exit_code, ended.stdout) == (3, "")
+    assert ended.stderr == (
+        "ddpcheck: not checked: importing mymodel.py ends the process\n"
+        "  last output:\n"
+        "    out of licences\n"
+    )
+    terminal.assert_clean(command)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "says"),
+    [(2, 130, "ddpcheck: interrupted\n"), (15, 143, "ddpcheck: terminated\n")],
+    ids=["ctrl-c", "sigterm"],
+)
+@pytest.mark.parametrize("when", ["importing torch", "in the target", "in a rank"])
+def test_signal_ends_everything(
+    number: int, code: int, says: str, when: str, terminal: Terminal
+) -> None:
+    mark = terminal.folder / "mark"
+    waits = f"open({str(mark)!r}, 'w').close()\nimport time\ntime.sleep(600)\n"
+    source = target(end=waits)
+    if when == "in a rank":
+        body = "".join(f"    {line}\n" for line in waits.splitlines())
+        source = target(loss=f"def loss(output, target):\n{body}")
+    command = terminal.start(terminal.write(source))
+    _wait(command, mark, when)
+    if number == 2:
+        command.signal(number)
+    else:
+        command.process.send_signal(number)
+    ended = command.end()
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (code, "", says)
+    terminal.assert_clean(command)
+
+
+def _wait(command: Command, mark: Path, when: str) -> None:
+    if when == "importing torch":
+        parent = psutil.Process(command.process.pid)
+        command.wait_for(lambda: len(parent.children()) > 1)
+    else:
+        command.wait_for(mark.exists)
+
+
+def test_init_writes_a_target_that_passes(terminal: Terminal) -> None:
+    first = terminal.run("--init")
+    assert (first.exit_code, first.stdout, first.stderr) == (
+        0,
+        "wrote mymodel.py; now run: ddpcheck mymodel.py\n",
+        "",
+    )
+    again = terminal.run("--init")
+    assert (again.exit_code, again.stdout) == (2, "")
+    assert again.stderr == (
+        "ddpcheck: cannot write a template to mymodel.py [init-path]\n"
+        "  expected   a path where nothing is yet, in a folder that exists\n"
+        "  found      a file or folder\n"
+        "  fix        another path: ddpcheck --init other.py\n"
+        "  more       ddpcheck --explain init-path\n"
+    )
+    checked = terminal.run("mymodel.py", "-q")
+    assert (checked.exit_code, checked.stderr) == (0, "")
+    assert checked.stdout == "EQUIVALENT: 6 of 6 runs, 180 comparisons equal\n"
+
+
+def test_demo_shows_one_of_each(terminal: Terminal) -> None:
+    command = terminal.start("--demo")
+    ended = command.end()
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    verdicts = re.findall(r"^(DIVERGENT|EQUIVALENT): ", ended.stdout, re.MULTILINE)
+    assert verdicts == ["DIVERGENT", "EQUIVALENT"]
+    assert "+        dist.all_reduce(count)" in ended.stdout
+    assert (terminal.folder / "reports/demo/broken/report.html").exists()
+    terminal.assert_clean(command)
+
+
+def test_explain_and_render(terminal: Terminal) -> None:
+    page = terminal.run("--explain", "target-no-loss")
+    assert page.stdout.startswith("target-no-loss\n\nThe file defines no `loss`.\n")
+    assert (page.exit_code, page.stderr) == (0, "")
+    report = sample.divergent()
+    path = terminal.folder / "report.json"
+    path.write_text(reports.to_json(report), encoding="utf-8")
+    html = terminal.run("--render", "report.json", "--format", "html")
+    assert html.stdout.startswith("<!DOCTYPE html>") or "<html" in html.stdout[:200]
+    assert (html.exit_code, html.stderr) == (0, "")
+
+
+def test_reader_that_has_gone_changes_nothing(terminal: Terminal) -> None:
+    command = terminal.start("--rules")
+    assert command.process.stdout is not None
+    command.process.stdout.close()
+    command.process.stdout = None
+    _, err = command.process.communicate(timeout=60)
+    assert (command.process.returncode, err) == (0, "")
+
+
+def test_importing_the_whole_tool_leaves_torch_out() -> None:
+    program = (
+        "import sys, ddpcheck.check, ddpcheck.cli, ddpcheck.commands, ddpcheck.demo\n"
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
+
+
+def test_own_process_never_imports_torch(terminal: Terminal) -> None:
+    name = terminal.write(BROKEN)
+    program = (
+        "import sys\nfrom ddpcheck.cli import main\n"
+        f"code = main([{name!r}, '--world-sizes', '2', '--modes', 'ddp', '-q'])\n"
+        "print(code, 'torch' in sys.modules, 'numpy' in sys.modules)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=terminal.folder,
+        env=terminal.environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
+    )
+    assert ended.stdout.splitlines()[-1] == "1 False False"
+
+
+def test_nothing_listens_beyond_loopback(terminal: Terminal) -> None:
+    mark = terminal.folder / "mark"
+    source = target(
+        loss="def loss(output, target):\n"
+        "    if torch.distributed.is_initialized():\n"
+        f"        open({str(mark)!r}, 'w').close()\n"
+        "        import time\n        time.sleep(600)\n"
+        "    return output.mean()\n"
+    )
+    command = terminal.start(terminal.write(source), *QUICK)
+    command.wait_for(mark.exists)
+    seen = []
+    for child in psutil.Process(command.process.pid).children(recursive=True):
+        connections = getattr(child, "net_connections", child.connections)
+        seen += [c for c in connections(kind="inet") if c.status == psutil.CONN_LISTEN]
+    command.signal(2)
+    command.end()
+    assert seen, "gloo's own sockets must be seen, or this test sees nothing"
+    assert {c.laddr.ip for c in seen} <= {"127.0.0.1", "::1"}
+    terminal.assert_clean(command)

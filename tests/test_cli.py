@@ -1,0 +1,158 @@
+"""Arguments: the help, and what is said of those that are wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ddpcheck import cli, exits
+from ddpcheck.report import EXIT_CODES
+from ddpcheck.session import CannotCheckError
+
+
+def test_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (cli.HELP, "")
+    assert max(map(len, cli.HELP.splitlines())) <= 80
+    assert cli.HELP.isascii()
+
+
+def test_help_names_every_option_and_no_other() -> None:
+    options = set(cli.parser()._option_string_actions)  # noqa: SLF001 (no public list of options)
+    told = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", cli.HELP))
+    assert told == options
+
+
+def test_help_has_the_exit_codes() -> None:
+    codes = dict(re.findall(r"^  (\d)  ([a-z ]+?):", cli.HELP, re.MULTILINE))
+    assert codes == {
+        "0": "equivalent",
+        "1": "divergent",
+        "2": "usage error",
+        "3": "could not check",
+    }
+    assert [EXIT_CODES[name] for name in ("equivalent", "divergent")] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first", "fix"),
+    [
+        ([], "no TARGET was given", "ddpcheck --help"),
+        (
+            ["x.py", "--world-size", "2"],
+            "unknown option --world-size",
+            "--world-sizes?",
+        ),
+        (["x.py", "--zzz"], "unknown option --zzz", "ddpcheck --help"),
+        (["x.py", "y.py"], "unknown option y.py", "ddpcheck --help"),
+        (["x.py", "--steps"], "--steps: expected one argument", "ddpcheck --help"),
+        (["x.py", "-q", "-v"], "not allowed with argument", "ddpcheck --help"),
+        (["x.py", "--demo"], "x.py was given beside another way in", "--help"),
+        (["--demo", "--rules"], "not allowed with argument", "ddpcheck --help"),
+        (["--explain"], "--explain: expected one argument", "ddpcheck --help"),
+        (
+            ["--render", "r.json", "--format", "pdf"],
+            "--format: invalid choice",
+            "--help",
+        ),
+    ],
+)
+def test_wrong_arguments_exit_2(
+    arguments: list[str], first: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = said.err.splitlines()
+    assert lines[0].startswith("ddpcheck: ")
+    assert first in lines[0]
+    assert lines[0].endswith(" [option-usage]")
+    assert lines[1] == "  expected   ddpcheck TARGET [options]"
+    assert fix in lines[2]
+    assert len(lines) == 4
+
+
+def test_render_of_no_report_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_text('{"format": 2}', encoding="utf-8")
+    assert cli.main(["--render", str(path)]) == 2
+    assert capsys.readouterr().err == (
+        f"ddpcheck: {path} is no report of ddpcheck [render-file]\n"
+        "  expected   report.json, or a file that --json wrote\n"
+        "  found      expected a report of format 1, found 2\n"
+        "  fix        ddpcheck TARGET --json report.json\n"
+        "  more       ddpcheck --explain render-file\n"
+    )
+
+
+def test_model_named_twice_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([f"{tmp_path}/x.py:Net", "--model-fn", "Other"]) == 2
+    assert "the model is named twice" in capsys.readouterr().err
+
+
+def test_missing_file_exits_2_and_keeps_the_spelling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["no/such.py:Net"]) == 2
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == "ddpcheck: no/such.py is no file [target-missing-file]"
+
+
+def _raise(error: BaseException) -> int:
+    raise error
+
+
+def test_internal_error_leaves_a_traceback_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exits.guarded(lambda: _raise(ZeroDivisionError("in a rule"))) == 3
+    path = tmp_path / "ddpcheck-traceback.txt"
+    assert capsys.readouterr().err == (
+        "ddpcheck: not checked: internal error of ddpcheck: ZeroDivisionError: "
+        "in a rule\n"
+        "  this is a bug of ddpcheck, not of the target\n"
+        f"  please report it, with {path}\n"
+    )
+    assert "in _raise" in path.read_text(encoding="utf-8")
+
+
+def test_internal_error_shows_its_traceback_when_verbose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exits.guarded(lambda: _raise(KeyError("x")), verbose=True) == 3
+    assert "in _raise" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_github_gets_the_first_line_of_what_was_not_checked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = CannotCheckError("one process was killed by SIGSEGV", "last words\n")
+    assert exits.guarded(lambda: _raise(error), github=True) == 3
+    said = capsys.readouterr()
+    assert said.err == (
+        "ddpcheck: not checked: one process was killed by SIGSEGV\n"
+        "  last output:\n"
+        "    last words\n"
+    )
+    assert said.out == (
+        "::error title=ddpcheck::not checked: one process was killed by SIGSEGV\n"
+    )
+
+
+def test_long_output_is_cut_at_its_beginning() -> None:
+    detail = "\n".join(f"line {n}" for n in range(30))
+    text = exits.cannot_check_text("why", detail)
+    assert text.splitlines()[1] == "  last output (12 of 30 lines, all with -v):"
+    assert text.splitlines()[-1] == "    line 29"
+    assert len(exits.cannot_check_text("why", detail, verbose=True).splitlines()) == 32

@@ -1,0 +1,107 @@
+"""Report files: whole or not at all, and what happens where they cannot be written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from ddpcheck import output
+from ddpcheck.output import Outputs
+from ddpcheck.report import Report
+from tests.render import sample
+
+
+def _divergent(path: str = "mymodel.py", reproduce: str = "import torch\n") -> Report:
+    report = sample.divergent()
+    target = dataclasses.replace(report.target, name="mymodel.py", path=path)
+    return dataclasses.replace(report, target=target, reproduce=reproduce)
+
+
+def _equivalent(path: str = "mymodel.py") -> Report:
+    report = sample.equivalent()
+    target = dataclasses.replace(report.target, name="mymodel.py", path=path)
+    return dataclasses.replace(report, target=target)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_divergence_leaves_three_files(tmp_path: Path) -> None:
+    path = output.write_report(_divergent(), tmp_path / "a" / "mymodel")
+    assert path == str(tmp_path / "a/mymodel/report.html")
+    assert _names(tmp_path / "a/mymodel") == sorted(output.FILES)
+
+
+def test_no_reproduction_leaves_none_of_an_earlier_run(tmp_path: Path) -> None:
+    output.write_report(_divergent(), tmp_path)
+    output.write_report(_divergent(reproduce=""), tmp_path)
+    assert _names(tmp_path) == ["report.html", "report.json"]
+
+
+def test_equivalence_removes_the_files_of_the_same_target_only(tmp_path: Path) -> None:
+    folder = tmp_path / "mymodel"
+    output.write_report(_divergent("b/mymodel.py"), folder)
+    assert output.write_report(_equivalent("mymodel.py"), folder) == ""
+    assert len(_names(folder)) == 3
+    (folder / "notes.txt").touch()
+    output.write_report(_equivalent("b/mymodel.py"), folder)
+    assert _names(folder) == ["notes.txt"]
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text('{"mine": 1}', encoding="utf-8")
+    output.write_report(_equivalent(), tmp_path)
+    assert _names(tmp_path) == ["report.json"]
+
+
+def test_folder_that_cannot_be_made_is_a_warning_and_the_verdict_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "reports").write_text("in the way", encoding="utf-8")
+    wanted = Outputs(report_dir=str(tmp_path / "reports"), quiet=True)
+    output.show(_divergent(), wanted)
+    said = capsys.readouterr()
+    assert said.out.startswith("DIVERGENT: ")
+    assert said.err.splitlines() == [
+        f"ddpcheck: warning: cannot write {tmp_path}/reports/mymodel/{name}: "
+        "Not a directory"
+        for name in ("report.json", "report.html", "reproduce.py")
+    ]
+
+
+def test_full_disk_leaves_no_half_file(capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    # /dev takes the part file on most systems, and is never a place for reports.
+    assert not output.write_file(Path("/proc/report.json"), "text")
+    assert capsys.readouterr().err.startswith(
+        "ddpcheck: warning: cannot write /proc/report.json: "
+    )
+
+
+def test_failing_rename_removes_the_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "report.json").mkdir()
+    assert not output.write_file(tmp_path / "report.json", "text")
+    assert _names(tmp_path) == ["report.json"]
+    assert "Is a directory" in capsys.readouterr().err
+
+
+def test_json_and_annotations_do_not_mix(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
+    wanted = Outputs(json="-", github=True, report_dir=str(tmp_path))
+    output.show(_divergent(), wanted)
+    said = capsys.readouterr()
+    assert json.loads(said.out)["verdict"] == "divergent"
+    assert said.err.startswith("::error ")
+    summary = (tmp_path / "summary").read_text(encoding="utf-8")
+    assert summary.startswith("## ddpcheck: ")

@@ -1,0 +1,149 @@
+"""Values of settings: what is allowed, from where, and who wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpcheck import settings
+from ddpcheck.errors import UsageError
+from ddpcheck.options import Options
+from ddpcheck.run import spec
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("world_sizes", "2,4,8", (2, 4, 8)),
+        ("world_sizes", " 3 , 3", (3,)),
+        ("modes", "ddp", ("ddp",)),
+        ("batch_norm", "asis,sync", ("asis", "sync")),
+        ("loss", "iou", ("iou",)),
+        ("steps", "1", 1),
+        ("dtype", "bfloat16", "bfloat16"),
+        ("tolerance", "1e-6", 1e-6),
+        ("timeout_s", "0.5", 0.5),
+        ("seed", "0", 0),
+        ("accept", ["loss/x=known, and fine = so"], {"loss/x": "known, and fine = so"}),
+        ("accept", ["loss/x"], {"loss/x": "accepted without a reason"}),
+    ],
+)
+def test_text_is_read(name: str, text: Any, value: Any) -> None:
+    assert getattr(settings.make({name: text}, {}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fix"),
+    [
+        ("world_sizes", "2,0", "--world-sizes 2,4,8"),
+        ("world_sizes", "", "--world-sizes 2,4,8"),
+        ("world_sizes", "two", "--world-sizes 2,4,8"),
+        ("modes", "dpp", "--modes dp"),
+        ("batch_norm", "synced", "--batch-norm sync"),
+        ("loss", "mse", "--loss mean,masked"),
+        ("noise", "off", "--noise sample"),
+        ("steps", "0", "--steps 3"),
+        ("steps", "1.5", "--steps 3"),
+        ("dtype", "float8", "--dtype float64"),
+        ("device", "gpu", "--device cpu"),
+        ("tolerance", "0", "--tolerance 1e-6"),
+        ("tolerance", "nan", "--tolerance 1e-6"),
+        ("timeout_s", "-1", "--timeout-s 60"),
+        ("timeout_s", "inf", "--timeout-s 60"),
+        ("seed", "-1", "--seed 0"),
+        ("accept", ["sum"], "--accept numeric/reassociation=known"),
+    ],
+)
+def test_wrong_text_is_a_usage_error_with_a_fix(name: str, text: Any, fix: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        settings.make({name: text}, {})
+    assert caught.value.problem.slug == "option-value"
+    assert caught.value.problem.fix == fix
+
+
+def test_wrong_text_is_told_whole() -> None:
+    with pytest.raises(UsageError) as caught:
+        settings.make({"dtype": "float46"}, {})
+    assert str(caught.value) == (
+        "ddpcheck: --dtype cannot be 'float46' [option-value]\n"
+        "  expected   auto, float64, float32, bfloat16 or float16\n"
+        "  found      'float46'\n"
+        "  fix        --dtype float64\n"
+        "  more       ddpcheck --explain option-value"
+    )
+
+
+def _project(folder: Path, text: str) -> Path:
+    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
+    inner = folder / "models"
+    inner.mkdir()
+    return inner / "mymodel.py"
+
+
+def test_project_gives_what_no_option_does(tmp_path: Path) -> None:
+    near = _project(
+        tmp_path,
+        "[tool.ddpcheck]\nworld-sizes = [2, 3]\nsteps = 5\nseed = 7\nfix = false\n"
+        'report_dir = "out"\n[tool.ddpcheck.accept]\n"loss/a" = "because"\n',
+    )
+    project = settings.from_project(near)
+    options = settings.make({"steps": "2", "accept": ["loss/b=so"]}, project)
+    assert options == Options(
+        steps=2,
+        seed=7,
+        fix=False,
+        accept={"loss/a": "because", "loss/b": "so"},
+        project={"world_sizes": (2, 3)},
+    )
+    assert project["report_dir"] == "out"
+
+
+def test_nearest_table_counts_and_files_without_one_are_passed_over(
+    tmp_path: Path,
+) -> None:
+    near = _project(tmp_path, "[tool.ddpcheck]\nseed = 1\n")
+    (near.parent / "pyproject.toml").write_text("[tool.other]\nx = 1\n")
+    assert settings.from_project(near) == {"seed": 1}
+
+
+def test_unknown_key_is_told_whole(tmp_path: Path) -> None:
+    near = _project(tmp_path, "[tool.ddpcheck]\nworld_size = [2]\n")
+    with pytest.raises(UsageError) as caught:
+        settings.from_project(near)
+    assert str(caught.value) == (
+        "ddpcheck: [tool.ddpcheck] has no setting 'world_size' [settings-unknown]\n"
+        "  expected   accept, batch_norm, device, dtype, fix, loss, modes, noise, "
+        "report_dir, seed, steps, timeout_s, tolerance, world_sizes\n"
+        f"  found      'world_size' in {tmp_path}/pyproject.toml\n"
+        "  fix        did you mean world_sizes?\n"
+        "  more       ddpcheck --explain settings-unknown"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "slug"),
+    [
+        ("[tool.ddpcheck\n", "settings-file"),
+        ("[tool.ddpcheck]\nsteps = true\n", "option-value"),
+        ("[tool.ddpcheck]\nworld_sizes = [2.5]\n", "option-value"),
+        ("[tool.ddpcheck]\nworld_sizes = []\n", "option-value"),
+        ("[tool]\nddpcheck = 3\n", "settings-unknown"),
+    ],
+)
+def test_wrong_project_file_is_a_usage_error(
+    text: str, slug: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        settings.from_project(_project(tmp_path, text))
+    assert caught.value.problem.slug == slug
+
+
+def test_choices_are_those_of_the_runs() -> None:
+    from ddpcheck.zoo import losses  # noqa: PLC0415
+
+    assert set(settings.BATCH_NORM_MODES) == set(spec.BATCH_NORM_MODES)
+    assert set(settings.NOISE_MODES) == set(spec.NOISE_MODES)
+    assert set(settings.MODES) < set(spec.MODES)
+    assert set(settings.LOSSES) == {"asis", *losses.BUILTIN}
