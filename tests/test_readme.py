@@ -85,9 +85,16 @@ def test_target_shown_is_equivalent(tmp_path: Path) -> None:
     assert done.returncode == EXIT_CODES["equivalent"], done.stdout + done.stderr
 
 
-def test_test_shown_compiles() -> None:
-    source = next(block for block in _blocks("python") if "subprocess" in block)
-    compile(source, "README.md", "exec")
+def test_test_shown_passes(tmp_path: Path) -> None:
+    target, test = _blocks("python")
+    (tmp_path / "mymodel.py").write_text(target, encoding="utf-8")
+    (tmp_path / "test_mymodel.py").write_text(test, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
 
 
 def test_options_named_exist() -> None:
