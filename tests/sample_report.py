@@ -1,4 +1,4 @@
-"""Makes reports/sample from examples/digits_conv.py: `python -m tests.sample_report`."""
+"""Makes reports/sample from the digits example: `python -m tests.sample_report`."""
 
 from __future__ import annotations
 
