@@ -221,28 +221,42 @@ def _flat_equal(
         while end < len(names) and (size == 0 or size + len(ref[end]) <= _CHUNK):
             size += len(ref[end])
             end += 1
-        c = torch.cat(cand[start:end]) if end - start > 1 else cand[start]
-        r = torch.cat(ref[start:end]) if end - start > 1 else ref[start]
-        abs_diff, excess, _, _ = _numbers(c, r, rtol, scale)
-        if abs_diff != abs_diff or excess > 1:  # noqa: PLR0124 (NaN)
+        excess, position = _worst_element(cand[start:end], ref[start:end], rtol, scale)
+        if not excess <= 1:  # NaN too
             return False, excess, names[start]
         if excess > worst:
             worst = excess
-            worst_name = _name_of_worst(
-                cand[start:end], ref[start:end], names[start:end], scale
-            )
+            worst_name = _name_at(position, ref[start:end], names[start:end])
         start = end
     return True, worst, worst_name
 
 
-def _name_of_worst(
-    cand: list[Tensor], ref: list[Tensor], names: list[str], scale: float
-) -> str:
-    if sum(map(len, ref)) > _CHUNK:
-        return names[0]
-    c = torch.cat(cand).to(torch.float64)
-    r = torch.cat(ref).to(torch.float64)
-    position = int(((c - r).abs() / (r.abs() + scale)).nan_to_num_(0.0).argmax())
+def _worst_element(
+    cand: list[Tensor], ref: list[Tensor], rtol: float, scale: float
+) -> tuple[float, int]:
+    """Returns the largest excess over tensors laid end to end, and its position."""
+    c, r = (
+        (torch.cat(part) if len(part) > 1 else part[0]).to(torch.float64)
+        for part in (cand, ref)
+    )
+    if not len(r):
+        return 0.0, 0
+    if len(r) > _CHUNK:  # one tensor larger than a chunk
+        abs_diff, excess, _, _ = _numbers(c, r, rtol, scale)
+        return (math.nan if math.isnan(abs_diff) else excess), 0
+    diff = (c - r).abs_()
+    bound = r.abs().add_(scale).mul_(rtol)
+    found = (diff / bound).max(0)
+    excess = float(found.values)
+    if math.isfinite(excess):
+        return excess, int(found.indices)
+    # 0 / 0, or NaN on both sides: no difference. Or a real one, which is seen so too.
+    abs_diff, excess, _, _ = _numbers(c, r, rtol, scale)
+    position = int((diff / bound).nan_to_num_(0.0).argmax())
+    return (math.nan if math.isnan(abs_diff) else excess), position
+
+
+def _name_at(position: int, ref: list[Tensor], names: list[str]) -> str:
     for name, tensor in zip(names, ref, strict=True):
         if position < len(tensor):
             return name

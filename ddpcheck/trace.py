@@ -65,6 +65,7 @@ class Writer:
 
     def close(self) -> None:
         """Writes the index; the trace is complete."""
+        self._pad()
         self._file.close()
         part = self._path.with_suffix(".part")
         part.write_bytes(pickle.dumps(self.index))
@@ -76,14 +77,16 @@ class Writer:
         self._path.with_suffix(".bin").unlink(missing_ok=True)
 
     def _append(self, tensor: Tensor) -> Entry:
-        pad = -self._file.tell() % _ALIGN
-        if pad:
-            self._file.write(bytes(pad))
+        self._pad()
         entry = Entry(self._file.tell(), tuple(tensor.shape), tensor.dtype)
         if tensor.numel():
             flat = tensor.contiguous().reshape(-1).view(torch.uint8)
             self._file.write(memoryview(flat.numpy()))  # type: ignore[arg-type]
         return entry
+
+    def _pad(self) -> None:
+        """Aligns: the whole file can be looked at as numbers of any type."""
+        self._file.write(bytes(-self._file.tell() % _ALIGN))
 
 
 class Reader:
@@ -93,6 +96,7 @@ class Reader:
         self.index: Index = pickle.loads(path.with_suffix(".idx").read_bytes())  # noqa: S301 (our own file in a private folder)
         data = path.with_suffix(".bin")
         size = data.stat().st_size
+        self._typed: dict[torch.dtype, Tensor] = {}
         self._bytes = (
             torch.from_file(str(data), shared=False, size=size, dtype=torch.uint8)
             if size
@@ -112,13 +116,24 @@ class Reader:
         entry = self.index.groups[(quantity, step)][name]
         if entry is None:
             return None
-        size = torch.Size(entry.shape).numel() * entry.dtype.itemsize
-        flat = self._bytes[entry.offset : entry.offset + size]
-        return flat.view(entry.dtype).view(entry.shape)
+        whole = self._typed.get(entry.dtype)
+        if whole is None:
+            whole = self._typed[entry.dtype] = self._bytes.view(entry.dtype)
+        return whole.as_strided(
+            entry.shape, _strides(entry.shape), entry.offset // entry.dtype.itemsize
+        )
 
     def scale(self, quantity: str, step: int) -> float:
         """Returns the largest absolute value in the group, 0 for an empty one."""
         return self.index.scale.get((quantity, step), 0.0)
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    """Returns the strides of a contiguous tensor, in elements."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(1, shape[dim + 1])
+    return strides
 
 
 def as_dense(tensor: Tensor) -> Tensor:

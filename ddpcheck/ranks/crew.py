@@ -10,11 +10,13 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Collection
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.ranks import journal
 from ddpcheck.ranks.forkserver import RankProcess, Server
 from ddpcheck.ranks.messages import Job, Message, Outcome, Seat
 from ddpcheck.ranks.worker import rank_main
@@ -73,26 +75,31 @@ class Crew:
             self.processes[r].sentinel for r in running
         ]
 
-    def receive(self) -> list[tuple[int, Any]]:
-        """Takes in what has arrived; returns new (rank, progress) pairs."""
-        news: list[tuple[int, Any]] = []
+    def receive(self, ready: Collection[Any]) -> None:
+        """Takes in what has arrived on these of the `waiting_for` handles."""
         for outcome in self.outcomes:
+            if outcome.kind != "running":
+                continue
+            connection = self.connections[outcome.rank]
+            process = self.processes[outcome.rank]
+            if connection not in ready and process.sentinel not in ready:
+                continue
             while outcome.kind == "running":
                 message = self._next_message(outcome.rank)
                 if message is None:
                     break
                 _apply(message, outcome)
-                if message.kind == "progress":
-                    news.append((outcome.rank, message.payload))
-            if (
-                outcome.kind == "running"
-                and not self.processes[outcome.rank].is_alive()
-            ):
+            if outcome.kind == "running" and not process.is_alive():
                 outcome.kind = "died"
-                outcome.exit_code = self.processes[outcome.rank].exitcode
+                outcome.exit_code = process.exitcode
         if all(o.kind != "running" for o in self.outcomes):
             self.busy = False
-        return news
+
+    def collect_progress(self) -> None:
+        """Adds what the ranks emitted, once all have ended."""
+        for outcome in self.outcomes:
+            path = self.folder / f"{self.name}-{outcome.rank}.journal"
+            outcome.progress = journal.read(path)
 
     def _next_message(self, rank: int) -> Message | None:
         connection = self.connections[rank]
@@ -160,9 +167,7 @@ class Crew:
 
 
 def _apply(message: Message, outcome: Outcome) -> None:
-    if message.kind == "progress":
-        outcome.progress.append(message.payload)
-    elif message.kind == "done":
+    if message.kind == "done":
         outcome.kind, outcome.value = "done", message.payload
     elif message.kind == "raised":
         outcome.kind, outcome.raised = "raised", message.payload

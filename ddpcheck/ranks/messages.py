@@ -45,15 +45,18 @@ class Raised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Rank to pool: `ready`, `progress`, `done` or `raised`."""
+    """Rank to pool: `ready`, `done` or `raised`."""
 
-    kind: Literal["ready", "progress", "done", "raised"]
+    kind: Literal["ready", "done", "raised"]
     payload: Any = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """How one job ended on one rank."""
+    """How one job ended on one rank.
+
+    `progress` is what it emitted, `value` what it returned.
+    """
 
     rank: int
     kind: Literal["running", "done", "raised", "died", "hung", "stopped"] = "running"

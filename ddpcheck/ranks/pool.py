@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -179,27 +179,19 @@ class Pool:
         now = time.monotonic()
         return Task(crew=crew, deadline=now + self.timeout_s, started=now)
 
-    def wait(
-        self,
-        tasks: Sequence[Task],
-        on_progress: Callable[[Task, int, Any], None] | None = None,
-    ) -> None:
+    def wait(self, tasks: Sequence[Task]) -> None:
         """Returns when all tasks are done; each then has an outcome per rank."""
-        for task in self.as_done(tasks, on_progress):
+        for task in self.as_done(tasks):
             assert task.done
 
-    def as_done(
-        self,
-        tasks: Sequence[Task],
-        on_progress: Callable[[Task, int, Any], None] | None = None,
-    ) -> Iterator[Task]:
+    def as_done(self, tasks: Sequence[Task]) -> Iterator[Task]:
         """Yields the tasks in the order in which they end."""
         pending = list(tasks)
         while pending:
             handles = [h for task in pending for h in task.crew.waiting_for()]
-            wait(handles, timeout=self._next_deadline(pending))
+            ready = set(wait(handles, timeout=self._next_deadline(pending)))
             for task in list(pending):
-                self._update(task, on_progress)
+                self._update(task, ready)
                 if task.done:
                     pending.remove(task)
                     yield task
@@ -229,13 +221,9 @@ class Pool:
         ]
         return max(0.0, min(deadlines) - time.monotonic())
 
-    def _update(
-        self, task: Task, on_progress: Callable[[Task, int, Any], None] | None
-    ) -> None:
+    def _update(self, task: Task, ready: Collection[Any]) -> None:
         crew = task.crew
-        for rank, progress in crew.receive():
-            if on_progress:
-                on_progress(task, rank, progress)
+        crew.receive(ready)
         now = time.monotonic()
         kinds = {o.kind for o in crew.outcomes}
         failed = bool(kinds & {"raised", "died"}) or any(
@@ -254,6 +242,7 @@ class Pool:
             crew.collect_stderr()
             if not crew.broken:
                 crew.kill()
+        crew.collect_progress()
         crew.busy = False
         task.done, task.outcomes = True, crew.outcomes
         task.seconds = now - task.started

@@ -35,8 +35,11 @@ RESULT: Any = None
 def main(settings: dict[str, Any]) -> None:
     """Imports what the settings name and writes the status file."""
     folder = Path(settings["folder"])
-    redirect_output(folder / LOG_FILE)
-    stack = (folder / STACK_FILE).open("w", encoding="utf-8")
+    try:
+        redirect_output(folder / LOG_FILE)
+        stack = (folder / STACK_FILE).open("w", encoding="utf-8")
+    except FileNotFoundError:
+        os._exit(0)  # the tool ended and cleaned up while this Python started
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     # The server ends when the tool does, however that ended (SIGKILL too): the last
     # chance to remove the session's folder.

@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.ranks.journal import Journal
 from ddpcheck.ranks.messages import Job, Message, Raised, Seat
 from ddpcheck.ranks.preload import redirect_output
 
@@ -60,14 +61,13 @@ def rank_main(connection: Connection, seat: Seat) -> None:
 
 
 def _work(connection: Connection, seat: Seat) -> int:
-    context = Context(
-        seat=seat,
-        emit=lambda value: connection.send(Message(kind="progress", payload=value)),
-    )
+    journal = Journal(Path(seat.folder) / f"{seat.name}.journal")
+    context = Context(seat=seat, emit=journal.write)
     while True:
         job: Job | None = connection.recv()
         if job is None:
             return 0
+        journal.clear()
         connection.send(_do(job, context))
         gc.collect()  # cheap: everything imported before the fork is frozen
 

@@ -36,8 +36,9 @@ def isolated() -> Iterator[None]:
         try:
             yield
         finally:
-            os.environ.clear()
-            os.environ.update(environment)
+            if os.environ != environment:
+                os.environ.clear()
+                os.environ.update(environment)
             os.chdir(folder)
             sys.argv[:] = arguments
             torch.set_default_dtype(dtype)

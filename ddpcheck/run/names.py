@@ -24,6 +24,7 @@ class Names:
         self._buffers = [name for name, _ in model.named_buffers()]
         self._short_buffers = {strip(n): n for n in self._buffers}
         self.order = list(self._known.values())
+        self._rank = {name: i for i, name in enumerate(self.order)}
         # Identities are reused once a tensor is freed: keep the tensors.
         self._kept = list(model.parameters())
 
@@ -45,8 +46,8 @@ class Names:
                 seen.add(id(parameter))
                 known = self._known.get(id(parameter))
                 found[known or f"optimizer[{position}]"] = parameter
-        rank = {name: i for i, name in enumerate(self.order)}
-        return dict(sorted(found.items(), key=lambda kv: rank.get(kv[0], len(rank))))
+        last = len(self._rank)
+        return dict(sorted(found.items(), key=lambda kv: self._rank.get(kv[0], last)))
 
     def buffers(self, model: nn.Module) -> dict[str, Tensor]:
         """Returns the wrapped model's buffers by the bare model's names."""

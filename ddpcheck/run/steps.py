@@ -58,7 +58,7 @@ class Training:
                 with self.around_step(step):
                     self.losses.append(self._train(batch))
                 if self.updates == 0:
-                    self._record_gradients()
+                    self._record_gradients(self.parameters())
                 self.after_step()
                 self._record_state()
         finally:
@@ -103,13 +103,13 @@ class Training:
         held = {id(p) for g in optimizer.param_groups for p in g["params"]}
         if not any(id(p) in held for p in parameters.values()):
             return  # an optimizer of something else
-        self._record_gradients()
+        self._record_gradients(parameters)
 
-    def _record_gradients(self) -> None:
+    def _record_gradients(self, parameters: dict[str, nn.Parameter]) -> None:
         suffix = f"@{self.updates}" if self.updates else ""
         grads = {
             name + suffix: p.grad
-            for name, p in self.parameters().items()
+            for name, p in parameters.items()
             if p.requires_grad or p.grad is not None
         }
         self.recorder.take("gradients" + suffix, self.step, dict(grads))

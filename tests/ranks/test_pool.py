@@ -174,13 +174,3 @@ def test_children_that_a_killed_rank_left_die_with_it(engine: Pool) -> None:
         time.sleep(0.02)
     else:
         assert not psutil.pid_exists(child)
-
-
-def test_progress_is_told_while_the_job_runs(engine: Pool) -> None:
-    told: list[tuple[int, Any]] = []
-    task = engine.submit(_job("fail", how="nothing", rank=0, emit=True), 2)
-    engine.wait([task], lambda _, rank, value: told.append((rank, value)))
-    assert sorted(told, key=lambda pair: pair[0]) == [
-        (0, {"rank": 0}),
-        (1, {"rank": 1}),
-    ]
