@@ -7,6 +7,7 @@ job has ended in whatever way.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -33,15 +34,10 @@ class Journal:
 
 def read(path: Path) -> list[Any]:
     """Returns the values written, without one that death cut off in the middle."""
-    try:
+    values: list[Any] = []
+    with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
         stream = io.BytesIO(path.read_bytes())
-    except OSError:
-        return []
-    values = []
-    end = stream.getbuffer().nbytes
-    while stream.tell() < end:
-        try:
+        end = stream.getbuffer().nbytes
+        while stream.tell() < end:
             values.append(pickle.load(stream))  # noqa: S301 (our own rank wrote it)
-        except (EOFError, pickle.UnpicklingError):
-            break
     return values
