@@ -1,8 +1,12 @@
-"""One pool of warm ranks per test process."""
+"""What is made once per test process: warm ranks, a run of the README's example."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -17,3 +21,36 @@ def pool() -> Iterator[Pool]:
         made.start()
         made.wait_for_imports()
         yield made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digits:
+    """What `ddpcheck examples/digits_conv.py` said; `report` is JSON."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    report: str
+    reports: Path
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+    """The README's example, for all tests of the xdist group "digits"."""
+    folder = tmp_path_factory.mktemp("digits")
+    options = ("--json", str(folder / "out.json"), "--report-dir", str(folder))
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpcheck", "examples/digits_conv.py", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[1],
+    )
+    report = (folder / "out.json").read_text(encoding="utf-8")
+    return Digits(
+        exit_code=done.returncode,
+        stdout=done.stdout,
+        stderr=done.stderr,
+        report=report,
+        reports=folder,
+    )

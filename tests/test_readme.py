@@ -12,6 +12,7 @@ import pytest
 from ddpcheck.cli import HELP
 from ddpcheck.report import EXIT_CODES, EXIT_USAGE
 from ddpcheck.tolerance import DEFAULT_RTOL, FLOOR_FACTOR
+from tests.conftest import Digits
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -53,17 +54,16 @@ def test_readme_has_at_most_120_lines() -> None:
     assert len(README.splitlines()) <= 120
 
 
-def test_shown_run_prints_the_lines_shown(tmp_path: Path) -> None:
+@pytest.mark.xdist_group("digits")
+def test_shown_run_prints_the_lines_shown(digits: Digits) -> None:
     command, *shown = _blocks("console")[0].splitlines()
-    assert command.startswith("$ ddpcheck ")
-    arguments = command.split()[2:]
-    done = _ddpcheck(*arguments, "--report-dir", str(tmp_path))
-    assert done.returncode == EXIT_CODES["divergent"], done.stderr
-    said = done.stdout.replace(str(tmp_path), "reports").splitlines()
+    assert command == "$ ddpcheck examples/digits_conv.py"
+    assert digits.exit_code == EXIT_CODES["divergent"], digits.stderr
+    said = digits.stdout.replace(str(digits.reports), "reports").splitlines()
     patterns = [_pattern(line) for line in said]
     missing = [line for line in shown if _pattern(line) not in patterns]
     assert len(shown) >= 10
-    assert not missing, done.stdout
+    assert not missing, digits.stdout
 
 
 def test_shown_command_is_the_first_of_the_two_commands() -> None:

@@ -1,4 +1,4 @@
-"""A pool for cases that need no process of their own, and the command in one."""
+"""The command in a process of its own, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -7,27 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ddpcheck import check
-from ddpcheck.ranks.pool import Pool, Preload
-
 DEADLINE_S = 180.0
 DATA = Path(__file__).parent
 _SHARED = Path("/dev/shm")  # noqa: S108
-
-
-@pytest.fixture(scope="session")
-def pool() -> Iterator[Pool]:
-    """An engine that has imported torch, for all cases of the session."""
-    with Pool(Preload(modules=check.PRELOAD_MODULES), timeout_s=60) as started:
-        started.wait_for_imports()
-        yield started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +95,30 @@ class Terminal:
     def run(self, *arguments: str) -> Ended:
         """Runs the command to its end."""
         return self.start(*arguments).end()
+
+    def run_in_line(self, *arguments: str) -> tuple[Ended, set[str]]:
+        """Runs the command to its end; returns what its process had imported, too."""
+        program = (
+            "import atexit, sys\nfrom ddpcheck.cli import main\n"
+            "def note():\n"
+            "    open('modules', 'w').write(' '.join(sys.modules))\n"
+            "atexit.register(note)\n"
+            f"sys.exit(main({list(arguments)!r}))\n"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        names = (self.folder / "modules").read_text(encoding="utf-8").split()
+        told = Ended(
+            exit_code=ended.returncode, stdout=ended.stdout, stderr=ended.stderr
+        )
+        return told, set(names)
 
     def assert_clean(self, command: Command) -> None:
         """Asserts that no process, temporary file or shared memory is left."""
