@@ -78,7 +78,7 @@ class Session:
             world_size=1,
             batch_norm="frozen" if spec.batch_norm == "frozen" else "asis",
             permute=False,
-            fixes=(),
+            fixes=tuple(f for f in spec.fixes if f.startswith("target.")),
             tile=spec.tile,
         )
         if key not in self._references:

@@ -142,6 +142,15 @@ class Case:
         """
         return [_combine(r.cuts) for r in self.step.ranks] if self.step else []
 
+    def micro_ratios(self) -> dict[tuple[int, int], tuple[float, float]]:
+        """Returns (ratio, residual) by (rank, micro-batch) where a step has several."""
+        found: dict[tuple[int, int], tuple[float, float]] = {}
+        for rank in self.step.ranks if self.step else ():
+            for number in sorted({c.micro for c in rank.cuts}):
+                cuts = [c for c in rank.cuts if c.micro == number]
+                found[rank.rank, number] = _combine(cuts)
+        return found
+
     def cut_ratios(self) -> dict[str, list[tuple[float, float]]]:
         """Returns the (ratio, residual) per rank of every cut with a gradient."""
         found: dict[str, list[tuple[float, float]]] = {}

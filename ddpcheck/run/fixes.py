@@ -19,6 +19,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     ddp.static_off         DDP built anew with static_graph=False
     ddp.plain_output       DDP sees the output's tensors in a plain tuple
     ddp.broadcast          rank 0's weights and buffers to all ranks after wrapping
+    target.accum:COUNTABLE every micro-batch weighed by its share of one count over all
+                           micro-batches and ranks; in the reference too
     checkpoint.nonreentrant  torch.utils.checkpoint with use_reentrant=False
 """
 
@@ -35,6 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import tree
 from ddpcheck.run import batch_norm, countables
+from ddpcheck.run.accumulation import Accumulation
 from ddpcheck.run.collectives import autograd_collectives
 from ddpcheck.run.direct import scaled_direct_use
 from ddpcheck.run.gather import (
@@ -108,6 +111,11 @@ def around_training(
             )
         if argument(fixes, "loss.global") is not None:
             stack.enter_context(_scaled_backward(lambda: float(dist.get_world_size())))
+        accumulated = argument(fixes, "target.accum")
+        if accumulated is not None:
+            share = Accumulation(accumulated, model(), shard_targets)
+            stack.callback(share.remove)
+            stack.enter_context(_scaled_backward(share.factor))
         direct = argument(fixes, "direct.scale")
         if direct is not None:
             stack.enter_context(scaled_direct_use(model(), float(direct)))

@@ -14,10 +14,7 @@ from torch import nn
 
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks.worker import Context
-from ddpcheck.run import (
-    isolation,
-    observe,
-)
+from ddpcheck.run import countables, fixes, isolation, observe
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of, does_not_train, first_line
 from ddpcheck.run.loading import fingerprint, load
@@ -135,7 +132,12 @@ class _Reference:
         )
         isolation.seed_everything(self.spec.seed)
         before = {name: p.dtype for name, p in names.parameters(model).items()}
-        training.run(iter(batches))
+        with fixes.around_training(
+            self.spec.fixes,
+            lambda: countables.targets_of(self.target, batches[training.step]),
+            lambda: model,
+        ):
+            training.run(iter(batches))
         _check_dtypes(before, names.parameters(model))
         self._check_finite(training, recorder)
         unused = [

@@ -40,9 +40,19 @@ class Cut:
 
     key: str
     module: str
+    micro: int = 0  # number of the micro-batch
     ratio: float
     residual: float
     norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Micro:
+    """A micro-batch: samples `start` to `start + size` of the global batch."""
+
+    start: int
+    size: int
+    counts: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +78,7 @@ class RankEvidence:
     collectives: int = 0
     counts: dict[str, float] = field(default_factory=dict)
     rng: int = 0
+    micros: tuple[Micro, ...] = ()  # empty where the step has one batch
     failed: str | None = None
 
 
@@ -89,6 +100,7 @@ class ReferenceEvidence:
     frontier: tuple[str, ...] = ()
     direct: tuple[str, ...] = ()  # parameters that the loss itself uses
     called: tuple[str, ...] = ()
+    micros: tuple[Micro, ...] = ()  # empty where the step has one batch
     failed: str | None = None
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.diagnose.probes import training
+from ddpcheck.diagnose.probes import micro, training
 from ddpcheck.diagnose.probes.evidence import Cut, Direct, ModuleCall, RankEvidence
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
@@ -67,6 +67,9 @@ class _Probe:
         self.modules: list[ModuleCall] = []
         self.leaves: list[Leaf] = []
         self.cuts = set(reader.index.facts["cuts"])
+        self.windows: micro.Windows = reader.index.facts["windows"]
+        self.micro_sizes: list[int] = []
+        self.hooks = Hooks(calls_per_micro=self.windows.calls)
         self.inputs: dict[str, float] = {}
         self.before: dict[str, tuple[int, list[int], list[int]]] = {}
         self.calls: dict[str, Any] = {}
@@ -81,7 +84,7 @@ class _Probe:
         batch = batches_of(self.target, spec.but(steps=1))[0]
         size = batch_size(self.target, batch)
         start, rows = tree.shard_range(size, self.rank, spec.world_size)
-        self.rows = (start, rows, size)
+        self.rows, self.next_row = (start, rows, size), start
         set_default_dtype(spec)
         isolation.seed_everything(spec.seed + 1 + self.rank)
         wrapped = averaged.replace_ddp(
@@ -89,7 +92,7 @@ class _Probe:
         )
         shard = tree.shard(batch, self.rank, spec.world_size)
         targets = countables.targets_of(self.target, shard)
-        hooks = Hooks()
+        hooks = self.hooks
         hooks.attach(wrapped, self._before, self._after)
         try:
             with (
@@ -113,21 +116,33 @@ class _Probe:
             collectives=len(self.seen.collectives),
             counts={n: countables.count(n, targets) for n in count_names},
             rng=self.rng,
+            micros=micro.described(
+                tuple(self.micro_sizes), start, targets, count_names
+            ),
         )
 
     rng = 0
+
+    def _enter_micro(self, args: Any, kwargs: Any) -> None:
+        """Moves on to the samples of the next micro-batch."""
+        rows = micro.rows_of_call(args, kwargs)
+        self.rows = (self.next_row, rows, self.rows[2])
+        self.next_row += rows
+        self.micro_sizes.append(rows)
 
     def _before(
         self, name: str, call: int, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
         if not self.rng:
             self.rng = zlib.crc32(torch.get_rng_state().numpy().tobytes())
+        if self.windows.count > 1 and not name and not call:
+            self._enter_micro(args, kwargs)
         worst = 0.0
 
         def take(path: str, actual: Tensor) -> Tensor:
             nonlocal worst
             key = key_of(name, call, path or "output")
-            reference = self._recorded("inputs", key)
+            reference = self._recorded("inputs", key, actual)
             if reference is None or reference.dtype != actual.dtype:
                 return actual
             rows, diff = closest(actual, reference, self.rows)
@@ -156,7 +171,7 @@ class _Probe:
         def take(path: str, actual: Tensor) -> Tensor:
             nonlocal worst, scalar
             key = key_of(name, call, path or "output")
-            reference = self._recorded("outputs", key)
+            reference = self._recorded("outputs", key, actual)
             if actual.dim() == 0:
                 scalar = True
                 return actual
@@ -172,7 +187,10 @@ class _Probe:
             if key not in self.cuts or not actual.is_floating_point():
                 return actual
             leaf = rows(reference).to(actual.dtype).clone().requires_grad_()
-            self.leaves.append(Leaf(key=key, module=name, tensor=leaf, rows=rows))
+            number = self.hooks.micro
+            self.leaves.append(
+                Leaf(key=key, module=name, micro=number, tensor=leaf, rows=rows)
+            )
             return leaf.clone()
 
         new = tree.replace(output, take)
@@ -219,21 +237,27 @@ class _Probe:
             )
         )
 
-    def _recorded(self, quantity: str, key: str) -> Tensor | None:
-        if key not in self.reader.names(quantity, 0):
-            return None
-        return self.reader.get(quantity, 0, key)
+    def _recorded(self, quantity: str, key: str, actual: Tensor) -> Tensor | None:
+        """Returns the reference's tensor; micro-batches are put together."""
+        parts = [
+            self.reader.get(quantity, number, key)
+            for number in range(self.windows.count)
+            if key in self.reader.names(quantity, number)
+        ]
+        if self.windows.count == 1 or not parts:
+            return parts[0] if parts else None
+        sizes, rows = self.windows.sizes, self.rows[1]
+        return micro.whole(parts, sizes, tuple(actual.shape), rows)
 
     def _missing(self, hooks: Hooks) -> tuple[str, ...]:
         """Returns the module calls of the reference that this rank did not make."""
-        mine = {f"{n}#{c}" for n, total in hooks.calls.items() for c in range(total)}
         theirs = {k.rpartition("/")[0] for k in self.reader.names("inputs", 0)}
-        return tuple(sorted(theirs - mine))
+        return tuple(sorted(theirs - hooks.seen))
 
     def _judge_cuts(self) -> list[Cut]:
         found = []
         for leaf in self.leaves:
-            reference = self._recorded("cut", leaf.key)
+            reference = self._recorded("cut", leaf.key, leaf.tensor)
             mine = leaf.tensor.grad
             if reference is None and mine is None:
                 continue
@@ -248,6 +272,7 @@ class _Probe:
                 Cut(
                     key=leaf.key,
                     module=leaf.module,
+                    micro=leaf.micro,
                     ratio=ratio,
                     residual=residual,
                     norm=norm,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.diagnose.probes import training
+from ddpcheck.diagnose.probes import micro, training
 from ddpcheck.diagnose.probes.evidence import ReferenceEvidence
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
@@ -33,6 +33,8 @@ from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Writer
 
 _PERTURBATION = 0.05  # of a tensor's standard deviation
+
+_Grads = dict[tuple[int, str], Tensor | None]  # by (micro-batch, key)
 
 
 def record(
@@ -66,26 +68,33 @@ class _Probe:
         self.size = batch_size(target, self.batch)
         set_default_dtype(spec)
         self.start = snapshot(self.model)
+        self.windows = micro.Windows(sizes=(self.size,))
+        self.shard_rows = tree.shard_range(self.size, 0, world_size)[1]
         self.dims: dict[str, tuple[int, ...]] = {}
-        self.values: dict[str, Tensor] = {}
+        self.values: dict[tuple[int, str], Tensor] = {}
 
     def run(self, path: str) -> ReferenceEvidence:
+        self._find_windows()
         self.dims = self._shard_shapes()
         grads, loss, called, direct = self._cut_pass(write=True, perturb=False)
-        self.writer.add("cut", 0, ((k, g) for k, g in grads.items()))
+        for (number, key), grad in grads.items():
+            self.writer.add("cut", number, [(key, grad)])
         self.writer.add("direct", 0, direct.items())
         coupling = self._coupling(grads)
         doubled = self._doubled()
-        self.writer.index.facts = {"cuts": list(grads), "size": self.size}
+        cuts = list(dict.fromkeys(key for _, key in grads))
+        self.writer.index.facts = {"cuts": cuts, "windows": self.windows}
         self.writer.close()
         targets = countables.targets_of(self.target, self.batch)
+        names = list(countables.names(targets))
         return ReferenceEvidence(
             trace=path,
             loss=loss,
             coupling=coupling,
             doubled=doubled,
-            counts={n: countables.count(n, targets) for n in countables.names(targets)},
-            frontier=tuple(_modules(k for k, g in grads.items() if g is not None)),
+            counts={n: countables.count(n, targets) for n in names},
+            frontier=tuple(_modules(k for (_, k), g in grads.items() if g is not None)),
+            micros=micro.described(self.windows.sizes, 0, targets, names),
             direct=tuple(direct),
             called=tuple(called),
         )
@@ -99,29 +108,41 @@ class _Probe:
         finally:
             hooks.remove()
 
+    def _find_windows(self) -> None:
+        """Finds the micro-batches of a step that is the user's own."""
+        if self.target.train_step is None:
+            return
+        counted, hooks = micro.RowCount(), Hooks()
+        hooks.attach(self.model, counted.before, lambda *_: None)
+        self._step(self.batch, hooks)
+        self.windows = micro.windows(counted.rows, self.size)
+
     def _shard_shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of all outputs on rank 0's shard: which can be cut."""
         shapes: dict[str, tuple[int, ...]] = {}
+        counted = micro.RowCount()
 
         def after(name: str, call: int, _: nn.Module, output: Any) -> None:
             for path, t in tensors_of(output):
-                shapes[key_of(name, call, path)] = tuple(t.shape)
+                shapes.setdefault(key_of(name, call, path), tuple(t.shape))
 
-        hooks = Hooks()
-        hooks.attach(self.model, None, after)
+        hooks = Hooks(calls_per_micro=self.windows.calls)
+        hooks.attach(self.model, counted.before, after)
         shard = tree.shard(self.batch, 0, self.world_size)
         restore(self.start, self.model)
         try:
             with bound_noise(
                 self.spec,
                 self.size,
-                rows=tree.shard_range(self.size, 0, self.world_size)[1],
+                rows=self.shard_rows,
             ):
                 training.step(self.target, self.spec, self.model, shard)
         except Exception:  # noqa: BLE001, S110 (a shard may be too small for the loss)
             pass
         finally:
             hooks.remove()
+        if self.windows.count > 1 and counted.rows:
+            self.shard_rows = counted.rows[0]
         return shapes
 
     def _can_cut(self, key: str, tensor: Tensor) -> bool:
@@ -130,15 +151,15 @@ class _Probe:
         mine = self.dims.get(key)
         if mine is None:
             return False
-        rows = (0, tree.shard_range(self.size, 0, self.world_size)[1], self.size)
+        if self.windows.count > 1 and mine == tuple(tensor.shape):
+            return micro.sample_dim(mine, self.shard_rows) is not None
+        rows = (0, self.shard_rows, self.windows.sizes[0])
         return bool(part(tuple(tensor.shape), mine, rows))
 
     def _cut_pass(
         self, *, write: bool, perturb: bool
-    ) -> tuple[
-        dict[str, Tensor | None], float | None, list[str], dict[str, Tensor | None]
-    ]:
-        leaves: dict[str, Tensor] = {}
+    ) -> tuple[_Grads, float | None, list[str], dict[str, Tensor | None]]:
+        leaves: dict[tuple[int, str], Tensor] = {}
         called: list[str] = []
 
         def before(name: str, call: int, _: nn.Module, args: Any, kwargs: Any) -> None:
@@ -147,33 +168,34 @@ class _Probe:
                 named = [
                     (key_of(name, call, p), t) for p, t in tensors_of((args, kwargs))
                 ]
-                self.writer.add("inputs", 0, named)
+                self.writer.add("inputs", hooks.micro, named)
 
         def after(name: str, call: int, module: nn.Module, output: Any) -> Any:
             del module
             if write:
                 named = [(key_of(name, call, p), t) for p, t in tensors_of(output)]
-                self.writer.add("outputs", 0, named)
+                self.writer.add("outputs", hooks.micro, named)
 
             def cut(path: str, t: Tensor) -> Tensor:
                 key = key_of(name, call, path or "output")
-                if not self._can_cut(key, t) or (perturb and key not in self.values):
+                place = hooks.micro, key
+                if not self._can_cut(key, t) or (perturb and place not in self.values):
                     return t
                 if perturb:
                     # On the values of the first pass: what a perturbed module feeds
                     # the next one must not count as coupling.
-                    value = self._perturbed(key, self.values[key].detach())
+                    value = self._perturbed(key, self.values[place].detach())
                 else:
-                    value = self.values[key] = t.detach().clone()
-                leaves[key] = value.requires_grad_()
-                return leaves[key].clone()
+                    value = self.values[place] = t.detach().clone()
+                leaves[place] = value.requires_grad_()
+                return leaves[place].clone()
 
             return tree.replace(output, cut)
 
-        hooks = Hooks()
+        hooks = Hooks(calls_per_micro=self.windows.calls)
         hooks.attach(self.model, before, after)
         loss = self._step(self.batch, hooks)
-        grads = {key: leaf.grad for key, leaf in leaves.items()}
+        grads = {place: leaf.grad for place, leaf in leaves.items()}
         direct = {
             n: p.grad
             for n, p in self.model.named_parameters()
@@ -195,17 +217,20 @@ class _Probe:
 
     def _dim(self, key: str, value: Tensor) -> int:
         mine = self.dims[key]
-        return next(d for d in range(value.dim()) if value.shape[d] != mine[d])
+        differ = (d for d in range(value.dim()) if value.shape[d] != mine[d])
+        if (found := next(differ, None)) is not None:
+            return found
+        return micro.sample_dim(mine, self.shard_rows) or 0
 
-    def _coupling(self, grads: dict[str, Tensor | None]) -> float | None:
+    def _coupling(self, grads: _Grads) -> float | None:
         """Returns how much d at the first half moved when the second half moved."""
         try:
             moved, *_ = self._cut_pass(write=False, perturb=True)
         except Exception:  # noqa: BLE001 (a loss may refuse perturbed outputs)
             return None
         change = top = 0.0
-        for key, grad in grads.items():
-            other = moved.get(key)
+        for place, grad in grads.items():
+            key, other = place[1], moved.get(place)
             if grad is None or other is None:
                 continue
             dim = self._dim(key, grad)

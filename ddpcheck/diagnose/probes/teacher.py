@@ -28,16 +28,24 @@ class Leaf:
 
     key: str
     module: str
+    micro: int
     tensor: Tensor
     rows: Callable[[Tensor], Tensor]
 
 
 @dataclass(slots=True)
 class Hooks:
-    """Forward hooks on all modules of a model; call `remove`."""
+    """Forward hooks on all modules of a model; call `remove`.
 
+    `calls_per_micro`: calls of the model itself that make up one micro-batch, after
+    which calls are counted anew; 0 where the step has no micro-batches.
+    """
+
+    calls_per_micro: int = 0
+    micro: int = 0
     handles: list[Any] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
     open: list[str] = field(default_factory=list)
 
     def attach(
@@ -58,8 +66,12 @@ class Hooks:
 
     def _attach(self, name: str, module: nn.Module, before: Any, after: Any) -> None:
         def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            if not name and self.calls.get("", 0) == self.calls_per_micro > 0:
+                self.calls.clear()
+                self.micro += 1
             call = self.calls.get(name, 0)
             self.calls[name] = call + 1
+            self.seen.add(f"{name}#{call}")
             self.open.append(f"{name}#{call}")
             return before(name, call, module, args, kwargs) if before else None
 

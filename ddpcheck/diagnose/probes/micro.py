@@ -1,0 +1,136 @@
+"""Micro-batches: a step that calls the model several times, each on some samples.
+
+A rank's third micro-batch holds other samples than the reference's third. So what the
+reference recorded per micro-batch is put together again, and a rank's part is taken
+out of the whole by its samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddpcheck import tree
+from ddpcheck.diagnose.probes.evidence import Micro
+from ddpcheck.diagnose.probes.teacher import tensors_of
+from ddpcheck.run import countables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """How the calls of the model in one step split the samples.
+
+    `sizes`: samples per micro-batch; one entry where there is none. `calls`: of the
+    model per micro-batch (2 for a discriminator on real and fake), 0 where unknown.
+    """
+
+    sizes: tuple[int, ...]
+    calls: int = 0
+
+    @property
+    def count(self) -> int:
+        """Number of micro-batches."""
+        return len(self.sizes)
+
+
+def windows(rows: list[int], total: int) -> Windows:
+    """Returns the micro-batches behind calls of the model on so many rows each."""
+    if len(rows) > 1 and sum(rows) == total:
+        return Windows(sizes=tuple(rows), calls=1)
+    size = rows[0] if rows else total
+    equal = len(set(rows)) == 1
+    if not equal or not 0 < size < total or total % size:
+        return Windows(sizes=(total,))
+    calls, rest = divmod(len(rows), total // size)
+    if rest or not calls:
+        return Windows(sizes=(total,))
+    return Windows(sizes=(size,) * (total // size), calls=calls)
+
+
+class RowCount:
+    """Rows of every call of the model, for `windows`; attach to `Hooks`."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def before(
+        self, name: str, _call: int, _module: Any, args: Any, kwargs: Any
+    ) -> None:
+        """Notes a call of the model itself."""
+        if not name:
+            self.rows.append(rows_of_call(args, kwargs))
+
+
+def described(
+    sizes: tuple[int, ...], start: int, targets: Any, names: Iterable[str]
+) -> tuple[Micro, ...]:
+    """Returns what each micro-batch of a process holds, nothing for a single one.
+
+    `start` is the first sample of the process, `targets` what it counts in.
+    """
+    if len(sizes) < 2:  # noqa: PLR2004
+        return ()
+    size, offset, found = sum(sizes), 0, []
+    for rows in sizes:
+        part = _narrow(targets, size, offset, rows)
+        counts = {name: countables.count(name, part) for name in names}
+        found.append(Micro(start=start + offset, size=rows, counts=counts))
+        offset += rows
+    return tuple(found)
+
+
+def _narrow(targets: Any, size: int, start: int, rows: int) -> Any:
+    def narrow(_: str, t: Tensor) -> Tensor:
+        return t.narrow(0, start, rows) if t.dim() and len(t) == size else t
+
+    return tree.replace(targets, narrow)
+
+
+def rows_of_call(args: Any, kwargs: Any) -> int:
+    """Returns dimension 0 of the first tensor that a call gets, 0 without one."""
+    return next((len(t) for _, t in tensors_of((args, kwargs)) if t.dim()), 0)
+
+
+def sample_dim(shape: tuple[int, ...], size: int) -> int | None:
+    """Returns the dimension that holds `size` samples, or several values of each."""
+    exact = [d for d, n in enumerate(shape) if n == size]
+    several = [d for d, n in enumerate(shape) if n and size and n % size == 0]
+    return next(iter(exact or several), None)
+
+
+def whole(
+    parts: list[Tensor | None], sizes: tuple[int, ...], mine: tuple[int, ...], rows: int
+) -> Tensor | None:
+    """Returns the micro-batches' tensors as one, along the dimension of the samples.
+
+    Args:
+        parts: one tensor per micro-batch, None for one without gradient.
+        sizes: samples per micro-batch.
+        mine: shape of a rank's tensor that a part of the whole is wanted for.
+        rows: samples of the rank's tensor.
+
+    Special values: None where nothing was recorded; the first part where no dimension
+    holds samples.
+    """
+    known = [p for p in parts if p is not None]
+    if not known:
+        return None
+    first = known[0]
+    if len(parts) < len(sizes):
+        return first
+    dims = [
+        d
+        for d, n in enumerate(first.shape)
+        if first.dim() == len(mine)
+        and n * rows == mine[d] * sizes[0]
+        and first.shape[:d] == mine[:d]
+        and first.shape[d + 1 :] == mine[d + 1 :]
+    ]
+    if not dims:
+        return first
+    filled = [torch.zeros_like(first) if p is None else p for p in parts]
+    return torch.cat(filled, dim=dims[0])

@@ -1,0 +1,70 @@
+"""The intervention target.accum: one count over all micro-batches and all ranks.
+
+It changes what one process computes too (the mean of micro-batch means becomes the
+mean over the whole step), so it is applied to the reference as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddpcheck import tree
+from ddpcheck.run import countables
+
+
+class Accumulation:
+    """Knows which samples the current micro-batch holds, and so its share.
+
+    Args:
+        countable: what each micro-batch's loss is divided by.
+        model: the bare model; its calls tell the micro-batches apart.
+        targets: gives what this process counts in, for the current step.
+    """
+
+    def __init__(
+        self, countable: str, model: nn.Module, targets: Callable[[], Any]
+    ) -> None:
+        self._countable, self._targets = countable, targets
+        self._next = self._start = self._rows = 0
+        self._hook = model.register_forward_pre_hook(self._enter, with_kwargs=True)
+
+    def remove(self) -> None:
+        """Takes the hook off the model."""
+        self._hook.remove()
+
+    def factor(self) -> float:
+        """Returns W * n_j * k / N for the micro-batch of the last forward."""
+        targets = self._targets()
+        size = _samples(targets)
+        start, rows = self._start, self._rows
+        if not rows:
+            return 1.0
+        micro = tree.replace(
+            targets,
+            lambda _, t: t.narrow(0, start, rows) if t.dim() and len(t) == size else t,
+        )
+        total = torch.tensor(
+            [countables.count(self._countable, targets)], dtype=torch.float64
+        )
+        world_size = 1
+        if dist.is_initialized():
+            dist.all_reduce(total)
+            world_size = dist.get_world_size()
+        count = countables.count(self._countable, micro)
+        return world_size * count * (size / rows) / max(float(total), 1.0)
+
+    def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        rows = next((len(t) for _, t in tree.tensors((args, kwargs)) if t.dim()), 0)
+        if self._next + rows > _samples(self._targets()):
+            self._next = 0  # a new step
+        self._start, self._rows = self._next, rows
+        self._next += rows
+
+
+def _samples(targets: Any) -> int:
+    return max((len(t) for _, t in tree.tensors(targets) if t.dim()), default=0)
