@@ -67,6 +67,11 @@ def shard(value: Any, rank: int, world_size: int) -> Any:
     return replace(value, rows)
 
 
+def strided_shard(value: Any, rank: int, world_size: int) -> Any:
+    """Returns a rank's part as a strided sampler deals it: rows r, r + W, r + 2 W."""
+    return replace(value, lambda _, t: t[rank::world_size] if t.dim() else t)
+
+
 def shard_range(num_samples: int, rank: int, world_size: int) -> tuple[int, int]:
     """Returns (start, size) of a rank's shard.
 

@@ -22,7 +22,8 @@ class Proposal:
     """A rule's candidate cause, and the intervention that would prove it.
 
     `fixes` are names of run/fixes.py; `by_hand` verifies with the gradients averaged
-    by hand instead of by DDP. `facts` are sentences with numbers, cause-free.
+    by hand instead of by DDP. `facts` are sentences with numbers, cause-free. A
+    speculative one counts for nothing unless its run verifies it.
     """
 
     slug: str
@@ -36,6 +37,7 @@ class Proposal:
     by_hand: bool = False
     noise: str | None = None
     module: str | None = None
+    speculative: bool = False
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
@@ -221,6 +223,11 @@ class Case:
         if self.step is None or self.step.reference.coupling is None:
             return None
         return self.step.reference.coupling > self.close
+
+    @property
+    def fault_text(self) -> str:
+        """What the first rank that raised said, "" where none did."""
+        return next((f.summary for f in self.run.faults if f.kind == "raised"), "")
 
     def rank_losses(self) -> list[float | None]:
         """Returns the ranks' losses on the reference's own outputs."""

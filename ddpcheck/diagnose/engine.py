@@ -7,7 +7,6 @@ is verified by leaving its fix alone out again.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -238,29 +237,26 @@ class _Search:
         Where none does, there may be several causes: then the first proposal of the
         first link, whose fix the next round builds on.
         """
-        if not proposals:
-            return None
+        firm = [p for p in proposals if not p.speculative]
         before = assemble.worst_excess(case.run)
         if not self.fix:
-            return Cause(proposals[0], before=before)
-        if not _can_run(proposals[0]):
+            return Cause(firm[0], before=before) if firm else None
+        if firm and firm[0] is proposals[0] and not _can_run(firm[0]):
             # Ranks that wait for each other: any fix that ends the wait by making all
             # ranks do the same would look like a proof.
-            return Cause(proposals[0], before=before)
+            return Cause(firm[0], before=before)
         testable = [p for p in proposals if _can_run(p)]
         tested = self._test(testable, taken)
         for proposal in proposals:
             excess = tested.get(proposal.slug)
             if excess is not None and excess <= 1:
                 return self._verified(proposal, before, tested)
-        first = proposals[0]
-        if first.link == "reduce" and case.by_hand.verdict == "equivalent":
-            # The specific intervention does not reach it (user code undoes it), but
-            # averaging by hand does: it is the reducer, and this is what is known.
-            after = assemble.worst_excess(case.by_hand)
-            by_hand = dataclasses.replace(first, by_hand=True, fixes=())
-            return Cause(by_hand, before=before, after=after, verified=True)
-        return Cause(first, before=before, after=tested[first.slug], verified=False)
+        if not firm:
+            return None
+        first = firm[0]
+        after = tested.get(first.slug, math.inf)
+        verified = False if first.slug in tested else None
+        return Cause(first, before=before, after=after, verified=verified)
 
     def _test(
         self, proposals: list[Proposal], taken: list[Proposal]

@@ -40,7 +40,7 @@ class Accumulation:
     def factor(self) -> float:
         """Returns W * n_j * k / N for the micro-batch of the last forward."""
         targets = self._targets()
-        size = _samples(targets)
+        size = countables.samples(targets)
         start, rows = self._start, self._rows
         if not rows:
             return 1.0
@@ -60,11 +60,7 @@ class Accumulation:
 
     def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         rows = next((len(t) for _, t in tree.tensors((args, kwargs)) if t.dim()), 0)
-        if self._next + rows > _samples(self._targets()):
+        if self._next + rows > countables.samples(self._targets()):
             self._next = 0  # a new step
         self._start, self._rows = self._next, rows
         self._next += rows
-
-
-def _samples(targets: Any) -> int:
-    return max((len(t) for _, t in tree.tensors(targets) if t.dim()), default=0)

@@ -16,6 +16,7 @@ from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import (
     averaged,
+    clipping,
     countables,
     fixes,
     isolation,
@@ -167,7 +168,7 @@ class _Candidate:
         )
 
     def _note_update(self) -> None:
-        self.seen.events.append("S")
+        self.seen.updated()
         if self.seen.depth:
             self.facts["updates_in_backward"] = True
 
@@ -241,7 +242,10 @@ class _Candidate:
         whole = fixes.argument(self.spec.fixes, "loss.global") is not None
         if not self.is_rank or whole:
             return batches
-        return [tree.shard(b, self.rank, self.spec.world_size) for b in batches]
+        world_size = self.spec.world_size
+        if fixes.argument(self.spec.fixes, "data.strided") is not None:
+            return [tree.strided_shard(b, self.rank, world_size) for b in batches]
+        return [tree.shard(b, self.rank, world_size) for b in batches]
 
     def _rows(self, size: int) -> tuple[int, int, int]:
         if not self.is_rank:
@@ -335,6 +339,14 @@ class _Candidate:
         self.facts["events"] = "".join(self.seen.events)
         self.facts["static_graph"] = any(
             w.module.static_graph for w in self.seen.wrapped
+        )
+        self.facts["early_clips"] = self.seen.early_clips
+        self.facts["hooked"] = clipping.hooked_parameters(self._bare)
+        self.facts["bucket_view"] = any(
+            w.module.gradient_as_bucket_view for w in self.seen.wrapped
+        )
+        self.facts["find_unused"] = any(
+            w.module.find_unused_parameters for w in self.seen.wrapped
         )
         self.facts["comm_hooks"] = self.seen.comm_hooks
         self.facts["nested_backwards"] = self.seen.nested_backwards

@@ -60,7 +60,7 @@ def names(targets: Any) -> Iterator[str]:
 def count(name: str, targets: Any) -> float:
     """Returns the count of a name; 0 where the targets have no such leaf."""
     if name == SAMPLES:
-        return float(_samples(targets))
+        return float(samples(targets))
     path, kind = _split(name)
     shifted = path.endswith(_SHIFTED)
     for found, leaf in tree.tensors(targets):
@@ -69,7 +69,8 @@ def count(name: str, targets: Any) -> float:
     return 0.0
 
 
-def _samples(targets: Any) -> int:
+def samples(targets: Any) -> int:
+    """Returns the number of samples: the longest dimension 0."""
     return max((len(t) for _, t in tree.tensors(targets) if t.dim()), default=0)
 
 

@@ -21,6 +21,13 @@ changes one thing, so that a run with it proves or disproves one cause.
     ddp.broadcast          rank 0's weights and buffers to all ranks after wrapping
     target.accum:COUNTABLE every micro-batch weighed by its share of one count over all
                            micro-batches and ranks; in the reference too
+    target.clip_last       clipping by norm once, when the optimizer steps; in the
+                           reference too
+    target.unhook          no tensor hooks on parameters; in the reference too
+    collectives.label_offset  an arange over the rank's rows counts from its first row
+    autograd.mutation      tensors saved for backward survive being written over
+    data.strided           rank r takes samples r, r + W, r + 2 W, ...
+    ddp.no_bucket_view     DDP built anew with gradient_as_bucket_view=False
     checkpoint.nonreentrant  torch.utils.checkpoint with use_reentrant=False
 """
 
@@ -36,7 +43,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import tree
-from ddpcheck.run import batch_norm, countables
+from ddpcheck.run import batch_norm, clipping, countables
 from ddpcheck.run.accumulation import Accumulation
 from ddpcheck.run.collectives import autograd_collectives
 from ddpcheck.run.direct import scaled_direct_use
@@ -47,6 +54,7 @@ from ddpcheck.run.gather import (
     rows_of_ranks,
     without_group,
 )
+from ddpcheck.run.labels import offset_by_rank
 from ddpcheck.run.names import strip
 
 
@@ -86,6 +94,8 @@ def after_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
         settings["find_unused_parameters"] = True
     if argument(fixes, "ddp.static_off") is not None:
         settings["static_graph"] = False
+    if argument(fixes, "ddp.no_bucket_view") is not None:
+        settings["gradient_as_bucket_view"] = False
     if settings or argument(fixes, "ddp.rewrap") is not None:
         model = _map_ddp(model, lambda ddp: rebuild(ddp, **settings))
     if argument(fixes, "ddp.plain_output") is not None:
@@ -119,10 +129,18 @@ def around_training(
         direct = argument(fixes, "direct.scale")
         if direct is not None:
             stack.enter_context(scaled_direct_use(model(), float(direct)))
-        if argument(fixes, "collectives.autograd") is not None:
-            stack.enter_context(autograd_collectives())
-        if argument(fixes, "checkpoint.nonreentrant") is not None:
-            stack.enter_context(_nonreentrant_checkpoints())
+        for name, context in {
+            "collectives.autograd": autograd_collectives,
+            "collectives.label_offset": lambda: offset_by_rank(
+                lambda: countables.samples(shard_targets())
+            ),
+            "checkpoint.nonreentrant": _nonreentrant_checkpoints,
+            "target.clip_last": clipping.deferred,
+            "target.unhook": lambda: clipping.without_tensor_hooks(model()),
+            "autograd.mutation": torch.autograd.graph.allow_mutation_on_saved_tensors,
+        }.items():
+            if argument(fixes, name) is not None:
+                stack.enter_context(context())
         yield
 
 

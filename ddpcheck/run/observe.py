@@ -17,6 +17,8 @@ import torch.utils._pytree
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpcheck.run import clipping
+
 _MODULE_APPLY = nn.Module._apply  # noqa: SLF001 (behind .to, .half, .cuda)
 _ASKED = ("is_initialized", "get_world_size", "get_rank", "is_available")
 _COLLECTIVES = (
@@ -64,6 +66,17 @@ class Observed:
     on_backward: Callable[[int], None] | None = None
     on_collective: Callable[[str, int], None] | None = None
     depth: int = 0
+    early_clips: int = 0  # clippings that a backward of the same step followed
+    has_clipped: bool = False
+
+    def clipped(self) -> None:
+        """Notes that gradients were clipped by norm."""
+        self.has_clipped = True
+
+    def updated(self) -> None:
+        """Notes an optimizer step."""
+        self.events.append("S")
+        self.has_clipped = False
 
 
 @contextlib.contextmanager
@@ -95,6 +108,7 @@ def observing() -> Iterator[Observed]:
             _patched(torch.autograd, "backward", _running_backward(seen, backward))
         )
         stack.enter_context(_patched(torch.autograd, "grad", _grading(seen, grad)))
+        stack.enter_context(clipping.noticed(seen.clipped))
         yield seen
 
 
@@ -164,6 +178,8 @@ def _running_backward(seen: Observed, function: Any) -> Any:
             seen.nested_backwards += 1
             return function(*args, **kwargs)
         seen.events.append("B")
+        seen.early_clips += seen.has_clipped
+        seen.has_clipped = False
         if seen.on_backward:
             seen.on_backward(seen.events.count("B"))
         seen.depth += 1

@@ -19,28 +19,38 @@ def detect(case: Case) -> Proposal | None:
         or case.uniform_ratio is not None
     ):
         return None
-    tiled = case.arm(tile=case.world_size)
-    alone = case.arm(world_size=1)
-    if tiled.verdict != "divergent" and alone.verdict != "divergent":
+    shown = _seen_without_counts(case)
+    if not shown and not case.couples:
         return None
-    shown = []
-    if alone.verdict == "divergent":
-        shown.append(
-            "it differs with one rank already, where there is nothing to reduce"
-        )
-    if tiled.verdict == "divergent":
-        shown.append(
-            "it differs with the same shard on every rank, where all counts agree"
-        )
+    # With all counts equal the loss is right: labels may still point at the rows of
+    # another rank, which only the run with shifted labels can tell.
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="the loss puts what the ranks gathered together in another way than one "
         "process does: order, axis or labels",
-        facts=(f"{case.loss_collectives} collectives called in one step", *shown),
+        facts=(
+            f"{case.loss_collectives} collectives called in one step",
+            *(shown or ["with labels counted from the rank's first row it is right"]),
+        ),
         fix="fix the layout (labels offset by rank, cat or stack, order of views); test that "
         "one rank equals no group",
         code="labels = torch.arange(len(a)) + dist.get_rank() * len(a)",
-        fixes=global_loss_fix(case),
+        fixes=global_loss_fix(case) if shown else ("collectives.label_offset",),
+        speculative=not shown,
         evidence=ratio_evidence(case),
     )
+
+
+def _seen_without_counts(case: Case) -> list[str]:
+    """Returns in which arms it differs though all ranks count the same."""
+    shown = []
+    if case.arm(world_size=1).verdict == "divergent":
+        shown.append(
+            "it differs with one rank already, where there is nothing to reduce"
+        )
+    if case.arm(tile=case.world_size).verdict == "divergent":
+        shown.append(
+            "it differs with the same shard on every rank, where all counts agree"
+        )
+    return shown

@@ -12,7 +12,7 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for parameters of modules that nothing calls."""
-    if not case.reduce_is_broken:
+    if not case.reduce_is_broken or any(case.rank_facts("find_unused", False)):
         return None
     unused = unused_parameters(case)
     if not unused.everywhere or unused.called:

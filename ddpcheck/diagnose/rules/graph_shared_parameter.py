@@ -1,0 +1,36 @@
+"""A parameter is ready twice in one backward."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+
+SLUG = "graph/shared-parameter"
+LINK = "reduce"
+
+_READY_TWICE = ("mark a variable ready only once", "marked as ready twice")
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes it where DDP says so, and no nested backward explains it."""
+    if not case.reduce_is_broken or any(case.rank_facts("nested_backwards", 0)):
+        return None
+    if not any(text in case.fault_text for text in _READY_TWICE):
+        return None
+    finds = any(case.rank_facts("find_unused", False))
+    facts = [f"DDP raises: {case.fault_text[:100]}"]
+    if finds:
+        facts.append(
+            "find_unused_parameters=True: what is not in the forward's graph is taken "
+            "as ready, and gets its gradient later"
+        )
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="a parameter gets its gradient ready twice in one backward: it is used "
+        "outside the forward too, or in several forwards",
+        facts=tuple(facts),
+        fix="use every parameter inside one forward of the wrapped model, or "
+        "static_graph=True",
+        code="DistributedDataParallel(model, static_graph=True)",
+        by_hand=True,
+    )

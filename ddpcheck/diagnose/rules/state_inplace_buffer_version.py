@@ -1,0 +1,24 @@
+"""A buffer is written between a forward and its backward."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+
+SLUG = "state/inplace-buffer-version"
+LINK = "forward"
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes it where autograd says so on ranks and not in one process."""
+    if "modified by an inplace operation" not in case.fault_text:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="a buffer that backward needs is written over in between, on ranks only",
+        facts=(f"autograd raises: {case.fault_text[:100]}",),
+        fix="one forward per backward, a clone of the buffer in forward, or "
+        "broadcast_buffers=False",
+        code="scale = self.scale.clone()  # what backward keeps",
+        fixes=("autograd.mutation",),
+    )

@@ -1,0 +1,27 @@
+"""A kept gradient is a view of DDP's bucket, which the next backward writes over."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+
+SLUG = "sync/grad-alias"
+LINK = "reduce"
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes it for gradient_as_bucket_view where by-hand averaging is right."""
+    if not case.reduce_is_broken or not any(case.rank_facts("bucket_view", False)):
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="gradients that the step keeps are views of DDP's buckets, and the next "
+        "backward writes over them",
+        facts=(
+            "gradient_as_bucket_view=True: after the first step p.grad is a view of "
+            "the bucket",
+        ),
+        fix="clone what you keep, or gradient_as_bucket_view=False",
+        code="kept = [p.grad.clone() for p in model.parameters()]",
+        fixes=("ddp.no_bucket_view",),
+    )

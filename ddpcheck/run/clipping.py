@@ -1,0 +1,92 @@
+"""Clipping too early: what is seen of it, and the interventions that put it last.
+
+torch.nn.utils.clip_grad_norm_ ends in a function of its own module that scales the
+gradients (`_clip_grads_with_norm_`, torch 2.6 and later). Taking hold of that one
+reaches `from torch.nn.utils import clip_grad_norm_` too. Where a torch has no such
+function nothing is seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+_SCALES = "_clip_grads_with_norm_"
+
+
+@contextlib.contextmanager
+def noticed(on_clip: Callable[[], None]) -> Iterator[None]:
+    """Calls `on_clip` whenever gradients are clipped by norm."""
+    scale = getattr(clip_grad, _SCALES, None)
+    if scale is None:
+        yield
+        return
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        on_clip()
+        return scale(*args, **kwargs)
+
+    setattr(clip_grad, _SCALES, noting)
+    try:
+        yield
+    finally:
+        setattr(clip_grad, _SCALES, scale)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Clips once, when the optimizer steps, whenever the step asked for it."""
+    scale = getattr(clip_grad, _SCALES, None)
+    if scale is None:
+        yield
+        return
+    asked: list[tuple[list[Tensor], float]] = []
+
+    def later(
+        parameters: Any, max_norm: float, total_norm: Tensor, *_: Any, **__: Any
+    ) -> None:
+        del total_norm
+        single = isinstance(parameters, Tensor)
+        asked[:] = [([parameters] if single else list(parameters), float(max_norm))]
+
+    def clip(*_: Any) -> None:
+        for parameters, max_norm in asked:
+            grads = [p.grad for p in parameters if p.grad is not None]
+            scale(parameters, max_norm, torch.nn.utils.get_total_norm(grads))
+        asked.clear()
+
+    setattr(clip_grad, _SCALES, later)
+    hook = register_optimizer_step_pre_hook(clip)
+    try:
+        yield
+    finally:
+        hook.remove()
+        setattr(clip_grad, _SCALES, scale)
+
+
+def hooked_parameters(model: nn.Module) -> list[str]:
+    """Returns the parameters with tensor hooks, which see the local gradient."""
+    return [n for n, p in model.named_parameters() if p._backward_hooks]  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def without_tensor_hooks(model: nn.Module) -> Iterator[None]:
+    """Takes the tensor hooks off all parameters, and puts them back."""
+    kept = [
+        (p, p._backward_hooks)  # noqa: SLF001
+        for p in model.parameters()
+        if p._backward_hooks  # noqa: SLF001
+    ]
+    for parameter, _ in kept:
+        parameter._backward_hooks = None  # noqa: SLF001
+    try:
+        yield
+    finally:
+        for parameter, hooks in kept:
+            parameter._backward_hooks = hooks  # noqa: SLF001
