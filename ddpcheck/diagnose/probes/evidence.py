@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -41,6 +42,10 @@ class Cut:
     key: str
     module: str
     micro: int = 0  # number of the micro-batch
+    # Other outputs are computed from it too: a quantity inside the network.
+    on_the_way: bool = False
+    # Sum over the last dimension of rank - W * reference, relative; 0 behind a softmax.
+    row_sum: float = math.inf
     ratio: float
     residual: float
     norm: float

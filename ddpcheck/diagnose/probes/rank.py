@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,8 @@ class _Probe:
             ratio, residual, norm = _fit(grad, rows)
             found.append(
                 Cut(
+                    on_the_way=leaf.key in self.reader.index.facts["on_the_way"],
+                    row_sum=_row_sum(grad - self.spec.world_size * rows),
                     key=leaf.key,
                     module=leaf.module,
                     micro=leaf.micro,
@@ -334,6 +337,17 @@ def _is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
         a.shape == b.shape and distance(b, a) < _INVARIANT
         for (_, a), (_, b) in zip(once, both, strict=False)
     )
+
+
+def _row_sum(tensor: Tensor) -> float:
+    """Returns the largest sum over the last dimension, relative to the largest entry.
+
+    0 for what came back through a softmax over that dimension.
+    """
+    top = float(tensor.abs().max()) if tensor.numel() else 0.0
+    if not top or not math.isfinite(top):
+        return math.inf
+    return float(tensor.sum(-1).abs().max()) / top
 
 
 def _fit(mine: Tensor, reference: Tensor) -> tuple[float, float, float]:

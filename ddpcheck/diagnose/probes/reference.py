@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from ddpcheck import tree
 from ddpcheck.diagnose.probes import micro, training
 from ddpcheck.diagnose.probes.evidence import ReferenceEvidence
+from ddpcheck.diagnose.probes.flow import Flow
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
     is_cut,
@@ -34,6 +36,7 @@ from ddpcheck.trace import Writer
 
 _PERTURBATION = 0.05  # of a tensor's standard deviation
 
+_Perturb = Callable[[str, Tensor], Tensor]
 _Grads = dict[tuple[int, str], Tensor | None]  # by (micro-batch, key)
 
 
@@ -72,18 +75,23 @@ class _Probe:
         self.shard_rows = tree.shard_range(self.size, 0, world_size)[1]
         self.dims: dict[str, tuple[int, ...]] = {}
         self.values: dict[tuple[int, str], Tensor] = {}
+        self.flow = Flow()
 
     def run(self, path: str) -> ReferenceEvidence:
         self._find_windows()
         self.dims = self._shard_shapes()
-        grads, loss, called, direct = self._cut_pass(write=True, perturb=False)
+        grads, loss, called, direct = self._cut_pass(write=True)
         for (number, key), grad in grads.items():
             self.writer.add("cut", number, [(key, grad)])
         self.writer.add("direct", 0, direct.items())
         coupling = self._coupling(grads)
         doubled = self._doubled()
         cuts = list(dict.fromkeys(key for _, key in grads))
-        self.writer.index.facts = {"cuts": cuts, "windows": self.windows}
+        self.writer.index.facts = {
+            "cuts": cuts,
+            "windows": self.windows,
+            "on_the_way": self.flow.on_the_way(),
+        }
         self.writer.close()
         targets = countables.targets_of(self.target, self.batch)
         names = list(countables.names(targets))
@@ -157,7 +165,7 @@ class _Probe:
         return bool(part(tuple(tensor.shape), mine, rows))
 
     def _cut_pass(
-        self, *, write: bool, perturb: bool
+        self, *, write: bool = False, perturb: _Perturb | None = None
     ) -> tuple[_Grads, float | None, list[str], dict[str, Tensor | None]]:
         leaves: dict[tuple[int, str], Tensor] = {}
         called: list[str] = []
@@ -179,15 +187,18 @@ class _Probe:
             def cut(path: str, t: Tensor) -> Tensor:
                 key = key_of(name, call, path or "output")
                 place = hooks.micro, key
+                if write:
+                    self.flow.note(key, t)
                 if not self._can_cut(key, t) or (perturb and place not in self.values):
                     return t
                 if perturb:
                     # On the values of the first pass: what a perturbed module feeds
                     # the next one must not count as coupling.
-                    value = self._perturbed(key, self.values[place].detach())
+                    value = perturb(key, self.values[place].detach())
                 else:
                     value = self.values[place] = t.detach().clone()
                 leaves[place] = value.requires_grad_()
+                self.flow.leaf(key, value)
                 return leaves[place].clone()
 
             return tree.replace(output, cut)
@@ -215,6 +226,17 @@ class _Probe:
         )
         return value + (noise * spread * _PERTURBATION).to(value.dtype)
 
+    def _copied(self, key: str, value: Tensor) -> Tensor:
+        """Makes the second half of the samples copies of the first sample.
+
+        Values stay in their range, and whatever counts or sorts them changes.
+        """
+        dim = self._dim(key, value)
+        half = value.shape[dim] // 2
+        new = value.clone()
+        new.narrow(dim, half, value.shape[dim] - half).copy_(value.narrow(dim, 0, 1))
+        return new
+
     def _dim(self, key: str, value: Tensor) -> int:
         mine = self.dims[key]
         differ = (d for d in range(value.dim()) if value.shape[d] != mine[d])
@@ -223,9 +245,18 @@ class _Probe:
         return micro.sample_dim(mine, self.shard_rows) or 0
 
     def _coupling(self, grads: _Grads) -> float | None:
-        """Returns how much d at the first half moved when the second half moved."""
+        """Returns how much d at the first half moved when the second half did.
+
+        By a little, and altogether: a loss may count what the outputs decide, which a
+        little does not change.
+        """
+        found = [self._moved(grads, how) for how in (self._perturbed, self._copied)]
+        known = [value for value in found if value is not None]
+        return max(known) if known else None
+
+    def _moved(self, grads: _Grads, perturb: _Perturb) -> float | None:
         try:
-            moved, *_ = self._cut_pass(write=False, perturb=True)
+            moved, *_ = self._cut_pass(perturb=perturb)
         except Exception:  # noqa: BLE001 (a loss may refuse perturbed outputs)
             return None
         change = top = 0.0
