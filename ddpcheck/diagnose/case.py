@@ -23,7 +23,9 @@ class Proposal:
 
     `fixes` are names of run/fixes.py; `by_hand` verifies with the gradients averaged
     by hand instead of by DDP. `facts` are sentences with numbers, cause-free. A
-    speculative one counts for nothing unless its run verifies it.
+    speculative one counts for nothing unless its run verifies it. With `or_by_hand`
+    averaging by hand verifies it too: what is found is a fact about the wrapper, which
+    user code may bring about again after `fixes` mended it.
     """
 
     slug: str
@@ -38,6 +40,7 @@ class Proposal:
     noise: str | None = None
     module: str | None = None
     speculative: bool = False
+    or_by_hand: bool = False
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
@@ -105,7 +108,7 @@ class Case:
         reference's outputs, so a difference is its own: in its output, or in what its
         code passes to a submodule.
         """
-        if self.outputs_agree:
+        if self.outputs_agree or any(self.rank_facts("start_differs", [])):
             return []
         found: dict[str, ModuleCall] = {}
         for m in self.modules():

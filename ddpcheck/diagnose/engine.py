@@ -7,6 +7,7 @@ is verified by leaving its fix alone out again.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -254,6 +255,10 @@ class _Search:
         if not firm:
             return None
         first = firm[0]
+        if first.or_by_hand and case.by_hand.verdict == "equivalent":
+            by_hand = dataclasses.replace(first, by_hand=True, fixes=())
+            after = assemble.worst_excess(case.by_hand)
+            return Cause(by_hand, before=before, after=after, verified=True)
         after = tested.get(first.slug, math.inf)
         verified = False if first.slug in tested else None
         return Cause(first, before=before, after=after, verified=verified)

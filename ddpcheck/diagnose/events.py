@@ -80,3 +80,27 @@ def common_factor(case: Case) -> float | None:
         ):
             return None
     return factor
+
+
+def factor_between_ranks(case: Case, quantity: str, step: int) -> float | None:
+    """Returns the largest factor between two ranks that all their tensors have.
+
+    From digests, a linear and a square sum. None where no single factor fits, or where
+    the ranks agree.
+    """
+    told = [
+        s.digests.get(quantity)
+        for r in range(len(case.outcome.ranks))
+        for s in case.outcome.steps(r)
+        if s.step == step
+    ]
+    factors = []
+    for a, b in itertools.pairwise(told):
+        if not a or not b or not a[0] or not a[1]:
+            return None
+        factor = b[0] / a[0]
+        if factor <= 0 or abs(b[1] / a[1] / factor**2 - 1) > case.close:
+            return None
+        factors.append(max(factor, 1 / factor))
+    largest = max(factors, default=1.0)
+    return largest if largest > 1 + case.close else None

@@ -61,6 +61,7 @@ from ddpcheck.diagnose.rules import (
     sync_grad_alias,
     sync_no_sync_off_by_one,
     sync_no_sync_scope,
+    sync_scaler_desync,
     sync_static_graph_no_sync,
 )
 
@@ -95,6 +96,7 @@ RULES: tuple[ModuleType, ...] = (
     loss_local_normalizer,
     loss_regularizer_scale,
     loss_embedding_frequency,
+    sync_scaler_desync,
     ddp_step_before_reduce,
     ddp_param_replaced_after_wrap,
     ddp_unfrozen_after_wrap,

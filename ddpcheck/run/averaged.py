@@ -20,12 +20,25 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 class PlainWrapper(nn.Module):
-    """Stands where a DDP object stood: `.module`, `no_sync()`, buffer broadcast."""
+    """Stands where a DDP object stood: `.module`, `no_sync()`, buffer broadcast.
+
+    `isinstance(model, DistributedDataParallel)` holds, as training code unwraps by it;
+    `is_ddp` tells the two apart.
+    """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         super().__init__()
         self.module: nn.Module = ddp.module
         self.broadcasts_buffers = bool(ddp.broadcast_buffers)
+        self.find_unused_parameters = ddp.find_unused_parameters
+        self.static_graph = ddp.static_graph
+        self.gradient_as_bucket_view = ddp.gradient_as_bucket_view
+        self.require_backward_grad_sync = True
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What isinstance asks for besides the type."""
+        return DistributedDataParallel
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the module's output, after rank 0's buffers went to all."""
@@ -38,6 +51,19 @@ class PlainWrapper(nn.Module):
         """As DDP's; gradients are averaged after each backward, which is the same."""
         yield
 
+    @contextlib.contextmanager
+    def join(self, *_: Any, **__: Any) -> Iterator[None]:
+        """As DDP's on ranks with as many steps as the others."""
+        yield
+
+    def register_comm_hook(self, *_: Any, **__: Any) -> None:
+        """Does nothing: no bucket is ever reduced."""
+
+
+def is_ddp(model: Any) -> bool:
+    """Returns whether the model is a DDP object, and no stand-in."""
+    return issubclass(type(model), DistributedDataParallel)
+
 
 def broadcast_buffers(module: nn.Module) -> None:
     """Gives all ranks the buffers of rank 0."""
@@ -48,12 +74,12 @@ def broadcast_buffers(module: nn.Module) -> None:
 
 def replace_ddp(model: nn.Module) -> nn.Module:
     """Returns the wrapped model with every DDP object replaced, in place below it."""
-    if isinstance(model, DistributedDataParallel):
-        return PlainWrapper(model)
+    if is_ddp(model):
+        return PlainWrapper(model)  # type: ignore[arg-type]
     for module in list(model.modules()):
         for name, child in list(module._modules.items()):  # noqa: SLF001
-            if isinstance(child, DistributedDataParallel):
-                module._modules[name] = PlainWrapper(child)  # noqa: SLF001
+            if is_ddp(child):
+                module._modules[name] = PlainWrapper(child)  # type: ignore[arg-type]  # noqa: SLF001
     return model
 
 

@@ -45,6 +45,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpcheck import tree
 from ddpcheck.run import batch_norm, clipping, countables
 from ddpcheck.run.accumulation import Accumulation
+from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.collectives import autograd_collectives
 from ddpcheck.run.direct import scaled_direct_use
 from ddpcheck.run.gather import (
@@ -340,12 +341,12 @@ def _nonreentrant_checkpoints() -> Iterator[None]:
 def _map_ddp(
     model: nn.Module, function: Callable[[DistributedDataParallel], nn.Module]
 ) -> nn.Module:
-    if isinstance(model, DistributedDataParallel):
-        return function(model)
+    if is_ddp(model):
+        return function(model)  # type: ignore[arg-type]
     for module in list(model.modules()):
         for name, child in list(module._modules.items()):  # noqa: SLF001
-            if isinstance(child, DistributedDataParallel):
-                module._modules[name] = function(child)  # noqa: SLF001
+            if is_ddp(child):
+                module._modules[name] = function(child)  # type: ignore[arg-type]  # noqa: SLF001
     return model
 
 

@@ -39,12 +39,22 @@ _COLLECTIVES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A parameter as it was when DDP took it."""
+
+    tensor: torch.Tensor  # kept: ids are reused
+    required_grad: bool
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Wrapped:
     """What one DDP object saw when it was built."""
 
     module: DistributedDataParallel
-    parameters: list[tuple[int, bool, torch.dtype, torch.Tensor]]
+    parameters: list[Held]
     forwards: int = 0
 
 
@@ -151,11 +161,18 @@ def _noting(seen: Observed, name: str, function: Any) -> Any:
 
 def _building(seen: Observed, function: Any) -> Any:
     def build(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        before = [(id(p), p.requires_grad, p.dtype, p) for p in module.parameters()]
+        before = [
+            Held(p, p.requires_grad, p.dtype, p.stride() if _is_dense(p) else ())
+            for p in module.parameters()
+        ]
         function(self, module, *args, **kwargs)
-        seen.wrapped.append(Wrapped(module=self, parameters=before))  # type: ignore[arg-type]
+        seen.wrapped.append(Wrapped(module=self, parameters=before))
 
     return build
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not torch.nn.parameter.is_lazy(tensor)
 
 
 def _forwarding(seen: Observed, function: Any) -> Any:

@@ -17,9 +17,10 @@ def facts(
 
     `outside`: in no DDP object, and the model's own; `replaced`: in no DDP object, and
     not the tensor that the model was built with; `unfrozen`, `frozen`: requires_grad
-    was False, True when DDP was built; `converted`: its dtype was another.
+    was False, True when DDP was built; `converted`: its dtype or its strides (memory
+    format) were others.
     """
-    held = {entry[0]: entry for w in wrapped for entry in w.parameters}
+    held = {id(entry.tensor): entry for w in wrapped for entry in w.parameters}
     found: dict[str, list[str]] = {
         key: [] for key in ("outside", "replaced", "unfrozen", "frozen", "converted")
     }
@@ -30,11 +31,12 @@ def facts(
                 known = names.is_original(parameter)
                 found["outside" if known else "replaced"].append(name)
             continue
-        _, required, dtype, _ = entry
+        required = entry.required_grad
         if parameter.requires_grad and not required:
             found["unfrozen"].append(name)
         if required and not parameter.requires_grad:
             found["frozen"].append(name)
-        if dtype != parameter.dtype:
+        moved = bool(entry.strides) and entry.strides != parameter.stride()
+        if entry.dtype != parameter.dtype or moved:
             found["converted"].append(name)
     return found

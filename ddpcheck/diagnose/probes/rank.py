@@ -91,6 +91,7 @@ class _Probe:
         wrapped = averaged.replace_ddp(
             models.wrap(self.target, model, find_unused=False)
         )
+        wrapped = fixes.after_wrap(wrapped, spec.fixes)
         shard = tree.shard(batch, self.rank, spec.world_size)
         targets = countables.targets_of(self.target, shard)
         hooks = self.hooks

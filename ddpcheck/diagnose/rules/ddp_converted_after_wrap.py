@@ -17,12 +17,14 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the model was converted after wrapping: its gradient accumulators, on "
-        "which DDP's hooks sit, were made anew",
+        summary="the model was converted after wrapping: gradients no longer fit what "
+        "DDP made for them, its hooks or the layout of its buckets",
         facts=(
-            f"{len(found)} parameters had another dtype when DDP was built: {names(found)}",
+            f"{len(found)} parameters had another dtype or memory format when DDP "
+            f"was built: {names(found)}",
         ),
         fix="convert first, wrap last",
         code="model = DistributedDataParallel(model.to(dtype))",
         fixes=("ddp.rewrap",),
+        or_by_hand=True,
     )

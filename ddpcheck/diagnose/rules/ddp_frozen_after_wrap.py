@@ -26,4 +26,5 @@ def detect(case: Case) -> Proposal | None:
         fix="freeze before wrapping, or wrap again",
         code="module.requires_grad_(False)\nmodel = DistributedDataParallel(model.module)",
         fixes=("ddp.find_unused",),
+        or_by_hand=True,
     )

@@ -26,4 +26,5 @@ def detect(case: Case) -> Proposal | None:
         fix="unfreeze before wrapping, or wrap again",
         code="module.requires_grad_(True)\nmodel = DistributedDataParallel(module)",
         fixes=("ddp.rewrap",),
+        or_by_hand=True,
     )
