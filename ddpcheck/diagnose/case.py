@@ -302,6 +302,8 @@ def _combine(parts: Any) -> tuple[float, float]:
     ratio = sum(p.ratio * p.norm**2 for p in parts) / square
     if not math.isfinite(ratio):
         return ratio, math.inf
+    if not all(math.isfinite(p.residual) for p in parts):
+        return ratio, math.inf
     left = 0.0
     for p in parts:
         size = max(abs(p.ratio) * p.norm, p.norm)

@@ -29,7 +29,7 @@ from ddpcheck.run.batches import batches_of
 from ddpcheck.run.data_parallel import DataParallelOnCPU
 from ddpcheck.run.gather import without_group
 from ddpcheck.run.loading import fingerprint, load
-from ddpcheck.run.names import Names
+from ddpcheck.run.names import Names, strip
 from ddpcheck.run.noise import SampleNoise, bound
 from ddpcheck.run.recorders import ComparingRecorder
 from ddpcheck.run.spec import (
@@ -169,8 +169,6 @@ class _Candidate:
 
     def _note_update(self) -> None:
         self.seen.updated()
-        if self.seen.depth:
-            self.facts["updates_in_backward"] = True
 
     def _loss(self) -> Callable[[Any, Any], Any] | None:
         loss = loss_function(self.target, self.spec)
@@ -295,7 +293,7 @@ class _Candidate:
             if self._differs("initial", name, parameter)
         ]
         self.facts["start_differs"] = differ
-        self.facts["order"] = names.order
+        self.facts["order"] = [strip(name) for name, _ in wrapped.named_parameters()]
         self.facts["start_buffers_differ"] = [
             name
             for name, buffer in names.buffers(wrapped).items()
@@ -340,6 +338,7 @@ class _Candidate:
         self.facts["static_graph"] = any(
             w.module.static_graph for w in self.seen.wrapped
         )
+        self.facts["updates_in_backward"] = self.seen.updates_in_backward
         self.facts["early_clips"] = self.seen.early_clips
         self.facts["hooked"] = clipping.hooked_parameters(self._bare)
         self.facts["bucket_view"] = any(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddpcheck.run.gather import gathered
 
@@ -63,3 +64,31 @@ def autograd_collectives() -> Iterator[None]:
         yield
     finally:
         dist.all_reduce, dist.all_gather = reduce, gather
+
+
+@contextlib.contextmanager
+def off_after_backward() -> Iterator[None]:
+    """Makes dist.all_reduce do nothing between a backward and the optimizer's step."""
+    reduce, backward = dist.all_reduce, torch.autograd.backward
+    is_after = False
+
+    def all_reduce(*args: Any, **kwargs: Any) -> Any:
+        return None if is_after else reduce(*args, **kwargs)
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        nonlocal is_after
+        is_after = False
+        backward(*args, **kwargs)
+        is_after = True
+
+    def before_update(*_: Any) -> None:
+        nonlocal is_after
+        is_after = False
+
+    dist.all_reduce, torch.autograd.backward = all_reduce, run
+    hook = register_optimizer_step_pre_hook(before_update)
+    try:
+        yield
+    finally:
+        hook.remove()
+        dist.all_reduce, torch.autograd.backward = reduce, backward

@@ -25,6 +25,7 @@ changes one thing, so that a run with it proves or disproves one cause.
                            reference too
     target.unhook          no tensor hooks on parameters; in the reference too
     collectives.label_offset  an arange over the rank's rows counts from its first row
+    collectives.off_after_backward  no all_reduce between backward and optimizer step
     autograd.mutation      tensors saved for backward survive being written over
     data.strided           rank r takes samples r, r + W, r + 2 W, ...
     ddp.no_bucket_view     DDP built anew with gradient_as_bucket_view=False
@@ -34,7 +35,8 @@ changes one thing, so that a run with it proves or disproves one cause.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -46,7 +48,7 @@ from ddpcheck import tree
 from ddpcheck.run import batch_norm, clipping, countables
 from ddpcheck.run.accumulation import Accumulation
 from ddpcheck.run.averaged import is_ddp
-from ddpcheck.run.collectives import autograd_collectives
+from ddpcheck.run.collectives import autograd_collectives, off_after_backward
 from ddpcheck.run.direct import scaled_direct_use
 from ddpcheck.run.gather import (
     gathered,
@@ -135,6 +137,7 @@ def around_training(
             "collectives.label_offset": lambda: offset_by_rank(
                 lambda: countables.samples(shard_targets())
             ),
+            "collectives.off_after_backward": off_after_backward,
             "checkpoint.nonreentrant": _nonreentrant_checkpoints,
             "target.clip_last": clipping.deferred,
             "target.unhook": lambda: clipping.without_tensor_hooks(model()),
@@ -360,7 +363,7 @@ class _Flat(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         self.shape = self.module(*args, **kwargs)
-        return tuple(t for _, t in tree.tensors(self.shape))
+        return tuple(t for _, t in tree.tensors(_contents(self.shape)))
 
 
 class _Unflat(nn.Module):
@@ -372,7 +375,20 @@ class _Unflat(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         flat = iter(self.module(*args, **kwargs))
-        return tree.replace(self.module.module.shape, lambda *_: next(flat))
+        output = self.module.module.shape
+        filled = tree.replace(_contents(output), lambda *_: next(flat))
+        if _contents(output) is output:
+            return filled
+        clone = copy.copy(output)
+        vars(clone).update(filled)
+        return clone
+
+
+def _contents(output: Any) -> Any:
+    """Returns the attributes of an object of a class of the user's own."""
+    is_opaque = hasattr(output, "__dict__") and any(tree.opaque(output))
+    is_outer = not isinstance(output, Mapping | list | tuple)
+    return vars(output) if is_opaque and is_outer else output
 
 
 def _with_plain_output(ddp: DistributedDataParallel) -> nn.Module:

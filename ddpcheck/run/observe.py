@@ -76,6 +76,7 @@ class Observed:
     on_backward: Callable[[int], None] | None = None
     on_collective: Callable[[str, int], None] | None = None
     depth: int = 0
+    updates_in_backward: bool = False  # weights were written while backward ran
     early_clips: int = 0  # clippings that a backward of the same step followed
     has_clipped: bool = False
 
@@ -200,12 +201,23 @@ def _running_backward(seen: Observed, function: Any) -> Any:
         if seen.on_backward:
             seen.on_backward(seen.events.count("B"))
         seen.depth += 1
+        before = _versions(seen)
         try:
             return function(*args, **kwargs)
         finally:
             seen.depth -= 1
+            seen.updates_in_backward |= _versions(seen) != before
 
     return backward
+
+
+def _versions(seen: Observed) -> int:
+    """Returns a number that grows when a wrapped parameter is written."""
+    return sum(
+        held.tensor._version  # noqa: SLF001
+        for wrapped in seen.wrapped
+        for held in wrapped.parameters
+    )
 
 
 def _grading(seen: Observed, function: Any) -> Any:

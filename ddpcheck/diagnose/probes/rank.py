@@ -72,7 +72,7 @@ class _Probe:
         self.micro_sizes: list[int] = []
         self.hooks = Hooks(calls_per_micro=self.windows.calls)
         self.inputs: dict[str, float] = {}
-        self.before: dict[str, tuple[int, list[int], list[int]]] = {}
+        self.before: dict[str, tuple[int, list[int], list[float]]] = {}
         self.calls: dict[str, Any] = {}
         self.callers: dict[str, tuple[str, str]] = {}
         self.open: list[tuple[str, str]] = []
@@ -217,9 +217,8 @@ class _Probe:
         writes = now[0] != buffers
         called = len(self.seen.collectives) - collectives
         is_norm = isinstance(module, _BATCH_NORMS)
-        normalises = is_norm or (
-            writes and not called and _is_scale_invariant(module, args, kwargs)
-        )
+        invariant = bool(writes or called) and _is_scale_invariant(module, args, kwargs)
+        normalises = is_norm or (writes and not called and invariant)
         self.modules.append(
             ModuleCall(
                 name=name,
@@ -235,6 +234,7 @@ class _Probe:
                 writes_parameters=now[1] != parameters,
                 scales_by_frequency=bool(getattr(module, "scale_grad_by_freq", False)),
                 is_batch_norm=is_norm,
+                is_scale_invariant=invariant,
                 normalises=normalises,
             )
         )
@@ -305,11 +305,12 @@ class _Probe:
         return found
 
 
-def _versions(module: nn.Module) -> tuple[list[int], list[int]]:
-    """Returns the version counters of the module's own buffers and parameters."""
+def _versions(module: nn.Module) -> tuple[list[int], list[float]]:
+    """Returns what changes when the module's own buffers and parameters are written."""
     return (
         [b._version for b in module.buffers(recurse=False)],  # noqa: SLF001
-        [p._version for p in module.parameters(recurse=False)],  # noqa: SLF001
+        # Not versions: writing to `.data` does not count.
+        [float(p.detach().abs().sum()) for p in module.parameters(recurse=False)],
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +101,27 @@ class _Probe:
             coupling=coupling,
             doubled=doubled,
             counts={n: countables.count(n, targets) for n in names},
-            frontier=tuple(_modules(k for (_, k), g in grads.items() if g is not None)),
+            frontier=self._frontier(k for (_, k), g in grads.items() if g is not None),
             micros=micro.described(self.windows.sizes, 0, targets, names),
             direct=tuple(direct),
             called=tuple(called),
         )
+
+    def _frontier(self, keys: Iterable[str]) -> tuple[str, ...]:
+        """Returns the modules behind which the loss lies.
+
+        The model's own outputs stand for the modules they come from where the loss
+        also begins at some inside: both cannot be gathered.
+        """
+        used = list(keys)
+        inner = [k for k in used if _module(k)]
+        if inner and len(inner) < len(used):
+            used = [
+                s
+                for k in used
+                for s in ([k] if _module(k) else sorted(self.flow.sources.get(k, ())))
+            ]
+        return tuple(dict.fromkeys(_module(k) for k in used))
 
     def _step(self, batch: Any, hooks: Hooks) -> float | None:
         restore(self.start, self.model)
@@ -308,5 +324,5 @@ class _Probe:
         }
 
 
-def _modules(keys: Any) -> list[str]:
-    return list(dict.fromkeys(key.rpartition("#")[0] for key in keys))
+def _module(key: str) -> str:
+    return key.rpartition("#")[0]

@@ -18,7 +18,7 @@ def detect(case: Case) -> Proposal | None:
         summary="the optimizer steps inside the backward, before DDP has reduced the "
         "gradient it uses",
         facts=(
-            "optimizer.step() ran while backward was running; the ranks' weights differ",
+            "weights were written while backward was running; the ranks' weights differ",
         ),
         fix="step after backward, or register the step as a DDP communication hook",
         code="loss.backward()\noptimizer.step()",

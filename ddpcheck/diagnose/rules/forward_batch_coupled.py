@@ -16,6 +16,7 @@ def detect(case: Case) -> Proposal | None:
         for m in case.diverging()
         if not m.is_batch_norm
         and not m.normalises
+        and not m.writes_parameters
         and not (m.collectives and m.writes_buffers)
     ]
     if not calls:

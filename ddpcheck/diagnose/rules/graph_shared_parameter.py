@@ -16,6 +16,8 @@ def detect(case: Case) -> Proposal | None:
         return None
     if not any(text in case.fault_text for text in _READY_TWICE):
         return None
+    if any(case.rank_facts("opaque_output", False)):
+        return None
     finds = any(case.rank_facts("find_unused", False))
     facts = [f"DDP raises: {case.fault_text[:100]}"]
     if finds:

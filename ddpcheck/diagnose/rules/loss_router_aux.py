@@ -17,7 +17,7 @@ def detect(case: Case) -> Proposal | None:
     if case.losses_replicate or case.uniform_ratio is not None:
         return None
     world, close = case.world_size, case.close
-    cuts = [c for rank in case.step.ranks for c in rank.cuts if c.norm > 0]
+    cuts = [c for rank in case.step.ranks for c in rank.cuts if c.norm or c.residual]
     broken = [
         c for c in cuts if abs(c.ratio - world) > close * world or c.residual > close
     ]

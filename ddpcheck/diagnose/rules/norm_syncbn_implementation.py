@@ -12,7 +12,9 @@ LINK = "forward"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where a module that calls collectives differs, forward or backward."""
     calls = [m for m in case.modules() if m.collectives and m.name]
-    inner = [m for m in calls if m.writes_buffers or m.is_batch_norm]
+    inner = [
+        m for m in calls if m.writes_buffers or m.is_batch_norm or m.is_scale_invariant
+    ]
     if not inner:
         return None
     wrong = [m for m in inner if (m.rel_diff or 0) > case.close]

@@ -31,4 +31,5 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="use the local norm: after DDP all ranks have the same gradients",
         code="torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
+        fixes=("collectives.off_after_backward",),
     )
