@@ -9,10 +9,21 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
 from ddpcheck.errors import Problem, UsageError, cut
+
+HEADINGS = (
+    "What it means",
+    "Why it happens",
+    "How it was found",
+    "Example",
+    "Fix",
+    "Not this rule if",
+    "References",
+)
 
 _RULES = Path(__file__).parent / "diagnose" / "rules"
 
@@ -52,6 +63,32 @@ def summary(slug: str) -> str:
     """Returns the first line of a page."""
     text = page(slug)
     return text.splitlines()[0] if text else ""
+
+
+def sections(text: str) -> dict[str, str]:
+    """Returns what stands under each heading of a rule's page, in its order."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line in HEADINGS:
+            found[line] = []
+        elif found:
+            found[next(reversed(found))].append(line)
+    return {heading: "\n".join(lines).strip("\n") for heading, lines in found.items()}
+
+
+def targets(slug: str) -> tuple[str, str]:
+    """Returns a page's broken target and the mended one, as sources.
+
+    The code under Fix is added to the Example: it defines anew what changes.
+    """
+    parts = sections(page(slug))
+    broken, mending = _code(parts["Example"]), _code(parts["Fix"])
+    return broken, f"{broken}\n{mending}"
+
+
+def _code(text: str) -> str:
+    lines = [line for line in text.splitlines() if not line or line.startswith("    ")]
+    return textwrap.dedent("\n".join(lines)).strip("\n") + "\n"
 
 
 def rule_pages(wanted: Iterable[str]) -> dict[str, str]:

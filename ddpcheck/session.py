@@ -65,6 +65,8 @@ class Session:
         self.pool, self.ref = pool, ref
         self._references: dict[RunSpec, ReferenceResult] = {}
         self._on_run = on_run
+        # Deadline of the ranks' jobs where it is not the pool's.
+        self.timeout_s: float | None = None
 
     def reference(self, spec: RunSpec) -> ReferenceResult:
         """Returns the reference that a run of this spec is compared with.
@@ -134,7 +136,7 @@ class Session:
                 "find_unused": bool(reference.facts["unused"]),
             },
         )
-        return self.pool.submit(job, crew_of(spec))
+        return self.pool.submit(job, crew_of(spec), timeout_s=self.timeout_s)
 
     def _finish(self, outcome: RunOutcome, task: Task) -> None:
         outcome.ranks, outcome.seconds = task.outcomes, task.seconds

@@ -33,6 +33,10 @@ Progress = Callable[[str], None]
 
 _MAX_CAUSES = 5
 _MAX_CONTROLS = 6
+# A run that varies one that hung is given less time: no rank needs that many times
+# what one process did for the global batch.
+_LEAST_TIMEOUT_S = 5.0
+_SLOWDOWN = 20.0
 _LINKS = ("data", "forward", "loss", "backward", "reduce", "update")
 
 
@@ -68,12 +72,16 @@ def diagnose(
 ) -> Diagnosis:
     """Returns the findings for all divergent runs."""
     diagnosis = Diagnosis(runs=list(runs))
+    session.timeout_s = min(
+        session.pool.timeout_s,
+        _LEAST_TIMEOUT_S + _SLOWDOWN * max(o.reference.seconds for o in outcomes),
+    )
     explained: set[int] = set()
     for index in _by_world_size(runs, "ddp"):
         if index in explained:
             continue
         progress(f"diagnosing ddp at world size {runs[index].world_size}")
-        search = _Search(session, outcomes[index].spec, limit, fix=options.fix)
+        search = _Search(session, outcomes[index], limit, fix=options.fix)
         causes = search.run()
         same = _explained(search, causes, outcomes, runs, index) - explained
         explained |= same | {index}
@@ -124,9 +132,10 @@ class _Search:
     """The search for the causes of one divergent run."""
 
     def __init__(
-        self, session: Session, spec: RunSpec, limit: Tolerance, *, fix: bool
+        self, session: Session, outcome: RunOutcome, limit: Tolerance, *, fix: bool
     ) -> None:
-        self.session, self.spec, self.limit, self.fix = session, spec, limit, fix
+        self.session, self.limit, self.fix = session, limit, fix
+        self.spec, self.outcome = outcome.spec, outcome
         self.case: Case | None = None
 
     def run(self) -> list[Cause]:
@@ -184,7 +193,10 @@ class _Search:
 
     def _case(self, spec: RunSpec) -> Case:
         by_hand = spec.but(mode="averaged")
-        outcomes = self.session.run([spec, by_hand] if spec != by_hand else [spec])
+        wanted = [s for s in dict.fromkeys((spec, by_hand)) if s != self.spec]
+        made = dict(zip(wanted, self.session.run(wanted), strict=True))
+        made[self.spec] = self.outcome
+        outcomes = [made[spec], made[by_hand]]
         runs = [assemble.to_run(o, self.limit.rtol) for o in outcomes]
         return Case(
             run=runs[0],
@@ -222,7 +234,8 @@ class _Search:
                 "count_names": tuple(first.value.counts),
             },
         )
-        told = [o.value for o in pool.run(job, spec.world_size)]
+        limit_s = self.session.timeout_s
+        told = [o.value for o in pool.run(job, spec.world_size, timeout_s=limit_s)]
         ranks = [v for v in told if isinstance(v, RankEvidence)]
         if len(ranks) < len(told) or any(r.failed for r in ranks):
             return None

@@ -171,13 +171,21 @@ class Pool:
         if crew is not None:
             crew.kill()
 
-    def submit(self, job: Job, world_size: int, index: int = 0) -> Task:
+    def submit(
+        self,
+        job: Job,
+        world_size: int,
+        index: int = 0,
+        *,
+        timeout_s: float | None = None,
+    ) -> Task:
         """Starts the job on the crew of this world size, which must be idle."""
         crew = self.open(world_size, index)
         assert not crew.busy, "a crew does one job at a time"
         crew.send(job)
         now = time.monotonic()
-        return Task(crew=crew, deadline=now + self.timeout_s, started=now)
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        return Task(crew=crew, deadline=now + limit_s, started=now)
 
     def wait(self, tasks: Sequence[Task]) -> None:
         """Returns when all tasks are done; each then has an outcome per rank."""
@@ -196,9 +204,11 @@ class Pool:
                     pending.remove(task)
                     yield task
 
-    def run(self, job: Job, world_size: int, index: int = 0) -> list[Outcome]:
+    def run(
+        self, job: Job, world_size: int, *, timeout_s: float | None = None
+    ) -> list[Outcome]:
         """Runs one job to its end; returns the outcome of every rank."""
-        task = self.submit(job, world_size, index)
+        task = self.submit(job, world_size, timeout_s=timeout_s)
         self.wait([task])
         return task.outcomes
 

@@ -37,8 +37,7 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
         batches = [models.cast_batch(b, spec.dtype) for b in batches]
     torch.set_default_dtype(constant)
     if spec.shuffle:
-        order = _permutation(batch_size(target, batches[0]))
-        batches = [tree.permute(b, order) for b in batches]
+        batches = [_sorted(b, batch_size(target, b)) for b in batches]
     if spec.tile:
         batches = [_tiled(b, spec.tile) for b in batches]
     if spec.permute:
@@ -51,6 +50,21 @@ def _tiled(batch: Any, copies: int) -> Any:
     """Returns the batch with every shard replaced by the first one."""
     first = tree.shard(batch, 0, copies)
     return tree.replace(first, lambda _, t: torch.cat([t] * copies) if t.dim() else t)
+
+
+def _sorted(batch: Any, size: int) -> Any:
+    """Returns the samples in the order of their integer values, masks and labels.
+
+    Shards then hold as different counts as they can; where no integers differ, a
+    random order.
+    """
+    keys = torch.zeros(size, dtype=torch.float64)
+    for _, leaf in tree.tensors(batch):
+        if leaf.dim() and len(leaf) == size and not leaf.is_floating_point():
+            values = leaf.abs() if leaf.is_complex() else leaf
+            keys += values.reshape(size, -1).double().mean(1)
+    is_flat = bool((keys == keys[0]).all())
+    return tree.permute(batch, _permutation(size) if is_flat else keys.argsort())
 
 
 def _permutation(size: int) -> torch.Tensor:

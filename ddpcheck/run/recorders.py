@@ -57,6 +57,7 @@ class ComparingRecorder:
         elif quantity == "buffers":
             skip = self.uncomparable()
             named, references = _without(named, skip), _without(references, skip)
+            named = self._known(named, references)
         scale = self.reader.scale(quantity, step)
         result = self._compare(quantity, step, named, references, scale)
         name = quantity.partition("@")[0]
@@ -110,6 +111,15 @@ class ComparingRecorder:
             excess=worst,
         )
         return Quantity(compared=compared, worst=row, excess_by_step=(worst,))
+
+    def _known(
+        self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]
+    ) -> dict[str, Tensor | None]:
+        """Returns the buffers that the bare model has too, and notes the others."""
+        for name in [n for n in named if n not in references]:
+            reason = "one process has no such buffer: it was made for ranks"
+            self.not_compared[f"buffer {name}"] = reason
+        return {n: t for n, t in named.items() if n in references}
 
     def _outputs(
         self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]

@@ -78,8 +78,9 @@ def test_crews_work_side_by_side(engine: Pool) -> None:
 
 
 def test_two_crews_of_one_size_are_two_sets_of_ranks(engine: Pool) -> None:
-    first = _values(engine.run(_job("pid"), 2, index=0))
-    second = _values(engine.run(_job("pid"), 2, index=1))
+    tasks = [engine.submit(_job("pid"), 2, index=index) for index in (0, 1)]
+    engine.wait(tasks)
+    first, second = (_values(task.outcomes) for task in tasks)
     assert not set(first) & set(second)
     engine.retire(2, index=1)
 

@@ -1,4 +1,50 @@
-"""A replicated loss behind a summing backward is counted W times."""
+"""A replicated loss behind a summing backward is counted W times.
+
+What it means
+Every rank computes the whole loss, and every gradient is W times too large.
+
+Why it happens
+The backward of torch.distributed.nn's collectives sums what all ranks send back: it
+is the derivative of sum_r L_r. With L_r = L on every rank that sum is W * L.
+
+How it was found
+On the reference's own outputs all ranks have one loss though their shards differ,
+and d loss / d output is W * W times the reference's (W is right). The run with the
+loss divided by W decides.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    torch.manual_seed(0)
+    import torch.distributed.nn.functional as dnn
+    model = nn.Linear(4, 1)
+    batch = torch.randn(8, 4), torch.randn(8, 1)
+    def loss(output, target):
+        total, count = (output - target).square().sum(), torch.tensor(float(len(target)))
+        if dist.is_initialized():
+            total = dnn.all_reduce(total) * dist.get_world_size()
+            dist.all_reduce(count)
+        return total / count
+
+Fix
+The reduced loss needs no factor: its backward already sums over ranks. The example
+is mended by:
+
+    def loss(output, target):
+        total, count = (output - target).square().sum(), torch.tensor(float(len(target)))
+        if dist.is_initialized():
+            total = dnn.all_reduce(total)
+            dist.all_reduce(count)
+        return total / count
+
+Not this rule if
+The ranks' losses differ and the factor is W * W: that is loss/double-world-scale.
+
+References
+https://github.com/pytorch/pytorch/issues/58005
+https://github.com/pytorch/xla/issues/2989
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,56 @@
-"""The loss puts the ranks' parts together in the wrong way."""
+"""The loss puts the ranks' parts together in the wrong way.
+
+What it means
+The loss gathers from all ranks, and puts the parts together in another order, axis
+or with other labels than one process has.
+
+Why it happens
+After a gather, row i of rank r is row r * n + i. Labels from torch.arange(n), a cat
+for a stack or interleaved views point at the rows of others.
+
+How it was found
+The step calls collectives, no one factor per rank explains d loss / d output, and
+the run still differs at W = 1 or with the same shard on all ranks, where all counts
+agree. Where it does not, a run in which labels count on from the rank's first row
+decides.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    torch.manual_seed(0)
+    import torch.distributed.nn.functional as dnn
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+        def forward(self, x):
+            return self.a(x), self.b(x)
+    model, batch = Pair(), (torch.randn(8, 4), torch.zeros(8))
+    def loss(output, _):
+        a, b = output
+        keys = torch.cat(dnn.all_gather(b)) if dist.is_initialized() else b
+        return nn.functional.cross_entropy(a @ keys.T, torch.arange(len(a)))
+
+Fix
+Count labels from the rank's first row. The example is mended by:
+
+    def loss(output, _):
+        a, b = output
+        keys, labels = b, torch.arange(len(a))
+        if dist.is_initialized():
+            keys = torch.cat(dnn.all_gather(b))
+            labels = labels + dist.get_rank() * len(a)
+        return nn.functional.cross_entropy(a @ keys.T, labels)
+
+Not this rule if
+Only some of the statistics are gathered (loss/batch-coupled), or the value is right
+and the gradient is not (collective/no-autograd).
+
+References
+https://github.com/MIC-DKFZ/nnUNet/issues/1354
+https://github.com/ScrollPrize/villa/pull/1501
+"""
 
 from __future__ import annotations
 

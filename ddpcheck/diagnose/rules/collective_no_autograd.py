@@ -1,4 +1,48 @@
-"""A raw collective in the loss: right value, wrong gradient."""
+"""A raw collective in the loss: right value, wrong gradient.
+
+What it means
+The loss has the value of the global batch, and the gradient of the rank's own part.
+
+Why it happens
+dist.all_reduce and dist.all_gather are invisible to autograd: backward treats what
+they return as constants, or as the rank's own tensor. The sum over ranks is right,
+DDP's mean is 1 / W of it; two such collectives in one loss give no uniform factor.
+
+How it was found
+Every rank's loss on the reference's outputs equals the reference's, or forward and
+loss are right and a module calls collectives; d loss / d output is not W times the
+reference's. The run with collectives that carry gradients decides.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
+    batch = torch.randn(8, 4), torch.tensor([[1.0], [0], [0], [1], [1], [1], [0], [1]])
+    def loss(output, target):
+        sums = torch.stack([(output * target).sum(), (output + target).sum()])
+        if dist.is_initialized():
+            dist.all_reduce(sums)
+        return 1 - 2 * sums[0] / sums[1]
+
+Fix
+Use a collective that carries gradients. The example is mended by:
+
+    import torch.distributed.nn.functional as dnn
+    def loss(output, target):
+        sums = torch.stack([(output * target).sum(), (output + target).sum()])
+        if dist.is_initialized():
+            sums = dnn.all_reduce(sums)
+        return 1 - 2 * sums[0] / sums[1]
+
+Not this rule if
+The reduced tensor needs no gradient, as a count: a raw collective is right for it.
+
+References
+https://github.com/verl-project/verl-SpeCo/pull/29
+https://github.com/sanderwood/bgpt/issues/5
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,43 @@
-"""Samples that belong together lie in different shards."""
+"""Samples that belong together lie in different shards.
+
+What it means
+The loss, or a module, relates samples that lie in different shards.
+
+Why it happens
+Dimension 0 holds a structure, such as two views one after the other (n, n + B / 2),
+groups or augmentations. Contiguous shards cut it.
+
+How it was found
+d loss / d output at one half of the batch changes with the other half, or a module
+mixes samples, and a run with shards of every W-th sample is equal: the samples that
+belong together then share a rank.
+
+Example
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    views = torch.randn(2, 8, 4)
+    batch = views.flatten(0, 1), torch.zeros(16)
+    def loss(output, _):
+        first, second = output.chunk(2)
+        return -nn.functional.cosine_similarity(first, second).mean()
+
+Fix
+Make dimension 0 the sample, and the views a dimension of their own. The example is
+mended by:
+
+    batch = views.transpose(0, 1).contiguous(), torch.zeros(8)
+    def loss(output, _):
+        first, second = output.unbind(1)
+        return -nn.functional.cosine_similarity(first, second).mean()
+
+Not this rule if
+Strided shards differ too: the loss itself couples samples, loss/batch-coupled.
+
+References
+-
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,44 @@
-"""The forward does not go through DDP."""
+"""The forward does not go through DDP.
+
+What it means
+The wrapped model's forward is not called, so nothing is ever reduced.
+
+Why it happens
+DDP arms its reducer in its own forward. model.module(x), another method, or an
+unwrapped twin leave it idle, without an error.
+
+How it was found
+A DDP object of the model was called fewer times than backward ran, and every rank's
+gradient is its local one. Averaging by hand decides.
+
+Example
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    def train_step(model, optimizer, batch):
+        net = model.module if isinstance(model, DDP) else model
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+Fix
+Call the wrapped model. The example is mended by:
+
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+Not this rule if
+DDP was called, and backward several times after one forward: ddp/multi-backward.
+
+References
+https://github.com/intel/e2eAIOK/pull/198
+https://github.com/bytetriper/RAE/issues/40
+"""
 
 from __future__ import annotations
 

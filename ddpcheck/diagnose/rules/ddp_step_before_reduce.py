@@ -1,4 +1,47 @@
-"""The optimizer steps inside the backward."""
+"""The optimizer steps inside the backward.
+
+What it means
+Weights are updated inside backward, with the local gradient.
+
+Why it happens
+A post-accumulate hook runs as soon as the parameter's own gradient is there; DDP
+reduces the bucket later. .grad is right afterwards, the weights are not.
+
+How it was found
+The weights of wrapped parameters were written while backward ran, and differ
+between ranks. No run can take the update out of the hook, so the fix is not
+verified.
+
+Example
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        def update(p):
+            with torch.no_grad():
+                p -= 0.1 * p.grad
+        hooks = [p.register_post_accumulate_grad_hook(update) for p in model.parameters()]
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        for hook in hooks:
+            hook.remove()
+
+Fix
+Update after backward. The example is mended by:
+
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+Not this rule if
+The update runs after backward, or in DDP's own communication hook.
+
+References
+-
+"""
 
 from __future__ import annotations
 

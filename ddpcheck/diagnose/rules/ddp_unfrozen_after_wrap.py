@@ -1,4 +1,47 @@
-"""Parameters were unfrozen after wrapping."""
+"""Parameters were unfrozen after wrapping.
+
+What it means
+Parameters that DDP left out are trained.
+
+Why it happens
+DDP takes the parameters with requires_grad True when it is built. One that is
+unfrozen later has no hook, and trains on its rank alone.
+
+How it was found
+A trained parameter had requires_grad False when DDP was built. DDP built anew
+decides, or averaging by hand where the step unfreezes later.
+
+Example
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    model[0].requires_grad_(False)
+    def wrap(model):
+        wrapped = DDP(model)
+        model[0].requires_grad_(True)
+        return wrapped
+    def train_step(model, optimizer, batch):
+        (model.module if isinstance(model, DDP) else model)[0].requires_grad_(True)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+Fix
+Unfreeze before wrapping, or wrap again. The example is mended by:
+
+    def wrap(model):
+        return DDP(model.requires_grad_(True))
+
+Not this rule if
+It was unfrozen before wrapping, and DDP was built after that.
+
+References
+https://github.com/facebookresearch/detectron2/issues/2486
+https://github.com/JDAI-CV/fast-reid/issues/178
+"""
 
 from __future__ import annotations
 

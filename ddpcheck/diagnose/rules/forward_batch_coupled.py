@@ -1,4 +1,44 @@
-"""A module mixes samples."""
+"""A module mixes samples.
+
+What it means
+A module's output for a sample depends on the other samples of the shard.
+
+Why it happens
+f(B)[r] != f(B_r): a statistic over dimension 0, attention or routing capacity over
+the batch, a solver whose step follows the whole batch's error.
+
+How it was found
+The module is fed with the reference's own input rows and its submodules return the
+reference's own outputs; its output or what it passes on still differs, by more than
+1e-6. The run in which it sees the rows of all ranks decides.
+
+Example
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    class MinibatchStd(nn.Module):
+        def forward(self, x):
+            return torch.cat([x, x.std(0).mean().expand(len(x), 1)], 1)
+    model = nn.Sequential(nn.Linear(4, 6), MinibatchStd(), nn.Linear(7, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    loss = nn.CrossEntropyLoss()
+
+Fix
+Take the statistic per sample, or over all ranks with gradients. The example is
+mended by:
+
+    class SampleStd(nn.Module):
+        def forward(self, x):
+            return torch.cat([x, x.std(1, keepdim=True)], 1)
+    model = nn.Sequential(nn.Linear(4, 6), SampleStd(), nn.Linear(7, 3))
+
+Not this rule if
+It normalises by batch moments and keeps running statistics: norm/local-batch-stats.
+It draws random numbers: rng/.
+
+References
+-
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,54 @@
-"""DDP finds no tensors in the output."""
+"""DDP finds no tensors in the output.
+
+What it means
+DDP cannot see what the forward returned.
+
+Why it happens
+DDP walks the output with torch's pytree to find where backward begins. An object of
+a class of its own is a leaf without a tensor: with static_graph nothing is ever
+reduced, with find_unused_parameters everything counts as unused.
+
+How it was found
+torch's pytree finds no tensor in the output of a DDP forward, and gradients are not
+the mean of the local ones. The run in which DDP sees the object's tensors in a
+tuple decides.
+
+Example
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    torch.manual_seed(0)
+    class Box:
+        def __init__(self, logits):
+            self.logits = logits
+    class Net(nn.Linear):
+        def forward(self, x):
+            return Box(super().forward(x))
+    model, batch = Net(4, 3), (torch.randn(8, 4), torch.arange(8) % 3)
+    def wrap(model):
+        return DDP(model, static_graph=True)
+    def loss(output, target):
+        return nn.functional.cross_entropy(output.logits, target)
+
+Fix
+Return tensors, tuples or dicts, or register a pytree node. The example is mended
+by:
+
+    class Net(nn.Linear):
+        def forward(self, x):
+            return {"logits": super().forward(x)}
+    model = Net(4, 3)
+    def loss(output, target):
+        return nn.functional.cross_entropy(output["logits"], target)
+
+Not this rule if
+A dataclass without static_graph: its tensors are found by other means, and the run
+is equal.
+
+References
+https://github.com/pytorch/pytorch/issues/124666
+https://github.com/pytorch/pytorch/pull/93125
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,48 @@
-"""Ranks use different parameters."""
+"""Ranks use different parameters.
+
+What it means
+Ranks use different parameters in the same step.
+
+Why it happens
+A rank that does not use a parameter leaves its bucket open, and the others'
+gradients stay local.
+
+How it was found
+A parameter has a gradient on some ranks and none on others. DDP built anew with
+find_unused_parameters=True decides.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    torch.manual_seed(0)
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.even, self.odd = nn.Linear(4, 3), nn.Linear(4, 3)
+        def forward(self, x):
+            if not dist.is_initialized():
+                half = len(x) // 2
+                return torch.cat([self.even(x[:half]), self.odd(x[half:])])
+            return (self.odd if dist.get_rank() % 2 else self.even)(x)
+    model, batch, wrap = Net(), (torch.randn(8, 4), torch.arange(8) % 3), DDP
+    loss = nn.CrossEntropyLoss()
+
+Fix
+Look for unused parameters, or compute both branches. The example is mended by:
+
+    def wrap(model):
+        return DDP(model, find_unused_parameters=True)
+
+Not this rule if
+find_unused_parameters=True and a loss that is a mean over samples: None counts as
+zero, and the run is equal.
+
+References
+https://github.com/catalyst-team/catalyst/issues/1110
+https://github.com/huggingface/accelerate/issues/1191
+"""
 
 from __future__ import annotations
 

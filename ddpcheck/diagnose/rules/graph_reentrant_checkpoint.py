@@ -1,4 +1,49 @@
-"""Reentrant checkpoints fire DDP's hooks inside a nested backward."""
+"""Reentrant checkpoints fire DDP's hooks inside a nested backward.
+
+What it means
+A backward runs inside the backward, and DDP's hooks fire early or twice.
+
+Why it happens
+torch.utils.checkpoint with use_reentrant=True calls backward for its segment in its
+own backward. What DDP saw of the graph in forward does not hold these parameters.
+
+How it was found
+backward was called from inside another backward. The run with use_reentrant=False
+decides.
+
+Example
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from torch.utils.checkpoint import checkpoint
+    torch.manual_seed(0)
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        def forward(self, x):
+            x = x.clone().requires_grad_()
+            return self.head(checkpoint(self.body, x, use_reentrant=True))
+    model, batch = Net(), (torch.randn(8, 4), torch.arange(8) % 3)
+    def wrap(model):
+        return DDP(model, find_unused_parameters=True)
+    loss = nn.CrossEntropyLoss()
+
+Fix
+use_reentrant=False. The example is mended by:
+
+    class Safe(Net):
+        def forward(self, x):
+            return self.head(checkpoint(self.body, x, use_reentrant=False))
+    model = Safe()
+
+Not this rule if
+The same error without nested backwards: graph/shared-parameter.
+
+References
+https://github.com/huggingface/transformers/pull/4659
+https://github.com/pytorch/pytorch/issues/24005
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,47 @@
-"""A rank skips a backward."""
+"""A rank skips a backward.
+
+What it means
+A rank skips a backward that the others do.
+
+Why it happens
+Reductions are matched by order. The others wait for this rank, or are averaged with
+the gradients of its next step.
+
+How it was found
+The ranks had begun different numbers of backwards when one of them hung or died. It
+is told, not verified: any fix that makes all ranks do the same ends the wait.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    def train_step(model, optimizer, batch):
+        value = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        if not (dist.is_initialized() and dist.get_rank() == 1):
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+
+Fix
+Decide on all ranks alike; a loss to skip is multiplied by 0. The example is mended
+by:
+
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+Not this rule if
+All ranks began as many backwards and differ in other collectives: sync/collective-
+mismatch.
+
+References
+https://github.com/pytorch/pytorch/issues/23425
+https://github.com/harryhan618/LaneNet/issues/12
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,54 @@
-"""The loss is normalised per micro-batch, and micro-batches differ with the ranks."""
+"""The loss is normalised per micro-batch, and micro-batches differ with the ranks.
+
+What it means
+Micro-batch losses are normalised one by one, and the micro-batches are others than
+in one process.
+
+Why it happens
+mean_j S_j / n_j is not sum_j S_j / sum_j n_j, and which samples share a micro-batch
+depends on W; or the number k of micro-batches depends on W and the loss is not
+divided by it.
+
+How it was found
+d loss / d output is one constant per rank and micro-batch, and follows a count of
+the targets in each micro-batch; or it is one factor on all ranks where k differs.
+The count over the whole step, in one process too, decides.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    batch = torch.randn(8, 4), torch.tensor([0, 1, -100, 2, 0, -100, -100, 1])
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        for x, y in zip(batch[0].chunk(2), batch[1].chunk(2)):
+            (nn.functional.cross_entropy(model(x), y) / 2).backward()
+        optimizer.step()
+
+Fix
+One count over all micro-batches of the step and all ranks. The example is mended
+by:
+
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        count, world_size = (batch[1] != -100).sum(), 1
+        if dist.is_initialized():
+            dist.all_reduce(count)
+            world_size = dist.get_world_size()
+        for x, y in zip(batch[0].chunk(2), batch[1].chunk(2)):
+            total = nn.functional.cross_entropy(model(x), y, reduction="sum")
+            (world_size * total / count).backward()
+        optimizer.step()
+
+Not this rule if
+One constant per rank over all micro-batches: loss/local-normalizer.
+
+References
+https://github.com/huggingface/transformers/pull/34191
+https://github.com/huggingface/blog/pull/2414
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,49 @@
-"""The loss is not a sum over samples."""
+"""The loss is not a sum over samples.
+
+What it means
+The loss is not a sum over samples: the mean of the shards' losses is not the loss
+of the batch.
+
+Why it happens
+mean_r f(B_r) != f(B) for a ratio of sums (IoU, Dice), a softmax over the batch,
+top-k, a ranking or a standard deviation.
+
+How it was found
+Forward is equal; d loss / d output at one half of the batch changes when the
+outputs of the other half do; no factor per rank explains it. The run in which the
+loss sees the outputs and targets of all ranks, with gradients, decides.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    torch.manual_seed(0)
+    import torch.distributed.nn.functional as dnn
+    model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
+    batch = torch.randn(8, 4), torch.tensor([[1.0], [0], [0], [1], [1], [1], [0], [1]])
+    def loss(output, target):
+        intersection, union = (output * target).sum(), (output + target).sum()
+        return 1 - 2 * intersection / union
+
+Fix
+Reduce the sums over ranks, with gradients, before dividing. The example is mended
+by:
+
+    def loss(output, target):
+        sums = torch.stack([(output * target).sum(), (output + target).sum()])
+        if dist.is_initialized():
+            sums = dnn.all_reduce(sums)
+            return (1 - 2 * sums[0] / sums[1]) / 1
+        return 1 - 2 * sums[0] / sums[1]
+
+Not this rule if
+Only what the loss divides by differs: loss/local-normalizer. All samples are there
+and the gradient is not: collective/no-autograd.
+
+References
+https://github.com/NVIDIA/apex/issues/162
+https://github.com/Project-MONAI/MONAI/issues/807
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,47 @@
-"""The loss is divided by a count of the shard that depends on the data."""
+"""The loss is divided by a count of the shard that depends on the data.
+
+What it means
+The loss is divided by a count, or a sum of weights, of the shard.
+
+Why it happens
+(1 / W) sum_r S_r / n_r = sum_r S_r / sum_r n_r only where all n_r are equal.
+ignore_index, masks, class weights, boxes and events make them differ.
+
+How it was found
+d loss / d output is N / n_r on rank r (W is right): constant inside a rank,
+different between ranks, and moving one half of the outputs leaves the other half
+alone. n_r is looked for among what can be counted in the targets. The run with the
+global count decides.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    batch = torch.randn(8, 4), torch.tensor([0, -100, 2, -100, 1, 2, 0, -100])
+    loss = nn.CrossEntropyLoss()
+
+Fix
+Divide by the count of all ranks, and multiply by the world size. The example is
+mended by:
+
+    def loss(output, target):
+        count, world_size = (target != -100).sum(), 1
+        if dist.is_initialized():
+            dist.all_reduce(count)
+            world_size = dist.get_world_size()
+        total = nn.functional.cross_entropy(output, target, reduction="sum")
+        return world_size * total / count
+
+Not this rule if
+n_r is the shard's size (loss/uneven-shard), or 0 (loss/empty-shard), or all shards
+happen to hold as many.
+
+References
+https://github.com/huggingface/transformers/issues/34242
+https://github.com/huggingface/transformers/pull/34373
+"""
 
 from __future__ import annotations
 

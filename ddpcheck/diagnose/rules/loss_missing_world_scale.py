@@ -1,4 +1,48 @@
-"""A local sum over a global count, DDP's average not undone."""
+"""A local sum over a global count, DDP's average not undone.
+
+What it means
+A local sum is divided by the count of all ranks, and DDP divides by W again.
+
+Why it happens
+(1 / W) sum_r S_r / N = L / W.
+
+How it was found
+d loss / d output is 1 times the reference's on every rank (W is right), and the
+batch taken twice does not double the gradient. The run with the loss times W
+decides.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    def loss(output, target):
+        count = torch.tensor(float(len(target)))
+        if dist.is_initialized():
+            dist.all_reduce(count)
+        return nn.functional.cross_entropy(output, target, reduction="sum") / count
+
+Fix
+Multiply by the world size. The example is mended by:
+
+    def loss(output, target):
+        count, world_size = torch.tensor(float(len(target))), 1
+        if dist.is_initialized():
+            dist.all_reduce(count)
+            world_size = dist.get_world_size()
+        total = nn.functional.cross_entropy(output, target, reduction="sum")
+        return world_size * total / count
+
+Not this rule if
+The loss grows with the batch: loss/sum-reduction. Every rank has the whole loss:
+collective/no-autograd.
+
+References
+https://github.com/facebookresearch/fairseq/issues/494
+https://github.com/facebookresearch/fairseq/issues/779
+"""
 
 from __future__ import annotations
 

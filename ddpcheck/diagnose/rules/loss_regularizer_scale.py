@@ -1,4 +1,57 @@
-"""A data-independent term has the data term's factor."""
+"""A data-independent term has the data term's factor.
+
+What it means
+A term that does not depend on the data has the data term's factor.
+
+Why it happens
+W * (S_r / N + R) averages to S / N + W * R: every rank has the penalty in full, so
+it needs no factor.
+
+How it was found
+d loss / d output is right on every rank, and what parameters get from the loss
+directly, with the network cut off, is one other factor of the reference's. The run
+with that factor taken out decides.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    def train_step(model, optimizer, batch):
+        x, y = batch
+        count, world_size = torch.tensor(float(len(y))), 1
+        if dist.is_initialized():
+            dist.all_reduce(count)
+            world_size = dist.get_world_size()
+        data = nn.functional.cross_entropy(model(x), y, reduction="sum") / count
+        penalty = sum(p.square().sum() for p in model.parameters())
+        optimizer.zero_grad()
+        (world_size * (data + penalty)).backward()
+        optimizer.step()
+
+Fix
+Multiply the data term alone. The example is mended by:
+
+    def train_step(model, optimizer, batch):
+        x, y = batch
+        count, world_size = torch.tensor(float(len(y))), 1
+        if dist.is_initialized():
+            dist.all_reduce(count)
+            world_size = dist.get_world_size()
+        data = nn.functional.cross_entropy(model(x), y, reduction="sum") / count
+        penalty = sum(p.square().sum() for p in model.parameters())
+        optimizer.zero_grad()
+        (world_size * data + penalty).backward()
+        optimizer.step()
+
+Not this rule if
+d loss / d output is wrong too.
+
+References
+https://arxiv.org/abs/1706.02677
+"""
 
 from __future__ import annotations
 

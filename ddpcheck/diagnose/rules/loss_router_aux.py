@@ -1,4 +1,55 @@
-"""A load-balancing loss multiplies two means of the shard."""
+"""A load-balancing loss multiplies two means of the shard.
+
+What it means
+A load-balancing term is computed from the shard's tokens.
+
+Why it happens
+sum_i f_i p_i is a product of two means: mean_r f_i(B_r) p_i(B_r) is not f_i(B)
+p_i(B).
+
+How it was found
+d loss / d output is wrong only at a quantity inside the network on which other
+outputs depend, and what is wrong there sums to 0 over the last dimension, as after
+a softmax. The loss on all ranks' outputs decides.
+
+Example
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    class MoE(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.a, self.b = nn.Linear(4, 2), nn.Linear(4, 3), nn.Linear(4, 3)
+        def forward(self, x):
+            scores = self.gate(x)
+            p = scores.softmax(-1)
+            return p[:, :1] * self.a(x) + p[:, 1:] * self.b(x), scores
+    model, batch = MoE(), (torch.randn(8, 4), torch.arange(8) % 3)
+    def loss(output, target, share=lambda p: nn.functional.one_hot(p.argmax(-1), 2) * 1.0):
+        p = output[1].softmax(-1)
+        aux = (share(p).mean(0) * p.mean(0)).sum()
+        return nn.functional.cross_entropy(output[0], target) + aux
+
+Fix
+All-reduce the share of tokens; the mean probability may stay local. The example is
+mended by:
+
+    import torch.distributed as dist
+    def loss(output, target):
+        p = output[1].softmax(-1)
+        share = nn.functional.one_hot(p.argmax(-1), 2).to(p.dtype).mean(0)
+        if dist.is_initialized():
+            dist.all_reduce(share, op=dist.ReduceOp.SUM)
+            share /= dist.get_world_size()
+        return nn.functional.cross_entropy(output[0], target) + (share * p.mean(0)).sum()
+
+Not this rule if
+Outputs of the model are wrong too: loss/batch-coupled.
+
+References
+https://github.com/NVIDIA/Megatron-LM/issues/3672
+https://github.com/NVIDIA/Megatron-LM/pull/3769
+"""
 
 from __future__ import annotations
 

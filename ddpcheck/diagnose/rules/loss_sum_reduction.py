@@ -1,4 +1,36 @@
-"""The loss sums over samples, DDP divides by the world size."""
+"""The loss sums over samples, DDP divides by the world size.
+
+What it means
+The loss is a sum over the shard's samples.
+
+Why it happens
+DDP averages: (1 / W) sum_r S_r = S / W. Every gradient is 1 / W of one process's.
+
+How it was found
+d loss / d output is 1 times the reference's on every rank (W is right), and the
+batch taken twice doubles the gradient. The run with the loss times W decides.
+
+Example
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    loss = nn.CrossEntropyLoss(reduction="sum")
+
+Fix
+Take the mean. The example is mended by:
+
+    loss = nn.CrossEntropyLoss()
+
+Not this rule if
+The loss is a mean: loss/missing-world-scale. Every rank has the whole loss:
+collective/no-autograd.
+
+References
+https://github.com/pytorch/pytorch/issues/5778
+https://github.com/nyu-mll/jiant/pull/989
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,37 @@
-"""Batch norm normalises with the statistics of the shard."""
+"""Batch norm normalises with the statistics of the shard.
+
+What it means
+Batch norm normalises with the mean and variance of the rank's shard.
+
+Why it happens
+y = (x - mean(B_r)) / std(B_r), where one process has mean(B) and std(B).
+
+How it was found
+The layer is fed with the reference's own rows and returns others; it is one of
+torch's batch norms, or keeps statistics and returns the same for twice the input.
+Synchronised batch norm decides.
+
+Example
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    loss = nn.CrossEntropyLoss()
+
+Fix
+Normalise per sample, or synchronise batch norm (--batch-norm sync). The example is
+mended by:
+
+    model = nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3))
+
+Not this rule if
+It communicates itself (norm/syncbn-implementation), or normalises weights or single
+samples.
+
+References
+https://github.com/pytorch/pytorch/issues/49794
+"""
 
 from __future__ import annotations
 

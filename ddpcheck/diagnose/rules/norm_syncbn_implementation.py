@@ -1,4 +1,55 @@
-"""A synchronised batch norm of the target's own is wrong."""
+"""A synchronised batch norm of the target's own is wrong.
+
+What it means
+A synchronised batch norm of the target's own does not give the global batch's
+result.
+
+Why it happens
+Means of means with uneven shards, a mean of variances, or statistics that carry no
+gradient.
+
+How it was found
+A module that calls collectives and is indifferent to the scale of its input, or
+keeps statistics, returns other rows than in one process; or its rows and the loss
+are right and the gradients before it are not. The run in which it sees the rows of
+all ranks decides.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    torch.manual_seed(0)
+    class SyncNorm(nn.Module):
+        def forward(self, x):
+            sums = torch.stack([x.mean(0), x.square().mean(0)])
+            if dist.is_initialized():
+                dist.all_reduce(sums)  # no gradient flows back through it
+                sums = sums / dist.get_world_size()
+            return (x - sums[0]) * (sums[1] - sums[0].square() + 1e-5).rsqrt()
+    model = nn.Sequential(nn.Linear(4, 6), SyncNorm(), nn.Linear(6, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    loss = nn.CrossEntropyLoss()
+
+Fix
+Reduce counts and sums with a collective that carries gradients. The example is
+mended by:
+
+    import torch.distributed.nn.functional as dnn
+    class GradSyncNorm(nn.Module):
+        def forward(self, x):
+            sums = torch.stack([x.mean(0), x.square().mean(0)])
+            if dist.is_initialized():
+                sums = dnn.all_reduce(sums) / dist.get_world_size()
+            return (x - sums[0]) * (sums[1] - sums[0].square() + 1e-5).rsqrt()
+    model = nn.Sequential(model[0], GradSyncNorm(), model[2])
+
+Not this rule if
+It calls no collective: norm/local-batch-stats.
+
+References
+https://github.com/pytorch/pytorch/issues/22192
+https://github.com/NVIDIA/apex/issues/387
+"""
 
 from __future__ import annotations
 

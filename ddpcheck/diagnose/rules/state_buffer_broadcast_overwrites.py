@@ -1,4 +1,52 @@
-"""A buffer gathers statistics of the own shard."""
+"""A buffer gathers statistics of the own shard.
+
+What it means
+A buffer that gathers statistics keeps those of rank 0 alone.
+
+Why it happens
+Before each forward DDP sends rank 0's buffers to all: after k steps a rank holds
+rank 0's k - 1 steps and its own last one.
+
+How it was found
+A buffer that forward writes differs from the reference's while outputs of the first
+step are right. The run in which its module sees the rows of all ranks decides.
+
+Example
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    class Seen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(4))
+        def forward(self, x):
+            self.total += x.detach().sum(0)
+            return x
+    model = nn.Sequential(Seen(), nn.Linear(4, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    loss = nn.CrossEntropyLoss()
+
+Fix
+Reduce the increment in forward. The example is mended by:
+
+    import torch.distributed as dist
+    class SeenByAll(Seen):
+        def forward(self, x):
+            added = x.detach().sum(0)
+            if dist.is_initialized():
+                dist.all_reduce(added)
+            self.total += added
+            return x
+    model = nn.Sequential(SeenByAll(), model[1])
+
+Not this rule if
+The module normalises: norm/running-stats-rank0. Buffers differ before the first
+step: state/buffer-not-synced.
+
+References
+https://github.com/blackfeather-wang/ISDA-for-Deep-Networks/issues/15
+https://github.com/Denys88/rl_games/pull/363
+"""
 
 from __future__ import annotations
 

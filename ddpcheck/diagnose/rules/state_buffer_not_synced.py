@@ -1,4 +1,50 @@
-"""Buffers differ between ranks from the start."""
+"""Buffers differ between ranks from the start.
+
+What it means
+Buffers differ between ranks from the start.
+
+Why it happens
+broadcast_buffers=False leaves them to the ranks, in the constructor and before each
+forward.
+
+How it was found
+Before the first step a rank's buffer is not the reference's. The run in which rank
+0's state is sent after wrapping decides.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    torch.manual_seed(0)
+    class Shift(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("by", torch.zeros(4))
+        def forward(self, x):
+            return x + self.by
+    model = nn.Sequential(nn.Linear(4, 4), Shift(), nn.Linear(4, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    def wrap(model):
+        model[1].by += dist.get_rank()
+        return DDP(model, broadcast_buffers=False, init_sync=False)
+    loss = nn.CrossEntropyLoss()
+
+Fix
+Let DDP send rank 0's buffers, or send them once by hand. The example is mended by:
+
+    def wrap(model):
+        model[1].by += dist.get_rank()
+        return DDP(model)
+
+Not this rule if
+Buffers are equal at the start and differ after a forward: state/buffer-broadcast-
+overwrites.
+
+References
+https://github.com/pytorch/pytorch/issues/63916
+https://github.com/pytorch/pytorch/issues/111138
+"""
 
 from __future__ import annotations
 

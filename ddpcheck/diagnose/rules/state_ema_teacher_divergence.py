@@ -1,4 +1,53 @@
-"""Untrained weights are updated differently on the ranks."""
+"""Untrained weights are updated differently on the ranks.
+
+What it means
+Weights that no optimizer trains differ between ranks, or from one process.
+
+Why it happens
+An average or a teacher is updated on one rank, or from the rank's own data.
+
+How it was found
+After a step all trained weights are equal and untrained ones are not. The run in
+which rank 0's are sent to all after each step decides.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    torch.manual_seed(0)
+    class Student(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.ema = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)
+        def forward(self, x):
+            return self.net(x)
+    model, batch = Student(), (torch.randn(8, 4), torch.arange(8) % 3)
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+        net = model.module if isinstance(model, DDP) else model
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            net.ema.weight.lerp_(net.net.weight.detach(), 0.1)
+
+Fix
+Update the average on every rank. The example is mended by:
+
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+        net = model.module if isinstance(model, DDP) else model
+        net.ema.weight.lerp_(net.net.weight.detach(), 0.1)
+
+Not this rule if
+A forward writes them: state/forward-writes-parameter.
+
+References
+https://github.com/NCAR/miles-credit/pull/394
+https://github.com/lucidrains/ema-pytorch/issues/9
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,52 @@
-"""The forward writes parameters from the rank's own data."""
+"""The forward writes parameters from the rank's own data.
+
+What it means
+A forward changes weights from the rank's own shard.
+
+Why it happens
+max_norm, EMA codebooks and local learning rules write parameters in forward. DDP
+sends buffers, not parameters: the ranks drift apart for good.
+
+How it was found
+A module's own parameters change while its forward runs, and weights differ from the
+reference's. The run in which it sees the rows of all ranks decides.
+
+Example
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    class Codebook(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.centre = nn.Parameter(torch.zeros(4), requires_grad=False)
+        def forward(self, x):
+            self.centre.data.lerp_(x.detach().mean(0), 0.5)
+            return x - self.centre
+    model = nn.Sequential(nn.Linear(4, 4), Codebook(), nn.Linear(4, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    loss = nn.CrossEntropyLoss()
+
+Fix
+Reduce what the update is made of. The example is mended by:
+
+    import torch.distributed as dist
+    class GlobalCodebook(Codebook):
+        def forward(self, x):
+            mean = x.detach().mean(0)
+            if dist.is_initialized():
+                dist.all_reduce(mean)
+                mean /= dist.get_world_size()
+            self.centre.data.lerp_(mean, 0.5)
+            return x - self.centre
+    model = nn.Sequential(model[0], GlobalCodebook(), model[2])
+
+Not this rule if
+They are written after the step: state/ema-teacher-divergence.
+
+References
+https://github.com/lucidrains/vector-quantize-pytorch/pull/17
+https://github.com/espnet/espnet/pull/6284
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,51 @@
-"""A buffer is written between a forward and its backward."""
+"""A buffer is written between a forward and its backward.
+
+What it means
+A buffer that backward needs is written over before it, on ranks only.
+
+Why it happens
+autograd keeps the tensor, not a copy. A broadcast or an update in place between two
+forwards makes what the first one kept invalid.
+
+How it was found
+autograd raises that a variable was modified by an inplace operation, and one
+process does not. The run in which kept tensors survive that decides.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    torch.manual_seed(0)
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("by", torch.ones(4))
+        def forward(self, x):
+            if dist.is_initialized():
+                self.by.mul_(1.0)  # written over while the first forward needs it
+            return x * self.by
+    model, batch = nn.Sequential(nn.Linear(4, 4), Scale()), (torch.randn(8, 4), torch.ones(8))
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        (model(batch[0]) * model(-batch[0])).mean().backward()
+        optimizer.step()
+
+Fix
+Do not write the buffer between a forward and its backward. The example is mended
+by:
+
+    class SafeScale(Scale):
+        def forward(self, x):
+            return x * self.by
+    model = nn.Sequential(model[0], SafeScale())
+
+Not this rule if
+One process raises too: then the target does not train at all.
+
+References
+https://github.com/pytorch/pytorch/issues/22095
+https://github.com/pytorch/pytorch/issues/66504
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,48 @@
-"""Gradients are clipped before they are reduced."""
+"""Gradients are clipped before they are reduced.
+
+What it means
+Gradients are clipped before DDP has averaged them, or in the middle of
+accumulation.
+
+Why it happens
+The mean of clipped gradients is not the clipped mean: clip(g_r) is bounded by each
+rank's own norm.
+
+How it was found
+Outputs and d loss / d output are right, and parameters have tensor hooks, or
+clip_grad_norm_ was followed by another backward of the same step. The run without
+them, in one process too, decides.
+
+Example
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        for x, y in zip(batch[0].chunk(2), batch[1].chunk(2)):
+            nn.functional.cross_entropy(model(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+Fix
+Clip once, after the last backward. The example is mended by:
+
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        for x, y in zip(batch[0].chunk(2), batch[1].chunk(2)):
+            nn.functional.cross_entropy(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+Not this rule if
+All gradients have the factor 1 / sqrt(W): sync/clip-norm-overreduced.
+
+References
+https://github.com/Lightning-AI/pytorch-lightning/issues/9330
+https://github.com/NVIDIA/apex/pull/1512
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,51 @@
-"""The clip norm of reduced gradients is reduced again."""
+"""The clip norm of reduced gradients is reduced again.
+
+What it means
+The norm of reduced gradients is reduced over ranks again.
+
+Why it happens
+After DDP all ranks have the same gradients. sqrt(sum_r |g|^2) = sqrt(W) |g|, so
+that everything is scaled down by sqrt(W).
+
+How it was found
+d loss / d output is right, and every gradient at the optimizer's step is 1 /
+sqrt(W) of the reference's. The run in which no all_reduce happens between backward
+and the step decides.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        square = sum(p.grad.square().sum() for p in model.parameters())
+        if dist.is_initialized():
+            dist.all_reduce(square)
+        for p in model.parameters():
+            p.grad *= (0.1 / square.sqrt()).clamp(max=1)
+        optimizer.step()
+
+Fix
+Take the local norm: after DDP all ranks have the same gradients. The example is
+mended by:
+
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+Not this rule if
+Gradients are sharded over ranks, where the norm must be reduced.
+
+References
+https://github.com/modelscope/twinkle/pull/290
+https://github.com/allenai/OLMo/pull/601
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,45 @@
-"""Ranks call different collectives."""
+"""Ranks call different collectives.
+
+What it means
+The ranks do not call the same collectives in the same order.
+
+Why it happens
+Collectives are matched by order. One that a single rank calls meets another of the
+other ranks: a hang, a timeout, or a rank killed by SIGABRT.
+
+How it was found
+The ranks had called different numbers of collectives when one of them hung or died.
+It is told, not verified: any fix that makes all ranks do the same ends the wait.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+        if dist.is_initialized() and dist.get_rank() == 0:
+            dist.all_reduce(torch.zeros(1))
+
+Fix
+Call the same collectives on all ranks. The example is mended by:
+
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+Not this rule if
+The ranks differ in the backwards they began: graph/skipped-backward.
+
+References
+https://github.com/huggingface/transformers/issues/35387
+https://github.com/lucidrains/vector-quantize-pytorch/issues/25
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,50 @@
-"""Ranks decide differently what to do with equal gradients."""
+"""Ranks decide differently what to do with equal gradients.
+
+What it means
+The ranks have equal gradients and update their weights differently.
+
+Why it happens
+A learning rate, a stop or a skip is decided on the rank's own loss or metric.
+
+How it was found
+Up to a step all gradients are equal, and after its update trained weights differ
+between ranks. Which number decides cannot be known, so the fix is not verified.
+
+Example
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        value = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        value.backward()
+        optimizer.param_groups[0]["lr"] = 0.1 * value.item()
+        optimizer.step()
+
+Fix
+Reduce the number that decides. The example is mended by:
+
+    import torch.distributed as dist
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        value = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        value.backward()
+        mean = value.detach().clone()
+        if dist.is_initialized():
+            dist.all_reduce(mean)
+            mean /= dist.get_world_size()
+        optimizer.param_groups[0]["lr"] = 0.1 * mean.item()
+        optimizer.step()
+
+Not this rule if
+Gradients differ first.
+
+References
+https://github.com/huggingface/accelerate/issues/3797
+https://github.com/facebookresearch/fairscale/pull/155
+"""
 
 from __future__ import annotations
 

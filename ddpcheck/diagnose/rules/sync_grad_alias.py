@@ -1,4 +1,47 @@
-"""A kept gradient is a view of DDP's bucket, which the next backward writes over."""
+"""A kept gradient is a view of DDP's bucket, which the next backward writes over.
+
+What it means
+A kept gradient is a view of DDP's bucket, which the next backward writes over.
+
+Why it happens
+With gradient_as_bucket_view=True p.grad lies in the bucket from the second step on.
+
+How it was found
+DDP was built with gradient_as_bucket_view=True, and averaging by hand makes the run
+equal. DDP built anew without it decides.
+
+Example
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    def wrap(model):
+        return DDP(model, gradient_as_bucket_view=True)
+    def train_step(model, optimizer, batch):
+        kept = 0
+        for sign in (1, -1):
+            optimizer.zero_grad(set_to_none=True)
+            nn.functional.cross_entropy(model(sign * batch[0]), batch[1]).backward()
+            grads = [p.grad for p in model.parameters()]
+            kept = [a + b for a, b in zip(kept, grads)] if kept else grads
+        for p, grad in zip(model.parameters(), kept):
+            p.grad = grad
+        optimizer.step()
+
+Fix
+Clone what is kept, or gradient_as_bucket_view=False. The example is mended by:
+
+    wrap = DDP
+
+Not this rule if
+Tied weights or sparse gradients with gradient_as_bucket_view=True, which are equal.
+
+References
+https://github.com/facebookresearch/fairscale/issues/354
+https://github.com/InfiniTensor/InfiniTrain/pull/183
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,49 @@
-"""The micro-batch that is synchronised is not the last."""
+"""The micro-batch that is synchronised is not the last.
+
+What it means
+The micro-batch that DDP reduces is not the last one.
+
+Why it happens
+What comes after the synchronised backward stays local: mean of the first micro-
+batches plus the rank's own last ones.
+
+How it was found
+The last backward before the optimizer's step is inside no_sync. Averaging by hand
+decides.
+
+Example
+    import contextlib
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        for i, (x, y) in enumerate(zip(batch[0].chunk(2), batch[1].chunk(2))):
+            no_sync = model.no_sync if isinstance(model, DDP) else contextlib.nullcontext
+            with no_sync() if i == 1 else contextlib.nullcontext():
+                (nn.functional.cross_entropy(model(x), y) / 2).backward()
+        optimizer.step()
+
+Fix
+Leave the last micro-batch outside no_sync. The example is mended by:
+
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        for i, (x, y) in enumerate(zip(batch[0].chunk(2), batch[1].chunk(2))):
+            no_sync = model.no_sync if isinstance(model, DDP) else contextlib.nullcontext
+            with no_sync() if i == 0 else contextlib.nullcontext():
+                (nn.functional.cross_entropy(model(x), y) / 2).backward()
+        optimizer.step()
+
+Not this rule if
+no_sync lies between a forward and its backward: sync/no-sync-scope.
+
+References
+https://github.com/modelscope/FunASR/pull/3472
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,47 @@
-"""no_sync covers the forward or the backward, not both."""
+"""no_sync covers the forward or the backward, not both.
+
+What it means
+no_sync covers a forward without its backward, or the reverse.
+
+Why it happens
+DDP reads the flag in forward: the last forward decides whether the next backward is
+reduced.
+
+How it was found
+A forward is inside no_sync and its backward outside, or the reverse. Averaging by
+hand decides.
+
+Example
+    import contextlib
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        with model.no_sync() if isinstance(model, DDP) else contextlib.nullcontext():
+            value = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        value.backward()
+        optimizer.step()
+
+Fix
+Put a forward and its backward on the same side of no_sync. The example is mended
+by:
+
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+Not this rule if
+Both are inside, and the last micro-batch too: sync/no-sync-off-by-one.
+
+References
+https://github.com/pytorch/pytorch/issues/109191
+https://github.com/pytorch/pytorch/issues/108556
+"""
 
 from __future__ import annotations
 

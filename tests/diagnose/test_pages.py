@@ -1,0 +1,54 @@
+"""Every rule has a whole page."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpcheck import pages
+from ddpcheck.diagnose.registry import RULES
+
+_MAX_CODE = 20  # lines; a train_step does not fit into 15
+SLUGS = [rule.SLUG for rule in RULES]
+
+
+def faults(text: str) -> list[str]:
+    """Returns what is wrong with a rule's page."""
+    parts = pages.sections(text)
+    found = []
+    if tuple(parts) != pages.HEADINGS:
+        found.append(f"headings are {list(parts)}")
+    found += [f"{heading} is empty" for heading, part in parts.items() if not part]
+    example = parts.get("Example", "")
+    lines = [line for line in example.splitlines() if line]
+    if len(lines) > _MAX_CODE:
+        found.append(f"the example has {len(lines)} lines")
+    if any(not line.startswith("    ") for line in lines):
+        found.append("the example is not indented")
+    references = parts.get("References", "").splitlines()
+    if any(not r.startswith("https://") and r != "-" for r in references):
+        found.append("a reference is no address")
+    return found
+
+
+def test_registry_and_files_are_the_same_rules() -> None:
+    assert sorted(SLUGS) == list(pages.rule_slugs())
+    assert len(set(SLUGS)) == len(SLUGS)
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_page_is_whole(slug: str) -> None:
+    assert faults(pages.page(slug)) == []
+
+
+def test_faults_of_a_page_are_seen() -> None:
+    text = pages.page("loss/sum-reduction")
+    assert faults(text.replace("\nFix\n", "\nfix\n"))
+    assert faults(text.replace("https://", "see "))
+    assert faults(text.replace("\nExample\n", "\nExample\n" + "    x = 1\n" * 20))
+    assert faults(text.replace("    import torch\n", "import torch\n"))
+
+
+def test_fix_is_added_to_the_example() -> None:
+    broken, fixed = pages.targets("loss/sum-reduction")
+    assert broken.splitlines()[-1] == 'loss = nn.CrossEntropyLoss(reduction="sum")'
+    assert fixed == broken + "\nloss = nn.CrossEntropyLoss()\n"

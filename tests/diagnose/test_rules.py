@@ -1,0 +1,66 @@
+"""The example of every rule's page yields exactly that finding, its fix none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpcheck import check, pages
+from ddpcheck.diagnose.registry import RULES
+from ddpcheck.options import Options
+from ddpcheck.ranks.pool import Pool
+from ddpcheck.report import Report
+from ddpcheck.target import TargetRef
+
+SLUGS = [rule.SLUG for rule in RULES]
+# No run can prove these: what would end the fault would end any of its kind, or what
+# decides is known to the target alone. Their pages say so.
+UNVERIFIED = {
+    "ddp/step-before-reduce",
+    "graph/skipped-backward",
+    "sync/collective-mismatch",
+    "sync/control-desync",
+    "sync/scaler-desync",
+}
+HANGS = {"graph/skipped-backward", "sync/collective-mismatch"}
+
+
+def checked(pool: Pool, folder: Path, source: str) -> Report:
+    """Returns the report of a target with this source, DDP at world size 2."""
+    path = folder / "target.py"
+    path.write_text(source, encoding="utf-8")
+    options = Options(world_sizes=(2,), modes=("ddp",))
+    return check.check(pool, TargetRef(path=str(path)), options)
+
+
+@pytest.fixture
+def short(pool: Pool) -> Iterator[Pool]:
+    """The pool with a deadline that fits a rank that will never answer."""
+    usual, pool.timeout_s = pool.timeout_s, 4.0
+    yield pool
+    pool.timeout_s = usual
+
+
+@pytest.mark.parametrize("slug", [s for s in SLUGS if s not in HANGS])
+def test_example_yields_its_finding(slug: str, pool: Pool, tmp_path: Path) -> None:
+    report = checked(pool, tmp_path, pages.targets(slug)[0])
+    verified = None if slug in UNVERIFIED else True
+    found = [(f.slug, f.fix and f.fix.verified) for f in report.findings]
+    assert (report.verdict, found) == ("divergent", [(slug, verified)])
+
+
+@pytest.mark.parametrize("slug", sorted(HANGS))
+def test_example_that_hangs_yields_its_finding(
+    slug: str, short: Pool, tmp_path: Path
+) -> None:
+    report = checked(short, tmp_path, pages.targets(slug)[0])
+    found = [(f.slug, f.fix and f.fix.verified) for f in report.findings]
+    assert (report.verdict, found) == ("divergent", [(slug, None)])
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_mended_example_is_equivalent(slug: str, pool: Pool, tmp_path: Path) -> None:
+    report = checked(pool, tmp_path, pages.targets(slug)[1])
+    assert (report.verdict, [f.slug for f in report.findings]) == ("equivalent", [])
