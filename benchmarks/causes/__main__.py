@@ -1,0 +1,136 @@
+"""How many causes are found, on a corpus of broken training code with fixed twins.
+
+    python benchmarks/causes [NAME ...]
+
+The corpus: `NAME.py` and `NAME_fixed.py` here, modelled on reports of real projects,
+with the causes in truth.json (alternatives where one fault has two names, a list per
+cause where there are several), and the examples of all rules' pages. All run at world
+sizes 2 and 4 on one engine, with fixed seeds. Printed: one line per target that comes
+out wrong, then the totals.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpcheck import pages
+from ddpcheck.check import PRELOAD_MODULES, check
+from ddpcheck.errors import UsageError
+from ddpcheck.options import Options
+from ddpcheck.ranks.pool import Pool, Preload
+from ddpcheck.report import Finding
+from ddpcheck.target import TargetRef
+
+FOLDER = Path(__file__).parent
+# Findings that no run can prove, as their pages say.
+UNPROVABLE = {
+    "ddp/step-before-reduce",
+    "graph/skipped-backward",
+    "sync/collective-mismatch",
+    "sync/control-desync",
+    "sync/scaler-desync",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A broken target, its fixed twin, and the slugs that name each cause."""
+
+    name: str
+    broken: Path
+    fixed: Path
+    causes: list[list[str]]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts over all cases."""
+
+    cases: int = 0
+    detected: int = 0
+    first_cause: int = 0
+    all_causes: int = 0
+    provable: int = 0
+    proven: int = 0
+    false_alarms: int = 0
+    seconds: float = 0.0
+
+
+def corpus(folder: Path) -> Iterator[Case]:
+    """Yields the pairs of files, then the pages' examples, written to `folder`."""
+    truth = json.loads((FOLDER / "truth.json").read_text(encoding="utf-8"))
+    for name, causes in truth.items():
+        broken, fixed = FOLDER / f"{name}.py", FOLDER / f"{name}_fixed.py"
+        yield Case(name=name, broken=broken, fixed=fixed, causes=causes)
+    for slug in pages.rule_slugs():
+        name = slug.replace("/", "_").replace("-", "_")
+        broken, fixed = folder / f"{name}.py", folder / f"{name}_fixed.py"
+        for path, source in zip((broken, fixed), pages.targets(slug), strict=True):
+            path.write_text(source, encoding="utf-8")
+        yield Case(name=f"page of {slug}", broken=broken, fixed=fixed, causes=[[slug]])
+
+
+def main(wanted: list[str]) -> int:
+    """Runs the corpus; returns 1 where something came out wrong."""
+    totals = Totals()
+    started = time.perf_counter()
+    preload = Preload(modules=PRELOAD_MODULES)
+    with tempfile.TemporaryDirectory() as folder, Pool(preload, timeout_s=10) as pool:
+        pool.start()
+        pool.wait_for_imports()
+        for case in corpus(Path(folder)):
+            if not wanted or any(part in case.name for part in wanted):
+                judge(case, pool, totals)
+    totals.seconds = time.perf_counter() - started
+    print(
+        f"{totals.cases} broken targets: {totals.detected} detected, "
+        f"{totals.first_cause} with the right first cause, {totals.all_causes} with "
+        f"all causes; fix verified in {totals.proven} of {totals.provable}; "
+        f"{totals.false_alarms} false alarms on {totals.cases} fixed twins; "
+        f"{totals.seconds:.0f} s"
+    )
+    is_right = totals.all_causes == totals.cases and not totals.false_alarms
+    return 0 if is_right else 1
+
+
+def judge(case: Case, pool: Pool, totals: Totals) -> None:
+    """Runs both targets of a case and counts what came out."""
+    totals.cases += 1
+    verdict, findings = outcome(case.broken, pool)
+    slugs = [finding.slug for finding in findings]
+    totals.detected += verdict == "divergent"
+    first = bool(slugs) and slugs[0] in case.causes[0]
+    every = len(slugs) == len(case.causes) and all(
+        slug in names for slug, names in zip(slugs, case.causes, strict=True)
+    )
+    totals.first_cause += first
+    totals.all_causes += every
+    provable = [f for f in findings if f.slug not in UNPROVABLE]
+    totals.provable += len(provable)
+    totals.proven += sum(bool(f.fix and f.fix.verified) for f in provable)
+    if not every or any(not (f.fix and f.fix.verified) for f in provable):
+        print(f"{case.name}: {verdict}, {slugs or 'no finding'}, not {case.causes}")
+    verdict, findings = outcome(case.fixed, pool)
+    if verdict != "equivalent" or findings:
+        totals.false_alarms += 1
+        print(f"{case.name}, fixed: {verdict}, {[f.slug for f in findings]}")
+    sys.stdout.flush()
+
+
+def outcome(path: Path, pool: Pool) -> tuple[str, tuple[Finding, ...]]:
+    """Returns the verdict and the findings of one target."""
+    try:
+        report = check(pool, TargetRef(path=str(path)), Options(world_sizes=(2, 4)))
+    except UsageError as error:
+        return str(error), ()
+    return report.verdict, report.findings
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
