@@ -129,6 +129,7 @@ def check(
             *warnings,
         ],
         seconds=time.perf_counter() - started,
+        smallest=diagnosis.smallest,
     )
 
 
@@ -242,6 +243,7 @@ def _report(
     not_compared: list[NotCompared],
     warnings: list[str],
     seconds: float,
+    smallest: RunSpec | None,
 ) -> Report:
     verdict = _verdict(runs, findings)
     return Report(
@@ -256,7 +258,7 @@ def _report(
         warnings=tuple(dict.fromkeys(warnings)),
         seconds=seconds,
         reproduce=reproduce.script(
-            ref, runs, findings, unused=bool(base.facts["unused"])
+            ref, runs, findings, smallest, unused=bool(base.facts["unused"])
         ),
     )
 

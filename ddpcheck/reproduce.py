@@ -7,10 +7,10 @@ numbers, and exits 1 while they differ.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
-from ddpcheck.report import Difference, Finding, Run
+from ddpcheck.report import Finding, Run
+from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import TargetRef
 
 _TEMPLATE = '''\
@@ -24,14 +24,15 @@ import torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-PATH, WORLD, STEPS, DTYPE, RTOL = {path!r}, {world}, {steps}, torch.{dtype}, {rtol!r}
+PATH, NAMES, ROWS = {path!r}, {names!r}, {rows}
+WORLD, STEPS, DTYPE, RTOL = {world}, {steps}, torch.{dtype}, {rtol!r}
 
 def load():
     sys.path.insert(0, os.path.dirname(PATH))
     spec = importlib.util.spec_from_file_location("reproduced", PATH)
     module = sys.modules["reproduced"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return lambda name: getattr(module, {names!r}.get(name, name), None)
+    return lambda name: getattr(module, NAMES.get(name, name), None)
 
 def each(x, f):  # f on every tensor of nested tuples, lists and dicts
     if isinstance(x, torch.Tensor): return f(x)
@@ -54,7 +55,7 @@ def train(get, rank=None):  # one process, or one rank on its rows
     for step in range(STEPS):
         batch = get("batch")
         batch = batch if not callable(batch) else batch(step) if batch.__code__.co_argcount else batch()
-        batch = each(batch, lambda t: t.to(DTYPE) if t.is_floating_point() else t)
+        batch = each(batch, lambda t: (t.to(DTYPE) if t.is_floating_point() else t)[:ROWS] if t.dim() else t)
         batch = batch if rank is None else each(batch, lambda t: t.tensor_split(WORLD)[rank] if t.dim() else t)
         if get("train_step"):
             get("train_step")(model, optimizer, batch)
@@ -89,41 +90,33 @@ if __name__ == "__main__":
 
 
 def script(
-    ref: TargetRef, runs: list[Run], findings: list[Finding], *, unused: bool
+    ref: TargetRef,
+    runs: list[Run],
+    findings: list[Finding],
+    smallest: RunSpec | None,
+    *,
+    unused: bool,
 ) -> str:
     """Returns the text of reproduce.py, "" where a script cannot show it.
 
-    The smallest world size that diverges under DDP, and the first step that does.
+    `smallest` is the run to show: its world size, steps and samples.
     """
-    divergent = [r for r in runs if r.mode == "ddp" and r.verdict == "divergent"]
-    if not divergent or ref.path is None:
+    spec = smallest
+    if spec is None or ref.path is None:
         return ""
-    run = min(divergent, key=lambda r: r.world_size)
-    if run.noise != "asis" or run.batch_norm != "asis" or run.loss != "asis":
+    if spec.noise != "asis" or spec.batch_norm != "asis" or spec.loss != "asis":
         return ""
     summary = findings[0].summary if findings else "the cause is unknown"
+    run = next(r for r in runs if (r.mode, r.world_size) == ("ddp", spec.world_size))
     return _TEMPLATE.format(
         title=f"{Path(ref.path).name}: {findings[0].slug if findings else 'divergence'}",
         summary=summary.replace("\\", "/").replace('"""', "'"),
-        mode=run.mode,
-        world=run.world_size,
+        world=spec.world_size,
         path=str(Path(ref.path).resolve()),
-        steps=_steps(run),
+        steps=spec.steps,
+        rows=spec.rows or None,
         dtype=run.dtype if run.dtype in ("float64", "float32") else "float32",
         rtol=run.rtol,
         names=dict(ref.names),
         unused=unused,
     )
-
-
-def _steps(run: Run) -> int:
-    """Returns how many steps show it: up to the first that differs, all for faults."""
-    if run.faults:
-        return 3
-    rows: list[Difference] = [
-        t
-        for q in (run.gradients, run.weights, run.buffers)
-        for t in q.tensors
-        if t.excess > 1 and math.isfinite(t.excess)
-    ]
-    return min((t.step for t in rows), default=2) + 1

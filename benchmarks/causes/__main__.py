@@ -4,9 +4,9 @@
 
 The corpus: `NAME.py` and `NAME_fixed.py` here, modelled on reports of real projects,
 with the causes in truth.json (alternatives where one fault has two names, a list per
-cause where there are several), and the examples of all rules' pages. All run at world
-sizes 2 and 4 on one engine, with fixed seeds. Printed: one line per target that comes
-out wrong, then the totals.
+cause where there are several, in the order of the links), at world sizes 2 and 4; and
+the examples of all rules' pages, at 2. All run on one engine, with fixed seeds.
+Printed: one line per target that comes out wrong, then the totals.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Case:
     broken: Path
     fixed: Path
     causes: list[list[str]]
+    world_sizes: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -67,13 +68,21 @@ def corpus(folder: Path) -> Iterator[Case]:
     truth = json.loads((FOLDER / "truth.json").read_text(encoding="utf-8"))
     for name, causes in truth.items():
         broken, fixed = FOLDER / f"{name}.py", FOLDER / f"{name}_fixed.py"
-        yield Case(name=name, broken=broken, fixed=fixed, causes=causes)
+        yield Case(
+            name=name, broken=broken, fixed=fixed, causes=causes, world_sizes=(2, 4)
+        )
     for slug in pages.rule_slugs():
         name = slug.replace("/", "_").replace("-", "_")
         broken, fixed = folder / f"{name}.py", folder / f"{name}_fixed.py"
         for path, source in zip((broken, fixed), pages.targets(slug), strict=True):
             path.write_text(source, encoding="utf-8")
-        yield Case(name=f"page of {slug}", broken=broken, fixed=fixed, causes=[[slug]])
+        yield Case(
+            name=f"page of {slug}",
+            broken=broken,
+            fixed=fixed,
+            causes=[[slug]],
+            world_sizes=(2,),
+        )
 
 
 def main(wanted: list[str]) -> int:
@@ -102,7 +111,7 @@ def main(wanted: list[str]) -> int:
 def judge(case: Case, pool: Pool, totals: Totals) -> None:
     """Runs both targets of a case and counts what came out."""
     totals.cases += 1
-    verdict, findings = outcome(case.broken, pool)
+    verdict, findings = outcome(case.broken, case.world_sizes, pool)
     slugs = [finding.slug for finding in findings]
     totals.detected += verdict == "divergent"
     first = bool(slugs) and slugs[0] in case.causes[0]
@@ -116,17 +125,21 @@ def judge(case: Case, pool: Pool, totals: Totals) -> None:
     totals.proven += sum(bool(f.fix and f.fix.verified) for f in provable)
     if not every or any(not (f.fix and f.fix.verified) for f in provable):
         print(f"{case.name}: {verdict}, {slugs or 'no finding'}, not {case.causes}")
-    verdict, findings = outcome(case.fixed, pool)
+    verdict, findings = outcome(case.fixed, case.world_sizes, pool)
     if verdict != "equivalent" or findings:
         totals.false_alarms += 1
         print(f"{case.name}, fixed: {verdict}, {[f.slug for f in findings]}")
     sys.stdout.flush()
 
 
-def outcome(path: Path, pool: Pool) -> tuple[str, tuple[Finding, ...]]:
+def outcome(
+    path: Path, world_sizes: tuple[int, ...], pool: Pool
+) -> tuple[str, tuple[Finding, ...]]:
     """Returns the verdict and the findings of one target."""
     try:
-        report = check(pool, TargetRef(path=str(path)), Options(world_sizes=(2, 4)))
+        report = check(
+            pool, TargetRef(path=str(path)), Options(world_sizes=world_sizes)
+        )
     except UsageError as error:
         return str(error), ()
     return report.verdict, report.findings

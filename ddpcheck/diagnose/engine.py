@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpcheck import assemble
-from ddpcheck.diagnose import data_parallel, findings
+from ddpcheck.diagnose import data_parallel, findings, shrink
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.probes.evidence import (
     RankEvidence,
@@ -48,6 +48,7 @@ class Diagnosis:
     findings: list[Finding] = field(default_factory=list)
     not_compared: list[NotCompared] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    smallest: RunSpec | None = None  # the smallest run that shows a divergence of DDP
 
 
 @dataclass(slots=True)
@@ -87,6 +88,7 @@ def diagnose(
         explained |= same | {index}
         found = findings.make(causes, search.case, sorted(same | {index}))
         diagnosis.findings = findings.merge(diagnosis.findings, found)
+    diagnosis.smallest = shrink.smallest(session, outcomes, runs, limit)
     rest = [i for i in _by_world_size(runs, "dp") if i not in explained]
     if rest:
         diagnosis.findings = data_parallel.explain(

@@ -36,6 +36,11 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     if spec.constants != models.NATIVE:
         batches = [models.cast_batch(b, spec.dtype) for b in batches]
     torch.set_default_dtype(constant)
+    if spec.rows:
+        batches = [
+            tree.replace(b, lambda _, t: t[: spec.rows] if t.dim() else t)
+            for b in batches
+        ]
     if spec.shuffle:
         batches = [_sorted(b, batch_size(target, b)) for b in batches]
     if spec.tile:

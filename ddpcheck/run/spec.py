@@ -45,6 +45,8 @@ class RunSpec:
     permute: bool = False
     # The samples in another order, in the reference too: other shards, same batch.
     shuffle: bool = False
+    # The first samples alone; 0: the batch as it is.
+    rows: int = 0
     # Number of shards that become copies of the first: faults of layout stay, those of
     # counts go. 0: the batch as it is.
     tile: int = 0
