@@ -38,7 +38,7 @@ def check(
         UsageError: the target or a setting is wrong.
         CannotCheckError: the target cannot be run at all.
     """
-    from ddpcheck import check as checks  # noqa: PLC0415 (--help needs none of it)
+    from ddpcheck import checking  # noqa: PLC0415 (--help needs none of it)
     from ddpcheck import target as targets  # noqa: PLC0415
 
     path, names = _split(target, names)
@@ -57,7 +57,7 @@ def check(
         output.importing_ahead(wanted),
         Progress(sys.stderr, wanted=not wanted.quiet) as progress,
     ):
-        report = checks.check_file(ref, options, progress=progress)
+        report = checking.check_file(ref, options, progress=progress)
     report = dataclasses.replace(
         report,
         command=command,

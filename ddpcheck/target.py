@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck import settings as settings_module
+from ddpcheck import shipping
 from ddpcheck.errors import Problem, UsageError, cut
 
 NAMES = ("model", "batch", "loss", "optimizer", "wrap", "train_step")
@@ -139,6 +140,22 @@ def from_module(module: types.ModuleType, ref: TargetRef) -> Target:
             _check_kind(name, key, value)
     settings = {k: _setting(module, k, name) for k in SETTINGS if hasattr(module, k)}
     return Target(name=name, path=str(ref.path or ""), settings=settings, **found)
+
+
+def unpack(path: str) -> Target:
+    """Returns the target that `ddpcheck.shipping.pack` wrote.
+
+    Raises:
+        UsageError: with slugs target-name-kind, target-no-loss.
+    """
+    made: Target = shipping.unpack(path)
+    for key in NAMES:
+        value = getattr(made, key)
+        if value is not None or key in ("model", "batch"):
+            _check_kind(made.name, key, value)
+    if made.loss is None and made.train_step is None:
+        _allow_missing_loss(types.ModuleType(made.name), made.name, made.batch)
+    return made
 
 
 def sha256(path: str) -> str:

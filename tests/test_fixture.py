@@ -52,7 +52,7 @@ def test_fixture_passes_the_sound_loss_and_names_the_cause_of_the_other(
     assert "loss/sum-reduction" in done.stdout
 
 
-@pytest.mark.parametrize("module", ["torch", "ddpcheck.check", "rich"])
+@pytest.mark.parametrize("module", ["torch", "ddpcheck.checking", "rich"])
 def test_plugin_costs_nothing_where_it_is_not_used(tmp_path: Path, module: str) -> None:
     test = f"import sys\n\n\ndef test_it():\n    assert {module!r} not in sys.modules\n"
     (tmp_path / "test_user.py").write_text(test, encoding="utf-8")
