@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ddpcheck import budget, checking, exits, plan, pytest_plugin, settings
+from ddpcheck import budget, checking, exits, plan, settings
 from ddpcheck.api import DivergenceError
 from ddpcheck.assemble import worst_excess
 from ddpcheck.errors import UsageError
@@ -26,10 +26,11 @@ from ddpcheck.ranks.pool import Pool
 from ddpcheck.render import numbers, status, terminal
 from ddpcheck.report import Report
 from ddpcheck.session import CannotCheckError, Session
-from ddpcheck.target import TargetRef
+from ddpcheck.target import NAMES, TargetRef
 
 WHOLE = "matrix"  # the one item of a target whose matrix its source does not tell
 _UNREADABLE = object()
+_WITHOUT_VALUE = ("fix", "report_dir")
 
 
 def is_target(path: Path, parent: pytest.Collector) -> bool:
@@ -122,25 +123,20 @@ class TargetFile(pytest.File):
 
     def ref(self) -> TargetRef:
         """Returns the target, with the names that the options give."""
-        chosen = {
-            name.replace("-", "_"): _option(self.config, f"{name}-fn")
-            for name in pytest_plugin.NAMES
-        }
+        chosen = {name: _option(self.config, f"{name}_fn") for name in NAMES}
         names = tuple(sorted((k, v) for k, v in chosen.items() if v is not None))
         return TargetRef(path=str(self.path), names=names)
 
 
 def _option(config: pytest.Config, name: str) -> Any:
-    return config.getoption("ddpcheck_" + name.replace("-", "_"))
+    return config.getoption(f"ddpcheck_{name}")
 
 
 def _options(config: pytest.Config, path: Path) -> Options:
-    given = {
-        name.replace("-", "_"): value
-        for name in (*pytest_plugin.SETTINGS, "accept")
-        if (value := _option(config, name)) is not None
-    }
-    if _option(config, "no-fix"):
+    names = [setting.name for setting in settings.SETTINGS]
+    names = [name for name in names if name not in _WITHOUT_VALUE]
+    given = {n: value for n in names if (value := _option(config, n)) is not None}
+    if _option(config, "no_fix"):
         given["fix"] = False
     return settings.make(given, settings.from_project(path))
 

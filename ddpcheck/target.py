@@ -45,16 +45,14 @@ _ALIASES = {
 class TargetRef:
     """Where a target comes from; plain, so that it can be sent to ranks.
 
-    Exactly one of `path` (a file), `factory` ("module:function", called with
-    `arguments`) and `payload` (a pickled `Target`) is set. `names` maps the contract's
-    names to the file's ("model": "Net").
+    One of `path` (a file) and `factory` ("module:function", called with `arguments`)
+    is set. `names` maps the contract's names to the file's ("model": "Net").
     """
 
     path: str | None = None
     names: tuple[tuple[str, str], ...] = ()
     factory: str | None = None
     arguments: tuple[tuple[str, Any], ...] = ()
-    payload: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +107,6 @@ def load(ref: TargetRef) -> Target:
         UsageError: with slugs target-missing-file, target-import, target-no-model,
             target-no-batch, target-no-loss, target-name-kind.
     """
-    if ref.payload is not None:
-        import cloudpickle  # type: ignore[import-untyped]  # noqa: PLC0415
-
-        unpickled: Target = cloudpickle.loads(ref.payload)
-        return unpickled
     if ref.factory is not None:
         module, function = ref.factory.split(":")
         made: Target = getattr(importlib.import_module(module), function)(
