@@ -7,6 +7,7 @@ test, is imported there. A test module is not: importing it again would run it a
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -63,20 +64,23 @@ def _goes_by_value(module: Any) -> bool:
         return False
     stem = Path(path).stem
     is_test = stem.startswith(_TESTS) or stem.endswith("_test")
-    return is_test or not _is_importable(module.__name__, path)
+    return is_test or not _is_importable(module.__name__, path, tuple(sys.path))
 
 
+@functools.cache
 def _installed() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     return tuple({sysconfig.get_path(name) for name in names})
 
 
-def _is_importable(name: str, path: str) -> bool:
+@functools.cache
+def _is_importable(name: str, path: str, sys_path: tuple[str, ...]) -> bool:
     """Returns whether another process with this sys.path finds the same file.
 
     importlib.util.find_spec would return what this process has, which pytest's import
     mode "importlib" loads from anywhere.
     """
+    del sys_path  # the finders read it; here it is the key of the cache
     where: Any = None
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
