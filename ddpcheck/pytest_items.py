@@ -147,7 +147,6 @@ class RunItem(pytest.Item):
     def __init__(self, *, cell: Cell | None, options: Options, **rest: Any) -> None:
         super().__init__(**rest)
         self.cell, self.options = cell, options
-        self.add_marker(pytest.mark.ddpcheck)
 
     def runtest(self) -> None:
         """Makes the run on the ranks of this process, and judges it."""
