@@ -191,6 +191,9 @@ def check(
     """
     if _warm is not None:
         return _warm.check(model, batch, loss, **given)
+    if isinstance(model, str | Path):  # one import of the file, for all ranks
+        ref = TargetRef(path=str(Path(model).absolute()))
+        return checking.check_file(ref, options_of(given))
     with warm_ranks():
         assert _warm is not None
         return _warm.check(model, batch, loss, **given)

@@ -102,7 +102,8 @@ def _check(pool: Pool, path: Path, progress: Progress) -> Report:
 
 
 def _show(report: Report, folder: Path, wanted: Outputs) -> None:
-    path = output.write_report(report, output.folder_of(report, str(folder)))
+    place = output.folder_of(report.target.name, str(folder))
+    path = output.write_report(report, place)
     output.say(output.terminal(report, wanted, path))
 
 
