@@ -27,7 +27,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.check import PRELOAD_MODULES
+from ddpcheck.checking import PRELOAD_MODULES
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.ranks.worker import Context

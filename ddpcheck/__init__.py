@@ -1,1 +1,52 @@
-"""ddpcheck: is data-parallel training the same as one process on the global batch?"""
+"""ddpcheck: is data-parallel training the same as one process on the global batch?
+
+    import ddpcheck
+
+    report = ddpcheck.check(model, batch, loss, world_sizes=[2, 4])
+    ddpcheck.assert_equivalent("mymodel.py")
+
+Importing it imports none of its modules: each name is looked up when it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddpcheck.api import (
+        CannotCheckError,
+        DivergenceError,
+        assert_equivalent,
+        check,
+        warm_ranks,
+    )
+    from ddpcheck.errors import UsageError
+    from ddpcheck.report import Finding, Report, Run
+
+__all__ = [
+    "CannotCheckError",
+    "DivergenceError",
+    "Finding",
+    "Report",
+    "Run",
+    "UsageError",
+    "assert_equivalent",
+    "check",
+    "warm_ranks",
+]
+_HOMES = {"Finding": "report", "Report": "report", "Run": "report"} | {
+    "UsageError": "errors"
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib  # noqa: PLC0415
+
+    home = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'api')}")
+    return getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

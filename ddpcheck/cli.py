@@ -39,6 +39,7 @@ what runs:
 what it is compared with:
   --tolerance RTOL        relative tolerance; default 1e-9 in float64
   --accept SLUG[=REASON]  do not fail because of this finding; repeatable
+  --baseline report.json  fail only on what is not in that report
   --no-fix                do not verify causes by running their fixes
 
 names in the file, where they are other than these:
@@ -52,6 +53,7 @@ names in the file, where they are other than these:
 what is written:
   --json PATH             the report as JSON; - for standard output, alone there
   --junit-xml PATH        a test case per run
+  --sarif PATH            a result per finding, for code scanning
   --github                annotations, and the job summary
   --report-dir reports    on divergence: report.html, report.json, reproduce.py
   -q, --quiet             the verdict only
@@ -64,7 +66,7 @@ other ways in:
   --explain SLUG          the page of a finding or of an error
   --rules                 all slugs, one line each
   --render report.json    a stored report again
-  --format FORMAT         terminal, html, junit, github; with --render
+  --format FORMAT         terminal, html, junit, github or sarif, of --render
   --version
   -h, --help
 
@@ -116,6 +118,7 @@ def _run(arguments: list[str]) -> int:  # noqa: PLR0911 (one per way in)
     wanted = output.Outputs(
         json=args.json or "",
         junit_xml=args.junit_xml or "",
+        sarif=args.sarif or "",
         github=args.github,
         report_dir=args.report_dir or "",
         quiet=args.quiet,
@@ -140,7 +143,12 @@ def _run(arguments: list[str]) -> int:  # noqa: PLR0911 (one per way in)
         return commands.suite(_given(args))
     command = shlex.join(["ddpcheck", *arguments])
     return commands.check(
-        args.target, _names(args), _given(args), wanted, command=command
+        args.target,
+        _names(args),
+        _given(args),
+        wanted,
+        command=command,
+        baseline=args.baseline or "",
     )
 
 
@@ -170,7 +178,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--no-fix", action="store_true")
     for name in _NAMES:
         made.add_argument(f"--{name}-fn")
-    for name in ("json", "junit-xml", "report-dir"):
+    for name in ("json", "junit-xml", "sarif", "report-dir", "baseline"):
         made.add_argument(f"--{name}")
     made.add_argument("--github", action="store_true")
     volume = made.add_mutually_exclusive_group()

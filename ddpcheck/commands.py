@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ddpcheck import baseline as baselines
 from ddpcheck import output, settings
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.output import Outputs
 from ddpcheck.progress import Progress
+from ddpcheck.report import Report
 
-RENDER_FORMATS = ("terminal", "html", "junit", "github")
+RENDER_FORMATS = ("terminal", "html", "junit", "github", "sarif")
 
 
 def check(
@@ -24,6 +26,7 @@ def check(
     wanted: Outputs,
     *,
     command: str,
+    baseline: str = "",
 ) -> int:
     """Checks one target file and writes its report everywhere it is wanted.
 
@@ -33,12 +36,13 @@ def check(
         given: settings from the command line, as text, by the names of `Options`.
         wanted: where the report goes.
         command: the command line, for the report's provenance.
+        baseline: path of an earlier report, whose findings do not fail; "" for none.
 
     Raises:
         UsageError: the target or a setting is wrong.
         CannotCheckError: the target cannot be run at all.
     """
-    from ddpcheck import check as checks  # noqa: PLC0415 (--help needs none of it)
+    from ddpcheck import checking  # noqa: PLC0415 (--help needs none of it)
     from ddpcheck import target as targets  # noqa: PLC0415
 
     path, names = _split(target, names)
@@ -48,6 +52,8 @@ def check(
     wanted = dataclasses.replace(
         wanted, report_dir=wanted.report_dir or project.get("report_dir", "reports")
     )
+    wanted.alone()
+    known = _baseline(baseline, path, wanted)
     # Absolute: the file may change the working directory while it is imported.
     ref = targets.TargetRef(
         path=os.path.abspath(path),  # noqa: PTH100 (resolve() would follow links)
@@ -57,14 +63,31 @@ def check(
         output.importing_ahead(wanted),
         Progress(sys.stderr, wanted=not wanted.quiet) as progress,
     ):
-        report = checks.check_file(ref, options, progress=progress)
+        report = checking.check_file(ref, options, progress=progress)
     report = dataclasses.replace(
         report,
         command=command,
         target=dataclasses.replace(report.target, path=str(path)),
     )
+    if known is not None:
+        report = baselines.apply(report, known, baseline)
     output.show(report, wanted)
     return report.exit_code
+
+
+def _baseline(baseline: str, target: Path, wanted: Outputs) -> Report | None:
+    """Returns the earlier report, read before the long work begins."""
+    if not baseline:
+        return None
+    folder = output.folder_of(target.name, wanted.report_dir)
+    written = {
+        "--json": wanted.json,
+        "--junit-xml": wanted.junit_xml,
+        "--sarif": wanted.sarif,
+        "--report-dir": str(folder / "report.json"),
+    }
+    baselines.check_paths(baseline, written)
+    return baselines.load(baseline)
 
 
 def _split(target: str, names: Mapping[str, str]) -> tuple[Path, dict[str, str]]:

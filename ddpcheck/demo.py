@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from ddpcheck import check, output
+from ddpcheck import checking, output
 from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.output import Outputs
@@ -54,7 +54,7 @@ def main(wanted: Outputs) -> int:
     """
     folder = Path(wanted.report_dir or "reports") / "demo"
     paths = {name: _copy(path, folder / f"{name}.py") for name, path in TARGETS.items()}
-    preload = Preload(modules=check.PRELOAD_MODULES)
+    preload = Preload(modules=checking.PRELOAD_MODULES)
     with Pool(preload, timeout_s=_OPTIONS.timeout_s) as pool:
         with output.importing_ahead(wanted), Progress(sys.stderr) as progress:
             progress("importing torch")
@@ -95,14 +95,15 @@ def _import(pool: Pool) -> None:
 
 def _check(pool: Pool, path: Path, progress: Progress) -> Report:
     ref = TargetRef(path=str(path.absolute()))
-    report = check.check(pool, ref, _OPTIONS, progress=progress)
+    report = checking.check(pool, ref, _OPTIONS, progress=progress)
     target = dataclasses.replace(report.target, path=str(path))
     command = f"ddpcheck {path} --world-sizes 2,4 --modes ddp"
     return dataclasses.replace(report, target=target, command=command)
 
 
 def _show(report: Report, folder: Path, wanted: Outputs) -> None:
-    path = output.write_report(report, output.folder_of(report, str(folder)))
+    place = output.folder_of(report.target.name, str(folder))
+    path = output.write_report(report, place)
     output.say(output.terminal(report, wanted, path))
 
 

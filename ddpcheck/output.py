@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import TextIO
 
 from ddpcheck import report as reports
+from ddpcheck.errors import Problem, UsageError, cut
 from ddpcheck.report import Report
 
 STDOUT = "-"
+MACHINE_FORMS = ("json", "junit", "sarif")
+FIELDS = {"json": "json", "junit": "junit_xml", "sarif": "sarif"}  # of Outputs
 FILES = ("report.html", "report.json", "reproduce.py")
 _DEFAULT_WIDTH = 80
 _LEAST_WIDTH = 40
@@ -28,10 +31,32 @@ class Outputs:
 
     json: str = ""
     junit_xml: str = ""
+    sarif: str = ""
     github: bool = False
     report_dir: str = "reports"
     quiet: bool = False
     verbose: bool = False
+
+    def alone(self) -> str:
+        """Returns the form that has standard output to itself, "" for the terminal's.
+
+        Raises:
+            UsageError: option-usage, for more than one.
+        """
+        found = [
+            form for form in MACHINE_FORMS if getattr(self, FIELDS[form]) == STDOUT
+        ]
+        if len(found) > 1:
+            raise UsageError(
+                Problem(
+                    slug="option-usage",
+                    message="two reports cannot share standard output",
+                    expected="- for one of --json, --junit-xml and --sarif",
+                    found=f"- for {cut(found)}",
+                    fix="give a path to the others",
+                )
+            )
+        return found[0] if found else ""
 
 
 def show(report: Report, wanted: Outputs) -> None:
@@ -47,25 +72,23 @@ def show(report: Report, wanted: Outputs) -> None:
 
 
 def _show(report: Report, wanted: Outputs) -> None:
-    folder = folder_of(report, wanted.report_dir)
+    folder = folder_of(report.target.name, wanted.report_dir)
     path = write_report(report, folder)
-    if wanted.junit_xml:
-        write_file(Path(wanted.junit_xml), render(report, "junit"))
-    if wanted.json and wanted.json != STDOUT:
-        write_file(Path(wanted.json), reports.to_json(report))
-    if wanted.json == STDOUT:
-        say(reports.to_json(report))
-    else:
-        say(terminal(report, wanted, path))
+    for form in MACHINE_FORMS:
+        place = getattr(wanted, FIELDS[form])
+        if place and place != STDOUT:
+            write_file(Path(place), render(report, form))
+    form_alone = wanted.alone()
+    say(render(report, form_alone) if form_alone else terminal(report, wanted, path))
     if wanted.github:
-        # Both streams are read for commands; JSON on stdout must stay JSON.
-        say(render(report, "github"), sys.stderr if wanted.json == STDOUT else None)
+        # Both streams are read for commands; what is for machines must stay so.
+        say(render(report, "github"), sys.stderr if form_alone else None)
         _write_summary(report)
 
 
-def folder_of(report: Report, report_dir: str) -> Path:
-    """Returns the folder that holds the files of this target: reports/mymodel."""
-    return Path(report_dir) / (Path(report.target.name).stem or "target")
+def folder_of(name: str, report_dir: str) -> Path:
+    """Returns the folder that holds the files of a target: reports/mymodel."""
+    return Path(report_dir) / (Path(name).stem or "target")
 
 
 def write_report(report: Report, folder: Path) -> str:
@@ -131,7 +154,13 @@ def _remove(path: Path) -> None:
 
 
 def render(report: Report, form: str, wanted: Outputs | None = None) -> str:
-    """Returns the report as terminal text, HTML, JUnit XML or GitHub annotations."""
+    """Returns the report in one of all forms; "terminal" unless it is another."""
+    if form == "json":
+        return reports.to_json(report)
+    if form == "sarif":
+        from ddpcheck.render import sarif  # noqa: PLC0415
+
+        return sarif.to_sarif(report, pages=_pages(report))
     if form == "html":
         from ddpcheck.render import html  # noqa: PLC0415 (jinja2: only on demand)
 
@@ -229,7 +258,7 @@ def _silence(stream: TextIO) -> None:
 def importing_ahead(wanted: Outputs) -> Iterator[None]:
     """Imports renderers in a thread, while another process is importing torch."""
     names = ["ddpcheck.render.html"]
-    if wanted.json != STDOUT:
+    if not wanted.alone():
         names.insert(0, "ddpcheck.render.terminal")
     thread = threading.Thread(target=_import, args=(names,), daemon=True)
     thread.start()

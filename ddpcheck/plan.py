@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,41 @@ from ddpcheck.errors import Problem, UsageError
 from ddpcheck.options import DEFAULT_WORLD_SIZES, Options
 from ddpcheck.report import NotCompared
 from ddpcheck.run.spec import RunSpec
+from ddpcheck.settings import MODES
+
+_DATA_PARALLEL = "DataParallel"
+_NO_BATCH_NORM = "the model has no batch norm of torch's"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run of the matrix, before anything is known of the target."""
+
+    mode: str
+    world_size: int
+    batch_norm: str = "asis"
+    loss: str = "asis"
+
+    def __str__(self) -> str:
+        """Returns a name without spaces: "ddp-W2", "ddp-W2-bn.sync-loss.sum"."""
+        parts = [self.mode, f"W{self.world_size}"]
+        listed = (("bn", self.batch_norm), ("loss", self.loss))
+        return "-".join(parts + [f"{k}.{v}" for k, v in listed if v != "asis"])
+
+
+def cells(options: Options) -> list[Cell]:
+    """Returns the runs that options ask for, in order, whatever the target is.
+
+    `make` leaves out what a target cannot do, and adds nothing.
+    """
+    return [
+        Cell(mode=mode, world_size=world_size, batch_norm=batch_norm, loss=loss)
+        for batch_norm in options.batch_norm
+        for loss in options.loss
+        for mode in options.modes or MODES
+        for world_size in options.world_sizes or DEFAULT_WORLD_SIZES
+        if not (mode == "dp" and batch_norm == "sync")
+    ]
 
 
 @dataclass(slots=True)
@@ -19,18 +55,60 @@ class Plan:
     not_compared: list[NotCompared] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
+    def keep(self, only: Sequence[Cell], facts: dict[str, Any]) -> None:
+        """Leaves out all runs but these; those that are not planned are listed."""
+        planned = {_cell(spec): spec for spec in self.specs}
+        self.specs = [planned[cell] for cell in only if cell in planned]
+        self.not_compared += [
+            NotCompared(what=str(cell), why=_why_not(cell, self, facts))
+            for cell in only
+            if cell not in planned
+        ]
 
-def make(options: Options, base: RunSpec, facts: dict[str, Any]) -> Plan:
+
+def _why_not(cell: Cell, plan: Plan, facts: dict[str, Any]) -> str:
+    if cell.batch_norm != "asis" and not facts["has_batch_norm"]:
+        return _NO_BATCH_NORM
+    whole_mode = [n.why for n in plan.not_compared if n.what == _DATA_PARALLEL]
+    if cell.mode == "dp" and whole_mode:
+        return whole_mode[0]
+    size = facts["batch_size"]
+    return f"the batch of {size} is not divided by {cell.world_size}"
+
+
+def _cell(spec: RunSpec) -> Cell:
+    return Cell(
+        mode=spec.mode,
+        world_size=spec.world_size,
+        batch_norm=spec.batch_norm,
+        loss=spec.loss,
+    )
+
+
+def make(
+    options: Options,
+    base: RunSpec,
+    facts: dict[str, Any],
+    only: Sequence[Cell] | None = None,
+) -> Plan:
     """Returns the runs for a target of which the reference told `facts`.
 
     Args:
         options: what the user asked for.
         base: the reference's spec, with the dtype that worked.
         facts: of the reference run.
+        only: the runs to keep; all by default.
 
     Raises:
         UsageError: option-world-size.
     """
+    plan = _make(options, base, facts)
+    if only is not None:
+        plan.keep(only, facts)
+    return plan
+
+
+def _make(options: Options, base: RunSpec, facts: dict[str, Any]) -> Plan:
     plan = Plan()
     size = facts["batch_size"]
     sizes = _world_sizes(options, size, plan)
@@ -38,9 +116,7 @@ def make(options: Options, base: RunSpec, facts: dict[str, Any]) -> Plan:
     for batch_norm in options.batch_norm:
         if batch_norm != "asis" and not facts["has_batch_norm"]:
             what = f"batch norm mode {batch_norm}"
-            plan.not_compared.append(
-                NotCompared(what=what, why="the model has no batch norm of torch's")
-            )
+            plan.not_compared.append(NotCompared(what=what, why=_NO_BATCH_NORM))
             continue
         for loss in options.loss:
             for mode in modes:
@@ -105,7 +181,7 @@ def _modes(options: Options, facts: dict[str, Any], plan: Plan) -> tuple[str, ..
         why = "the target asks torch.distributed, so it is written for ranks"
     if why:
         why += "; --modes dp,ddp runs it all the same"
-        plan.not_compared.append(NotCompared(what="DataParallel", why=why))
+        plan.not_compared.append(NotCompared(what=_DATA_PARALLEL, why=why))
         return ("ddp",)
     return ("dp", "ddp")
 

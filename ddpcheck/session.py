@@ -5,10 +5,12 @@ The tool's own process: no torch here, only plain results of ranks.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpcheck.budget import Budget
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, PreloadError, Task
@@ -61,8 +63,10 @@ class Session:
         ref: TargetRef,
         *,
         on_run: Callable[[RunOutcome], None] | None = None,
+        budget: Budget | None = None,
     ) -> None:
-        self.pool, self.ref = pool, ref
+        self.pool, self.ref, self._budget = pool, ref, budget
+        self._slots: dict[int, tuple[int, ...]] = {}  # of the runs in progress
         self._references: dict[RunSpec, ReferenceResult] = {}
         self._on_run = on_run
         # Deadline of the ranks' jobs where it is not the pool's.
@@ -88,7 +92,8 @@ class Session:
                 function="ddpcheck.run.jobs:reference",
                 arguments={"ref": self.ref, "spec": key},
             )
-            made = self._value(self.pool.run(job, SOLO)[0])
+            with self._budget.taken(1) if self._budget else contextlib.nullcontext():
+                made = self._value(self.pool.run(job, SOLO)[0])
             self._references[key] = made
             if made.spec is not None:  # the dtype that worked stands for "auto"
                 self._references.setdefault(made.spec, made)
@@ -101,16 +106,40 @@ class Session:
         ]
         waiting = list(range(len(outcomes)))
         running: dict[int, tuple[int, Task]] = {}
-        while waiting or running:
-            for index in list(waiting):
-                if self._may_start(outcomes[index].spec, running, outcomes):
+        try:
+            while waiting or running:
+                for index in list(waiting):
+                    if not self._may_start(outcomes[index].spec, running, outcomes):
+                        continue
+                    if not self._take(index, outcomes[index].spec, wait=not running):
+                        break
                     waiting.remove(index)
                     task = self._submit(outcomes[index])
                     running[id(task)] = (index, task)
-            done = next(iter(self.pool.as_done([t for _, t in running.values()])))
-            index, _ = running.pop(id(done))
-            self._finish(outcomes[index], done)
+                done = next(iter(self.pool.as_done([t for _, t in running.values()])))
+                index, _ = running.pop(id(done))
+                self._give_back(index)
+                self._finish(outcomes[index], done)
+        finally:
+            for index in list(self._slots):
+                self._give_back(index)
         return outcomes
+
+    def _take(self, index: int, spec: RunSpec, *, wait: bool) -> bool:
+        """Takes slots of the machine's budget; waits only while holding none."""
+        if self._budget is not None:
+            ranks = max(1, crew_of(spec))
+            budget = self._budget
+            slots = budget.take(ranks) if wait else budget.try_take(ranks)
+            if slots is None:
+                return False
+            self._slots[index] = slots
+        return True
+
+    def _give_back(self, index: int) -> None:
+        slots = self._slots.pop(index, ())
+        if self._budget is not None:
+            self._budget.give_back(slots)
 
     def _may_start(
         self,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck import settings as settings_module
+from ddpcheck import shipping
 from ddpcheck.errors import Problem, UsageError, cut
 
 NAMES = ("model", "batch", "loss", "optimizer", "wrap", "train_step")
@@ -44,16 +45,14 @@ _ALIASES = {
 class TargetRef:
     """Where a target comes from; plain, so that it can be sent to ranks.
 
-    Exactly one of `path` (a file), `factory` ("module:function", called with
-    `arguments`) and `payload` (a pickled `Target`) is set. `names` maps the contract's
-    names to the file's ("model": "Net").
+    One of `path` (a file) and `factory` ("module:function", called with `arguments`)
+    is set. `names` maps the contract's names to the file's ("model": "Net").
     """
 
     path: str | None = None
     names: tuple[tuple[str, str], ...] = ()
     factory: str | None = None
     arguments: tuple[tuple[str, Any], ...] = ()
-    payload: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +107,6 @@ def load(ref: TargetRef) -> Target:
         UsageError: with slugs target-missing-file, target-import, target-no-model,
             target-no-batch, target-no-loss, target-name-kind.
     """
-    if ref.payload is not None:
-        import cloudpickle  # type: ignore[import-untyped]  # noqa: PLC0415
-
-        unpickled: Target = cloudpickle.loads(ref.payload)
-        return unpickled
     if ref.factory is not None:
         module, function = ref.factory.split(":")
         made: Target = getattr(importlib.import_module(module), function)(
@@ -139,6 +133,22 @@ def from_module(module: types.ModuleType, ref: TargetRef) -> Target:
             _check_kind(name, key, value)
     settings = {k: _setting(module, k, name) for k in SETTINGS if hasattr(module, k)}
     return Target(name=name, path=str(ref.path or ""), settings=settings, **found)
+
+
+def unpack(path: str) -> Target:
+    """Returns the target that `ddpcheck.shipping.pack` wrote.
+
+    Raises:
+        UsageError: with slugs target-name-kind, target-no-loss.
+    """
+    made: Target = shipping.unpack(path)
+    for key in NAMES:
+        value = getattr(made, key)
+        if value is not None or key in ("model", "batch"):
+            _check_kind(made.name, key, value)
+    if made.loss is None and made.train_step is None:
+        _allow_missing_loss(types.ModuleType(made.name), made.name, made.batch)
+    return made
 
 
 def sha256(path: str) -> str:

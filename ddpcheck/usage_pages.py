@@ -3,6 +3,24 @@
 from __future__ import annotations
 
 PAGES = {
+    "baseline-file": """
+The file given to --baseline is no report.
+
+A baseline is what `ddpcheck TARGET --json baseline.json` wrote. Make one, look at
+what is in it, and keep it beside the target: later checks fail on what is new only.
+""",
+    "baseline-overwritten": """
+A check may not write over its own baseline.
+
+The next check would find everything known. Keep the baseline under a name of its own,
+and renew it by hand when a change of it has been looked at.
+""",
+    "baseline-target": """
+The baseline is a report on another target.
+
+Every target needs a baseline of its own: its runs and findings mean nothing for
+others. The file names of both targets are compared, not their folders.
+""",
     "environment-import": """
 The environment cannot import torch or ddpcheck itself.
 
@@ -217,6 +235,14 @@ One process on the global batch gets NaN or infinity.
 Two runs that are both NaN say nothing about each other, so this is not compared. Make
 one-process training work for the three steps first: a smaller learning rate, scaled
 inputs, or --steps 1.
+""",
+    "target-pickle": """
+A target made of objects cannot be sent to the processes that run it.
+
+What a test gives to the fixture, or a program to ddpcheck.check, is pickled with
+cloudpickle: functions, lambdas, closures and classes all can be. Locks, open files,
+generators and handles of devices cannot. Make them where they are used, inside
+model(), batch() or loss(), or write the target to a file and give its path.
 """,
     "target-optimizer-kind": """
 optimizer(params) must return the optimizer.

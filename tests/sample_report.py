@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from ddpcheck import pages, report
-from ddpcheck.check import check_file
+from ddpcheck.checking import check_file
 from ddpcheck.options import Options
 from ddpcheck.render import html
 from ddpcheck.target import TargetRef

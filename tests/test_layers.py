@@ -78,8 +78,8 @@ def test_module_imports_from_lower_layers_only(name: str) -> None:
 
 
 def test_upward_import_is_found() -> None:
-    source = "def f():\n    from ddpcheck import check\n    import ddpcheck.cli\n"
-    assert _upward("report", source) == ["check", "cli"]
+    source = "def f():\n    from ddpcheck import checking\n    import ddpcheck.cli\n"
+    assert _upward("report", source) == ["checking", "cli"]
 
 
 def test_import_within_a_line_of_the_diagram_is_found() -> None:

@@ -10,7 +10,8 @@ import pytest
 # What the command line and the reports import in the user's process.
 TOOL_SIDE = (
     "assemble",
-    "check",
+    "api",
+    "checking",
     "cli",
     "diagnose",
     "options",

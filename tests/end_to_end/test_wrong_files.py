@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import check, exits, target
+from ddpcheck import checking, exits, target
 from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
@@ -38,7 +38,7 @@ def said(pool: Pool, case: Case, folder: Path) -> tuple[int, str]:
     told: list[str] = []
 
     def action() -> int:
-        return check.check(pool, ref, options).exit_code
+        return checking.check(pool, ref, options).exit_code
 
     code = exits.guarded(action, tell=told.append)
     return code, "".join(told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-MODULES = ("github", "html", "junit", "terminal")
+MODULES = ("github", "html", "junit", "sarif", "terminal")
 PROGRAM = """
 import sys
 {imports}

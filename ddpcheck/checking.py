@@ -10,14 +10,15 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ddpcheck import assemble, diagnose, plan, reproduce, tolerance
 from ddpcheck import target as targets
 from ddpcheck.errors import UsageError, cut
-from ddpcheck.options import DEFAULT_WORLD_SIZES, Options
+from ddpcheck.options import Options
+from ddpcheck.plan import Cell
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
 from ddpcheck.report import (
     EXIT_CODES,
@@ -51,22 +52,36 @@ def check_file(
         UsageError: the file or an option is wrong.
         CannotCheckError: the target hangs or kills its process before any run.
     """
-    assert ref.path is not None
-    targets.check_file(Path(ref.path))
-    arguments = {"path": ref.path, "names": [list(pair) for pair in ref.names]}
-    what = Preload(
-        modules=PRELOAD_MODULES,
-        call="ddpcheck.run.jobs:load_in_server",
-        arguments=arguments,
-    )
-    with Pool(what, timeout_s=options.timeout_s) as pool:
+    with pool_for(ref, options) as pool:
         progress("importing torch and the target")
         pool.start()
-        _import(pool, ref)
+        wait_for_imports(pool, ref)
         return check(pool, ref, options, progress=progress)
 
 
-def _import(pool: Pool, ref: TargetRef) -> None:
+def pool_for(ref: TargetRef, options: Options) -> Pool:
+    """Returns a pool whose ranks will have imported the target file; start it.
+
+    Raises:
+        UsageError: target-missing-file.
+    """
+    assert ref.path is not None
+    targets.check_file(Path(ref.path))
+    what = Preload(
+        modules=PRELOAD_MODULES,
+        call="ddpcheck.run.jobs:load_in_server",
+        arguments={"path": ref.path, "names": [list(pair) for pair in ref.names]},
+    )
+    return Pool(what, timeout_s=options.timeout_s)
+
+
+def wait_for_imports(pool: Pool, ref: TargetRef) -> None:
+    """Returns when the pool of `pool_for` can fork ranks.
+
+    Raises:
+        UsageError: environment-import.
+        CannotCheckError: the import hangs or kills its process.
+    """
     name = Path(ref.path or "target").name
     try:
         pool.wait_for_imports()
@@ -82,25 +97,42 @@ def _import(pool: Pool, ref: TargetRef) -> None:
 
 
 def check(
-    pool: Pool, ref: TargetRef, options: Options, *, progress: Progress = lambda _: None
+    pool: Pool,
+    ref: TargetRef,
+    options: Options,
+    *,
+    progress: Progress = lambda _: None,
+    session: Session | None = None,
+    only: Sequence[Cell] | None = None,
 ) -> Report:
-    """Checks a target on a pool that has done its imports."""
+    """Checks a target on a pool that has done its imports.
+
+    Args:
+        pool: of ranks.
+        ref: the target.
+        options: what was asked for.
+        progress: told what is being done.
+        session: of this pool and target, whose references are then made once.
+        only: the runs to make; those of the plan by default. One that is not planned
+            is not made, and the report says why.
+    """
     started = time.perf_counter()
-    _open_ahead(pool, options)
+    _open_ahead(pool, options, only)
     steps = _Progress(progress)
-    session = Session(pool, ref, on_run=steps.ran)
+    if session is None:
+        session = Session(pool, ref, on_run=steps.ran)
     progress("reference: one process on the global batch")
     base = session.reference(_base_spec(options))
     assert base.spec is not None
     options = _with_settings(options, base.facts.get("settings", {}))
-    planned = plan.make(options, base.spec, base.facts)
+    planned = plan.make(options, base.spec, base.facts, only)
     steps.expect(len(planned.specs))
     outcomes = session.run(planned.specs)
     if options.dtype == "auto" and _converts_after_wrapping(outcomes):
         # In float64 a later `.to(float64)`, or `.float()`, would be another program.
         base = session.reference(base.spec.but(dtype="float32", constants="native"))
         assert base.spec is not None
-        planned = plan.make(options, base.spec, base.facts)
+        planned = plan.make(options, base.spec, base.facts, only)
         outcomes = session.run(planned.specs)
     assert base.spec is not None
     limit = _tolerance(session, options, base.spec, outcomes)
@@ -137,12 +169,12 @@ def _converts_after_wrapping(outcomes: list[RunOutcome]) -> bool:
     return any(o.facts().get("applied_after_wrap") for o in outcomes)
 
 
-def _open_ahead(pool: Pool, options: Options) -> None:
+def _open_ahead(pool: Pool, options: Options, only: Sequence[Cell] | None) -> None:
     """Forks ranks while the reference computes; most world sizes will be used."""
     pool.open(SOLO)
-    if options.modes is None or "ddp" in options.modes:
-        for world_size in options.world_sizes or DEFAULT_WORLD_SIZES:
-            pool.open(world_size)
+    cells = plan.cells(options) if only is None else only
+    for world_size in dict.fromkeys(c.world_size for c in cells if c.mode == "ddp"):
+        pool.open(world_size)
 
 
 def _base_spec(options: Options) -> RunSpec:
@@ -207,7 +239,8 @@ def _luck(
     ]
     if not specs:
         return []
-    again = session.run([specs[0].but(shuffle=True)])[0]
+    # One step shows it: what counts differ in, the first gradients differ in.
+    again = session.run([specs[0].but(shuffle=True, steps=1)])[0]
     run = assemble.to_run(again, limit.rtol)
     worst = run.gradients.worst
     if run.verdict != "divergent" or run.faults or worst is None or worst.excess <= 1:

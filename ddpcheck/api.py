@@ -1,0 +1,251 @@
+"""The Python API: `check` returns a Report, `assert_equivalent` raises.
+
+The public names stand in `ddpcheck.__all__`. The pytest fixture is this API on ranks
+that stay warm over a session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ddpcheck import checking, settings, shipping
+from ddpcheck.budget import Budget
+from ddpcheck.errors import UsageError
+from ddpcheck.options import Options
+from ddpcheck.ranks.pool import Pool, Preload
+from ddpcheck.render import failure
+from ddpcheck.report import Report
+from ddpcheck.session import CannotCheckError, Session
+from ddpcheck.target import Target, TargetRef
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = [
+    "CannotCheckError",
+    "DivergenceError",
+    "assert_equivalent",
+    "check",
+    "warm_ranks",
+]
+
+
+class DivergenceError(AssertionError):
+    """Data-parallel training is not that of one process, or nothing was compared.
+
+    Its text is the terminal report; `report` is the report itself.
+    """
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(failure.to_text(report))
+        self.report = report
+
+
+class Settings(TypedDict, total=False):
+    """What a check may be told; each is an option of the command of the same name."""
+
+    optimizer: Callable[..., Any] | None
+    wrap: Callable[..., Any] | None
+    train_step: Callable[..., Any] | None
+    world_sizes: Sequence[int] | None
+    modes: Sequence[str] | None
+    batch_norm: Sequence[str]
+    noise: str
+    steps: int
+    dtype: str
+    device: str
+    tolerance: float | None
+    accept: Mapping[str, str] | Sequence[str] | None
+    fix: bool
+    timeout_s: float
+    seed: int
+
+
+_UNPACK = "ddpcheck.target:unpack"
+_PARTS = ("optimizer", "wrap", "train_step")
+
+
+class WarmRanks:
+    """Ranks that have imported torch and stay for the next check. Close it."""
+
+    def __init__(self, budget: Budget | None = None) -> None:
+        self._budget = budget
+        self._pool: Pool | None = None
+        self._count = 0
+
+    def start(self) -> None:
+        """Begins to import torch, in the background."""
+        if self._pool is None:
+            self._pool = Pool(Preload(modules=checking.PRELOAD_MODULES))
+            self._pool.start()
+
+    def check(
+        self,
+        model: Any,
+        batch: Any = None,
+        loss: Callable[..., Any] | None = None,
+        *,
+        name: str = "",
+        **given: Unpack[Settings],
+    ) -> Report:
+        """Returns the report of a check; as the function `check`.
+
+        Args:
+            model: as in a target file, or the path of one.
+            batch: as in a target file.
+            loss: as in a target file.
+            name: of the target in the report.
+            given: what a target file may define besides, and settings.
+        """
+        options = options_of(given)
+        self.start()
+        assert self._pool is not None
+        self._pool.timeout_s = options.timeout_s
+        try:
+            self._pool.wait_for_imports()
+            ref = self._ref(model, batch, loss, given)
+            session = Session(self._pool, ref, budget=self._budget)
+            report = checking.check(self._pool, ref, options, session=session)
+        except (UsageError, CannotCheckError):
+            raise
+        except BaseException:
+            self.close()  # in an unknown state; the next check starts anew
+            raise
+        if ref.path is None:
+            name = name or getattr(model, "__name__", type(model).__name__)
+            target = dataclasses.replace(report.target, name=name)
+            report = dataclasses.replace(report, target=target)
+        return report
+
+    def _ref(
+        self, model: Any, batch: Any, loss: Any, given: Mapping[str, Any]
+    ) -> TargetRef:
+        if isinstance(model, str | Path):
+            return TargetRef(path=str(Path(model).absolute()))
+        target = Target(
+            name=getattr(model, "__name__", type(model).__name__),
+            model=model,
+            batch=batch,
+            loss=loss,
+            optimizer=given.get("optimizer"),
+            wrap=given.get("wrap"),
+            train_step=given.get("train_step"),
+        )
+        assert self._pool is not None
+        self._count += 1
+        path = self._pool.folder / f"target{self._count}.pickle"
+        shipping.pack(target, path)
+        return TargetRef(factory=_UNPACK, arguments=(("path", str(path)),))
+
+    def close(self) -> None:
+        """Ends the ranks; a later check starts others."""
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
+        if self._budget is not None:
+            self._budget.close()
+
+
+_warm: WarmRanks | None = None
+
+
+@contextlib.contextmanager
+def warm_ranks() -> Iterator[None]:
+    """Lets all checks inside the context share processes that have imported torch.
+
+    Without it every check starts its own, which takes as long as importing torch.
+    """
+    global _warm  # noqa: PLW0603 (what the context is for)
+    before, _warm = _warm, WarmRanks()
+    try:
+        yield
+    finally:
+        _warm.close()
+        _warm = before
+
+
+def check(
+    model: Any,
+    batch: Any = None,
+    loss: Callable[..., Any] | None = None,
+    **given: Unpack[Settings],
+) -> Report:
+    """Returns the report on one process against data-parallel ranks.
+
+    Args:
+        model: a function that returns an nn.Module, an nn.Module, or the path of a
+            target file; a file needs no other part.
+        batch: the global batch, (inputs, targets), or a function that returns it.
+        loss: a function (output, target) -> scalar tensor.
+        given: `optimizer`, `wrap` and `train_step` as in a target file, and settings
+            by the names of the command's options: `world_sizes=[2, 4]`,
+            `accept={"norm/local-batch-stats": "why"}`.
+
+    Raises:
+        UsageError: an argument is wrong; a ValueError.
+        CannotCheckError: one process on the global batch hangs or dies.
+    """
+    if _warm is not None:
+        return _warm.check(model, batch, loss, **given)
+    if isinstance(model, str | Path):  # one import of the file, for all ranks
+        ref = TargetRef(path=str(Path(model).absolute()))
+        return checking.check_file(ref, options_of(given))
+    with warm_ranks():
+        assert _warm is not None
+        return _warm.check(model, batch, loss, **given)
+
+
+def assert_equivalent(
+    model: Any,
+    batch: Any = None,
+    loss: Callable[..., Any] | None = None,
+    **given: Unpack[Settings],
+) -> None:
+    """Checks as `check` does, and raises unless the report's verdict is equivalent.
+
+    Raises:
+        DivergenceError: ranks differ from one process, or nothing was compared.
+        UsageError: an argument is wrong.
+        CannotCheckError: one process on the global batch hangs or dies.
+    """
+    __tracebackhide__ = True
+    raise_unless_equivalent(check(model, batch, loss, **given))
+
+
+def raise_unless_equivalent(report: Report) -> None:
+    """Raises DivergenceError unless the verdict is equivalent."""
+    __tracebackhide__ = True
+    if report.exit_code != 0:
+        raise DivergenceError(report)
+
+
+def options_of(given: Mapping[str, Any]) -> Options:
+    """Returns the options among keyword arguments; None is an option not given.
+
+    Raises:
+        TypeError: there is no such argument.
+        UsageError: option-value.
+    """
+    unknown = [key for key in given if key not in Settings.__annotations__]
+    if unknown:
+        known = ", ".join(Settings.__annotations__)
+        raise TypeError(f"there is no argument {unknown[0]!r}; there are {known}")
+    values = {
+        key: settings.read(key, _plain(value), origin=f"{key}=", fix=f"correct {key}=")
+        for key, value in given.items()
+        if key not in _PARTS and value is not None
+    }
+    return Options(**values)
+
+
+def _plain(value: Any) -> Any:
+    """Returns any sequence or mapping as the list or dict that settings know."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return list(value)
+    return value

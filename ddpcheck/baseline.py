@@ -1,0 +1,160 @@
+"""A report against an earlier one: only what is new fails.
+
+A divergent run is known where the baseline has the same run divergent with the same
+finding, or has the finding and not the run. Known findings become accepted ones, so
+that every output shows them as such; what changed is said in the report's warnings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from ddpcheck import report as reports
+from ddpcheck.errors import Problem, UsageError, cut
+from ddpcheck.render import wording
+from ddpcheck.report import EXIT_CODES, EXIT_DIVERGENT, Finding, Report
+
+
+def load(path: str) -> Report:
+    """Returns the report in a file.
+
+    Raises:
+        UsageError: baseline-file.
+    """
+    try:
+        return reports.from_json(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from None
+    except ValueError as error:
+        raise _unreadable(path, str(error)) from None
+
+
+def apply(report: Report, known: Report, path: str) -> Report:
+    """Returns the report with all that `known` has already as accepted findings.
+
+    Args:
+        report: of this check.
+        known: the baseline.
+        path: of the baseline, for the reasons.
+
+    Raises:
+        UsageError: baseline-target.
+    """
+    if report.target.name != known.target.name:
+        raise _other_target(report, known, path)
+    old = _divergent(known)
+    every = dict.fromkeys(wording.run_labels(known))
+    slugs = {f.slug for f in known.findings}
+    labels = wording.run_labels(report)
+
+    def is_known(finding: Finding) -> bool:
+        return finding.slug in slugs and all(
+            finding.slug in old[labels[i]]
+            if labels[i] in old
+            else labels[i] not in every
+            for i in finding.runs
+        )
+
+    findings = tuple(
+        dataclasses.replace(f, accepted=f"in the baseline {path}")
+        if f.accepted is None and is_known(f)
+        else f
+        for f in report.findings
+    )
+    marked = dataclasses.replace(report, findings=findings)
+    changes = _changes(marked, known)
+    marked = dataclasses.replace(marked, warnings=(*changes, *report.warnings))
+    return _judged(marked, known)
+
+
+def _divergent(report: Report) -> dict[str, set[str]]:
+    """Returns the slugs of every divergent run, by the run's label."""
+    labels = wording.run_labels(report)
+    return {
+        label: {f.slug for f in report.findings if index in f.runs}
+        for index, label in enumerate(labels)
+        if report.runs[index].verdict == "divergent"
+    }
+
+
+def _judged(report: Report, known: Report) -> Report:
+    """Returns the report with the verdict that what is left of it deserves."""
+    if report.exit_code != EXIT_DIVERGENT:
+        return report
+    old, labels = _divergent(known), wording.run_labels(report)
+    for index, run in enumerate(report.runs):
+        found = [f for f in report.findings if index in f.runs]
+        is_open = any(f.accepted is None for f in found)
+        unexplained = not found and labels[index] not in old
+        if run.verdict == "divergent" and (is_open or unexplained):
+            return report
+    return dataclasses.replace(
+        report, verdict="equivalent", exit_code=EXIT_CODES["equivalent"]
+    )
+
+
+def _changes(report: Report, known: Report) -> list[str]:
+    """Returns what is new, and what is gone, since the baseline; a line each."""
+    now, before = _divergent(report), _divergent(known)
+    new = [
+        f"{f.slug} in {cut([wording.run_labels(report)[i] for i in f.runs])}"
+        for f in report.findings
+        if f.accepted is None
+    ]
+    new += [f"{x}, cause unknown" for x in now if not now[x] and x not in before]
+    kept = {f.slug for f in report.findings}
+    gone = [f.slug for f in known.findings if f.slug not in kept]
+    labels = wording.run_labels(report)
+    is_run = dict.fromkeys(labels)
+    gone += [f"the divergence of {x}" for x in before if x in is_run and x not in now]
+    left = [x for x in wording.run_labels(known) if x not in is_run]
+    parts = {
+        "new since the baseline": new,
+        "gone since the baseline": gone,
+        "in the baseline, not run now": left,
+    }
+    return [f"{what}: {cut(items)}" for what, items in parts.items() if items]
+
+
+def check_paths(path: str, written: dict[str, str]) -> None:
+    """Says so where this check would write over its baseline.
+
+    Raises:
+        UsageError: baseline-overwritten.
+    """
+    for option, other in written.items():
+        if other and Path(other).resolve() == Path(path).resolve():
+            raise UsageError(
+                Problem(
+                    slug="baseline-overwritten",
+                    message=f"{option} would write over the baseline",
+                    expected="a baseline that no check writes to",
+                    found=f"{path} for both",
+                    fix=f"cp {path} baseline.json, and --baseline baseline.json",
+                )
+            )
+
+
+def _unreadable(path: str, found: str) -> UsageError:
+    return UsageError(
+        Problem(
+            slug="baseline-file",
+            message=f"the baseline {path} cannot be read",
+            expected="a report that --json wrote",
+            found=found,
+            fix=f"ddpcheck TARGET --json {path}",
+        )
+    )
+
+
+def _other_target(report: Report, known: Report, path: str) -> UsageError:
+    return UsageError(
+        Problem(
+            slug="baseline-target",
+            message=f"the baseline {path} is of another target",
+            expected=f"a report on {report.target.name}",
+            found=f"one on {known.target.name}",
+            fix=f"ddpcheck {report.target.name} --json {path}",
+        )
+    )

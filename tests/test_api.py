@@ -1,0 +1,95 @@
+"""The public names: few, typed, documented, and nothing is imported for them."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddpcheck
+from ddpcheck import api, options
+from ddpcheck.report import Report
+
+TARGET = """\
+import torch
+from torch import nn
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Linear(6, 3)
+
+
+def batch():
+    g = torch.Generator().manual_seed(1)
+    return torch.randn(8, 6, generator=g), torch.randn(8, 3, generator=g)
+
+
+def loss(output, target):
+    return (output - target).square().sum()
+"""
+
+
+def test_public_names_are_at_most_ten_and_documented() -> None:
+    assert len(ddpcheck.__all__) <= 10
+    assert ddpcheck.__all__ == sorted(ddpcheck.__all__)
+    for name in ddpcheck.__all__:
+        thing = getattr(ddpcheck, name)
+        assert inspect.getdoc(thing), name
+        assert thing.__module__.startswith("ddpcheck.")
+    assert set(ddpcheck.__all__) <= set(dir(ddpcheck))
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'chekc'"):
+        _ = ddpcheck.chekc
+
+
+def test_importing_the_package_imports_none_of_its_modules() -> None:
+    program = (
+        "import sys, ddpcheck\n"
+        "assert [m for m in sys.modules if m.startswith('ddpcheck')] == ['ddpcheck']\n"
+        "ddpcheck.check, ddpcheck.DivergenceError, ddpcheck.Report\n"
+        "assert not {'torch', 'numpy', 'cloudpickle'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_settings_are_those_of_a_check() -> None:
+    parts = {"optimizer", "wrap", "train_step"}
+    known = set(options.Options.__dataclass_fields__) - {"project"}
+    # The built-in losses are for the command; here `loss` is the function.
+    assert set(api.Settings.__annotations__) == known - {"loss"} | parts
+
+
+def test_values_are_read_as_everywhere() -> None:
+    made = api.options_of(
+        {"world_sizes": range(2, 4), "accept": ["a/b"], "modes": None, "wrap": print}
+    )
+    assert made.world_sizes == (2, 3)
+    assert made.accept == {"a/b": "accepted without a reason"}
+    assert made.modes is None
+    with pytest.raises(ddpcheck.UsageError, match="dtype= cannot be 'half'"):
+        api.options_of({"dtype": "half"})
+    with pytest.raises(TypeError, match="there is no argument 'world_size'"):
+        api.options_of({"world_size": [2]})
+
+
+def test_check_returns_the_report_and_assertion_raises_it(tmp_path: Path) -> None:
+    path = tmp_path / "mymodel.py"
+    path.write_text(TARGET, encoding="utf-8")
+    with ddpcheck.warm_ranks():
+        report = ddpcheck.check(path, world_sizes=[2], modes=["ddp"])
+        assert isinstance(report, Report)
+        assert (report.verdict, report.target.name) == ("divergent", "mymodel.py")
+        with pytest.raises(ddpcheck.DivergenceError) as raised:
+            ddpcheck.assert_equivalent(path, world_sizes=[2], fix=False)
+        with pytest.raises(ddpcheck.UsageError, match="target-missing-file"):
+            ddpcheck.check(tmp_path / "none.py")
+    assert isinstance(raised.value.report, Report)
+    first, _, rest = str(raised.value).partition("\n\n")
+    assert first.startswith("divergent: loss/sum-reduction")
+    assert rest.startswith("ddpcheck mymodel.py: Linear, 21 parameters")

@@ -1,0 +1,152 @@
+"""A report against an earlier one: only what is new fails."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddpcheck import baseline, checking, cli, report
+from ddpcheck.errors import UsageError
+from ddpcheck.render import junit
+from ddpcheck.report import Finding, Report
+from tests.render import sample
+
+SECOND = Finding(slug="norm/local-batch-stats", link="forward", runs=(2,), summary="s")
+
+
+def _applied(now: Report, known: Report) -> Report:
+    return baseline.apply(now, known, "known.json")
+
+
+def test_same_report_passes_and_every_finding_is_accepted() -> None:
+    told = _applied(sample.divergent(), sample.divergent())
+    assert (told.verdict, told.exit_code) == ("equivalent", 0)
+    assert [f.accepted for f in told.findings] == ["in the baseline known.json"]
+    assert told.warnings == sample.divergent().warnings
+    assert junit.to_junit(told).count("<skipped") == 2
+
+
+def test_new_finding_fails_and_is_named() -> None:
+    now = replace(sample.divergent(), findings=(*sample.divergent().findings, SECOND))
+    told = _applied(now, sample.divergent())
+    assert (told.verdict, told.exit_code) == ("divergent", 1)
+    assert [f.accepted is None for f in told.findings] == [False, True]
+    line = "new since the baseline: norm/local-batch-stats in ddp W=4"
+    assert told.warnings[0] == line
+
+
+def test_known_finding_in_a_run_that_was_equal_is_new() -> None:
+    known = sample.divergent()
+    runs = (*known.runs[:2], replace(known.runs[2], verdict="equivalent"))
+    findings = (replace(known.findings[0], runs=(1,)),)
+    told = _applied(known, replace(known, runs=runs, findings=findings))
+    assert told.exit_code == 1
+    line = "new since the baseline: loss/local-normalizer in ddp W=2, ddp W=4"
+    assert told.warnings[0] == line
+
+
+def test_known_finding_in_a_run_that_was_not_made_is_known() -> None:
+    known = sample.divergent()
+    findings = (replace(known.findings[0], runs=(1,)),)
+    told = _applied(known, replace(known, runs=known.runs[:2], findings=findings))
+    assert told.exit_code == 0
+
+
+def test_divergence_without_a_finding_is_known_by_its_run() -> None:
+    now = replace(sample.divergent(), findings=())
+    assert _applied(now, now).exit_code == 0
+    told = _applied(now, sample.equivalent())
+    assert told.exit_code == 1
+    new = "new since the baseline: ddp W=2, cause unknown, ddp W=4, cause unknown"
+    assert told.warnings[0] == new
+
+
+def test_what_is_gone_is_told() -> None:
+    now = replace(sample.divergent(), findings=(), exit_code=0, verdict="equivalent")
+    now = replace(now, runs=(sample.equal_run(), sample.equal_run("ddp")))
+    told = _applied(now, sample.divergent())
+    assert told.exit_code == 0
+    assert told.warnings[:2] == (
+        "gone since the baseline: loss/local-normalizer, the divergence of ddp W=2",
+        "in the baseline, not run now: ddp W=4",
+    )
+
+
+def test_what_was_not_checked_never_passes() -> None:
+    assert _applied(sample.not_checked(), sample.not_checked()).exit_code == 3
+
+
+def test_another_target_is_refused() -> None:
+    target = replace(sample.TARGET, name="other.py")
+    with pytest.raises(UsageError, match=r"\[baseline-target\]"):
+        _applied(sample.divergent(), replace(sample.divergent(), target=target))
+
+
+@pytest.mark.parametrize(
+    ("option", "slug"),
+    [
+        ("--json={}", "baseline-overwritten"),
+        ("--sarif={}", "baseline-overwritten"),
+        ("--report-dir={}", "baseline-file"),
+    ],
+)
+def test_wrong_baseline_is_told_before_anything_runs(
+    tmp_path: Path, option: str, slug: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, path = tmp_path / "mymodel.py", tmp_path / "known.json"
+    target.touch()
+    path.write_text("{}", encoding="utf-8")
+    arguments = [str(target), f"--baseline={path}", option.format(path)]
+    assert cli.main(arguments) == 2
+    assert f"[{slug}]" in capsys.readouterr().err
+
+
+def test_report_folder_of_the_target_holds_no_baseline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "mymodel.py"
+    target.touch()
+    path = tmp_path / "reports" / "mymodel" / "report.json"
+    arguments = [str(target), f"--baseline={path}", f"--report-dir={path.parents[1]}"]
+    assert cli.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert "--report-dir would write over the baseline [baseline-overwritten]" in said
+
+
+def test_command_fails_on_what_is_new_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = sample.divergent()
+    known = replace(now, findings=(), runs=now.runs[:1])
+    monkeypatch.setattr(checking, "check_file", lambda *_, **__: now)
+    monkeypatch.chdir(tmp_path)
+    Path("mymodel.py").touch()
+    Path("same.json").write_text(report.to_json(now), encoding="utf-8")
+    Path("less.json").write_text(report.to_json(known), encoding="utf-8")
+    assert cli.main(["mymodel.py", "--baseline", "same.json", "--sarif", "a/b"]) == 0
+    assert "EQUIVALENT: 1 of 3 runs, " in capsys.readouterr().out
+    results = json.loads(Path("a/b").read_text("utf-8"))["runs"][0]["results"]
+    assert [len(result["suppressions"]) for result in results] == [1]
+    assert cli.main(["mymodel.py", "--baseline", "less.json", "--sarif", "-"]) == 1
+    said = capsys.readouterr()
+    log = json.loads(said.out)  # nothing else is there
+    (note,) = [
+        n["message"]["text"]
+        for n in log["runs"][0]["invocations"][0]["toolExecutionNotifications"]
+        if "baseline" in n["message"]["text"]
+    ]
+    assert note == ("new since the baseline: loss/local-normalizer in ddp W=2, ddp W=4")
+    assert cli.main(["mymodel.py", "--json", "-", "--junit-xml", "-"]) == 2
+    assert "two reports cannot share standard output" in capsys.readouterr().err
+
+
+def test_baseline_is_read_as_written(tmp_path: Path) -> None:
+    path = tmp_path / "known.json"
+    path.write_text(report.to_json(sample.divergent()), encoding="utf-8")
+    assert report.to_json(baseline.load(str(path))) == path.read_text("utf-8")
+    path.write_text(json.dumps({"format": 2}), encoding="utf-8")
+    with pytest.raises(UsageError, match="format 1, found 2"):
+        baseline.load(str(path))

@@ -1,0 +1,121 @@
+"""The files for CI services: they parse, and their scripts call the command rightly."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddpcheck import cli
+
+ROOT = Path(__file__).parents[1]
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+GITLAB = yaml.safe_load(
+    (ROOT / "ci" / "ddpcheck.gitlab-ci.yml").read_text(encoding="utf-8")
+)
+STUB = '#!/bin/sh\nfor a in "$@"; do printf "%s\\n" "$a"; done\nexit ${STUB_EXIT:-0}\n'
+HOSTILE = 'a"; touch injected; echo "$(touch injected)'
+
+
+def _run(script: str, folder: Path, variables: dict[str, str]) -> tuple[int, list[str]]:
+    """Runs a script with a ddpcheck that prints its arguments and ends as told."""
+    stub = folder / "ddpcheck"
+    stub.write_text(STUB, encoding="utf-8")
+    stub.chmod(0o755)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", **variables}
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],  # noqa: S607 (as the runner does)
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.stderr
+    assert not (folder / "injected").exists()
+    return done.returncode, done.stdout.splitlines()
+
+
+def _step(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(
+        s for s in ACTION["runs"]["steps"] if s["name"] == name
+    )
+    return found
+
+
+def _check(folder: Path, **given: str) -> tuple[int, list[str]]:
+    """Runs the action's check; inputs that are not given have their defaults."""
+    inputs = {k: str(v.get("default", "")) for k, v in ACTION["inputs"].items()}
+    inputs |= given
+    step = _step("Check")
+    variables = {
+        key: re.sub(r"\$\{\{ inputs\.(\S+) \}\}", lambda m: inputs[m[1]], value)
+        for key, value in step["env"].items()
+    }
+    variables |= {"GITHUB_OUTPUT": str(folder / "outputs")}
+    variables |= {"STUB_EXIT": given.get("exit", "0")}
+    return _run(step["run"], folder, variables)
+
+
+def test_action_is_composite_and_every_script_has_a_shell() -> None:
+    assert ACTION["runs"]["using"] == "composite"
+    scripts = [step for step in ACTION["runs"]["steps"] if "run" in step]
+    assert [step["shell"] for step in scripts] == ["bash", "bash"]
+    assert not any("${{" in step["run"] for step in scripts)
+
+
+def test_expressions_of_the_action_name_what_there_is() -> None:
+    text = (ROOT / "action.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"inputs\.(\w+)", text)) == set(ACTION["inputs"])
+    steps = {step.get("id") for step in ACTION["runs"]["steps"]}
+    assert set(re.findall(r"steps\.(\w+)\.", text)) <= steps
+
+
+def test_options_of_the_action_are_those_of_the_command(tmp_path: Path) -> None:
+    _, said = _check(tmp_path, target="mymodel.py", baseline="known.json")
+    args = cli.parser().parse_args(said)
+    assert (args.target, args.baseline, args.github) == ("mymodel.py", "known.json", 1)
+    assert args.report_dir == "ddpcheck-reports"
+    assert args.json == "ddpcheck-reports/report.json"
+    assert args.junit_xml == "ddpcheck-reports/report.xml"
+    assert args.sarif == "ddpcheck-reports/report.sarif"
+
+
+def test_further_options_are_one_per_line_and_none_is_read_by_the_shell(
+    tmp_path: Path,
+) -> None:
+    options = f"--accept=norm/local-batch-stats=by design\n\n--dtype={HOSTILE}\n"
+    _, said = _check(tmp_path, target=HOSTILE, options=options)
+    assert said[0] == HOSTILE
+    assert said[-2:] == [
+        "--accept=norm/local-batch-stats=by design",
+        f"--dtype={HOSTILE}",
+    ]
+
+
+@pytest.mark.parametrize("code", ["0", "1", "2", "3"])
+def test_action_fails_as_the_command_does(tmp_path: Path, code: str) -> None:
+    assert _check(tmp_path, target="mymodel.py", exit=code)[0] == int(code)
+    assert (tmp_path / "outputs").read_text("utf-8") == f"exit-code={code}\n"
+
+
+def test_artifacts_are_kept_whatever_the_verdict() -> None:
+    assert _step("Keep the reports")["if"] == "always()"
+    assert GITLAB[".ddpcheck"]["artifacts"]["when"] == "always"
+
+
+@pytest.mark.parametrize("baseline", ["", "my baseline.json"])
+def test_gitlab_job_calls_the_command(tmp_path: Path, baseline: str) -> None:
+    job = GITLAB[".ddpcheck"]
+    given = {"DDPCHECK_TARGET": "my model.py", "DDPCHECK_BASELINE": baseline}
+    (script,) = job["script"]
+    code, said = _run(script, tmp_path, {**job["variables"], **given, "STUB_EXIT": "1"})
+    args = cli.parser().parse_args(said)
+    assert (code, args.target, args.baseline or "") == (1, "my model.py", baseline)
+    junit = job["artifacts"]["reports"]["junit"]
+    assert args.junit_xml == junit.replace("$DDPCHECK_REPORTS", "ddpcheck-reports")
