@@ -97,7 +97,7 @@ def import_s(workers: int) -> float:
     """Returns the wall time of that many processes importing torch at once."""
     command = [sys.executable, "-c", "import torch, torch._dynamo"]
     started = time.monotonic()
-    processes = [subprocess.Popen(command) for _ in range(workers)]  # noqa: S603 (written here)
+    processes = [subprocess.Popen(command) for _ in range(workers)]
     for process in processes:
         process.wait()
     return time.monotonic() - started
@@ -107,7 +107,7 @@ def plain_s(folder: Path, workers: int, *, repetitions: int) -> float:
     """Returns what the slowest of that many processes says of its plain loop."""
     command = [sys.executable, "-c", PLAIN.format(repetitions=repetitions)]
     processes = [
-        subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)  # noqa: S603 (written here)
+        subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
         for _ in range(workers)
     ]
     return max(float(process.communicate()[0]) for process in processes)
@@ -120,7 +120,7 @@ def session_s(folder: Path, workers: int) -> float:
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment["PYTHONPATH"] = str(ROOT)
     started = time.monotonic()
-    subprocess.run(command, cwd=folder, env=environment, check=True)  # noqa: S603 (written here)
+    subprocess.run(command, cwd=folder, env=environment, check=True)
     return time.monotonic() - started
 
 

@@ -52,9 +52,7 @@ def pair(folder: str, *, first: list[str]) -> tuple[float, float]:
 def seconds(command: list[str], folder: str) -> float:
     """Returns the wall time of a command that must succeed."""
     started = time.perf_counter()
-    subprocess.run(
-        command, check=True, cwd=folder, stdout=subprocess.DEVNULL
-    )
+    subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpcheck import pages
-from ddpcheck.check import PRELOAD_MODULES, check
+from ddpcheck.checking import PRELOAD_MODULES, check
 from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool, Preload

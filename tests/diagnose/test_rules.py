@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import check, pages
+from ddpcheck import checking, pages
 from ddpcheck.diagnose.registry import RULES
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
@@ -32,7 +32,7 @@ def checked(pool: Pool, folder: Path, source: str) -> Report:
     path = folder / "target.py"
     path.write_text(source, encoding="utf-8")
     options = Options(world_sizes=(2,), modes=("ddp",))
-    return check.check(pool, TargetRef(path=str(path)), options)
+    return checking.check(pool, TargetRef(path=str(path)), options)
 
 
 @pytest.fixture
