@@ -109,8 +109,9 @@ class Budget:
         return tuple(taken)
 
     def _lock(self, slot: int) -> bool:
+        descriptor = self._file()
         try:
-            fcntl.lockf(self._file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
         except (BlockingIOError, PermissionError):  # which of them: POSIX leaves open
             return False
         return True
@@ -125,15 +126,21 @@ class Budget:
         return self._descriptor
 
 
-def of_this_machine() -> Budget:
+def of_this_machine() -> Budget | None:
     """Returns the budget that all sessions of this user share.
 
-    DDPCHECK_MAX_RANKS sets its size; by default two ranks per core.
+    DDPCHECK_MAX_RANKS sets its size; by default two ranks per core. None where the
+    folder for temporary files takes no file, or no locks.
     """
     path = Path(tempfile.gettempdir()) / f"ddpcheck-ranks-{os.getuid()}.lock"
     chosen = os.environ.get(VARIABLE, "")
     limit = int(chosen) if chosen.isdecimal() else RANKS_PER_CORE * _cores()
-    return Budget(limit=max(1, limit), path=path)
+    budget = Budget(limit=max(1, limit), path=path)
+    try:
+        budget.try_take(0)
+    except OSError:
+        return None
+    return budget
 
 
 def _cores() -> int:

@@ -283,7 +283,8 @@ class Bench:
             self._pool.close()
         self._pool = self._session = self._key = None
         self._errors = {}
-        self._budget.close()
+        if self._budget is not None:
+            self._budget.close()
 
 
 _BENCH: pytest.StashKey[Bench] = pytest.StashKey()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -100,6 +101,20 @@ def test_patience_ends_too(tmp_path: Path) -> None:
 def test_size_is_two_per_core_unless_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(budget.VARIABLE, raising=False)
     cores = len(os.sched_getaffinity(0))
-    assert budget.of_this_machine().limit == 2 * cores
+    assert _limit() == 2 * cores
     monkeypatch.setenv(budget.VARIABLE, "3")
-    assert budget.of_this_machine().limit == 3
+    assert _limit() == 3
+
+
+def _limit() -> int:
+    made = budget.of_this_machine()
+    assert made is not None
+    made.close()
+    return made.limit
+
+
+def test_folder_that_takes_no_file_is_no_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert budget.of_this_machine() is None
