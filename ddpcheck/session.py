@@ -6,6 +6,7 @@ The tool's own process: no torch here, only plain results of ranks.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ from ddpcheck.target import TargetRef
 
 # Ranks at work at the same time, over all crews. More only makes them wait.
 _MAX_BUSY_RANKS = 16
+# A rank may take that many times what one process took for the global batch.
+_SLOWDOWN = 4.0
 
 
 @dataclass(slots=True)
@@ -165,7 +168,17 @@ class Session:
                 "find_unused": bool(reference.facts["unused"]),
             },
         )
-        return self.pool.submit(job, crew_of(spec), timeout_s=self.timeout_s)
+        limit_s = self.timeout_s or self._patience_s(outcome)
+        return self.pool.submit(job, crew_of(spec), timeout_s=limit_s)
+
+    def _patience_s(self, outcome: RunOutcome) -> float:
+        """Returns the deadline of a run: the setting, and more for slow mathematics.
+
+        Ranks that share a core with others take turns: a slow run is no hang.
+        """
+        turns = max(1.0, crew_of(outcome.spec) / (os.cpu_count() or 1))
+        needed_s = _SLOWDOWN * turns * outcome.reference.seconds
+        return max(self.pool.timeout_s, needed_s)
 
     def _finish(self, outcome: RunOutcome, task: Task) -> None:
         outcome.ranks, outcome.seconds = task.outcomes, task.seconds
