@@ -44,6 +44,17 @@ class Proposal:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallelCase:
+    """A divergence that DataParallel alone has.
+
+    `ddp_is_fine`: DDP at the same world size was run, and equals one process.
+    """
+
+    run: Run
+    ddp_is_fine: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class Case:
     """One divergent data-parallel run with what the probes and other runs say.

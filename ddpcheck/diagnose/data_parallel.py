@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 
 from ddpcheck import assemble
+from ddpcheck.diagnose.case import DataParallelCase, Proposal
+from ddpcheck.diagnose.registry import DATA_PARALLEL_RULES
 from ddpcheck.diagnose.text import number
 from ddpcheck.report import Finding, Fix, Run, Tolerance
 from ddpcheck.session import RunOutcome, Session
@@ -44,12 +46,54 @@ def _own(
     limit: Tolerance,
 ) -> Finding:
     """Returns the finding for a divergence that DataParallel alone has."""
-    del session, outcomes, limit
-    run = runs[rest[0]]
+    run, spec = runs[rest[0]], outcomes[rest[0]].spec
     same = [r for r in runs if r.mode == "ddp" and r.world_size == run.world_size]
     ddp_is_fine = bool(same) and all(r.verdict == "equivalent" for r in same)
-    lost = run.buffers.mismatched > 0
-    worst = run.buffers.worst if lost else run.gradients.worst
+    case = DataParallelCase(run=run, ddp_is_fine=ddp_is_fine)
+    before = assemble.worst_excess(run)
+    for rule in DATA_PARALLEL_RULES:
+        proposal = rule.detect(case)
+        if proposal is None:
+            continue
+        after, verified = None, None
+        if proposal.fixes:
+            mended = session.run([spec.but(fixes=spec.fixes + proposal.fixes)])[0]
+            after = assemble.worst_excess(assemble.to_run(mended, limit.rtol))
+            verified = after <= 1
+        elif ddp_is_fine:  # the fix is to use DDP
+            after, verified = assemble.worst_excess(same[0]), True
+        if proposal.speculative and not verified:
+            continue
+        return _finding(proposal, rest, before, after, verified=verified)
+    return _unknown(run, rest, ddp_is_fine=ddp_is_fine)
+
+
+def _finding(
+    proposal: Proposal,
+    rest: list[int],
+    before: float,
+    after: float | None,
+    *,
+    verified: bool | None,
+) -> Finding:
+    return Finding(
+        slug=proposal.slug,
+        link=proposal.link,
+        runs=tuple(rest),
+        summary=proposal.summary,
+        facts=proposal.facts,
+        fix=Fix(
+            text=proposal.fix,
+            code=proposal.code,
+            verified=verified,
+            excess_before=before,
+            excess_after=after,
+        ),
+    )
+
+
+def _unknown(run: Run, rest: list[int], *, ddp_is_fine: bool) -> Finding:
+    worst = run.gradients.worst or run.buffers.worst
     facts = []
     if worst is not None:
         facts.append(
@@ -58,30 +102,10 @@ def _own(
         )
     if ddp_is_fine:
         facts.append(f"DDP at world size {run.world_size} equals one process")
-    fix = Fix(
-        text="use DistributedDataParallel",
-        code="model = DistributedDataParallel(model)",
-        verified=ddp_is_fine or None,
-        excess_before=assemble.worst_excess(run),
-        excess_after=assemble.worst_excess(same[0]) if ddp_is_fine else None,
-    )
-    first = run.gradients.excess_by_step[:1]
-    right_at_first = not first or first[0] <= 1
-    if lost and right_at_first:
-        return Finding(
-            slug="dp/replica-state-lost",
-            link="update",
-            runs=tuple(rest),
-            summary="DataParallel throws away what replicas write: buffers keep the "
-            "first replica's data alone",
-            facts=tuple(facts),
-            fix=fix,
-        )
     return Finding(
         slug="unknown",
         link="forward",
         runs=tuple(rest),
         summary="the cause is unknown; under DataParallel alone the forward differs",
         facts=tuple(facts),
-        fix=fix if ddp_is_fine else None,
     )

@@ -23,6 +23,9 @@ from ddpcheck.diagnose.rules import (
     ddp_step_before_reduce,
     ddp_unfrozen_after_wrap,
     ddp_wrapper_missing,
+    dp_replica_parameters_empty,
+    dp_replica_state_lost,
+    dp_scalar_gather,
     forward_batch_coupled,
     graph_opaque_output,
     graph_output_unused,
@@ -63,6 +66,13 @@ from ddpcheck.diagnose.rules import (
     sync_no_sync_scope,
     sync_scaler_desync,
     sync_static_graph_no_sync,
+)
+
+# For what DataParallel alone gets wrong; these take a DataParallelCase.
+DATA_PARALLEL_RULES: tuple[ModuleType, ...] = (
+    dp_scalar_gather,
+    dp_replica_parameters_empty,
+    dp_replica_state_lost,
 )
 
 RULES: tuple[ModuleType, ...] = (

@@ -139,7 +139,10 @@ class _Candidate:
             return model
         if spec.mode == "dp":
             return DataParallelOnCPU(
-                model, spec.world_size, lambda a, b: self._replica(a, b, size)
+                model,
+                spec.world_size,
+                lambda a, b: self._replica(a, b, size),
+                fixes=spec.fixes,
             )
         wrapped = models.wrap(self.target, model, find_unused=self.find_unused)
         if spec.mode == "averaged":

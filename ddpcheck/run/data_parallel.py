@@ -40,6 +40,8 @@ class DataParallelOnCPU(nn.DataParallel[nn.Module]):
         module: nn.Module,
         world_size: int,
         around_replica: Callable[[int, int], Any] | None = None,
+        *,
+        fixes: tuple[str, ...] = (),
     ) -> None:
         nn.Module.__init__(self)
         self.dim = 0
@@ -48,6 +50,8 @@ class DataParallelOnCPU(nn.DataParallel[nn.Module]):
         self.output_device = 0
         self.src_device_obj = torch.device("cpu")
         self.around_replica = around_replica
+        self.fixes = fixes
+        self.sizes: list[int] = []  # samples of each replica in the last forward
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Returns torch's forward; on one device it calls the module itself."""
@@ -59,7 +63,13 @@ class DataParallelOnCPU(nn.DataParallel[nn.Module]):
     def replicate(self, module: Any, device_ids: Sequence[Any]) -> list[Any]:
         """Returns torch's replicas: non-leaf parameters, buffers shared with #0."""
         with _cpu_primitives():
-            return _replicate_function(module, device_ids, not torch.is_grad_enabled())
+            replicas: list[Any] = _replicate_function(
+                module, device_ids, not torch.is_grad_enabled()
+            )
+        if "dp.replica_parameters" in self.fixes:
+            for replica in replicas:
+                _fill_parameters(replica)
+        return replicas
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
         """Returns torch's chunks of every tensor, other objects whole."""
@@ -71,6 +81,7 @@ class DataParallelOnCPU(nn.DataParallel[nn.Module]):
     ) -> list[Any]:
         """Returns the replicas' outputs; raises the first replica's exception."""
         starts = _starts(inputs, kwargs)
+        self.sizes = [size for _, size in starts]
         outputs: list[Any] = []
         for replica, args, kwds, rows in zip(
             replicas, inputs, kwargs, starts, strict=True
@@ -80,8 +91,13 @@ class DataParallelOnCPU(nn.DataParallel[nn.Module]):
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
         """Returns the outputs concatenated; scalars become a vector."""
+        if "dp.mean_scalars" in self.fixes:
+            outputs = _with_mean_scalars(outputs, self.sizes)
         with _cpu_primitives():
-            return scatter_gather.gather(outputs, output_device, dim=self.dim)
+            gathered = scatter_gather.gather(outputs, output_device, dim=self.dim)
+        if "dp.mean_scalars" in self.fixes:
+            return _first_scalars(gathered, outputs[0])
+        return gathered
 
     def _in_thread(
         self, replica: Any, args: Any, kwds: Any, rows: tuple[int, int]
@@ -172,3 +188,34 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
     for _, tensor in tree.tensors(value):
         yield tensor
+
+
+def _fill_parameters(replica: nn.Module) -> None:
+    """Gives a replica's modules the parameters that replicate made attributes."""
+    for module in replica.modules():
+        own = vars(module).get("_former_parameters", {})
+        for name, tensor in own.items():
+            module._parameters[name] = tensor  # noqa: SLF001
+
+
+def _with_mean_scalars(outputs: Sequence[Any], sizes: list[int]) -> list[Any]:
+    """Returns the outputs, every scalar the mean over replicas by their samples."""
+    from ddpcheck import tree  # noqa: PLC0415
+
+    flat = [dict(tree.tensors(output)) for output in outputs]
+
+    def mean(path: str, t: Tensor) -> Tensor:
+        if t.numel() != 1:
+            return t
+        parts = [f[path] * size for f, size in zip(flat, sizes, strict=True)]
+        return torch.stack(parts).sum(0) / sum(sizes)
+
+    return [tree.replace(output, mean) for output in outputs]
+
+
+def _first_scalars(gathered: Any, one: Any) -> Any:
+    """Returns what was gathered, with one scalar for every vector of scalars."""
+    from ddpcheck import tree  # noqa: PLC0415
+
+    scalars = {path: t for path, t in tree.tensors(one) if t.numel() == 1}
+    return tree.replace(gathered, scalars.get)

@@ -18,6 +18,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     ddp.rewrap             DDP built anew, as it was, on the model as it is now
     ddp.static_off         DDP built anew with static_graph=False
     ddp.plain_output       DDP sees the output's tensors in a plain tuple
+    dp.mean_scalars        DataParallel's replicas' scalars gathered to their mean
+    dp.replica_parameters  parameters() of DataParallel's replicas filled
     ddp.broadcast          rank 0's weights and buffers to all ranks after wrapping
     target.accum:COUNTABLE every micro-batch weighed by its share of one count over all
                            micro-batches and ranks; in the reference too

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ddpcheck import pages
-from ddpcheck.diagnose.registry import RULES
+from ddpcheck.diagnose.registry import DATA_PARALLEL_RULES, RULES
 
 _MAX_CODE = 20  # lines; a train_step does not fit into 15
-SLUGS = [rule.SLUG for rule in RULES]
+SLUGS = [rule.SLUG for rule in (*RULES, *DATA_PARALLEL_RULES)]
 
 
 def faults(text: str) -> list[str]:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from ddpcheck import checking, pages
-from ddpcheck.diagnose.registry import RULES
+from ddpcheck.diagnose.registry import DATA_PARALLEL_RULES, RULES
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import Report
 from ddpcheck.target import TargetRef
 
-SLUGS = [rule.SLUG for rule in RULES]
+SLUGS = [rule.SLUG for rule in (*RULES, *DATA_PARALLEL_RULES)]
 # No run can prove these: what would end the fault would end any of its kind, or what
 # decides is known to the target alone. Their pages say so.
 UNVERIFIED = {
@@ -27,12 +27,19 @@ UNVERIFIED = {
 HANGS = {"graph/skipped-backward", "sync/collective-mismatch"}
 
 
-def checked(pool: Pool, folder: Path, source: str) -> Report:
-    """Returns the report of a target with this source, DDP at world size 2."""
+def checked(
+    pool: Pool, folder: Path, source: str, modes: tuple[str, ...] = ("ddp",)
+) -> Report:
+    """Returns the report of a target with this source at world size 2."""
     path = folder / "target.py"
     path.write_text(source, encoding="utf-8")
-    options = Options(world_sizes=(2,), modes=("ddp",))
+    options = Options(world_sizes=(2,), modes=modes)
     return checking.check(pool, TargetRef(path=str(path)), options)
+
+
+def modes_of(slug: str) -> tuple[str, ...]:
+    """Returns the modes that a rule is about."""
+    return ("dp", "ddp") if slug.startswith("dp/") else ("ddp",)
 
 
 @pytest.fixture
@@ -45,7 +52,7 @@ def short(pool: Pool) -> Iterator[Pool]:
 
 @pytest.mark.parametrize("slug", [s for s in SLUGS if s not in HANGS])
 def test_example_yields_its_finding(slug: str, pool: Pool, tmp_path: Path) -> None:
-    report = checked(pool, tmp_path, pages.targets(slug)[0])
+    report = checked(pool, tmp_path, pages.targets(slug)[0], modes_of(slug))
     verified = None if slug in UNVERIFIED else True
     found = [(f.slug, f.fix and f.fix.verified) for f in report.findings]
     assert (report.verdict, found) == ("divergent", [(slug, verified)])
@@ -62,5 +69,5 @@ def test_example_that_hangs_yields_its_finding(
 
 @pytest.mark.parametrize("slug", SLUGS)
 def test_mended_example_is_equivalent(slug: str, pool: Pool, tmp_path: Path) -> None:
-    report = checked(pool, tmp_path, pages.targets(slug)[1])
+    report = checked(pool, tmp_path, pages.targets(slug)[1], modes_of(slug))
     assert (report.verdict, [f.slug for f in report.findings]) == ("equivalent", [])
