@@ -15,13 +15,14 @@ loss divided by W decides.
 Example
     import torch
     import torch.distributed as dist
+    import torch.distributed.nn.functional as dnn
     from torch import nn
     torch.manual_seed(0)
-    import torch.distributed.nn.functional as dnn
     model = nn.Linear(4, 1)
     batch = torch.randn(8, 4), torch.randn(8, 1)
     def loss(output, target):
-        total, count = (output - target).square().sum(), torch.tensor(float(len(target)))
+        count = torch.tensor(float(len(target)))
+        total = (output - target).square().sum()
         if dist.is_initialized():
             total = dnn.all_reduce(total) * dist.get_world_size()
             dist.all_reduce(count)
@@ -32,7 +33,8 @@ The reduced loss needs no factor: its backward already sums over ranks. The exam
 is mended by:
 
     def loss(output, target):
-        total, count = (output - target).square().sum(), torch.tensor(float(len(target)))
+        count = torch.tensor(float(len(target)))
+        total = (output - target).square().sum()
         if dist.is_initialized():
             total = dnn.all_reduce(total)
             dist.all_reduce(count)

@@ -16,9 +16,9 @@ loss sees the outputs and targets of all ranks, with gradients, decides.
 Example
     import torch
     import torch.distributed as dist
+    import torch.distributed.nn.functional as dnn
     from torch import nn
     torch.manual_seed(0)
-    import torch.distributed.nn.functional as dnn
     model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
     batch = torch.randn(8, 4), torch.tensor([[1.0], [0], [0], [1], [1], [1], [0], [1]])
     def loss(output, target):
