@@ -9,8 +9,9 @@ it needs no factor.
 
 How it was found
 d loss / d output is right on every rank, and what parameters get from the loss
-directly, with the network cut off, is one other factor of the reference's. The run
-with that factor taken out decides.
+directly, with the network cut off, is one other factor of the reference's, the same
+on all ranks. Numbers are equal within 1e-6, or 10 times the tolerance where that is
+more. The run with that factor taken out decides.
 
 Example
     import torch

@@ -10,7 +10,7 @@ p_i(B).
 How it was found
 d loss / d output is wrong only at a quantity inside the network on which other
 outputs depend, and what is wrong there sums to 0 over the last dimension, as after
-a softmax. The loss on all ranks' outputs decides.
+a softmax, within 1e-6. The loss on all ranks' outputs decides.
 
 Example
     import torch

@@ -9,8 +9,9 @@ shard: DDP sends rank 0's before each forward, and nobody merges them. Training 
 right, evaluation and checkpoints are not.
 
 How it was found
-Gradients are equal, and buffers of a normalising module differ from the
-reference's. The run in which it sees the rows of all ranks decides.
+After the first step buffers of a normalising module differ from the reference's,
+while all outputs of that step are right. The run in which it sees the rows of all
+ranks decides.
 
 Example
     import torch

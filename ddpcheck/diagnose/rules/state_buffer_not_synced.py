@@ -1,7 +1,7 @@
 """Buffers differ between ranks from the start.
 
 What it means
-Buffers differ between ranks from the start.
+The ranks compute with different buffers from the first forward on.
 
 Why it happens
 broadcast_buffers=False leaves them to the ranks, in the constructor and before each

@@ -1,7 +1,7 @@
 """A kept gradient is a view of DDP's bucket, which the next backward writes over.
 
 What it means
-A kept gradient is a view of DDP's bucket, which the next backward writes over.
+A gradient that the step keeps changes when the next backward runs.
 
 Why it happens
 With gradient_as_bucket_view=True p.grad lies in the bucket from the second step on.
