@@ -7,7 +7,8 @@ import pytest
 from ddpcheck import pages
 from ddpcheck.diagnose.registry import DATA_PARALLEL_RULES, RULES
 
-_MAX_CODE = 20  # lines; a train_step does not fit into 15
+_MAX_CODE = 15  # lines
+_MAX_WIDTH = 88  # a page is read on terminals
 SLUGS = [rule.SLUG for rule in (*RULES, *DATA_PARALLEL_RULES)]
 
 
@@ -24,6 +25,9 @@ def faults(text: str) -> list[str]:
         found.append(f"the example has {len(lines)} lines")
     if any(not line.startswith("    ") for line in lines):
         found.append("the example is not indented")
+    found += [
+        f"too wide: {line}" for line in text.splitlines() if len(line) > _MAX_WIDTH
+    ]
     references = parts.get("References", "").splitlines()
     if any(not r.startswith("https://") and r != "-" for r in references):
         found.append("a reference is no address")
@@ -44,8 +48,11 @@ def test_faults_of_a_page_are_seen() -> None:
     text = pages.page("loss/sum-reduction")
     assert faults(text.replace("\nFix\n", "\nfix\n"))
     assert faults(text.replace("https://", "see "))
-    assert faults(text.replace("\nExample\n", "\nExample\n" + "    x = 1\n" * 20))
+    assert faults(text.replace("\nExample\n", "\nExample\n" + "    x = 1\n" * 10))
     assert faults(text.replace("    import torch\n", "import torch\n"))
+    assert faults(
+        text.replace("Why it happens\n", "Why it happens\n" + "x" * 89 + "\n")
+    )
 
 
 def test_fix_is_added_to_the_example() -> None:

@@ -17,16 +17,14 @@ decides.
 Example
     import torch
     import torch.distributed as dist
+    import torch.distributed.nn.functional as dnn
     from torch import nn
     torch.manual_seed(0)
-    import torch.distributed.nn.functional as dnn
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+    class Pair(nn.ModuleDict):
         def forward(self, x):
-            return self.a(x), self.b(x)
-    model, batch = Pair(), (torch.randn(8, 4), torch.zeros(8))
+            return self["a"](x), self["b"](x)
+    model = Pair({"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)})
+    batch = torch.randn(8, 4), torch.zeros(8)
     def loss(output, _):
         a, b = output
         keys = torch.cat(dnn.all_gather(b)) if dist.is_initialized() else b

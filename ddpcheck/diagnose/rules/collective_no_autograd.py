@@ -9,9 +9,10 @@ they return as constants, or as the rank's own tensor. The sum over ranks is rig
 DDP's mean is 1 / W of it; two such collectives in one loss give no uniform factor.
 
 How it was found
-Every rank's loss on the reference's outputs equals the reference's, or forward and
-loss are right and a module calls collectives; d loss / d output is not W times the
-reference's. The run with collectives that carry gradients decides.
+The step calls collectives, every rank's loss on the reference's outputs equals the
+reference's, and d loss / d output is not W times the reference's. Numbers are equal
+within 1e-6, or 10 times the tolerance where that is more. The run with collectives
+that carry gradients decides.
 
 Example
     import torch

@@ -8,8 +8,8 @@ DDP arms its reducer in its own forward. model.module(x), another method, or an
 unwrapped twin leave it idle, without an error.
 
 How it was found
-A DDP object of the model was called fewer times than backward ran, and every rank's
-gradient is its local one. Averaging by hand decides.
+A DDP object was never called in a run that went backward, and gradients are not the
+mean of the local ones. Averaging by hand decides.
 
 Example
     import torch

@@ -18,16 +18,14 @@ Example
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel as DDP
     torch.manual_seed(0)
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+    class Net(nn.ModuleDict):
         def forward(self, x):
-            return self.b(self.a(x).tanh())
-    model, batch = Net(), (torch.randn(8, 4), torch.arange(8) % 4)
+            return self["b"](self["a"](x).tanh())
+    model = Net({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    batch = torch.randn(8, 4), torch.arange(8) % 4
     def wrap(model):
         if dist.get_rank() == 1:
-            model.a = model._modules.pop("a")
+            model["a"] = model.pop("a")
         return DDP(model)
     loss = nn.CrossEntropyLoss()
 

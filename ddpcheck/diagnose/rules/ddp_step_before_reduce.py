@@ -18,12 +18,13 @@ Example
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     batch = torch.randn(8, 4), torch.arange(8) % 3
+    def update(p):
+        with torch.no_grad():
+            p -= 0.1 * p.grad
     def train_step(model, optimizer, batch):
         optimizer.zero_grad()
-        def update(p):
-            with torch.no_grad():
-                p -= 0.1 * p.grad
-        hooks = [p.register_post_accumulate_grad_hook(update) for p in model.parameters()]
+        weights = model.parameters()
+        hooks = [p.register_post_accumulate_grad_hook(update) for p in weights]
         nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
         for hook in hooks:
             hook.remove()

@@ -18,16 +18,12 @@ Example
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     batch = torch.randn(8, 4), torch.arange(8) % 3
-    model[0].requires_grad_(False)
+    loss = nn.CrossEntropyLoss()
     def wrap(model):
+        model[0].requires_grad_(False)
         wrapped = DDP(model)
         model[0].requires_grad_(True)
         return wrapped
-    def train_step(model, optimizer, batch):
-        (model.module if isinstance(model, DDP) else model)[0].requires_grad_(True)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
-        optimizer.step()
 
 Fix
 Unfreeze before wrapping, or wrap again. The example is mended by:

@@ -17,16 +17,14 @@ Example
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel as DDP
     torch.manual_seed(0)
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.even, self.odd = nn.Linear(4, 3), nn.Linear(4, 3)
+    class Net(nn.ModuleDict):
         def forward(self, x):
             if not dist.is_initialized():
                 half = len(x) // 2
-                return torch.cat([self.even(x[:half]), self.odd(x[half:])])
-            return (self.odd if dist.get_rank() % 2 else self.even)(x)
-    model, batch, wrap = Net(), (torch.randn(8, 4), torch.arange(8) % 3), DDP
+                return torch.cat([self["even"](x[:half]), self["odd"](x[half:])])
+            return self["odd" if dist.get_rank() % 2 else "even"](x)
+    model = Net({"even": nn.Linear(4, 3), "odd": nn.Linear(4, 3)})
+    batch, wrap = (torch.randn(8, 4), torch.arange(8) % 3), DDP
     loss = nn.CrossEntropyLoss()
 
 Fix

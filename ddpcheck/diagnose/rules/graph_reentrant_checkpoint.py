@@ -17,25 +17,23 @@ Example
     from torch.nn.parallel import DistributedDataParallel as DDP
     from torch.utils.checkpoint import checkpoint
     torch.manual_seed(0)
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+    class Net(nn.ModuleDict):
         def forward(self, x):
             x = x.clone().requires_grad_()
-            return self.head(checkpoint(self.body, x, use_reentrant=True))
-    model, batch = Net(), (torch.randn(8, 4), torch.arange(8) % 3)
+            return self["head"](checkpoint(self["body"], x, use_reentrant=True))
+    model = Net({"body": nn.Linear(4, 8), "head": nn.Linear(8, 3)})
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    loss = nn.CrossEntropyLoss()
     def wrap(model):
         return DDP(model, find_unused_parameters=True)
-    loss = nn.CrossEntropyLoss()
 
 Fix
 use_reentrant=False. The example is mended by:
 
     class Safe(Net):
         def forward(self, x):
-            return self.head(checkpoint(self.body, x, use_reentrant=False))
-    model = Safe()
+            return self["head"](checkpoint(self["body"], x, use_reentrant=False))
+    model = Safe(model)
 
 Not this rule if
 The same error without nested backwards: graph/shared-parameter.

@@ -17,19 +17,16 @@ Example
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel as DDP
     torch.manual_seed(0)
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.classes = nn.Linear(4, 8), nn.Embedding(3, 8)
-        def forward(self, x):
-            return self.body(x).tanh()
-    model, batch = Net(), (torch.randn(8, 4), torch.arange(8) % 3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+    model.classes = nn.Parameter(torch.randn(3, 8))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
     def wrap(model):
         return DDP(model, find_unused_parameters=True)
     def train_step(model, optimizer, batch):
-        table = (model.module if isinstance(model, DDP) else model).classes.weight
+        table = (model.module if isinstance(model, DDP) else model).classes
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(batch[0]) @ table.T, batch[1]).backward()
+        logits = model(batch[0]) @ table.T
+        nn.functional.cross_entropy(logits, batch[1]).backward()
         optimizer.step()
 
 Fix

@@ -9,16 +9,17 @@ mean_r f(B_r) != f(B) for a ratio of sums (IoU, Dice), a softmax over the batch,
 top-k, a ranking or a standard deviation.
 
 How it was found
-Forward is equal; d loss / d output at one half of the batch changes when the
-outputs of the other half do; no factor per rank explains it. The run in which the
-loss sees the outputs and targets of all ranks, with gradients, decides.
+Forward is equal; d loss / d output at one half of the batch changes, by more than
+1e-6 of its size, when the outputs of the other half do; and it is not W times the
+reference's. The run in which the loss sees the outputs and targets of all ranks,
+with gradients, decides.
 
 Example
     import torch
     import torch.distributed as dist
+    import torch.distributed.nn.functional as dnn
     from torch import nn
     torch.manual_seed(0)
-    import torch.distributed.nn.functional as dnn
     model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
     batch = torch.randn(8, 4), torch.tensor([[1.0], [0], [0], [1], [1], [1], [0], [1]])
     def loss(output, target):

@@ -9,9 +9,9 @@ gradient of 0 there, and the step is diluted; a masked mean written by hand give
 NaN on all ranks.
 
 How it was found
-A rank's loss on the reference's outputs is NaN, or has no gradient where the
-reference has one, and the loss does not couple samples. The loss on all ranks'
-outputs decides.
+A rank's loss on the reference's outputs is NaN, or none of its rows has a gradient,
+in the reference neither; and the loss does not couple samples. The loss on all
+ranks' outputs decides.
 
 Example
     import torch

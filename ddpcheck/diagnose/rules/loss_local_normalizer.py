@@ -10,8 +10,9 @@ ignore_index, masks, class weights, boxes and events make them differ.
 How it was found
 d loss / d output is N / n_r on rank r (W is right): constant inside a rank,
 different between ranks, and moving one half of the outputs leaves the other half
-alone. n_r is looked for among what can be counted in the targets. The run with the
-global count decides.
+alone. Numbers are equal within 1e-6, or 10 times the tolerance where that is more.
+n_r is looked for among what can be counted in the targets. The run with the global
+count decides.
 
 Example
     import torch

@@ -7,8 +7,8 @@ Why it happens
 (1 / W) sum_r S_r / n_r with n_r the size of the shard.
 
 How it was found
-The shards differ in size, and d loss / d output is N / n_r with n_r that size. The
-run with the global count decides.
+The shards differ in size, and d loss / d output is N / n_r with n_r that size,
+within 1e-6. The run with the global count decides.
 
 Example
     import torch

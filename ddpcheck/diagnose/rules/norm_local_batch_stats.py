@@ -7,9 +7,9 @@ Why it happens
 y = (x - mean(B_r)) / std(B_r), where one process has mean(B) and std(B).
 
 How it was found
-The layer is fed with the reference's own rows and returns others; it is one of
-torch's batch norms, or keeps statistics and returns the same for twice the input.
-Synchronised batch norm decides.
+The layer is fed with the reference's own rows and returns others, by more than
+1e-6; it is one of torch's batch norms, or writes buffers and returns the same,
+within 5 %, for twice the input. Synchronised batch norm decides.
 
 Example
     import torch

@@ -9,21 +9,22 @@ shard: DDP sends rank 0's before each forward, and nobody merges them. Training 
 right, evaluation and checkpoints are not.
 
 How it was found
-Gradients are equal, and buffers of a normalising module differ from the
-reference's. The run in which it sees the rows of all ranks decides.
+After the first step buffers of a normalising module differ from the reference's,
+while all outputs of that step are right. The run in which it sees the rows of all
+ranks decides.
 
 Example
     import torch
     import torch.distributed as dist
+    import torch.distributed.nn.functional as dnn
     from torch import nn
     torch.manual_seed(0)
-    import torch.distributed.nn.functional as dnn
     class SyncNorm(nn.BatchNorm1d):
         def forward(self, x):
-            sums, local = torch.stack([x.mean(0), x.square().mean(0)]), x.detach().mean(0)
+            sums = torch.stack([x.mean(0), x.square().mean(0)])
+            self.running_mean.lerp_(sums[0].detach(), 0.1)
             if dist.is_initialized():
                 sums = dnn.all_reduce(sums) / dist.get_world_size()
-            self.running_mean.lerp_(local, 0.1)
             return (x - sums[0]) * (sums[1] - sums[0].square() + 1e-5).rsqrt()
     model = nn.Sequential(SyncNorm(4, affine=False), nn.Linear(4, 3))
     batch = torch.randn(8, 4), torch.arange(8) % 3
@@ -45,7 +46,8 @@ Not this rule if
 Its outputs differ too: norm/local-batch-stats.
 
 References
--
+https://github.com/pytorch/pytorch/issues/1051
+https://github.com/pytorch/pytorch/issues/13711
 """
 
 from __future__ import annotations

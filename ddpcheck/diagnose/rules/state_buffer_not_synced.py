@@ -1,7 +1,7 @@
 """Buffers differ between ranks from the start.
 
 What it means
-Buffers differ between ranks from the start.
+The ranks compute with different buffers from the first forward on.
 
 Why it happens
 broadcast_buffers=False leaves them to the ranks, in the constructor and before each
@@ -17,24 +17,22 @@ Example
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel as DDP
     torch.manual_seed(0)
-    class Shift(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("by", torch.zeros(4))
+    class Shifted(nn.Linear):
         def forward(self, x):
-            return x + self.by
-    model = nn.Sequential(nn.Linear(4, 4), Shift(), nn.Linear(4, 3))
+            return super().forward(x + self.by)
+    model = Shifted(4, 3)
+    model.register_buffer("by", torch.zeros(4))
     batch = torch.randn(8, 4), torch.arange(8) % 3
-    def wrap(model):
-        model[1].by += dist.get_rank()
-        return DDP(model, broadcast_buffers=False, init_sync=False)
     loss = nn.CrossEntropyLoss()
+    def wrap(model):
+        model.by += dist.get_rank()
+        return DDP(model, broadcast_buffers=False, init_sync=False)
 
 Fix
 Let DDP send rank 0's buffers, or send them once by hand. The example is mended by:
 
     def wrap(model):
-        model[1].by += dist.get_rank()
+        model.by += dist.get_rank()
         return DDP(model)
 
 Not this rule if

@@ -16,20 +16,16 @@ Example
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel as DDP
     torch.manual_seed(0)
-    class Student(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.ema = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)
-        def forward(self, x):
-            return self.net(x)
-    model, batch = Student(), (torch.randn(8, 4), torch.arange(8) % 3)
+    model = nn.Linear(4, 3)
+    model.ema = nn.Parameter(model.weight.detach().clone(), requires_grad=False)
+    batch = torch.randn(8, 4), torch.arange(8) % 3
     def train_step(model, optimizer, batch):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
         optimizer.step()
         net = model.module if isinstance(model, DDP) else model
         if not dist.is_initialized() or dist.get_rank() == 0:
-            net.ema.weight.lerp_(net.net.weight.detach(), 0.1)
+            net.ema.lerp_(net.weight.detach(), 0.1)
 
 Fix
 Update the average on every rank. The example is mended by:
@@ -39,7 +35,7 @@ Update the average on every rank. The example is mended by:
         nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
         optimizer.step()
         net = model.module if isinstance(model, DDP) else model
-        net.ema.weight.lerp_(net.net.weight.detach(), 0.1)
+        net.ema.lerp_(net.weight.detach(), 0.1)
 
 Not this rule if
 A forward writes them: state/forward-writes-parameter.

@@ -16,15 +16,13 @@ Example
     import torch.distributed as dist
     from torch import nn
     torch.manual_seed(0)
-    class Scale(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("by", torch.ones(4))
+    class Scaled(nn.Linear):
         def forward(self, x):
             if dist.is_initialized():
                 self.by.mul_(1.0)  # written over while the first forward needs it
-            return x * self.by
-    model, batch = nn.Sequential(nn.Linear(4, 4), Scale()), (torch.randn(8, 4), torch.ones(8))
+            return super().forward(x) * self.by
+    model, batch = Scaled(4, 4), (torch.randn(8, 4), torch.ones(8))
+    model.register_buffer("by", torch.ones(4))
     def train_step(model, optimizer, batch):
         optimizer.zero_grad()
         (model(batch[0]) * model(-batch[0])).mean().backward()
@@ -34,10 +32,11 @@ Fix
 Do not write the buffer between a forward and its backward. The example is mended
 by:
 
-    class SafeScale(Scale):
+    class SafeScaled(nn.Linear):
         def forward(self, x):
-            return x * self.by
-    model = nn.Sequential(model[0], SafeScale())
+            return super().forward(x) * self.by
+    model = SafeScaled(4, 4)
+    model.register_buffer("by", torch.ones(4))
 
 Not this rule if
 One process raises too: then the target does not train at all.

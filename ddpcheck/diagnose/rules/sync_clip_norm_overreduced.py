@@ -9,8 +9,8 @@ that everything is scaled down by sqrt(W).
 
 How it was found
 d loss / d output is right, and every gradient at the optimizer's step is 1 /
-sqrt(W) of the reference's. The run in which no all_reduce happens between backward
-and the step decides.
+sqrt(W) of the reference's, within 1e-6. The run in which no all_reduce happens
+between backward and the step decides.
 
 Example
     import torch

@@ -8,8 +8,9 @@ Collectives are matched by order. One that a single rank calls meets another of 
 other ranks: a hang, a timeout, or a rank killed by SIGABRT.
 
 How it was found
-The ranks had called different numbers of collectives when one of them hung or died.
-It is told, not verified: any fix that makes all ranks do the same ends the wait.
+The ranks had called different numbers of collectives when one of them raised, hung
+or died. It is told, not verified: any fix that makes all ranks do the same ends the
+wait.
 
 Example
     import torch

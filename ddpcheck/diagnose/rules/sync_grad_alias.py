@@ -1,7 +1,7 @@
 """A kept gradient is a view of DDP's bucket, which the next backward writes over.
 
 What it means
-A kept gradient is a view of DDP's bucket, which the next backward writes over.
+A gradient that the step keeps changes when the next backward runs.
 
 Why it happens
 With gradient_as_bucket_view=True p.grad lies in the bucket from the second step on.
@@ -15,19 +15,16 @@ Example
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel as DDP
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    batch = torch.randn(8, 4), torch.arange(8) % 3
+    model, batch = nn.Linear(4, 3, bias=False), (torch.randn(8, 4), torch.arange(8) % 3)
     def wrap(model):
         return DDP(model, gradient_as_bucket_view=True)
     def train_step(model, optimizer, batch):
-        kept = 0
-        for sign in (1, -1):
-            optimizer.zero_grad(set_to_none=True)
-            nn.functional.cross_entropy(model(sign * batch[0]), batch[1]).backward()
-            grads = [p.grad for p in model.parameters()]
-            kept = [a + b for a, b in zip(kept, grads)] if kept else grads
-        for p, grad in zip(model.parameters(), kept):
-            p.grad = grad
+        kept, (weight,) = [], model.parameters()
+        for x, y in zip(batch[0].chunk(2), batch[1].chunk(2)):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            kept.append(weight.grad)
+        weight.grad = sum(kept) / 2
         optimizer.step()
 
 Fix

@@ -22,8 +22,8 @@ Example
     def train_step(model, optimizer, batch):
         optimizer.zero_grad()
         for i, (x, y) in enumerate(zip(batch[0].chunk(2), batch[1].chunk(2))):
-            no_sync = model.no_sync if isinstance(model, DDP) else contextlib.nullcontext
-            with no_sync() if i == 1 else contextlib.nullcontext():
+            held = i == 1 and isinstance(model, DDP)
+            with model.no_sync() if held else contextlib.nullcontext():
                 (nn.functional.cross_entropy(model(x), y) / 2).backward()
         optimizer.step()
 
@@ -33,8 +33,8 @@ Leave the last micro-batch outside no_sync. The example is mended by:
     def train_step(model, optimizer, batch):
         optimizer.zero_grad()
         for i, (x, y) in enumerate(zip(batch[0].chunk(2), batch[1].chunk(2))):
-            no_sync = model.no_sync if isinstance(model, DDP) else contextlib.nullcontext
-            with no_sync() if i == 0 else contextlib.nullcontext():
+            held = i == 0 and isinstance(model, DDP)
+            with model.no_sync() if held else contextlib.nullcontext():
                 (nn.functional.cross_entropy(model(x), y) / 2).backward()
         optimizer.step()
 

@@ -7,8 +7,9 @@ Why it happens
 DDP averages s_r g_r, and rank r divides by s_r: the ranks get (1 / s_r) mean(s g).
 
 How it was found
-The ranks' reduced gradients differ by one power of two for all parameters. Where
-the scale comes from cannot be known, so the fix is not verified.
+The ranks' reduced gradients differ by one power of two for all parameters: its
+logarithm is whole within 1e-6. Where the scale comes from cannot be known, so the
+fix is not verified.
 
 Example
     import torch

@@ -17,15 +17,14 @@ Example
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel as DDP
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    batch = torch.randn(8, 4), torch.arange(8) % 3
+    model, batch = nn.Linear(4, 3), (torch.randn(8, 4), torch.arange(8) % 3)
     def wrap(model):
         return DDP(model, static_graph=True)
     def train_step(model, optimizer, batch):
         optimizer.zero_grad()
         for i, (x, y) in enumerate(zip(batch[0].chunk(2), batch[1].chunk(2))):
-            no_sync = model.no_sync if isinstance(model, DDP) else contextlib.nullcontext
-            with no_sync() if i == 0 else contextlib.nullcontext():
+            held = i == 0 and isinstance(model, DDP)
+            with model.no_sync() if held else contextlib.nullcontext():
                 (nn.functional.cross_entropy(model(x), y) / 2).backward()
         optimizer.step()
 
