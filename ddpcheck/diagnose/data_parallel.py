@@ -26,8 +26,9 @@ def explain(
     limit: Tolerance,
 ) -> list[Finding]:
     """Returns the findings with DataParallel's runs added, or one of their own."""
-    shared = [
-        f for f in findings if f.link in ("forward", "loss", "backward", "update")
+    # The loss is computed on all outputs, but where forward computes it.
+    shared = [f for f in findings if f.link == "forward"] or [
+        f for f in findings if f.link in ("loss", "backward", "update")
     ]
     if shared:
         return [_with(f, rest) if f in shared else f for f in findings]

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from ddpcheck.diagnose import magnitude
+from ddpcheck.diagnose import faults, magnitude
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.text import number
 from ddpcheck.report import Finding, Fix
@@ -108,6 +108,10 @@ def _unknown(case: Case, runs: list[int]) -> Finding:
     facts += [
         f"rank {f.rank} in step {(f.step or 0) + 1}: {f.summary}"
         for f in case.run.faults[:3]
+    ]
+    facts += [
+        f"rank {rank} hangs in its own code, at {where}; the others wait for it"
+        for rank, where in faults.busy_ranks(case).items()
     ]
     if case.ratios():
         facts.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -119,6 +120,9 @@ class Pool:
         ):
             server.start()
         self._server = server
+        # multiprocessing joins its children at exit: a program that ends without
+        # `close`, by an exception, would wait for ranks that wait for jobs.
+        atexit.register(self.close)
 
     def wait_for_imports(self, on_wait: Callable[[], None] | None = None) -> None:
         """Returns when the fork server can fork.
@@ -214,6 +218,7 @@ class Pool:
 
     def close(self) -> None:
         """Ends all processes and removes the folder; may be called twice."""
+        atexit.unregister(self.close)
         for crew in self._crews.values():
             if not crew.broken:
                 crew.dismiss()

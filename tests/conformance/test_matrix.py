@@ -12,6 +12,8 @@ number of ranks alone. `ddpcheck --suite` runs them too.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ddpcheck.suite import cells, runner
@@ -20,7 +22,13 @@ from ddpcheck.zoo import matrix
 ROWS = tuple(cells.rows())
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+def _grouped(row: cells.Row) -> Any:
+    """Returns the row with a mark that keeps a case, and its references, together."""
+    mark = pytest.mark.xdist_group(f"{row.model}-{row.loss}")
+    return pytest.param(row, marks=mark, id=str(row))
+
+
+@pytest.mark.parametrize("row", [_grouped(row) for row in ROWS])
 def test_row_comes_out_as_theory_says(
     row: cells.Row, suite_runner: runner.Runner
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,14 +39,6 @@ def checked(
 def modes_of(slug: str) -> tuple[str, ...]:
     """Returns the modes that a rule is about."""
     return ("dp", "ddp") if slug.startswith("dp/") else ("ddp",)
-
-
-@pytest.fixture
-def short(pool: Pool) -> Iterator[Pool]:
-    """The pool with a deadline that fits a rank that will never answer."""
-    usual, pool.timeout_s = pool.timeout_s, 4.0
-    yield pool
-    pool.timeout_s = usual
 
 
 @pytest.mark.parametrize("slug", [s for s in SLUGS if s not in HANGS])

@@ -45,7 +45,7 @@ https://github.com/lucidrains/vector-quantize-pytorch/issues/25
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.faults import collectives_of_ranks
+from ddpcheck.diagnose.faults import busy_ranks, collectives_of_ranks
 from ddpcheck.diagnose.text import listed
 
 SLUG = "sync/collective-mismatch"
@@ -55,7 +55,7 @@ LINK = "reduce"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where the numbers of collectives differ between ranks."""
     calls = collectives_of_ranks(case)
-    if not calls or len(set(calls)) == 1:
+    if not calls or len(set(calls)) == 1 or busy_ranks(case):
         return None
     return Proposal(
         slug=SLUG,

@@ -1,0 +1,17 @@
+"""Deadlines for ranks that will never answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ddpcheck.ranks.pool import Pool
+
+
+@pytest.fixture
+def short(pool: Pool) -> Iterator[Pool]:
+    """The pool with a deadline that fits a rank that will never answer."""
+    usual, pool.timeout_s = pool.timeout_s, 4.0
+    yield pool
+    pool.timeout_s = usual
