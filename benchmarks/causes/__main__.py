@@ -2,11 +2,12 @@
 
     python benchmarks/causes [NAME ...]
 
-The corpus: `NAME.py` and `NAME_fixed.py` here, modelled on reports of real projects,
-with the causes in truth.json (alternatives where one fault has two names, a list per
-cause where there are several, in the order of the links), at world sizes 2 and 4; and
-the examples of all rules' pages, at 2. All run on one engine, with fixed seeds.
-Printed: one line per target that comes out wrong, then the totals.
+The corpus: `NAME.py` here, modelled on reports of real projects, and `NAME_fixed.py`,
+which, added to it, defines anew what mends it; truth.json has the causes (alternatives
+where one fault has two names, a list per cause where there are several, in the order
+of the links). World sizes 2 and 4. And the examples of all rules' pages, at 2. All run
+on one engine, with fixed seeds. Printed: one line per target that comes out wrong,
+then the totals.
 """
 
 from __future__ import annotations
@@ -64,10 +65,13 @@ class Totals:
 
 
 def corpus(folder: Path) -> Iterator[Case]:
-    """Yields the pairs of files, then the pages' examples, written to `folder`."""
+    """Yields the targets of this folder, then the pages'; twins go to `folder`."""
     truth = json.loads((FOLDER / "truth.json").read_text(encoding="utf-8"))
     for name, causes in truth.items():
-        broken, fixed = FOLDER / f"{name}.py", FOLDER / f"{name}_fixed.py"
+        broken, fixed = FOLDER / f"{name}.py", folder / f"{name}_fixed.py"
+        parts = (broken, FOLDER / f"{name}_fixed.py")
+        source = "\n".join(part.read_text(encoding="utf-8") for part in parts)
+        fixed.write_text(source, encoding="utf-8")
         yield Case(
             name=name, broken=broken, fixed=fixed, causes=causes, world_sizes=(2, 4)
         )

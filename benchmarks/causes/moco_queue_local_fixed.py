@@ -1,18 +1,5 @@
 """The fixed twin of moco_queue_local."""
 
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-
-
-def world():
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def rank():
-    return dist.get_rank() if dist.is_initialized() else 0
-
 
 class MoCo(nn.Module):
     def __init__(self, dim=8, k=64, m=0.9, t=0.2):
@@ -45,20 +32,3 @@ class MoCo(nn.Module):
         neg = q @ self.queue.clone().detach().t()
         self.enqueue(k)
         return torch.cat([pos, neg], 1) / self.t
-
-
-def model():
-    torch.manual_seed(0)
-    return MoCo()
-
-
-def batch(step):
-    g = torch.Generator().manual_seed(210 + step)
-    x = torch.randn(16, 10, generator=g)
-    return (x + 0.1 * torch.randn(16, 10, generator=g), x), torch.zeros(
-        16, dtype=torch.long
-    )
-
-
-def loss(output, target):
-    return F.cross_entropy(output, target)

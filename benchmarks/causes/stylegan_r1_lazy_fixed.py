@@ -1,48 +1,5 @@
 """The fixed twin of stylegan_r1_lazy."""
 
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-
-
-def world():
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def rank():
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-class D(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Conv2d(1, 6, 3, stride=2, padding=1),
-            nn.Softplus(),
-            nn.Flatten(),
-            nn.Linear(96, 12),
-            nn.Softplus(),
-            nn.Linear(12, 1),
-        )
-
-    def forward(self, x):
-        return self.net(x)[:, 0]
-
-
-def model():
-    torch.manual_seed(0)
-    return D()
-
-
-def batch(step):
-    g = torch.Generator().manual_seed(370 + step)
-    return torch.randn(16, 1, 8, 8, generator=g), torch.randn(16, 1, 8, 8, generator=g)
-
-
-def loss(output, target):
-    return F.softplus(-output).mean()
-
 
 def train_step(model, optimizer, batch):
     real, fake = batch
@@ -56,7 +13,3 @@ def train_step(model, optimizer, batch):
     penalty = 5.0 * grad.pow(2).sum((1, 2, 3)).mean() + 0 * score.sum()
     penalty.backward()
     optimizer.step()
-
-
-def optimizer(params):
-    return torch.optim.SGD(params, lr=0.02)

@@ -1,18 +1,5 @@
 """The fixed twin of transformer_batch_first_missing."""
 
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-
-
-def world():
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def rank():
-    return dist.get_rank() if dist.is_initialized() else 0
-
 
 class Classifier(nn.Module):
     def __init__(self):
@@ -25,19 +12,3 @@ class Classifier(nn.Module):
 
     def forward(self, tokens):
         return self.head(self.encoder(self.embed(tokens) + self.position).mean(1))
-
-
-def model():
-    torch.manual_seed(0)
-    return Classifier()
-
-
-def batch(step):
-    g = torch.Generator().manual_seed(160 + step)
-    return torch.randint(0, 25, (16, 6), generator=g), torch.randint(
-        0, 4, (16,), generator=g
-    )
-
-
-def loss(output, target):
-    return F.cross_entropy(output, target, label_smoothing=0.1)

@@ -1,18 +1,5 @@
 """The fixed twin of two_queue_and_sum."""
 
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-
-
-def world():
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def rank():
-    return dist.get_rank() if dist.is_initialized() else 0
-
 
 class Net(nn.Module):
     def __init__(self):
@@ -32,22 +19,6 @@ class Net(nn.Module):
         return out
 
 
-def model():
-    torch.manual_seed(0)
-    return Net()
-
-
-def batch(step):
-    g = torch.Generator().manual_seed(670 + step)
-    return torch.randn(16, 8, generator=g) + torch.linspace(-1, 1, 16)[
-        :, None
-    ], torch.randint(0, 3, (16,), generator=g)
-
-
 def loss(output, target):
     logits, spread = output
     return F.cross_entropy(logits, target) + 0.1 * spread.pow(2).sum(1).mean()
-
-
-def optimizer(params):
-    return torch.optim.SGD(params, lr=0.01)

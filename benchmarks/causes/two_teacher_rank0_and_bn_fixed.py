@@ -1,19 +1,5 @@
 """The fixed twin of two_teacher_rank0_and_bn."""
 
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-
-def world():
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def rank():
-    return dist.get_rank() if dist.is_initialized() else 0
-
 
 class Pair(nn.Module):
     def __init__(self):
@@ -37,25 +23,6 @@ class Pair(nn.Module):
         with torch.no_grad():
             soft = self.teacher(weak)
         return self.student(strong), soft
-
-
-def model():
-    torch.manual_seed(0)
-    return Pair()
-
-
-def batch(step):
-    g = torch.Generator().manual_seed(650 + step)
-    x = torch.randn(16, 9, generator=g)
-    return (x, x + 0.3 * torch.randn(16, 9, generator=g)), torch.randint(
-        0, 4, (16,), generator=g
-    )
-
-
-def loss(output, target):
-    return F.cross_entropy(output[0], target) + F.mse_loss(
-        output[0].softmax(1), output[1].softmax(1)
-    )
 
 
 def train_step(model, optimizer, batch):
