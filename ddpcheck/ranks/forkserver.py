@@ -12,10 +12,11 @@ import contextlib
 import io
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import popen_forkserver, process, spawn, util
 from multiprocessing.context import reduction, set_spawning_popen  # type: ignore[attr-defined]
 from multiprocessing.forkserver import ForkServer, read_signed
+from pathlib import Path
 from typing import Any
 
 # Keys of the preparation data that make a child import the parent's __main__: it is
@@ -24,15 +25,20 @@ _MAIN_KEYS = ("init_main_from_name", "init_main_from_path")
 
 
 class Server:
-    """One fork server process; a resource: call `stop`."""
+    """One fork server process; a resource: call `stop`.
 
-    def __init__(self, preload: list[str]) -> None:
+    Its socket lies in `folder`, which the owner removes.
+    """
+
+    def __init__(self, preload: list[str], folder: Path) -> None:
+        self._folder = folder
         self._server = ForkServer()
         self._server.set_forkserver_preload(preload)
 
     def start(self) -> None:
         """Starts the server process; returns before its imports are done."""
-        self._server.ensure_running()
+        with _sockets_in(self._folder):
+            self._server.ensure_running()
 
     @property
     def pid(self) -> int | None:
@@ -71,6 +77,26 @@ class Server:
         except (ChildProcessError, OSError):
             # Someone else's SIGCHLD handler reaped it.
             self._server._forkserver_pid = None  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def _sockets_in(folder: Path) -> Iterator[None]:
+    """Makes multiprocessing create its sockets in `folder` meanwhile.
+
+    Else they are below the temporary folder, whose path may be longer than the 107
+    bytes that the address of a socket holds: pytest's and a batch system's often are.
+    """
+    config = process.current_process()._config  # type: ignore[attr-defined]  # noqa: SLF001
+    missing = object()
+    before = config.get("tempdir", missing)
+    config["tempdir"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is missing:
+            del config["tempdir"]
+        else:
+            config["tempdir"] = before
 
 
 class _Popen(popen_forkserver.Popen):

@@ -30,6 +30,7 @@ SOLO = 0  # the world size of a crew without a process group
 # as it took: a rank that waits in a collective never will, its stack is worth having.
 _GRACE_S = 1.0
 _IMPORT_POLL_S = 0.005
+_MAX_BASE = 55
 # For torch itself, of which the user's timeout does not speak: 5 s warm, a minute from
 # a cold network file system.
 _MODULES_S = 180.0
@@ -86,9 +87,8 @@ class Pool:
         self._count = 0
         self._server: Server | None = None
         self.threads_after_import = 1
-        base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
         prefix = f"ddpcheck-{os.getpid()}-"
-        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base_folder()))
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +104,7 @@ class Pool:
             "call": self._what.call,
             "arguments": self._what.arguments,
         }
-        server = Server(["ddpcheck.ranks.preload"])
+        server = Server(["ddpcheck.ranks.preload"], self.folder)
         with _environment(
             {
                 preload.SETTINGS: json.dumps(settings),
@@ -282,6 +282,16 @@ class Pool:
 def _grace_s(task: Task) -> float:
     assert task.failed_at is not None
     return max(_GRACE_S, task.failed_at - task.started)
+
+
+def base_folder() -> str:
+    """Returns where the pool's folder goes: in memory, and with a short path.
+
+    The folder holds a socket, whose whole path has at most 103 bytes (macOS).
+    """
+    places = ("/dev/shm", tempfile.gettempdir(), "/tmp")  # noqa: S108
+    usable = [p for p in places if os.access(p, os.W_OK) and len(p) <= _MAX_BASE]
+    return usable[0] if usable else tempfile.gettempdir()
 
 
 def _loopback() -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,14 +66,22 @@ class Command:
             raise
         return Ended(exit_code=self.process.returncode, stdout=out, stderr=err)
 
+    def close(self) -> None:
+        """Ends what a failed test left running: its pipes would fail another test."""
+        if self.process.poll() is None:
+            self.signal(signal.SIGKILL)
+        self.process.communicate()
+
 
 class Terminal:
     """Starts the command in a folder of its own, and says what it left behind."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir()
+        # Longer than the address of a socket may be: nothing may depend on it.
+        self.temporary = folder / "tmp" / ("long-" * 20)
+        self.temporary.mkdir(parents=True)
+        self._commands: list[Command] = []
         self.environment = {
             key: value
             for key, value in os.environ.items()
@@ -90,7 +99,9 @@ class Terminal:
 
     def start(self, *arguments: str) -> Command:
         """Starts the command."""
-        return Command(list(arguments), self.folder, self.environment)
+        command = Command(list(arguments), self.folder, self.environment)
+        self._commands.append(command)
+        return command
 
     def run(self, *arguments: str) -> Ended:
         """Runs the command to its end."""
@@ -119,6 +130,11 @@ class Terminal:
             exit_code=ended.returncode, stdout=ended.stdout, stderr=ended.stderr
         )
         return told, set(names)
+
+    def close(self) -> None:
+        """Ends every command."""
+        for command in self._commands:
+            command.close()
 
     def assert_clean(self, command: Command) -> None:
         """Asserts that no process, temporary file or shared memory is left."""
@@ -155,6 +171,7 @@ def processes_of(session: int) -> list[str]:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Terminal:
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
     """A folder and the command."""
-    return Terminal(tmp_path)
+    with contextlib.closing(Terminal(tmp_path)) as made:
+        yield made

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from ddpcheck.ranks.messages import Job, Outcome
-from ddpcheck.ranks.pool import SOLO, Pool, Preload
+from ddpcheck.ranks.pool import SOLO, Pool, Preload, base_folder
 
 TIMEOUT_S = 6.0
 # A slow machine included; a hang would otherwise be found by no one.
@@ -65,6 +65,23 @@ def test_warm_ranks_do_fifty_jobs(engine: Pool) -> None:
         assert found == [3.0 * value + 3] * 3
     assert _warm(engine, 3) == pids
     assert len(set(pids)) == 3
+
+
+@pytest.mark.parametrize(
+    ("writable", "temporary", "expected"),
+    [
+        ({"/dev/shm", "/tmp", "/scratch"}, "/scratch", "/dev/shm"),  # noqa: S108
+        ({"/tmp", "/scratch"}, "/scratch", "/scratch"),  # noqa: S108
+        ({"/tmp", "/s" * 40}, "/s" * 40, "/tmp"),  # noqa: S108
+        ({"/s" * 40}, "/s" * 40, "/s" * 40),
+    ],
+)
+def test_folder_goes_where_a_socket_has_room(
+    writable: set[str], temporary: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, _: path in writable)
+    monkeypatch.setattr("tempfile.tempdir", temporary)
+    assert base_folder() == expected
 
 
 def test_solo_process_has_no_group(engine: Pool) -> None:
