@@ -40,7 +40,10 @@ from ddpcheck.target import TargetRef
 
 Progress = Callable[[str], None]
 
-PRELOAD_MODULES = ("torch", "torch._dynamo", "ddpcheck.run.jobs")
+PRELOAD_FIRST = ("torch", "ddpcheck.run.jobs")
+# DistributedDataParallel imports it; no mistake in the target's file needs it.
+PRELOAD_LATER = ("torch._dynamo",)
+PRELOAD_MODULES = PRELOAD_FIRST + PRELOAD_LATER
 
 
 def check_file(
@@ -68,7 +71,8 @@ def pool_for(ref: TargetRef, options: Options) -> Pool:
     assert ref.path is not None
     targets.check_file(Path(ref.path))
     what = Preload(
-        modules=PRELOAD_MODULES,
+        modules=PRELOAD_FIRST,
+        later=PRELOAD_LATER,
         call="ddpcheck.run.jobs:load_in_server",
         arguments={"path": ref.path, "names": [list(pair) for pair in ref.names]},
     )

@@ -65,11 +65,14 @@ class Task:
 class Preload:
     """What the fork server does before the first fork.
 
-    `call` is "package.module:function", called with `arguments`; its result is
-    `ddpcheck.ranks.preload.RESULT` in every rank.
+    `call` is "package.module:function", called with `arguments` after the imports of
+    `modules`; its result is `ddpcheck.ranks.preload.RESULT` in every rank. The modules
+    of `later` are imported after it, unless its result says `needs_later` = False: a
+    user's mistake is told without waiting for them.
     """
 
     modules: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
     call: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
 
@@ -101,6 +104,7 @@ class Pool:
         settings = {
             "folder": str(self.folder),
             "modules": list(self._what.modules),
+            "later": list(self._what.later),
             "call": self._what.call,
             "arguments": self._what.arguments,
         }
@@ -133,12 +137,15 @@ class Pool:
         if self._server is None:
             self.start()
         status = self.folder / preload.STATUS_FILE
-        modules = self.folder / preload.MODULES_FILE
-        deadline = time.monotonic() + max(self.timeout_s, _MODULES_S)
-        is_user_code = False
+        modules_s = max(self.timeout_s, _MODULES_S)
+        deadline = time.monotonic() + modules_s
+        marks = [
+            (self.folder / preload.MODULES_FILE, self.timeout_s),
+            (self.folder / preload.CALLED_FILE, modules_s),
+        ]
         while not status.exists():
-            if not is_user_code and modules.exists():
-                is_user_code, deadline = True, time.monotonic() + self.timeout_s
+            if marks and marks[0][0].exists():
+                deadline = time.monotonic() + marks.pop(0)[1]
             if not self._is_server_alive():
                 raise PreloadError("died", self._read(preload.LOG_FILE))
             if time.monotonic() > deadline:

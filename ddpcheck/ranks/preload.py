@@ -24,7 +24,8 @@ from typing import Any
 
 SETTINGS = "DDPCHECK_PRELOAD"
 STATUS_FILE = "preloaded.json"
-MODULES_FILE = "modules"  # there when only the call is left: user code
+MODULES_FILE = "modules"  # there when the call begins: user code
+CALLED_FILE = "called"  # there when it has ended and modules are left
 LOG_FILE = "forkserver.log"
 STACK_FILE = "forkserver.stack"
 
@@ -76,6 +77,10 @@ def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
             module, function = settings["call"].split(":")
             call = getattr(importlib.import_module(module), function)
             RESULT = call(**settings["arguments"])
+        (Path(settings["folder"]) / CALLED_FILE).touch()
+        if getattr(RESULT, "needs_later", True):
+            for name in settings["later"]:
+                importlib.import_module(name)
     except Exception:  # noqa: BLE001 (told to the parent, which reports it)
         return {"error": traceback.format_exc()}
     return {"error": None}

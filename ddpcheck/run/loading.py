@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 import torch
 
@@ -15,16 +16,28 @@ from ddpcheck.run import (
 from ddpcheck.target import Target, TargetRef
 
 
-def load_in_server(
-    path: str, names: list[list[str]]
-) -> tuple[TargetRef, Target | None, Problem | None]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The target, or what is wrong with it."""
+
+    ref: TargetRef
+    target: Target | None = None
+    problem: Problem | None = None
+
+    @property
+    def needs_later(self) -> bool:
+        """Whether ranks will train it; see ranks.pool.Preload."""
+        return self.problem is None
+
+
+def load_in_server(path: str, names: list[list[str]]) -> Loaded:
     """Imports the target before any rank is forked; what the fork server calls."""
     torch.set_num_threads(1)  # thread pools would not survive the fork
     ref = TargetRef(path=path, names=tuple((a, b) for a, b in names))
     try:
-        return ref, target_module.load(ref), None
+        return Loaded(ref=ref, target=target_module.load(ref))
     except UsageError as error:
-        return ref, None, error.problem
+        return Loaded(ref=ref, problem=error.problem)
 
 
 def load(ref: TargetRef) -> Target:
@@ -33,13 +46,12 @@ def load(ref: TargetRef) -> Target:
     Raises:
         UsageError: as ddpcheck.target.load.
     """
-    if preload.RESULT is not None and preload.RESULT[0] == ref:
-        _, target, problem = preload.RESULT
-        if problem is not None:
-            raise UsageError(problem)
-        assert target is not None
-        loaded: Target = target
-        return loaded
+    made = preload.RESULT
+    if isinstance(made, Loaded) and made.ref == ref:
+        if made.problem is not None:
+            raise UsageError(made.problem)
+        assert made.target is not None
+        return made.target
     return target_module.load(ref)
 
 

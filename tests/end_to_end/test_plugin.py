@@ -253,12 +253,14 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 @pytest.fixture(scope="module")
 def user_project(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """A project of 20 tests with the fixture, on two workers."""
+    """20 tests with the fixture and two runs of a target, on two workers."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     (folder / "sound.py").write_text(SOUND, encoding="utf-8")
     (folder / "test_user.py").write_text(TESTS, encoding="utf-8")
-    return run(folder, "-n2", "-v", "-p", "no:cacheprovider", "--strict-markers")
+    items = ("sound.py::ddp-W2", "sound.py::ddp-W4")
+    more = ("-p", "no:cacheprovider", "--strict-markers")
+    return run(folder, "-n2", "-v", "--ddpcheck", *items, "test_user.py", *more)
 
 
 pytestmark = pytest.mark.xdist_group("plugin")
@@ -341,11 +343,8 @@ def test_last_failed_and_exit_first(targets: Session) -> None:
 
 
 def test_items_on_workers(user_project: Session) -> None:
-    items = ("sound.py::ddp-W2", "sound.py::ddp-W4")
-    done = run(user_project.folder, "-n2", "-v", "--ddpcheck", *items)
-    assert done.counts() == {"passed": 2}
-    workers = dict(re.findall(r"^\[(gw\d)\].*(sound\S+)", done.text, re.MULTILINE))
-    assert sorted(workers.values()) == list(items)
+    found = re.findall(r"^\[gw\d\].*PASSED (sound\S+)", user_project.text, re.MULTILINE)
+    assert sorted(found) == ["sound.py::ddp-W2", "sound.py::ddp-W4"]
 
 
 def test_folder_is_searched_for_targets_and_nothing_is_imported(
@@ -377,7 +376,7 @@ def test_folder_is_searched_for_targets_and_nothing_is_imported(
 
 
 def test_fixture_passes_and_fails_as_the_command_would(user_project: Session) -> None:
-    assert user_project.counts() == {"passed": 18, "failed": 2}, user_project.text
+    assert user_project.counts() == {"passed": 20, "failed": 2}, user_project.text
     failed = [line for line in user_project.lines if line.startswith("FAILED ")]
     error = "ddpcheck.api.DivergenceError: divergent: "
     assert [line.partition(" - ")[2][: len(error)] for line in failed] == [error] * 2

@@ -119,6 +119,28 @@ def test_target_that_does_not_import_is_told(
     assert detail in caught.value.detail
 
 
+@pytest.mark.parametrize("needs_later", [True, False])
+def test_modules_of_later_come_after_the_call_if_at_all(
+    *, needs_later: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import sys, time, types\n"
+        "def load():\n"
+        "    print('late' in sys.modules, flush=True)\n"
+        f"    return types.SimpleNamespace(needs_later={needs_later})\n"
+    )
+    (tmp_path / "early.py").write_text(program, encoding="utf-8")
+    late = "import time\ntime.sleep(0.5)\nprint('imported late', flush=True)\n"
+    (tmp_path / "late.py").write_text(late, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    # The deadline is for the call: what comes after it may take longer.
+    with Pool(Preload(call="early:load", later=("late",)), timeout_s=0.3) as pool:
+        pool.start()
+        pool.wait_for_imports()
+        said = (pool.folder / "forkserver.log").read_text(encoding="utf-8")
+    assert said.splitlines() == ["False", "imported late"][: 1 + needs_later]
+
+
 def test_environment_of_the_tool_is_left_alone() -> None:
     before = dict(os.environ)
     with contextlib.suppress(PreloadError), Pool(Preload(modules=("nope",))) as pool:

@@ -12,7 +12,7 @@ import pytest
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, base_folder
 
-TIMEOUT_S = 6.0
+TIMEOUT_S = 3.0
 # A slow machine included; a hang would otherwise be found by no one.
 LIMIT_S = 60.0
 
