@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ddpcheck.zoo import matrix
 
-# At 8 and 16 ranks a quick run makes these cases only, with silent dropout and without
+# From 4 ranks on a quick run makes these cases only, with silent dropout and without
 # batch norm mode "local", which is "asis" to a model of plain batch norms. Every model
 # and every loss is among them.
-LARGE_WORLD_SIZES = (8, 16)
+LARGE_WORLD_SIZES = (4, 8, 16)
 LARGE_CASES = (
     ("mlp", "mean"),
     ("mlp", "sum"),
@@ -104,7 +104,7 @@ def cells(
 
     Args:
         row: one of `rows`.
-        quick: leave out 8 and 16 ranks, but for some cells of LARGE_CASES, and 3 and 4
+        quick: leave out 4, 8 and 16 ranks, but for some cells of LARGE_CASES, and 3
             ranks where another row has the same model and loss on them.
         world_sizes: a part of matrix.WORLD_SIZES.
     """
@@ -113,7 +113,7 @@ def cells(
     skipped: tuple[int, ...] = ()
     if quick and not is_large:
         is_plain = row.batch_norm == "asis" and row.noise == "asis"
-        skipped = LARGE_WORLD_SIZES if is_plain else (3, 4, *LARGE_WORLD_SIZES)
+        skipped = LARGE_WORLD_SIZES if is_plain else (3, *LARGE_WORLD_SIZES)
     return [
         Cell(row=row, world_size=size) for size in world_sizes if size not in skipped
     ]

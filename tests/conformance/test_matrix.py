@@ -3,12 +3,12 @@
 A cell is one of these at one world size. Theory says of each whether it must equal one
 process or the training that is predicted for it (zoo.predict), and that is asserted.
 
-World sizes 1 and 2 have all cells: 374 rows, of which 26 keep dropout. World sizes 3
-and 4 have every model, loss and mode without changed batch norms or dropout, and with
-them the 15 cases of `cells.LARGE_CASES`. World sizes 8 and 16 have these cases alone,
+World sizes 1 and 2 have all cells: 374 rows, of which 26 keep dropout. World size 3
+has every model, loss and mode without changed batch norms or dropout, and with them
+the 15 cases of `cells.LARGE_CASES`. World sizes 4, 8 and 16 have these cases alone,
 every model and every loss among them, but for dropout and batch norm mode "local". The
-other 996 cells are left out here, as they differ from their neighbours in the number of
-ranks alone. `ddpcheck --suite` runs them too.
+other 1170 cells are left out here, as they differ from their neighbours in the number
+of ranks alone. `ddpcheck --suite` runs them.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ import pytest
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, base_folder
 
+pytestmark = pytest.mark.xdist_group("engine")
+
 TIMEOUT_S = 3.0
 # A slow machine included; a hang would otherwise be found by no one.
 LIMIT_S = 60.0
