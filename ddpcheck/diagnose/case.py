@@ -25,7 +25,8 @@ class Proposal:
     by hand instead of by DDP. `facts` are sentences with numbers, cause-free. A
     speculative one counts for nothing unless its run verifies it. With `or_by_hand`
     averaging by hand verifies it too: what is found is a fact about the wrapper, which
-    user code may bring about again after `fixes` mended it.
+    user code may bring about again after `fixes` mended it. Where `control` is given
+    and does not mend it as well, the cause is another one.
     """
 
     slug: str
@@ -36,6 +37,7 @@ class Proposal:
     code: str = ""
     safe: bool = True
     fixes: tuple[str, ...] = ()
+    control: tuple[str, ...] = ()
     by_hand: bool = False
     noise: str | None = None
     module: str | None = None

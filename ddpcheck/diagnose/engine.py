@@ -265,8 +265,11 @@ class _Search:
         tested = self._test(testable, taken)
         for proposal in proposals:
             excess = tested.get(proposal.slug)
-            if excess is not None and excess <= 1:
+            if excess is None or excess > 1:
+                continue
+            if self._stands(proposal, taken):
                 return self._verified(proposal, before, tested)
+            firm = [p for p in firm if p is not proposal]
         if not firm:
             return None
         first = firm[0]
@@ -277,6 +280,13 @@ class _Search:
         after = tested.get(first.slug, math.inf)
         verified = False if first.slug in tested else None
         return Cause(first, before=before, after=after, verified=verified)
+
+    def _stands(self, proposal: Proposal, taken: list[Proposal]) -> bool:
+        """Returns whether the proposal's control, if any, mends the run as well."""
+        if not proposal.control:
+            return True
+        control = dataclasses.replace(proposal, fixes=proposal.control)
+        return self.excesses([self.with_fixes(self.spec, [*taken, control])])[0] <= 1
 
     def _test(
         self, proposals: list[Proposal], taken: list[Proposal]

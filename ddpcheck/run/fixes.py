@@ -4,7 +4,8 @@ A `RunSpec` names them ("loss.scale:2.0"); the user's file is never touched. Eac
 changes one thing, so that a run with it proves or disproves one cause.
 
     batch_norm.sync        torch's batch norms synchronised over ranks
-    module.global:NAME     the module sees the rows of all ranks
+    module.global:NAME     the module sees the rows of all ranks, as in one process
+    module.in_group:NAME   the same, with the process group in sight
     loss.scale:FACTOR      every backward starts from FACTOR
     loss.count:COUNTABLE   ... from W * n_r / N, n_r counted on the rank's targets
     loss.global:WHAT       the loss sees the outputs and targets of all ranks; WHAT is
@@ -39,6 +40,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -78,8 +80,9 @@ def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
         model = batch_norm.apply(model, "sync")
     for fix in fixes:
         head, _, name = fix.partition(":")
-        if head == "module.global":
-            _see_all_rows(model.get_submodule(name))
+        if head in ("module.global", "module.in_group"):
+            hides = without_group if head == "module.global" else contextlib.nullcontext
+            _see_all_rows(model.get_submodule(name), hides)
     return model
 
 
@@ -243,7 +246,9 @@ def _gather_output(output: Any, size: int) -> Any:
     return tree.replace(output, gather)
 
 
-def _see_all_rows(module: nn.Module) -> None:
+def _see_all_rows(
+    module: nn.Module, surroundings: Callable[[], AbstractContextManager[None]]
+) -> None:
     """Makes a module compute on the rows of all ranks and return this rank's."""
     forward = module.forward
 
@@ -259,7 +264,7 @@ def _see_all_rows(module: nn.Module) -> None:
             return gathered(t, 0, sizes[path])
 
         args, kwargs = tree.replace((args, kwargs), gather)
-        with without_group():
+        with surroundings():
             whole = forward(*args, **kwargs)
         return _own_rows(whole, next(iter(sizes.values()), (1,)))
 

@@ -34,7 +34,8 @@ mended by:
 
 Not this rule if
 It normalises by batch moments and keeps running statistics: norm/local-batch-stats.
-It draws random numbers: rng/.
+It draws random numbers: rng/. It asks for the rank: seeing all rows does not mend it
+then, and the finding is "unknown".
 
 References
 -
@@ -77,5 +78,9 @@ def detect(case: Case) -> Proposal | None:
         "gradients, or per sample (or per group of fixed size)",
         code="x = torch.cat(torch.distributed.nn.functional.all_gather(x))",
         fixes=tuple(f"module.global:{n}" for n in modules),
+        # One that asks for its rank differs on all rows too, unless the group is hidden.
+        control=()
+        if any(m.collectives for m in calls)
+        else tuple(f"module.in_group:{n}" for n in modules),
         module=first.name,
     )

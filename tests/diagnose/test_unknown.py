@@ -1,0 +1,26 @@
+"""Where no cause can be proven, the finding says where it starts and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddpcheck.ranks.pool import Pool
+from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.test_rules import checked
+
+ASKS_FOR_ITS_RANK = """
+class Shifted(nn.Module):
+    def forward(self, x):
+        return x + rank()
+model = nn.Sequential(nn.Linear(4, 6), Shifted(), nn.Tanh(), nn.Linear(6, 3))
+"""
+
+
+def test_module_that_asks_for_its_rank_mixes_no_samples(
+    pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, tmp_path, HEAD + ASKS_FOR_ITS_RANK)
+    (finding,) = report.findings
+    assert (finding.slug, finding.link) == ("unknown", "forward")
+    expected = "the cause is unknown; it starts in the forward link, at 1"
+    assert finding.summary == expected
