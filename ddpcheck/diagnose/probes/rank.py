@@ -72,7 +72,7 @@ class _Probe:
         self.micro_sizes: list[int] = []
         self.hooks = Hooks(calls_per_micro=self.windows.calls)
         self.inputs: dict[str, float] = {}
-        self.before: dict[str, tuple[int, list[int], list[float]]] = {}
+        self.before: dict[str, tuple[int, list[tuple[int, float]], list[float]]] = {}
         self.calls: dict[str, Any] = {}
         self.callers: dict[str, tuple[str, str]] = {}
         self.open: list[tuple[str, str]] = []
@@ -305,19 +305,25 @@ class _Probe:
         return found
 
 
-def _versions(module: nn.Module) -> tuple[list[int], list[float]]:
+def _versions(module: nn.Module) -> tuple[list[tuple[int, float]], list[float]]:
     """Returns what changes when the module's own buffers and parameters are written."""
     return (
-        [b._version for b in module.buffers(recurse=False)],  # noqa: SLF001
+        # Both: a buffer may be written over with the same, or be another tensor.
+        [(b._version, _sum(b)) for b in module.buffers(recurse=False)],  # noqa: SLF001
         # Not versions: writing to `.data` does not count.
-        [float(p.detach().abs().sum()) for p in module.parameters(recurse=False)],
+        [_sum(p) for p in module.parameters(recurse=False)],
     )
+
+
+def _sum(tensor: Tensor) -> float:
+    return float(tensor.detach().abs().double().nan_to_num().sum())
 
 
 def _is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
     """Returns whether twice the input gives the same output: it normalises.
 
-    Up to the epsilon of the norm. Buffers are put back.
+    Up to the epsilon of the norm. Where outputs have the shape of an input, these are
+    judged: a flow's norm returns the log-determinant beside. Buffers are put back.
     """
     buffers = {n: b.clone() for n, b in module.named_buffers()}
     state = torch.get_rng_state()
@@ -335,9 +341,11 @@ def _is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
         with torch.no_grad():
             for name, buffer in module.named_buffers():
                 buffer.copy_(buffers[name])
-    return bool(once) and all(
-        a.shape == b.shape and distance(b, a) < _INVARIANT
-        for (_, a), (_, b) in zip(once, both, strict=False)
+    shapes = {t.shape for _, t in tree.tensors((args, kwargs))}
+    pairs = [(a, b) for (_, a), (_, b) in zip(once, both, strict=False)]
+    alike = [(a, b) for a, b in pairs if a.shape in shapes] or pairs
+    return bool(alike) and all(
+        a.shape == b.shape and distance(b, a) < _INVARIANT for a, b in alike
     )
 
 
