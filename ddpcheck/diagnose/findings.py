@@ -17,12 +17,18 @@ if TYPE_CHECKING:
 UNKNOWN = "unknown"
 
 
-def make(causes: list[Cause], case: Case | None, runs: list[int]) -> list[Finding]:
-    """Returns one finding per cause; an honest unknown where there is none."""
+def make(
+    causes: list[Cause], case: Case | None, rest: Case | None, runs: list[int]
+) -> list[Finding]:
+    """Returns one finding per cause, and an honest unknown for what none explains.
+
+    `rest` is the run with all fixes where it still differs.
+    """
     assert case is not None
-    if not causes:
-        return [_unknown(case, runs)]
-    return [_finding(cause, case, runs, first=not i) for i, cause in enumerate(causes)]
+    found = [_finding(cause, case, runs, first=not i) for i, cause in enumerate(causes)]
+    if rest is not None or not causes:
+        found.append(_unknown(rest or case, runs))
+    return found
 
 
 def merge(known: list[Finding], new: list[Finding]) -> list[Finding]:
@@ -132,7 +138,7 @@ def _unknown(case: Case, runs: list[int]) -> Finding:
 def _where(case: Case) -> tuple[str, str]:
     """Returns the first link that breaks, and where in it."""
     diverging = case.diverging()
-    if diverging:
+    if diverging and not case.outputs_agree:
         return "forward", f", at {diverging[0].name or 'the model itself'}"
     if case.has_cuts and not case.loss_is_sound:
         return "loss", ""

@@ -18,6 +18,7 @@ from ddpcheck.diagnose.probes.teacher import (
     Leaf,
     closest,
     distance,
+    is_renumbered,
     key_of,
     tensors_of,
 )
@@ -150,8 +151,10 @@ class _Probe:
             rows, diff = closest(actual, reference, self.rows)
             if rows is None:
                 return actual
-            worst = max(worst, diff)
             value = rows(reference)
+            if is_renumbered(actual, value):
+                return actual
+            worst = max(worst, diff)
             if not actual.requires_grad:
                 return value.clone()
             # The value is the reference's, the graph stays the rank's own.
@@ -185,6 +188,8 @@ class _Probe:
                     # No samples in it: the same on every rank or a shared quantity.
                     worst = max(worst or 0.0, distance(actual, reference))
                 return actual
+            if is_renumbered(actual, rows(reference)):
+                diff = 0.0
             worst = max(worst or 0.0, diff)
             if key not in self.cuts or not actual.is_floating_point():
                 return actual

@@ -166,6 +166,17 @@ def distance(actual: Tensor, expected: Tensor, *, scale: Tensor | None = None) -
     return diff / top if top > 0 else diff
 
 
+def is_renumbered(actual: Tensor, expected: Tensor) -> bool:
+    """Returns whether integers differ by one constant: positions, counted from 0 here.
+
+    A shard numbers its rows, nodes or boxes from its own first one.
+    """
+    if actual.is_floating_point() or actual.is_complex() or not actual.numel():
+        return False
+    shift = expected.long() - actual.long()
+    return bool((shift == shift.flatten()[0]).all())
+
+
 def restore(tensors: dict[str, Tensor], model: nn.Module) -> None:
     """Puts parameters and buffers back to what `snapshot` saw."""
     with torch.no_grad():

@@ -83,4 +83,5 @@ def detect(case: Case) -> Proposal | None:
         if any(m.collectives for m in calls)
         else tuple(f"module.in_group:{n}" for n in modules),
         module=first.name,
+        speculative=case.outputs_agree,
     )

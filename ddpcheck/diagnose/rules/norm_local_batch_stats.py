@@ -75,6 +75,7 @@ def detect(case: Case) -> Proposal | None:
         safe=True,
         fixes=tuple(dict.fromkeys(fixes)),
         module=first.name,
+        speculative=case.outputs_agree,
     )
 
 

@@ -42,6 +42,8 @@ LINK = "forward"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes noise bound to the sample where the forward draws random numbers."""
+    if not case.repeats:
+        return _unrepeatable()
     if not case.facts["draws"] or case.run.noise == "sample" or _same_stream(case):
         return None
     return Proposal(
@@ -58,6 +60,21 @@ def detect(case: Case) -> Proposal | None:
         "the sample (dropout p=0 does as well)",
         code="ddpcheck --noise sample",
         noise="sample",
+    )
+
+
+def _unrepeatable() -> Proposal:
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="one process does not repeat itself: the model draws from a source that "
+        "no seed of torch, numpy or random reaches",
+        facts=(
+            "the reference, run again with the same seeds on the same batch, computes "
+            "something else",
+        ),
+        fix="seed the source in `model`, or take the noise out for the check",
+        code="",
     )
 
 

@@ -55,7 +55,7 @@ LINK = "update"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for tensor hooks on parameters, or a clipping that backward follows."""
-    if case.diverging() or (case.has_cuts and not case.loss_is_sound):
+    if not case.forward_is_sound or (case.has_cuts and not case.loss_is_sound):
         return None
     hooked: list[str] = next((h for h in case.rank_facts("hooked", []) if h), [])
     clips = max(case.rank_facts("early_clips", 0), default=0)

@@ -61,7 +61,7 @@ LINK = "update"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where all final gradients have the factor 1 / sqrt(W)."""
-    if not case.loss_is_sound or case.diverging() or case.world_size == 1:
+    if not case.loss_is_sound or not case.forward_is_sound or case.world_size == 1:
         return None
     factor = common_factor(case)
     if factor is None or abs(factor * math.sqrt(case.world_size) - 1) > case.close:
