@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpcheck.diagnose.agreement import ranks_differ
 from ddpcheck.diagnose.probes.evidence import ModuleCall, StepEvidence
 from ddpcheck.report import Quantity, Run
 from ddpcheck.session import RunOutcome
@@ -97,7 +98,15 @@ class Case:
             return True
         if not self.run.ranks_agree and self.by_hand.ranks_agree:
             return True
-        return self.by_hand.verdict == "equivalent" and self.run.verdict == "divergent"
+        if self.by_hand.verdict == "equivalent" and self.run.verdict == "divergent":
+            return True
+        # Weights may part by another cause after the first gradients.
+        return self._gradients_differ(self.outcome) and not self._gradients_differ(
+            self.by_hand_outcome
+        )
+
+    def _gradients_differ(self, outcome: RunOutcome) -> bool:
+        return ranks_differ(outcome, "gradients", 0, self.rtol)
 
     @property
     def rest_is_broken(self) -> bool:
@@ -270,6 +279,16 @@ class Case:
                 for v in values
             )
         )
+
+    @property
+    def losses_average(self) -> bool:
+        """Whether the mean of the ranks' losses is the reference's."""
+        reference = self.step.reference.loss if self.step else None
+        values = [v for v in self.rank_losses() if v is not None]
+        if reference is None or not values or len(values) < self.world_size:
+            return False
+        mean = sum(values) / len(values)
+        return abs(mean - reference) <= self.close * max(abs(reference), 1e-12)
 
     @property
     def losses_are_one(self) -> bool:

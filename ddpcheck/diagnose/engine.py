@@ -38,6 +38,7 @@ _MAX_CONTROLS = 6
 # what one process did for the global batch.
 _LEAST_TIMEOUT_S = 5.0
 _SLOWDOWN = 20.0
+_SAME = 0.01  # excesses this close: the fix changed nothing
 _LINKS = ("data", "forward", "loss", "backward", "reduce", "update")
 
 
@@ -356,13 +357,17 @@ class _Search:
 def _mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -> bool:
     """Returns whether a fix mended its own link, though the run still differs.
 
-    Its rule finds nothing any more, and that is not for want of evidence.
+    Its rule finds nothing any more, and that is not for want of evidence; or the run
+    differs by another amount: what a rule finds may be there with the fix too.
     """
     if cause.verified:
         return True
     if after.step is None and before.step is not None:
         return False
-    return cause.proposal.slug not in {p.slug for p in proposals}
+    if cause.proposal.slug not in {p.slug for p in proposals}:
+        return True
+    was, left = assemble.worst_excess(before.run), assemble.worst_excess(after.run)
+    return was != left and not math.isclose(was, left, rel_tol=_SAME)
 
 
 def _can_run(proposal: Proposal) -> bool:

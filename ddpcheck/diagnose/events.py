@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 
+from ddpcheck.diagnose.agreement import ranks_differ
 from ddpcheck.diagnose.case import Case
 
 
@@ -47,21 +48,7 @@ def ends_unsynchronised(events: str) -> bool:
 
 def ranks_disagree(case: Case, quantity: str, step: int) -> bool:
     """Returns whether the ranks' tensors of a quantity differ after a step."""
-    told = [
-        s.digests.get(quantity)
-        for r in range(len(case.outcome.ranks))
-        for s in case.outcome.steps(r)
-        if s.step == step
-    ]
-    if len(set(told)) == 1:
-        return False
-    for a, b in itertools.combinations(told, 2):
-        if a is None or b is None or len(a) != len(b):
-            return True
-        bound = 8 * case.rtol * max(a[2], b[2])
-        if abs(a[0] - b[0]) > bound or abs(a[1] - b[1]) > bound:
-            return True
-    return False
+    return ranks_differ(case.outcome, quantity, step, case.rtol)
 
 
 def common_factor(case: Case) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ddpcheck.diagnose.case import Case
-from ddpcheck.run.spec import BackwardCount, CollectiveCount
+from ddpcheck.run.spec import BackwardCount, CollectiveCount, StepResult
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 
@@ -39,6 +39,28 @@ def collectives_of_ranks(case: Case) -> list[int]:
         told = [p.count for p in rank.progress if isinstance(p, CollectiveCount)]
         counts.append(max(told, default=0))
     return counts
+
+
+def skips_backward(case: Case) -> bool:
+    """Returns whether a rank left a step with fewer backwards than another began in it.
+
+    What collectives it meets later follows from that.
+    """
+    begun: dict[tuple[int, int], int] = {}  # (rank, step) -> backwards
+    left: dict[int, int] = {}  # rank -> steps that it has done
+    for rank, outcome in enumerate(case.outcome.ranks):
+        for told in outcome.progress:
+            if isinstance(told, BackwardCount):
+                key = (rank, told.step)
+                begun[key] = begun.get(key, 0) + 1
+            elif isinstance(told, StepResult):
+                left[rank] = told.step + 1
+    return any(
+        begun.get((rank, step), 0) < count
+        for (_, step), count in begun.items()
+        for rank in range(len(case.outcome.ranks))
+        if left.get(rank, 0) > step
+    )
 
 
 def backwards_of_ranks(case: Case) -> list[int]:

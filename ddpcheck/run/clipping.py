@@ -77,7 +77,19 @@ def hooked_parameters(model: nn.Module) -> list[str]:
 
 @contextlib.contextmanager
 def without_tensor_hooks(model: nn.Module) -> Iterator[None]:
-    """Takes the tensor hooks off all parameters, and puts them back."""
+    """Takes the tensor hooks off all parameters, and puts them back.
+
+    Hooks that a training step registers meanwhile never run.
+    """
+    register = Tensor.register_hook
+    parameters = {id(p) for p in model.parameters()}
+
+    def ignoring(self: Tensor, hook: Any) -> Any:
+        handle = register(self, hook)  # type: ignore[no-untyped-call]
+        if id(self) in parameters:
+            handle.remove()
+        return handle
+
     kept = [
         (p, p._backward_hooks)  # noqa: SLF001
         for p in model.parameters()
@@ -85,8 +97,10 @@ def without_tensor_hooks(model: nn.Module) -> Iterator[None]:
     ]
     for parameter, _ in kept:
         parameter._backward_hooks = None  # noqa: SLF001
+    Tensor.register_hook = ignoring  # type: ignore[method-assign]
     try:
         yield
     finally:
+        Tensor.register_hook = register  # type: ignore[method-assign]
         for parameter, hooks in kept:
             parameter._backward_hooks = hooks  # noqa: SLF001

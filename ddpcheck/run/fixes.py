@@ -29,6 +29,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     target.unhook          no tensor hooks on parameters; in the reference too
     collectives.label_offset  an arange over the rank's rows counts from its first row
     collectives.off_after_backward  no all_reduce between backward and optimizer step
+    noise.global_draws     generators of the target's own draw for the global batch, and
+                           a rank keeps its rows
     autograd.mutation      tensors saved for backward survive being written over
     data.strided           rank r takes samples r, r + W, r + 2 W, ...
     ddp.no_bucket_view     DDP built anew with gradient_as_bucket_view=False
@@ -63,6 +65,7 @@ from ddpcheck.run.gather import (
 )
 from ddpcheck.run.labels import offset_by_rank
 from ddpcheck.run.names import strip
+from ddpcheck.run.noise import GlobalDraws
 
 
 def argument(fixes: tuple[str, ...], name: str) -> str | None:
@@ -141,6 +144,11 @@ def around_training(
             "collectives.autograd": autograd_collectives,
             "collectives.label_offset": lambda: offset_by_rank(
                 lambda: countables.samples(shard_targets())
+            ),
+            "noise.global_draws": lambda: GlobalDraws(
+                rank=dist.get_rank(),
+                world_size=dist.get_world_size(),
+                samples=lambda: countables.samples(shard_targets()),
             ),
             "collectives.off_after_backward": off_after_backward,
             "checkpoint.nonreentrant": _nonreentrant_checkpoints,
@@ -370,6 +378,8 @@ class _Flat(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         self.shape = self.module(*args, **kwargs)
+        if not any(tree.tensors(_contents(self.shape))):
+            return tuple(_hidden_tensors(self.shape, {}))
         return tuple(t for _, t in tree.tensors(_contents(self.shape)))
 
 
@@ -383,12 +393,34 @@ class _Unflat(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         flat = iter(self.module(*args, **kwargs))
         output = self.module.module.shape
+        if not any(tree.tensors(_contents(output))):
+            return output
         filled = tree.replace(_contents(output), lambda *_: next(flat))
         if _contents(output) is output:
             return filled
         clone = copy.copy(output)
         vars(clone).update(filled)
         return clone
+
+
+def _hidden_tensors(value: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
+    """Yields the tensors with gradient inside objects of any class."""
+    if id(value) in seen:
+        return
+    seen[id(value)] = value
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            yield value
+        return
+    inner: Any = ()
+    if isinstance(value, Mapping):
+        inner = value.values()
+    elif isinstance(value, list | tuple):
+        inner = value
+    elif not isinstance(value, nn.Module | type):
+        inner = getattr(value, "__dict__", {}).values()
+    for child in list(inner):
+        yield from _hidden_tensors(child, seen)
 
 
 def _contents(output: Any) -> Any:

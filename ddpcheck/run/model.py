@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -107,9 +108,10 @@ def wrap(target: Target, model: nn.Module, *, find_unused: bool) -> nn.Module:
         if not any(p.requires_grad for p in model.parameters()):
             return model
         return DistributedDataParallel(model, find_unused_parameters=find_unused)
-    with batch_norm.emulated_sync_batch_norm():
+    with batch_norm.emulated_sync_batch_norm(), _widened_when_wrapped() as widen:
         wrapped = target.wrap(model)
     if isinstance(wrapped, nn.Module):
+        widen(wrapped)
         return wrapped
     raise UsageError(
         Problem(
@@ -120,6 +122,37 @@ def wrap(target: Target, model: nn.Module, *, find_unused: bool) -> nn.Module:
             fix="return the wrapped model from wrap()",
         )
     )
+
+
+@contextlib.contextmanager
+def _widened_when_wrapped() -> Iterator[Callable[[nn.Module], None]]:
+    """Lets `wrap` make its tensors in float32, as `model` does, in a float64 run.
+
+    Generators give other numbers in float64. What is new is widened when DDP takes it
+    over, or by the function that this yields.
+    """
+    if torch.get_default_dtype() is not torch.float64:
+        yield lambda _: None
+        return
+    init = DistributedDataParallel.__init__
+
+    def widening(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        _widen(module)
+        init(self, module, *args, **kwargs)
+
+    DistributedDataParallel.__init__ = widening  # type: ignore[method-assign]
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield _widen
+    finally:
+        torch.set_default_dtype(torch.float64)
+        DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+
+
+def _widen(module: nn.Module) -> None:
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if tensor.dtype is torch.float32:
+            tensor.data = tensor.data.double()
 
 
 def make_optimizer(target: Target, model: nn.Module) -> torch.optim.Optimizer:

@@ -12,7 +12,7 @@ seeded alike everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -123,6 +123,57 @@ class SampleNoise(TorchDispatchMode):
         if target is not None and func._schema.name.endswith("_"):  # noqa: SLF001
             return target.copy_(mine)
         return mine
+
+
+class GlobalDraws(SampleNoise):
+    """Draws of generators of the target's own: for the whole batch, this shard's rows.
+
+    What one process draws with that generator. Shards of equal size only.
+    """
+
+    def __init__(
+        self, *, rank: int, world_size: int, samples: Callable[[], int]
+    ) -> None:
+        super().__init__(seed=0, step=0, shapes=None, start=0, size=1, total=1)
+        self.rank, self.world_size, self.samples = rank, world_size, samples
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Calls the operation; with a generator it draws the global batch's numbers."""
+        del types
+        kwargs = kwargs or {}
+        if not is_own_draw(func, kwargs):
+            return func(*args, **kwargs)
+        self.size = self.samples()
+        self.start, self.total = self.rank * self.size, self.world_size * self.size
+        shape = _result_shape(func, args)
+        return self._draw(func, args, kwargs, shape, self._guessed(shape))
+
+
+class OwnDrawCounter(TorchDispatchMode):
+    """Counts random operations with a generator of the target's own."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Calls the operation; notes whether it is such a draw."""
+        del types
+        self.count += is_own_draw(func, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def is_own_draw(func: Any, kwargs: dict[str, Any]) -> bool:
+    """Returns whether an operation draws numbers with an explicit generator.
+
+    Not permutations: they are of no sample each.
+    """
+    is_random = _RANDOM in func.tags and kwargs.get("generator") is not None
+    return is_random and "randperm" not in func._schema.name  # noqa: SLF001
 
 
 @contextmanager

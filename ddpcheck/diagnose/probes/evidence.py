@@ -106,6 +106,7 @@ class ReferenceEvidence:
     frontier: tuple[str, ...] = ()
     direct: tuple[str, ...] = ()  # parameters that the loss itself uses
     called: tuple[str, ...] = ()
+    own_draws: int = 0  # random draws with a generator of the target's own
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch
     failed: str | None = None
 

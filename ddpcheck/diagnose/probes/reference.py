@@ -28,6 +28,7 @@ from ddpcheck.run import countables, isolation
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.loading import load
+from ddpcheck.run.noise import OwnDrawCounter
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise, set_default_dtype
@@ -76,6 +77,7 @@ class _Probe:
         self.dims: dict[str, tuple[int, ...]] = {}
         self.values: dict[tuple[int, str], Tensor] = {}
         self.flow = Flow()
+        self.draws = OwnDrawCounter()
 
     def run(self, path: str) -> ReferenceEvidence:
         self._find_windows()
@@ -84,6 +86,7 @@ class _Probe:
         for (number, key), grad in grads.items():
             self.writer.add("cut", number, [(key, grad)])
         self.writer.add("direct", 0, direct.items())
+        own_draws = self.draws.count
         coupling = self._coupling(grads)
         doubled = self._doubled()
         cuts = list(dict.fromkeys(key for _, key in grads))
@@ -105,6 +108,7 @@ class _Probe:
             micros=micro.described(self.windows.sizes, 0, targets, names),
             direct=tuple(direct),
             called=tuple(called),
+            own_draws=own_draws,
         )
 
     def _frontier(self, keys: Iterable[str]) -> tuple[str, ...]:
@@ -126,8 +130,9 @@ class _Probe:
     def _step(self, batch: Any, hooks: Hooks) -> float | None:
         restore(self.start, self.model)
         isolation.seed_everything(self.spec.seed)
+        self.draws = OwnDrawCounter()
         try:
-            with bound_noise(self.spec, self.size):
+            with bound_noise(self.spec, self.size), self.draws:
                 return training.step(self.target, self.spec, self.model, batch)
         finally:
             hooks.remove()

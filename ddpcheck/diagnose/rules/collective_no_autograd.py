@@ -59,7 +59,7 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it where every rank's loss is the reference's and its gradient is not."""
     if case.step is None or not case.has_cuts or case.loss_is_sound:
         return None
-    if not case.losses_replicate or not case.loss_collectives:
+    if not case.loss_collectives or not (case.losses_replicate or case.losses_average):
         return None
     ratio = case.uniform_ratio
     if ratio is not None and ratio > case.world_size:
@@ -76,7 +76,9 @@ def detect(case: Case) -> Proposal | None:
         summary="the loss uses collectives that autograd does not see: its value is "
         "that of the global batch, its gradient only the rank's own part",
         facts=(
-            "every rank's loss equals the loss of one process",
+            "every rank's loss equals the loss of one process"
+            if case.losses_replicate
+            else "the mean of the ranks' losses is the loss of one process",
             f"the gradient at the outputs is not {case.world_size} times the "
             f"reference's: {shown}",
             f"{case.loss_collectives} collectives called in one step",
@@ -84,5 +86,7 @@ def detect(case: Case) -> Proposal | None:
         fix="use collectives that carry gradients",
         code="from torch.distributed.nn.functional import all_gather, all_reduce",
         fixes=("collectives.autograd",),
+        # A mean of losses may also be right by the loss being a mean over samples.
+        speculative=not case.losses_replicate,
         evidence=ratio_evidence(case),
     )

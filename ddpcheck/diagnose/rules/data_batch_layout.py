@@ -51,7 +51,12 @@ def detect(case: Case) -> Proposal | None:
     """Proposes strided shards where the loss or a module relates samples."""
     if case.world_size == 1 or case.run.faults or case.loss_collectives:
         return None
-    if not case.couples and not case.diverging():
+    if not case.run.ranks_agree:
+        return None  # not a fault of what the shards hold
+    # Samples may be related by their targets alone: then no factor per rank explains
+    # the loss's gradient.
+    unexplained = case.has_cuts and case.rank_ratios is None
+    if not case.couples and not case.diverging() and not unexplained:
         return None
     if len(set(case.run.shard_sizes)) > 1:
         return None

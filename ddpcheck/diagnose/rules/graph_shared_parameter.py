@@ -61,6 +61,8 @@ def detect(case: Case) -> Proposal | None:
         return None
     if any(case.rank_facts("opaque_output", False)):
         return None
+    if any("BB" in events for events in case.rank_facts("events", "")):
+        return None  # ddp/multi-backward
     finds = any(case.rank_facts("find_unused", False))
     facts = [f"DDP raises: {case.fault_text[:100]}"]
     if finds:

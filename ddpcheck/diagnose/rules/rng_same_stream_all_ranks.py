@@ -49,6 +49,8 @@ LINK = "forward"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where draws happen and all generators are in the same state."""
+    if case.step is not None and case.step.reference.own_draws:
+        return _by_own_generator(case, case.step.reference.own_draws)
     if not case.facts["draws"] or case.run.noise == "sample" or not same_stream(case):
         return None
     return Proposal(
@@ -65,4 +67,24 @@ def detect(case: Case) -> Proposal | None:
         "noise follow the sample",
         code="torch.manual_seed(seed + dist.get_rank())",
         noise="sample",
+    )
+
+
+def _by_own_generator(case: Case, draws: int) -> Proposal:
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="all ranks draw the same random numbers for different samples: the "
+        "target's own generator is seeded alike on every rank",
+        facts=(
+            f"{draws} random draws in the first step of one process use a generator of "
+            "the target's own",
+            f"with the numbers that one process draws for the rows of each of the "
+            f"{case.world_size} ranks, they train as one process does",
+        ),
+        fix="seed the generator by rank; for the same noise as in one process draw for "
+        "the global batch and keep the rank's rows",
+        code="generator.manual_seed(seed + dist.get_rank())",
+        fixes=("noise.global_draws",),
+        speculative=True,
     )

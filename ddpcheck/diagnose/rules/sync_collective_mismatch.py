@@ -45,7 +45,11 @@ https://github.com/lucidrains/vector-quantize-pytorch/issues/25
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.faults import busy_ranks, collectives_of_ranks
+from ddpcheck.diagnose.faults import (
+    busy_ranks,
+    collectives_of_ranks,
+    skips_backward,
+)
 from ddpcheck.diagnose.text import listed
 
 SLUG = "sync/collective-mismatch"
@@ -57,6 +61,8 @@ def detect(case: Case) -> Proposal | None:
     calls = collectives_of_ranks(case)
     if not calls or len(set(calls)) == 1 or busy_ranks(case):
         return None
+    if skips_backward(case):
+        return None  # graph/skipped-backward: it meets those of its next step
     return Proposal(
         slug=SLUG,
         link=LINK,
