@@ -52,11 +52,13 @@ def autograd_collectives() -> Iterator[None]:
     ) -> Any:
         result = gather(tensors, tensor.detach(), *args, **kwargs)
         if tensor.requires_grad:
-            whole = gathered(tensor, 0, tuple(len(t) for t in tensors))
-            for target, part in zip(
-                tensors, whole.split([len(t) for t in tensors]), strict=True
-            ):
-                target.copy_(part)
+            # A helper may gather under no_grad: that is how gradients get lost, too.
+            with torch.enable_grad():
+                whole = gathered(tensor, 0, tuple(len(t) for t in tensors))
+                for target, part in zip(
+                    tensors, whole.split([len(t) for t in tensors]), strict=True
+                ):
+                    target.copy_(part)
         return result
 
     dist.all_reduce, dist.all_gather = all_reduce, all_gather  # type: ignore[assignment]
