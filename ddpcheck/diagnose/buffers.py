@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpcheck.diagnose.case import Case
+from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.text import names, number
+from ddpcheck.report import Difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,30 @@ class Owners:
     facts: tuple[str, ...]
 
 
+def silenced(case: Case) -> list[ModuleCall]:
+    """Returns batch norms that differ, and are multiplied by zero in the first step.
+
+    Their buffers and the gradients of the first step say so; their outputs cannot.
+    """
+    if case.first_broken("gradients") != 0 or not case.loss_is_sound:
+        return []
+    wrong = {t.name.rpartition(".")[0] for t in _wrong_rows(case)}
+    return [
+        m
+        for m in case.modules()
+        if m.name in wrong and (m.is_batch_norm or m.normalises) and not m.collectives
+    ]
+
+
+def _wrong_rows(case: Case) -> list[Difference]:
+    return [
+        t
+        for q in case.step_quantity("buffers", 0)
+        for t in q.tensors
+        if t.excess * case.outcome.spec.rtol > case.rtol
+    ]
+
+
 def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
     """Returns modules whose buffers differ before their outputs do.
 
@@ -23,15 +49,10 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
     """
     if case.diverging() or case.first_broken("buffers") != 0:
         return None
-    if case.step is None and case.first_broken("gradients") == 0:
-        return None  # whether their outputs differ too is not known
+    if case.first_broken("gradients") == 0 and (case.step is None or silenced(case)):
+        return None  # more than buffers is wrong with them, or may be
     kinds = {m.name: m.is_batch_norm or m.normalises for m in case.modules()}
-    rows = [
-        t
-        for q in case.step_quantity("buffers", 0)
-        for t in q.tensors
-        if t.excess * case.outcome.spec.rtol > case.rtol
-    ]
+    rows = _wrong_rows(case)
     rows = [
         t for t in rows if kinds.get(t.name.rpartition(".")[0], False) == batch_norm
     ]

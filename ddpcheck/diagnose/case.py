@@ -73,7 +73,7 @@ class Case:
     step: StepEvidence | None
     rtol: float
     facts: dict[str, Any]  # of the reference
-    repeats: bool = True  # one process, run again, computes the same
+    repeats: bool = True  # one process, seeded otherwise, computes the same again
     arm: Callable[..., Run]  # (changes of the spec) -> the run with them
 
     @property

@@ -10,9 +10,9 @@ DDP's mean is 1 / W of it; two such collectives in one loss give no uniform fact
 
 How it was found
 The step calls collectives, every rank's loss on the reference's outputs equals the
-reference's, and d loss / d output is not W times the reference's. Numbers are equal
-within 1e-6, or 10 times the tolerance where that is more. The run with collectives
-that carry gradients decides.
+reference's, or their mean does, and d loss / d output is not W times the reference's.
+Numbers are equal within 1e-6, or 10 times the tolerance where that is more. The run
+with collectives that carry gradients decides.
 
 Example
     import torch

@@ -9,8 +9,9 @@ groups or augmentations. Contiguous shards cut it.
 
 How it was found
 d loss / d output at one half of the batch changes with the other half, or a module
-mixes samples, and a run with shards of every W-th sample is equal: the samples that
-belong together then share a rank.
+mixes samples, or no factor per rank explains d loss / d output; the ranks agree; and a
+run with shards of every W-th sample is equal: samples that belong together share a
+rank then.
 
 Example
     import torch

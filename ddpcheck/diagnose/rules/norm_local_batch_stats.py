@@ -9,7 +9,8 @@ y = (x - mean(B_r)) / std(B_r), where one process has mean(B) and std(B).
 How it was found
 The layer is fed with the reference's own rows and returns others, by more than
 1e-6; it is one of torch's batch norms, or writes buffers and returns the same,
-within 5 %, for twice the input. Synchronised batch norm decides.
+within 5 %, for twice the input. Where it is multiplied by zero in the first step, its
+buffers and the gradients differ after it. Synchronised batch norm decides.
 
 Example
     import torch
@@ -35,6 +36,7 @@ https://github.com/pytorch/pytorch/issues/49794
 
 from __future__ import annotations
 
+from ddpcheck.diagnose.buffers import silenced
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.text import names, number
@@ -46,6 +48,9 @@ LINK = "forward"
 def detect(case: Case) -> Proposal | None:
     """Proposes synchronised batch norm where batch norms' outputs differ."""
     calls = [m for m in case.diverging() if _normalises(m) and not m.collectives]
+    hidden = not calls
+    if hidden:
+        calls = silenced(case)
     if not calls:
         return None
     torchs = [m for m in calls if m.is_batch_norm]
@@ -65,7 +70,10 @@ def detect(case: Case) -> Proposal | None:
         link=LINK,
         summary=f"{count} with the mean and variance of the rank's shard",
         facts=(
-            f"{first.name} ({first.kind}), fed with the reference's own input, returns "
+            f"{first.name} ({first.kind}) is multiplied by zero in the first step: its "
+            "running statistics differ after it, and gradients do"
+            if hidden
+            else f"{first.name} ({first.kind}), fed with the reference's own input, returns "
             f"other rows than in one process: relative difference {number(first.rel_diff or 0)}",
             f"modules that do: {names(layers)}",
         ),

@@ -10,7 +10,8 @@ has 1 / W of the draws.
 How it was found
 The forward draws, and the state of the generator is the same on all ranks when it
 begins. No equality is defined unless noise follows the sample, which is what the
-deciding run does.
+deciding run does. Or a generator of the target's own draws: then the run decides in
+which it draws for the global batch and each rank keeps its rows.
 
 Example
     import torch

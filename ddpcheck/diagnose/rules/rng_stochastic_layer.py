@@ -9,7 +9,8 @@ draws for the batch.
 
 How it was found
 The forward draws, and the run differs. The run in which the draws are bound to the
-index of the sample (--noise sample) decides.
+index of the sample (--noise sample) decides. A target that does not repeat itself in
+one process, though torch's generator rests, draws from elsewhere: no run decides.
 
 Example
     import torch
@@ -67,13 +68,14 @@ def _unrepeatable() -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="one process does not repeat itself: the model draws from a source that "
-        "no seed of torch, numpy or random reaches",
+        summary="one process does not repeat itself: the model draws random numbers, "
+        "and not from torch's generator",
         facts=(
-            "the reference, run again with the same seeds on the same batch, computes "
-            "something else",
+            "one process, run again on the same batch with torch, numpy and random "
+            "seeded otherwise, computes something else",
+            "torch's generator is in the same state after a step as before it",
         ),
-        fix="seed the source in `model`, or take the noise out for the check",
+        fix="draw from torch's generator, or take the noise out for the check",
         code="",
     )
 
