@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpcheck import assemble, diagnose, plan, reproduce, tolerance
+from ddpcheck import assemble, plan, reproduce, tolerance
 from ddpcheck import target as targets
+from ddpcheck.diagnose import engine
 from ddpcheck.errors import UsageError, cut
 from ddpcheck.options import Options
 from ddpcheck.plan import Cell
@@ -141,9 +142,9 @@ def check(
     assert base.spec is not None
     limit = _tolerance(session, options, base.spec, outcomes)
     runs = [assemble.to_run(outcome, limit.rtol) for outcome in outcomes]
-    diagnosis = diagnose.Diagnosis()
+    diagnosis = engine.Diagnosis()
     if any(run.verdict == "divergent" for run in runs):
-        diagnosis = diagnose.diagnose(session, outcomes, runs, limit, options, progress)
+        diagnosis = engine.diagnose(session, outcomes, runs, limit, options, progress)
         runs = diagnosis.runs
     else:
         diagnosis.warnings += _luck(session, runs, outcomes, limit)
