@@ -242,6 +242,14 @@ class Case:
         return first if same and math.isfinite(first) else None
 
     @property
+    def mixes_a_sum(self) -> bool:
+        """Whether one part of the loss is a sum over samples and the other a mean."""
+        cuts = [c for r in self.step.ranks for c in r.cuts] if self.step else []
+        return self.uniform_ratio is None and all(
+            c.mixed <= self.close for c in cuts if c.norm > 0
+        )
+
+    @property
     def rank_ratios(self) -> list[float] | None:
         """One factor per rank where each rank has one, None where a rank has none."""
         ratios = self.ratios()

@@ -103,6 +103,16 @@ model = nn.Sequential(nn.Linear(4, 6), Noisy(), nn.Linear(6, 3))
 """,
         [("rng/stochastic-layer", None)],
     ),
+    # No factor per rank fits, as of counts that differ; two parts do.
+    "sum-beside-a-mean": (
+        """
+model = nn.Linear(4, 3)
+def loss(output, target):
+    mean = nn.functional.cross_entropy(output, target)
+    return mean + 0.01 * output.square().sum()
+""",
+        [("loss/sum-reduction", True)],
+    ),
     # No factor per rank, as of counts that differ.
     "groups-related-by-their-targets-alone": (
         """

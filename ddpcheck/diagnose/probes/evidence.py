@@ -45,6 +45,8 @@ class Cut:
     micro: int = 0  # number of the micro-batch
     # Other outputs are computed from it too: a quantity inside the network.
     on_the_way: bool = False
+    # What a mixture of a mean and a sum leaves unexplained, relative.
+    mixed: float = math.inf
     # Sum over the last dimension of rank - W * reference, relative; 0 behind a softmax.
     row_sum: float = math.inf
     ratio: float

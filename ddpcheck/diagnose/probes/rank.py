@@ -275,8 +275,12 @@ class _Probe:
                 rows = leaf.rows(reference)
             grad = torch.zeros_like(leaf.tensor) if mine is None else mine
             ratio, residual, norm = _fit(grad, rows)
+            doubled = self._recorded("doubled", leaf.key, leaf.tensor)
             found.append(
                 Cut(
+                    mixed=math.inf
+                    if doubled is None
+                    else _unmixed(grad, rows, leaf.rows(doubled), self.spec.world_size),
                     on_the_way=leaf.key in self.reader.index.facts["on_the_way"],
                     row_sum=_row_sum(grad - self.spec.world_size * rows),
                     key=leaf.key,
@@ -363,6 +367,18 @@ def _row_sum(tensor: Tensor) -> float:
     if not top or not math.isfinite(top):
         return math.inf
     return float(tensor.sum(-1).abs().max()) / top
+
+
+def _unmixed(grad: Tensor, once: Tensor, twice: Tensor, world_size: int) -> float:
+    """Returns what is left, relative, if one part is of a mean and one of a sum.
+
+    With the batch taken twice a mean's gradient a halves and a sum's b stays: they are
+    2 (once - twice) and 2 twice - once. On a rank they are W a and b.
+    """
+    mean, total = 2 * (once - twice), 2 * twice - once
+    left = (grad - (world_size * mean + total)).double().norm()
+    size = float(grad.double().norm())
+    return float(left) / size if size else math.inf
 
 
 def _fit(mine: Tensor, reference: Tensor) -> tuple[float, float, float]:

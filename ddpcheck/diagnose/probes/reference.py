@@ -87,6 +87,7 @@ class _Probe:
             self.writer.add("cut", number, [(key, grad)])
         self.writer.add("direct", 0, direct.items())
         own_draws = self.draws.count
+        self._write_doubled(grads)
         coupling = self._coupling(grads)
         doubled = self._doubled()
         cuts = list(dict.fromkeys(key for _, key in grads))
@@ -186,7 +187,11 @@ class _Probe:
         return bool(part(tuple(tensor.shape), mine, rows))
 
     def _cut_pass(
-        self, *, write: bool = False, perturb: _Perturb | None = None
+        self,
+        *,
+        write: bool = False,
+        perturb: _Perturb | None = None,
+        batch: Any = None,
     ) -> tuple[_Grads, float | None, list[str], dict[str, Tensor | None]]:
         leaves: dict[tuple[int, str], Tensor] = {}
         called: list[str] = []
@@ -210,7 +215,7 @@ class _Probe:
                 place = hooks.micro, key
                 if write:
                     self.flow.note(key, t)
-                if not self._can_cut(key, t) or (perturb and place not in self.values):
+                if place not in self.values if perturb else not self._can_cut(key, t):
                     return t
                 if perturb:
                     # On the values of the first pass: what a perturbed module feeds
@@ -226,7 +231,7 @@ class _Probe:
 
         hooks = Hooks(calls_per_micro=self.windows.calls)
         hooks.attach(self.model, before, after)
-        loss = self._step(self.batch, hooks)
+        loss = self._step(self.batch if batch is None else batch, hooks)
         grads = {place: leaf.grad for place, leaf in leaves.items()}
         direct = {
             n: p.grad
@@ -291,6 +296,31 @@ class _Probe:
             change = max(change, float(first.max()) if first.numel() else 0.0)
             top = max(top, float(grad.abs().max()))
         return change / top if top else None
+
+    def _write_doubled(self, grads: _Grads) -> None:
+        """Writes the cut gradients of the batch taken twice, at its first half.
+
+        Half of what they are on the batch for a mean, the same for a sum.
+        """
+        if self.windows.count > 1:
+            return
+
+        def twice(key: str, value: Tensor) -> Tensor:
+            return torch.cat([value, value], self._dim(key, value))
+
+        batch = tree.replace(
+            self.batch, lambda _, t: torch.cat([t, t]) if t.dim() else t
+        )
+        try:
+            found, *_ = self._cut_pass(perturb=twice, batch=batch)
+        except Exception:  # noqa: BLE001 (fixed batch sizes, lookups by index)
+            return
+        for (number, key), grad in grads.items():
+            both = found.get((number, key))
+            if grad is not None and both is not None:
+                dim = self._dim(key, grad)
+                half = both.narrow(dim, 0, grad.shape[dim])
+                self.writer.add("doubled", number, [(key, half)])
 
     def _doubled(self) -> float | None:
         """Returns grad(batch twice) / grad(batch), where one factor fits."""

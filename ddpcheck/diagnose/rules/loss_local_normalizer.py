@@ -64,7 +64,7 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it for one ratio per rank, or several, in a loss that couples nothing."""
     if not case.has_cuts or case.loss_is_sound or case.losses_replicate:
         return None
-    if case.uniform_ratio is not None or case.couples is not False:
+    if case.uniform_ratio is not None or case.couples is not False or case.mixes_a_sum:
         return None
     name = counted_by(case)
     if name == SAMPLES:

@@ -9,7 +9,8 @@ DDP averages: (1 / W) sum_r S_r = S / W. Every gradient is 1 / W of one process'
 How it was found
 d loss / d output is 1 times the reference's on every rank (W is right), within
 1e-6, and the batch taken twice doubles the gradient, within 1 %. The run with the
-loss times W decides.
+loss times W decides. Where only one term is a sum, the batch taken twice tells its part
+of the gradient from a mean's, and W times the one plus the other is what ranks have.
 
 Example
     import torch
@@ -36,7 +37,7 @@ https://github.com/nyu-mll/jiant/pull/989
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact
+from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence, ratio_fact
 from ddpcheck.diagnose.text import number
 
 SLUG = "loss/sum-reduction"
@@ -47,6 +48,8 @@ _DOUBLES = 0.01
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for a ratio of 1 on every rank and a loss that grows with the batch."""
+    if case.has_cuts and case.mixes_a_sum and case.world_size > 1:
+        return _of_one_term(case)
     ratio = case.uniform_ratio
     if ratio is None or case.world_size == 1 or abs(ratio - 1) > case.close:
         return None
@@ -69,5 +72,25 @@ def detect(case: Case) -> Proposal | None:
         fix="take the mean, or multiply the summed loss by the world size",
         code="loss = dist.get_world_size() * loss  # or reduction='mean'",
         fixes=(f"loss.scale:{world}",),
+        evidence=ratio_evidence(case),
+    )
+
+
+def _of_one_term(case: Case) -> Proposal:
+    world = case.world_size
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="one term of the loss is a sum over the shard's samples beside a mean, "
+        f"and DDP divides its gradients by {world}: the sum weighs 1/{world}",
+        facts=(
+            ratio_fact(case),
+            "taken apart by the batch taken twice, which halves the gradient of a mean "
+            f"and leaves a sum's: the mean's part is {world} times one process's on the "
+            "ranks, the sum's part equals it",
+        ),
+        fix="take the mean in every term, or multiply the summed one by the world size",
+        code="loss = mean_term + dist.get_world_size() * summed_term",
+        fixes=global_loss_fix(case),
         evidence=ratio_evidence(case),
     )
