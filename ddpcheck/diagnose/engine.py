@@ -38,6 +38,7 @@ _MAX_CONTROLS = 6
 # what one process did for the global batch.
 _LEAST_TIMEOUT_S = 5.0
 _SLOWDOWN = 20.0
+_PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
 _SAME = 0.01  # excesses this close: the fix changed nothing
 _LINKS = ("data", "forward", "loss", "backward", "reduce", "update")
 
@@ -360,8 +361,9 @@ class _Search:
 def _mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -> bool:
     """Returns whether a fix mended its own link, though the run still differs.
 
-    Its rule finds nothing any more, and that is not for want of evidence; or the run
-    differs by another amount: what a rule finds may be there with the fix too.
+    Its rule finds nothing any more, and that is not for want of evidence. What rules of
+    the later links find may be there with the fix too: then the run must differ by
+    another amount.
     """
     if cause.verified:
         return True
@@ -369,6 +371,8 @@ def _mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) 
         return False
     if cause.proposal.slug not in {p.slug for p in proposals}:
         return True
+    if cause.proposal.link in _PROBED:
+        return False
     was, left = assemble.worst_excess(before.run), assemble.worst_excess(after.run)
     return was != left and not math.isclose(was, left, rel_tol=_SAME)
 
