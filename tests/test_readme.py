@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from ddpcheck import checking
 from ddpcheck.cli import HELP
+from ddpcheck.options import Options
+from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import EXIT_CODES, EXIT_USAGE
+from ddpcheck.target import TargetRef
 from ddpcheck.tolerance import DEFAULT_RTOL, FLOOR_FACTOR
 from tests.conftest import Digits
 
@@ -78,11 +82,12 @@ def test_ci_runs_the_test_command_as_written() -> None:
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-def test_target_shown_is_equivalent(tmp_path: Path) -> None:
+def test_target_shown_is_equivalent(tmp_path: Path, pool: Pool) -> None:
     source = next(block for block in _blocks("python") if "def model" in block)
-    (tmp_path / "mymodel.py").write_text(source, encoding="utf-8")
-    done = _ddpcheck("mymodel.py", folder=tmp_path)
-    assert done.returncode == EXIT_CODES["equivalent"], done.stdout + done.stderr
+    path = tmp_path / "mymodel.py"
+    path.write_text(source, encoding="utf-8")
+    report = checking.check(pool, TargetRef(path=str(path)), Options())
+    assert (report.verdict, report.warnings) == ("equivalent", ())
 
 
 def test_test_shown_passes(tmp_path: Path) -> None:

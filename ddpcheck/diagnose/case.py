@@ -244,10 +244,10 @@ class Case:
     @property
     def mixes_a_sum(self) -> bool:
         """Whether one part of the loss is a sum over samples and the other a mean."""
-        cuts = [c for r in self.step.ranks for c in r.cuts] if self.step else []
-        return self.uniform_ratio is None and all(
-            c.mixed <= self.close for c in cuts if c.norm > 0
-        )
+        if self.step is None or self.loss_is_sound or self.uniform_ratio is not None:
+            return False
+        cuts = [c for r in self.step.ranks for c in r.cuts]
+        return all(c.mixed <= self.close for c in cuts if c.norm or c.residual)
 
     @property
     def rank_ratios(self) -> list[float] | None:

@@ -13,6 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddpcheck import checking
+from ddpcheck import report as reports
+from ddpcheck.options import Options
+from ddpcheck.ranks.pool import Pool
+from ddpcheck.target import TargetRef
 from tests.conftest import Digits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -67,10 +72,19 @@ def test_digits_give_what_the_table_says(digits: Digits) -> None:
     _assert_as_told(row, digits.exit_code, digits.report, digits.stdout)
 
 
+OTHERS = [row for row in ROWS if row.file != "digits_conv.py"]
+
+
 @pytest.mark.parametrize(
-    "row",
-    [row for row in ROWS if row.file != "digits_conv.py"],
-    ids=lambda row: row.file,
+    "row", [row for row in OTHERS if not row.packages], ids=lambda row: row.file
+)
+def test_light_example_gives_what_the_table_says(row: Row, pool: Pool) -> None:
+    report = checking.check(pool, TargetRef(path=str(EXAMPLES / row.file)), Options())
+    _assert_as_told(row, report.exit_code, reports.to_json(report), str(report))
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in OTHERS if row.packages], ids=lambda row: row.file
 )
 def test_example_gives_what_the_table_says(row: Row, tmp_path: Path) -> None:
     for package in row.packages:
