@@ -1,0 +1,3 @@
+"""The fixed twin of looped_transformer."""
+
+REENTRANT = False
