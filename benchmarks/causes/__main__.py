@@ -26,6 +26,7 @@ from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.report import Finding
+from ddpcheck.session import CannotCheckError
 from ddpcheck.target import TargetRef
 
 FOLDER = Path(__file__).parent
@@ -94,7 +95,7 @@ def main(wanted: list[str]) -> int:
     totals = Totals()
     started = time.perf_counter()
     preload = Preload(modules=PRELOAD_MODULES)
-    with tempfile.TemporaryDirectory() as folder, Pool(preload, timeout_s=10) as pool:
+    with tempfile.TemporaryDirectory() as folder, Pool(preload, timeout_s=15) as pool:
         pool.start()
         pool.wait_for_imports()
         for case in corpus(Path(folder)):
@@ -144,7 +145,7 @@ def outcome(
         report = check(
             pool, TargetRef(path=str(path)), Options(world_sizes=world_sizes)
         )
-    except UsageError as error:
+    except (UsageError, CannotCheckError) as error:
         return str(error), ()
     return report.verdict, report.findings
 
