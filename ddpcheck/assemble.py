@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from ddpcheck.report import Difference, Fault, Quantity, Run
+from ddpcheck.errors import cut
+from ddpcheck.report import Difference, Fault, NotCompared, Quantity, Run
 from ddpcheck.run.spec import StepResult
 from ddpcheck.session import RunOutcome, describe_exit
 
@@ -58,6 +59,31 @@ def worst_excess(run: Run) -> float:
 def judged(run: Run) -> list[Quantity]:
     """Returns the quantities that decide the verdict."""
     return [getattr(run, name) for name in JUDGED]
+
+
+def not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompared]:
+    """Returns what the runs did not compare, with the reasons."""
+    found = []
+    for outcome, run in zip(outcomes, runs, strict=True):
+        if run.verdict == "not-checked":
+            what = f"{run.mode} at world size {run.world_size}"
+            found.append(NotCompared(what=what, why=run.why))
+        facts = outcome.facts()
+        found += [
+            NotCompared(what=what, why=why)
+            for what, why in facts.get("not_compared", {}).items()
+        ]
+        for name, (expected, mine) in facts.get("uncomparable", {}).items():
+            why = (
+                f"called {expected:g} times a step in one process, {mine:g} times on a "
+                "rank: averages of different numbers of updates are not comparable"
+            )
+            found.append(NotCompared(what=f"buffers of {name or 'the model'}", why=why))
+    unused = outcomes[0].reference.facts["unused"] if outcomes else []
+    if unused:
+        why = "no gradient in one process either"
+        found.append(NotCompared(what=f"gradients of {cut(unused)}", why=why))
+    return found
 
 
 def _judge(run: Run) -> Run:

@@ -156,7 +156,7 @@ def check(
         runs=runs,
         findings=findings,
         not_compared=planned.not_compared
-        + _not_compared(outcomes, runs)
+        + assemble.not_compared(outcomes, runs)
         + diagnosis.not_compared,
         warnings=[
             *base.warnings,
@@ -361,30 +361,6 @@ def _warnings(base: ReferenceResult) -> list[str]:
         f"{len(unused)} parameters get no gradient ({cut(unused, 3)}): DDP was built "
         "with find_unused_parameters=True, without it the second step raises"
     ]
-
-
-def _not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompared]:
-    found = []
-    for outcome, run in zip(outcomes, runs, strict=True):
-        if run.verdict == "not-checked":
-            what = f"{run.mode} at world size {run.world_size}"
-            found.append(NotCompared(what=what, why=run.why))
-        facts = outcome.facts()
-        found += [
-            NotCompared(what=what, why=why)
-            for what, why in facts.get("not_compared", {}).items()
-        ]
-        for name, (expected, mine) in facts.get("uncomparable", {}).items():
-            why = (
-                f"called {expected:g} times a step in one process, {mine:g} times on a "
-                "rank: averages of different numbers of updates are not comparable"
-            )
-            found.append(NotCompared(what=f"buffers of {name or 'the model'}", why=why))
-    unused = outcomes[0].reference.facts["unused"] if outcomes else []
-    if unused:
-        why = "no gradient in one process either"
-        found.append(NotCompared(what=f"gradients of {cut(unused)}", why=why))
-    return found
 
 
 class _Progress:

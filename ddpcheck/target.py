@@ -6,6 +6,7 @@ imports no torch at its top, so that `TargetRef` can be made without it.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import importlib.util
@@ -78,7 +79,7 @@ class Target:
         from torch import nn  # noqa: PLC0415
 
         if isinstance(self.model, nn.Module):
-            return _copy(self.model)
+            return copy.deepcopy(self.model)
         _check_no_arguments(self)
         made = self.model()
         if not isinstance(made, nn.Module):
@@ -396,9 +397,3 @@ def _takes_step(function: Callable[..., Any]) -> bool:
         p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         for p in parameters
     )
-
-
-def _copy(model: Any) -> Any:
-    import copy  # noqa: PLC0415
-
-    return copy.deepcopy(model)

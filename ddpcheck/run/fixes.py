@@ -40,8 +40,7 @@ changes one thing, so that a run with it proves or disproves one cause.
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -66,6 +65,7 @@ from ddpcheck.run.gather import (
 from ddpcheck.run.labels import offset_by_rank
 from ddpcheck.run.names import strip
 from ddpcheck.run.noise import GlobalDraws
+from ddpcheck.run.plain_output import with_plain_output
 
 
 def argument(fixes: tuple[str, ...], name: str) -> str | None:
@@ -110,7 +110,7 @@ def after_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
     if settings or argument(fixes, "ddp.rewrap") is not None:
         model = _map_ddp(model, lambda ddp: rebuild(ddp, **settings))
     if argument(fixes, "ddp.plain_output") is not None:
-        model = _map_ddp(model, _with_plain_output)
+        model = _map_ddp(model, with_plain_output)
     return model
 
 
@@ -366,74 +366,3 @@ def _map_ddp(
             if is_ddp(child):
                 module._modules[name] = function(child)  # type: ignore[arg-type]  # noqa: SLF001
     return model
-
-
-class _Flat(nn.Module):
-    """Returns the tensors of the module's output as a tuple; keeps the rest aside."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self.shape: Any = None
-
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        self.shape = self.module(*args, **kwargs)
-        if not any(tree.tensors(_contents(self.shape))):
-            return tuple(_hidden_tensors(self.shape, {}))
-        return tuple(t for _, t in tree.tensors(_contents(self.shape)))
-
-
-class _Unflat(nn.Module):
-    """Puts the tuple that went through DDP back into the module's own output."""
-
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        super().__init__()
-        self.module = ddp
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        flat = iter(self.module(*args, **kwargs))
-        output = self.module.module.shape
-        if not any(tree.tensors(_contents(output))):
-            return output
-        filled = tree.replace(_contents(output), lambda *_: next(flat))
-        if _contents(output) is output:
-            return filled
-        clone = copy.copy(output)
-        vars(clone).update(filled)
-        return clone
-
-
-def _hidden_tensors(value: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
-    """Yields the tensors with gradient inside objects of any class."""
-    if id(value) in seen:
-        return
-    seen[id(value)] = value
-    if isinstance(value, Tensor):
-        if value.requires_grad:
-            yield value
-        return
-    inner: Any = ()
-    if isinstance(value, Mapping):
-        inner = value.values()
-    elif isinstance(value, list | tuple):
-        inner = value
-    elif not isinstance(value, nn.Module | type):
-        inner = getattr(value, "__dict__", {}).values()
-    for child in list(inner):
-        yield from _hidden_tensors(child, seen)
-
-
-def _contents(output: Any) -> Any:
-    """Returns the attributes of an object of a class of the user's own."""
-    is_opaque = hasattr(output, "__dict__") and any(tree.opaque(output))
-    is_outer = not isinstance(output, Mapping | list | tuple)
-    return vars(output) if is_opaque and is_outer else output
-
-
-def _with_plain_output(ddp: DistributedDataParallel) -> nn.Module:
-    settings = {
-        "find_unused_parameters": ddp.find_unused_parameters,
-        "static_graph": ddp.static_graph,
-        "broadcast_buffers": ddp.broadcast_buffers,
-    }
-    return _Unflat(DistributedDataParallel(_Flat(ddp.module), **settings))

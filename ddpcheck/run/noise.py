@@ -30,11 +30,11 @@ class NoiseMismatchError(RuntimeError):
 
 
 class DrawCounter(TorchDispatchMode):
-    """Counts random operations; changes nothing."""
+    """Counts random operations, `own_count` those of the target's own generators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
+        self.count = self.own_count = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -43,6 +43,7 @@ class DrawCounter(TorchDispatchMode):
         del types
         if _RANDOM in func.tags:
             self.count += 1
+            self.own_count += is_own_draw(func, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
@@ -149,22 +150,6 @@ class GlobalDraws(SampleNoise):
         self.start, self.total = self.rank * self.size, self.world_size * self.size
         shape = _result_shape(func, args)
         return self._draw(func, args, kwargs, shape, self._guessed(shape))
-
-
-class OwnDrawCounter(TorchDispatchMode):
-    """Counts random operations with a generator of the target's own."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Calls the operation; notes whether it is such a draw."""
-        del types
-        self.count += is_own_draw(func, kwargs or {})
-        return func(*args, **(kwargs or {}))
 
 
 def is_own_draw(func: Any, kwargs: dict[str, Any]) -> bool:

@@ -28,7 +28,7 @@ from ddpcheck.run import countables, isolation
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.loading import load
-from ddpcheck.run.noise import OwnDrawCounter
+from ddpcheck.run.noise import DrawCounter
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise, set_default_dtype
@@ -77,7 +77,7 @@ class _Probe:
         self.dims: dict[str, tuple[int, ...]] = {}
         self.values: dict[tuple[int, str], Tensor] = {}
         self.flow = Flow()
-        self.draws = OwnDrawCounter()
+        self.draws = DrawCounter()
 
     def run(self, path: str) -> ReferenceEvidence:
         self._find_windows()
@@ -86,7 +86,7 @@ class _Probe:
         for (number, key), grad in grads.items():
             self.writer.add("cut", number, [(key, grad)])
         self.writer.add("direct", 0, direct.items())
-        own_draws = self.draws.count
+        own_draws = self.draws.own_count
         self._write_doubled(grads)
         coupling = self._coupling(grads)
         doubled = self._doubled()
@@ -131,7 +131,7 @@ class _Probe:
     def _step(self, batch: Any, hooks: Hooks) -> float | None:
         restore(self.start, self.model)
         isolation.seed_everything(self.spec.seed)
-        self.draws = OwnDrawCounter()
+        self.draws = DrawCounter()
         try:
             with bound_noise(self.spec, self.size), self.draws:
                 return training.step(self.target, self.spec, self.model, batch)
