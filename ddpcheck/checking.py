@@ -134,8 +134,7 @@ def check(
     steps.expect(len(planned.specs))
     outcomes = session.run(planned.specs)
     if options.dtype == "auto" and _converts_after_wrapping(outcomes):
-        # In float64 a later `.to(float64)`, or `.float()`, would be another program.
-        base = session.reference(base.spec.but(dtype="float32", constants="native"))
+        base = _as_float32(session, base)
         assert base.spec is not None
         planned = plan.make(options, base.spec, base.facts, only)
         outcomes = session.run(planned.specs)
@@ -158,16 +157,19 @@ def check(
         not_compared=planned.not_compared
         + assemble.not_compared(outcomes, runs)
         + diagnosis.not_compared,
-        warnings=[
-            *base.warnings,
-            *planned.warnings,
-            *_warnings(base),
-            *diagnosis.warnings,
-            *warnings,
-        ],
+        warnings=_warnings(base, planned) + diagnosis.warnings + warnings,
         seconds=time.perf_counter() - started,
         smallest=diagnosis.smallest,
     )
+
+
+def _as_float32(session: Session, base: ReferenceResult) -> ReferenceResult:
+    """Returns the reference of float32 models as they come.
+
+    In float64 a later `.to(float64)`, or `.float()`, would be another program.
+    """
+    assert base.spec is not None
+    return session.reference(base.spec.but(dtype="float32", constants="native"))
 
 
 def _converts_after_wrapping(outcomes: list[RunOutcome]) -> bool:
@@ -353,13 +355,15 @@ def _environment(base: ReferenceResult) -> dict[str, str]:
     }
 
 
-def _warnings(base: ReferenceResult) -> list[str]:
+def _warnings(base: ReferenceResult, planned: plan.Plan) -> list[str]:
+    found = [*base.warnings, *planned.warnings]
     unused = base.facts["unused"]
     if not unused or base.facts["has_wrap"]:
-        return []
+        return found
     return [
+        *found,
         f"{len(unused)} parameters get no gradient ({cut(unused, 3)}): DDP was built "
-        "with find_unused_parameters=True, without it the second step raises"
+        "with find_unused_parameters=True, without it the second step raises",
     ]
 
 
