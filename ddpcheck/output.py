@@ -59,19 +59,22 @@ class Outputs:
         return found[0] if found else ""
 
 
+@contextlib.contextmanager
+def _random_kept() -> Iterator[None]:
+    """Keeps Python's random state: rich draws from it when imported and in use."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+@_random_kept()
 def show(report: Report, wanted: Outputs) -> None:
     """Writes the report to every place that is wanted.
 
     The verdict is printed whatever happens to the files.
     """
-    state = random.getstate()  # rich draws from it while it renders
-    try:
-        _show(report, wanted)
-    finally:
-        random.setstate(state)
-
-
-def _show(report: Report, wanted: Outputs) -> None:
     folder = folder_of(report.target.name, wanted.report_dir)
     path = write_report(report, folder)
     for form in MACHINE_FORMS:
@@ -182,6 +185,7 @@ def _pages(report: Report) -> Mapping[str, str]:
     return pages.rule_pages({finding.slug for finding in report.findings})
 
 
+@_random_kept()
 def terminal(report: Report, wanted: Outputs, path: str) -> str:
     """Returns what the terminal shows; `path` is that of report.html, or ""."""
     from ddpcheck.render import terminal as text  # noqa: PLC0415 (rich: on demand)
@@ -260,12 +264,13 @@ def importing_ahead(wanted: Outputs) -> Iterator[None]:
     names = ["ddpcheck.render.html"]
     if not wanted.alone():
         names.insert(0, "ddpcheck.render.terminal")
-    thread = threading.Thread(target=_import, args=(names,), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
+    with _random_kept():
+        thread = threading.Thread(target=_import, args=(names,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
 
 
 def _import(names: list[str]) -> None:
