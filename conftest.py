@@ -131,6 +131,19 @@ def _differences(name: str, before: Any, after: Any) -> list[str]:
     return [f"{name}: {k} changed" for k in keys]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what needs more GPUs than there are, and says how many."""
+    marker = item.get_closest_marker("cuda")
+    if marker is None:
+        return
+    from ddpcheck import devices  # noqa: PLC0415 (imports torch)
+
+    (needed,) = marker.args
+    found = devices.count()
+    if found < needed:
+        pytest.skip(f"needs GPUs: {needed}, torch finds {found}")
+
+
 @pytest.fixture(autouse=True)
 def _leaves_no_trace() -> Iterator[None]:
     before = snapshot()

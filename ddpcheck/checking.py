@@ -122,6 +122,7 @@ def check(
             is not made, and the report says why.
     """
     started = time.perf_counter()
+    pool.device = options.run_device
     _open_ahead(pool, options, only)
     steps = _Progress(progress)
     if session is None:
@@ -192,7 +193,7 @@ def _base_spec(options: Options) -> RunSpec:
         steps=options.steps,
         seed=options.seed,
         loss=options.loss[0],
-        device="cpu" if options.device == "auto" else options.device,
+        device=options.run_device,
         batch_norm="asis",
     )
 
@@ -350,9 +351,13 @@ def _environment(base: ReferenceResult) -> dict[str, str]:
         "platform": f"{sys.platform} {platform.machine()}",
         "cpus": str(os.cpu_count()),
         "device": base.spec.device,
-        "backend": "gloo",
+        "backend": _backend(base.facts["gpus"]),
         "seed": str(base.spec.seed),
     }
+
+
+def _backend(gpus: int) -> str:
+    return f"NCCL up to world size {gpus}, gloo above" if gpus else "gloo"
 
 
 def _warnings(base: ReferenceResult, planned: plan.Plan) -> list[str]:

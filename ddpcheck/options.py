@@ -32,3 +32,8 @@ class Options:
     timeout_s: float = DEFAULT_TIMEOUT_S
     seed: int = 0
     project: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def run_device(self) -> str:
+        """The device of the runs: the CPU by default, where results are exact."""
+        return "cpu" if self.device == "auto" else self.device

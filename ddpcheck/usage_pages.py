@@ -27,6 +27,13 @@ The environment cannot import torch or ddpcheck itself.
 Nothing of the target has run yet. Run the command that the message gives: it shows
 the whole traceback. A torch that does not fit numpy or the driver is the usual cause.
 """,
+    "environment-no-gpu": """
+--device cuda needs a GPU that torch can use.
+
+`python -c "import torch; print(torch.cuda.device_count())"` must print 1 or more: a
+torch built for CUDA, a driver, and CUDA_VISIBLE_DEVICES not empty. With --device cpu
+the same check runs without one.
+""",
     "explain-unknown": """
 --explain was given a slug that is neither a rule's nor an error's.
 
@@ -258,6 +265,15 @@ The target raises while one process trains it on the global batch.
 Nothing is distributed here: no process group, no DistributedDataParallel. The line
 that is named is the innermost one outside of torch. A target that works only on ranks
 must ask torch.distributed.is_initialized() before it uses a collective.
+""",
+    "target-starts-cuda": """
+Importing the target file initialises CUDA.
+
+Ranks are forks of one process that has imported the file, and CUDA does not survive a
+fork. Make tensors in `model` and `batch`, on the CPU: --device cuda moves model and
+batch to the rank's GPU. What the loss needs besides goes where its inputs are:
+
+    weight = torch.tensor([1.0, 3.0], device=output.device)
 """,
     "target-unseeded": """
 Two calls of model() make models with different weights.

@@ -249,6 +249,9 @@ class _Search:
         return assemble.to_run(outcome, self.limit.rtol)
 
     def _probe(self, spec: RunSpec) -> StepEvidence | None:
+        # On the CPU wherever the run was: evidence is exact there, and what it
+        # proposes is tried on the run itself.
+        spec = spec.but(device="cpu")
         pool, ref = self.session.pool, self.session.ref
         single = self.session.reference(spec).spec
         assert single is not None

@@ -37,7 +37,9 @@ class Crew:
         name: str,
         timeout_s: float,
         threads: int,
+        device: str = "cpu",
     ) -> None:
+        self.device = device
         self.world_size = world_size
         self.folder = folder
         self.name = name
@@ -55,6 +57,7 @@ class Crew:
                 name=f"{name}-{rank}",
                 timeout_s=timeout_s,
                 threads=threads,
+                device=device,
             )
             self.processes.append(server.spawn(rank_main, (theirs, seat)))
             theirs.close()

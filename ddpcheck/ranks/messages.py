@@ -19,6 +19,7 @@ class Seat:
     name: str  # unique in the session, names the rank's files
     timeout_s: float
     threads: int = 1
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,7 @@ class Pool:
     ) -> None:
         self.timeout_s = timeout_s
         self.threads = threads
+        self.device = "cpu"  # of the next crews; those of another are replaced
         self._what = what
         self._crews: dict[tuple[int, int], Crew] = {}
         self._count = 0
@@ -162,6 +163,9 @@ class Pool:
         """Returns the crew of this world size, forking it where there is none."""
         key = (world_size, index)
         crew = self._crews.get(key)
+        if crew is not None and crew.device != self.device:
+            self.retire(world_size, index)
+            crew = None
         if crew is None or crew.broken:
             assert self._server is not None
             self._count += 1
@@ -172,6 +176,7 @@ class Pool:
                 name=f"crew{self._count}",
                 timeout_s=self.timeout_s,
                 threads=self.threads,
+                device=self.device,
             )
             self._crews[key] = crew
         return crew

@@ -70,6 +70,10 @@ def _work(connection: Connection, seat: Seat) -> int:
         journal.clear()
         connection.send(_do(job, context))
         gc.collect()  # cheap: everything imported before the fork is frozen
+        if seat.device != "cpu":
+            from ddpcheck import devices  # noqa: PLC0415
+
+            devices.free_memory()
 
 
 def _do(job: Job, context: Context) -> Message:
@@ -141,8 +145,12 @@ def _join_group(seat: Seat) -> None:
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(seat.world_size)
     crew = seat.name.rsplit("-", 1)[0]
     store = dist.FileStore(str(Path(seat.folder) / f"{crew}.store"), seat.world_size)
+    from ddpcheck import devices  # noqa: PLC0415
+
+    if devices.count() and seat.device != "cpu":
+        devices.use(seat.device, seat.rank)
     dist.init_process_group(
-        "gloo",
+        devices.backend(seat.device, seat.world_size),
         store=store,
         rank=seat.rank,
         world_size=seat.world_size,

@@ -95,10 +95,15 @@ def all_reduce_sum(value: Tensor) -> Tensor:
     return result
 
 
-def apply(model: nn.Module, mode: str) -> nn.Module:
-    """Returns the model with its batch norm as `mode` says; changes it in place."""
+def apply(model: nn.Module, mode: str, *, device: str = "cpu") -> nn.Module:
+    """Returns the model with its batch norm as `mode` says; changes it in place.
+
+    On GPUs `sync` is torch's own SyncBatchNorm.
+    """
     if mode == "local":
         return _replace(model, _is_synchronized, _to_local)
+    if mode == "sync" and device != "cpu":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return]
     if mode == "sync":
         return _replace(model, _is_batch_norm, _to_sync)
     if mode == "frozen":
@@ -113,8 +118,13 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(m, _BatchNorm) for m in model.modules())
 
 
+def sync_batch_norm_on(device: str) -> contextlib.AbstractContextManager[None]:
+    """Returns what makes `convert_sync_batchnorm` work on the device."""
+    return _emulated() if device == "cpu" else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
-def emulated_sync_batch_norm() -> Iterator[None]:
+def _emulated() -> Iterator[None]:
     """Lets `nn.SyncBatchNorm.convert_sync_batchnorm` work on the CPU.
 
     DistributedDataParallel refuses SyncBatchNorm modules on the CPU, and their forward

@@ -22,7 +22,7 @@ from ddpcheck.target import Target
 
 
 def batches_of(target: Target, spec: RunSpec) -> list[Any]:
-    """Returns the global batch of every step, in the dtype of the run.
+    """Returns the global batch of every step, in the dtype and place of the run.
 
     Raises:
         UsageError: target-raises.
@@ -48,6 +48,8 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     if spec.permute:
         order = _permutation(batch_size(target, batches[0]))
         batches = [tree.permute(b, order) for b in batches]
+    if spec.device != "cpu":
+        batches = [tree.replace(b, lambda _, t: t.to(spec.device)) for b in batches]
     return batches
 
 

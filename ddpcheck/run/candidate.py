@@ -26,7 +26,7 @@ from ddpcheck.run import (
 )
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
-from ddpcheck.run.data_parallel import DataParallelOnCPU
+from ddpcheck.run.data_parallel import data_parallel
 from ddpcheck.run.gather import without_group
 from ddpcheck.run.loading import fingerprint, load
 from ddpcheck.run.names import Names, strip
@@ -109,7 +109,9 @@ class _Candidate:
         spec = self.spec
         torch.set_default_dtype(torch.float32)
         # Ranks differ, so that an unseeded model and unsynchronised noise show.
-        model = models.build(self.target, spec, seed=spec.seed + 1 + self.rank)
+        model = models.build(
+            self.target, spec, seed=spec.seed + 1 + self.rank, rank=self.rank
+        )
         if self.is_rank:
             model = fixes.before_wrap(model, spec.fixes)
         calls = count_calls(model)
@@ -138,13 +140,16 @@ class _Candidate:
         if spec.mode == "single":
             return model
         if spec.mode == "dp":
-            return DataParallelOnCPU(
+            return data_parallel(
                 model,
                 spec.world_size,
+                spec.device,
                 lambda a, b: self._replica(a, b, size),
                 fixes=spec.fixes,
             )
-        wrapped = models.wrap(self.target, model, find_unused=self.find_unused)
+        wrapped = models.wrap(
+            self.target, model, find_unused=self.find_unused, device=spec.device
+        )
         if spec.mode == "averaged":
             wrapped = averaged.replace_ddp(wrapped)
         wrapped = fixes.after_wrap(wrapped, spec.fixes)

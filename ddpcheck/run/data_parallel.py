@@ -1,5 +1,6 @@
-"""`nn.DataParallel` on the CPU, where torch's own silently does nothing.
+"""`nn.DataParallel`: torch's own on enough GPUs, else its algorithm on one device.
 
+On the CPU torch's own silently does nothing, so there it is emulated:
 `DataParallel.forward` is torch's; `replicate`, `scatter` and `gather` call torch's
 functions of these names with the CUDA primitives under them (Broadcast, Scatter,
 Gather) replaced by their meaning: expand, chunk, concatenate. So chunk sizes, what is
@@ -10,7 +11,9 @@ torch, not from a description of it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,18 +24,110 @@ from torch import Tensor, nn
 from torch.nn.parallel import replicate as _replicate_function
 from torch.nn.parallel import scatter_gather
 
+from ddpcheck import devices
+
 _replicate_module = importlib.import_module("torch.nn.parallel.replicate")
 _functions = importlib.import_module("torch.nn.parallel._functions")
 
 
-class DataParallelOnCPU(nn.DataParallel[nn.Module]):
-    """DataParallel over `world_size` pretended devices, all of them the CPU.
+def data_parallel(
+    module: nn.Module,
+    world_size: int,
+    device: str,
+    around_replica: Callable[[int, int], Any],
+    *,
+    fixes: tuple[str, ...] = (),
+) -> nn.Module:
+    """Returns the module under DataParallel over `world_size` devices.
 
-    Replicas run in threads, one after the other: results then do not depend on
-    scheduling, and a thread still has no part in the caller's thread-local state.
+    Args:
+        module: on the device.
+        world_size: number of replicas.
+        device: "cpu", or "cuda": torch's DataParallel where there are that many GPUs.
+        around_replica: a context manager, see `_Replicas`.
+        fixes: names of interventions.
+    """
+    if device == "cuda" and world_size <= devices.count():
+        return DataParallelOnGPUs(module, world_size, around_replica, fixes=fixes)
+    return DataParallelOnOneDevice(module, world_size, around_replica, fixes=fixes)
+
+
+class _Replicas(nn.DataParallel[nn.Module]):
+    """What both kinds add to torch's: a context around each replica, and fixes.
 
     `around_replica` is a context manager entered in each thread with (start, size):
     the rows of the batch that the replica sees.
+    """
+
+    around_replica: Callable[[int, int], Any] | None
+    fixes: tuple[str, ...]
+    sizes: list[int]  # samples of each replica in the last forward
+
+    def replicate(self, module: Any, device_ids: Sequence[Any]) -> list[Any]:
+        """Returns torch's replicas: non-leaf parameters, buffers shared with #0."""
+        replicas: list[Any] = _replicate_function(
+            module, device_ids, not torch.is_grad_enabled()
+        )
+        if "dp.replica_parameters" in self.fixes:
+            for replica in replicas:
+                _fill_parameters(replica)
+        return replicas
+
+    def gather(self, outputs: Any, output_device: Any) -> Any:
+        """Returns the outputs concatenated; scalars become a vector."""
+        if "dp.mean_scalars" not in self.fixes:
+            return super().gather(outputs, output_device)
+        outputs = _with_mean_scalars(outputs, self.sizes)
+        return _first_scalars(super().gather(outputs, output_device), outputs[0])
+
+    def bound(
+        self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any
+    ) -> list[Callable[..., Any]]:
+        """Returns functions that call the replicas in their contexts."""
+        starts = _starts(inputs, kwargs)
+        self.sizes = [size for _, size in starts]
+        return [
+            functools.partial(self._call, replica, rows)
+            for replica, rows in zip(replicas, starts, strict=True)
+        ]
+
+    def _call(
+        self, replica: Any, rows: tuple[int, int], *args: Any, **kwds: Any
+    ) -> Any:
+        if self.around_replica is None:
+            return replica(*args, **kwds)
+        with self.around_replica(*rows):
+            return replica(*args, **kwds)
+
+
+class DataParallelOnGPUs(_Replicas):
+    """torch's DataParallel on the first `world_size` GPUs."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        world_size: int,
+        around_replica: Callable[[int, int], Any] | None = None,
+        *,
+        fixes: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(module, device_ids=list(range(world_size)))
+        self.around_replica, self.fixes, self.sizes = around_replica, fixes, []
+
+    def parallel_apply(
+        self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any
+    ) -> list[Any]:
+        """Returns the replicas' outputs; torch runs them in threads."""
+        bound: Any = self.bound(replicas, inputs, kwargs)
+        outputs: list[Any] = super().parallel_apply(bound, inputs, kwargs)
+        return outputs
+
+
+class DataParallelOnOneDevice(_Replicas):
+    """DataParallel over `world_size` pretended devices, all of them the module's.
+
+    Replicas run in threads, one after the other: results then do not depend on
+    scheduling, and a thread still has no part in the caller's thread-local state.
     """
 
     def __init__(
@@ -48,10 +143,8 @@ class DataParallelOnCPU(nn.DataParallel[nn.Module]):
         self.module = module
         self.device_ids = list(range(world_size))
         self.output_device = 0
-        self.src_device_obj = torch.device("cpu")
-        self.around_replica = around_replica
-        self.fixes = fixes
-        self.sizes: list[int] = []  # samples of each replica in the last forward
+        self.src_device_obj = _device_of(module)
+        self.around_replica, self.fixes, self.sizes = around_replica, fixes, []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Returns torch's forward; on one device it calls the module itself."""
@@ -61,68 +154,53 @@ class DataParallelOnCPU(nn.DataParallel[nn.Module]):
             return super().forward(*inputs, **kwargs)
 
     def replicate(self, module: Any, device_ids: Sequence[Any]) -> list[Any]:
-        """Returns torch's replicas: non-leaf parameters, buffers shared with #0."""
-        with _cpu_primitives():
-            replicas: list[Any] = _replicate_function(
-                module, device_ids, not torch.is_grad_enabled()
-            )
-        if "dp.replica_parameters" in self.fixes:
-            for replica in replicas:
-                _fill_parameters(replica)
-        return replicas
+        """Returns the replicas, as torch makes them."""
+        with _one_device_primitives():
+            return super().replicate(module, device_ids)
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
         """Returns torch's chunks of every tensor, other objects whole."""
-        with _cpu_primitives():
+        with _one_device_primitives():
             return scatter_gather.scatter_kwargs(inputs, kwargs, device_ids, self.dim)
 
     def parallel_apply(
         self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any
     ) -> list[Any]:
         """Returns the replicas' outputs; raises the first replica's exception."""
-        starts = _starts(inputs, kwargs)
-        self.sizes = [size for _, size in starts]
-        outputs: list[Any] = []
-        for replica, args, kwds, rows in zip(
-            replicas, inputs, kwargs, starts, strict=True
-        ):
-            outputs.append(self._in_thread(replica, args, kwds, rows))
-        return outputs
+        bound = self.bound(replicas, inputs, kwargs)
+        return [
+            _in_thread(call, args, kwds)
+            for call, args, kwds in zip(bound, inputs, kwargs, strict=True)
+        ]
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
-        """Returns the outputs concatenated; scalars become a vector."""
-        if "dp.mean_scalars" in self.fixes:
-            outputs = _with_mean_scalars(outputs, self.sizes)
-        with _cpu_primitives():
-            gathered = scatter_gather.gather(outputs, output_device, dim=self.dim)
-        if "dp.mean_scalars" in self.fixes:
-            return _first_scalars(gathered, outputs[0])
-        return gathered
+        """Returns the outputs concatenated, as torch does it."""
+        with _one_device_primitives():
+            return super().gather(outputs, output_device)
 
-    def _in_thread(
-        self, replica: Any, args: Any, kwds: Any, rows: tuple[int, int]
-    ) -> Any:
-        box: dict[str, Any] = {}
-        grad = torch.is_grad_enabled()
 
-        def work() -> None:
-            context = (
-                self.around_replica(*rows)
-                if self.around_replica
-                else contextlib.nullcontext()
-            )
-            try:
-                with torch.set_grad_enabled(grad), context:
-                    box["output"] = replica(*args, **kwds)
-            except BaseException as error:  # noqa: BLE001 (raised in the caller)
-                box["error"] = error
+def _in_thread(call: Callable[..., Any], args: Any, kwds: Any) -> Any:
+    box: dict[str, Any] = {}
+    grad = torch.is_grad_enabled()
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        if "error" in box:
-            raise box["error"]
-        return box["output"]
+    def work() -> None:
+        try:
+            with torch.set_grad_enabled(grad):
+                box["output"] = call(*args, **kwds)
+        except BaseException as error:  # noqa: BLE001 (raised in the caller)
+            box["error"] = error
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if "error" in box:
+        raise box["error"]
+    return box["output"]
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return next((t.device for t in tensors), torch.device("cpu"))
 
 
 class _Broadcast:
@@ -162,7 +240,7 @@ class _Communication:
 
 
 @contextlib.contextmanager
-def _cpu_primitives() -> Iterator[None]:
+def _one_device_primitives() -> Iterator[None]:
     with (
         mock.patch.object(_functions, "Broadcast", _Broadcast),
         mock.patch.object(_replicate_module, "comm", _Communication),
@@ -207,7 +285,9 @@ def _with_mean_scalars(outputs: Sequence[Any], sizes: list[int]) -> list[Any]:
     def mean(path: str, t: Tensor) -> Tensor:
         if t.numel() != 1:
             return t
-        parts = [f[path] * size for f, size in zip(flat, sizes, strict=True)]
+        parts = [
+            f[path].to(t.device) * size for f, size in zip(flat, sizes, strict=True)
+        ]
         return torch.stack(parts).sum(0) / sum(sizes)
 
     return [tree.replace(output, mean) for output in outputs]

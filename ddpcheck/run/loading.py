@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ddpcheck import devices
 from ddpcheck import target as target_module
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks import preload
@@ -35,7 +36,9 @@ def load_in_server(path: str, names: list[list[str]]) -> Loaded:
     torch.set_num_threads(1)  # thread pools would not survive the fork
     ref = TargetRef(path=path, names=tuple((a, b) for a, b in names))
     try:
-        return Loaded(ref=ref, target=target_module.load(ref))
+        target = target_module.load(ref)
+        devices.check_untouched(target.name)
+        return Loaded(ref=ref, target=target)
     except UsageError as error:
         return Loaded(ref=ref, problem=error.problem)
 

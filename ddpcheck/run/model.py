@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck import tree
+from ddpcheck import devices, tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import batch_norm
 from ddpcheck.run.isolation import seed_everything
@@ -29,21 +29,24 @@ DTYPES = {
 NATIVE = "native"  # RunSpec.constants: no tensor of the target is cast
 
 
-def build(target: Target, spec: RunSpec, *, seed: int) -> nn.Module:
+def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Module:
     """Returns the bare model, in train mode, as this run wants it.
 
     `seed` differs between processes: a model that is not seeded then shows itself by
-    different initial weights.
+    different initial weights. The model is on the rank's device.
     """
+    devices.use(spec.device, rank)
     seed_everything(seed)
     model = target.build()
     _check_not_empty(target, model)
     materialize(target, model)
     if spec.constants != NATIVE:
         cast(model, DTYPES[spec.dtype])
-    model = batch_norm.emulate_existing(model) if spec.device == "cpu" else model
+    if spec.device == "cpu":
+        model = batch_norm.emulate_existing(model)
     model.train()
-    return batch_norm.apply(model, spec.batch_norm)
+    model = batch_norm.apply(model, spec.batch_norm, device=spec.device)
+    return devices.place(model, spec.device)
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> None:
@@ -98,7 +101,9 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
     return model(inputs)
 
 
-def wrap(target: Target, model: nn.Module, *, find_unused: bool) -> nn.Module:
+def wrap(
+    target: Target, model: nn.Module, *, find_unused: bool, device: str = "cpu"
+) -> nn.Module:
     """Returns what a rank trains: the user's wrapper or DistributedDataParallel.
 
     Raises:
@@ -108,7 +113,7 @@ def wrap(target: Target, model: nn.Module, *, find_unused: bool) -> nn.Module:
         if not any(p.requires_grad for p in model.parameters()):
             return model
         return DistributedDataParallel(model, find_unused_parameters=find_unused)
-    with batch_norm.emulated_sync_batch_norm(), _widened_when_wrapped() as widen:
+    with batch_norm.sync_batch_norm_on(device), _widened_when_wrapped() as widen:
         wrapped = target.wrap(model)
     if isinstance(wrapped, nn.Module):
         widen(wrapped)

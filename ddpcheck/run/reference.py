@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ddpcheck import devices
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run import countables, fixes, isolation, observe
@@ -161,12 +162,14 @@ class _Reference:
             ],
             "settings": self.target.settings,
             "updates": training.updates,
+            "gpus": devices.count() if self.spec.device == "cuda" else 0,
         }
         writer.index.facts = {"calls": dict(calls), "shapes": self.shapes}
         writer.close()
         return ReferenceResult(
             trace=str(self.path),
             spec=self.spec,
+            warnings=tuple(devices.warnings(self.spec.device, self.spec.dtype)),
             losses=tuple(training.losses),
             facts=facts,
         )
@@ -175,7 +178,7 @@ class _Reference:
     def _around(self, step: int, size: int) -> Iterator[None]:
         with autocast(self.spec):
             if self.spec.noise != "sample":
-                with counting_draws(step) as counter:
+                with counting_draws(step, self.spec.device) as counter:
                     yield
                 self.draws += counter.count if counter else 0
                 return

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ddpcheck import devices
 from ddpcheck.run.noise import DrawCounter, SampleNoise
 from ddpcheck.run.spec import (
     RunSpec,
@@ -56,15 +57,15 @@ def autocast(spec: RunSpec) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def counting_draws(step: int) -> Iterator[DrawCounter | None]:
+def counting_draws(step: int, device: str = "cpu") -> Iterator[DrawCounter | None]:
     """Counts random operations where the generator has moved: step 0 only."""
     if step > 0:
         yield None
         return
-    before = torch.get_rng_state()
+    before = devices.random_state(device)
     counter = DrawCounter()
     yield counter
-    if not torch.equal(before, torch.get_rng_state()):
+    if not torch.equal(before, devices.random_state(device)):
         counter.count += 1
 
 

@@ -38,7 +38,7 @@ def main(options: Options, *, quick: bool = False) -> int:
         quick: at 8 and 16 ranks only the cases of `cells.LARGE_CASES`.
 
     Raises:
-        UsageError: option-suite.
+        UsageError: option-suite, environment-no-gpu.
     """
     chosen = list(_chosen(options, quick=quick))
     results: list[Result] = []
@@ -47,6 +47,7 @@ def main(options: Options, *, quick: bool = False) -> int:
     what = Preload(modules=PRELOAD_MODULES)
     with Progress(sys.stderr) as say, Pool(what, timeout_s=options.timeout_s) as pool:
         try:
+            pool.device = options.run_device
             pool.start()
             say("importing torch")
             pool.wait_for_imports()
@@ -119,6 +120,5 @@ def _check(
 def _settings(options: Options) -> dict[str, object]:
     dtype = "float64" if options.dtype == "auto" else options.dtype
     _check("dtype", "--dtype", (dtype,), ("float64", "float32"))
-    device = "cpu" if options.device == "auto" else options.device
     rtol = options.tolerance or tolerance.DEFAULT_RTOL[dtype]
-    return {"dtype": dtype, "device": device, "rtol": rtol}
+    return {"dtype": dtype, "device": options.run_device, "rtol": rtol}

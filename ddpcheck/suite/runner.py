@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from ddpcheck.errors import UsageError
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, Task
 from ddpcheck.run.spec import ReferenceResult, RunSpec
@@ -87,7 +88,8 @@ class Runner:
         """Returns a result per cell, in order; those of one case run side by side.
 
         Raises:
-            SuiteError: one process cannot train, or a prediction cannot be made.
+            SuiteError: a reference or a prediction cannot be made.
+            UsageError: environment-no-gpu.
         """
         results: list[Result] = []
         for case, group in groupby(cells, key=lambda c: (c.row.model, c.row.loss)):
@@ -184,7 +186,8 @@ class Runner:
         made: list[ReferenceResult] = outcome.value
         for result in made:
             if result.problem is not None:
-                raise SuiteError(str(result.problem))
+                # The suite's targets are sound: it is the environment.
+                raise UsageError(result.problem)
         return made
 
     def _execute(self, runs: list[_Planned]) -> None:

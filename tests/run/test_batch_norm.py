@@ -135,7 +135,7 @@ def test_asis_changes_nothing(seeded: None) -> None:  # noqa: ARG001
 
 def test_conversion_on_the_cpu_is_emulated_only_inside() -> None:
     convert = nn.SyncBatchNorm.convert_sync_batchnorm
-    with batch_norm.emulated_sync_batch_norm():
+    with batch_norm.sync_batch_norm_on("cpu"):
         inside = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(2))
     assert type(inside) is SynchronizedBatchNorm
     assert nn.SyncBatchNorm.convert_sync_batchnorm == convert

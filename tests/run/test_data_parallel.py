@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddpcheck.run.data_parallel import DataParallelOnCPU
+from ddpcheck.run.data_parallel import DataParallelOnOneDevice
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -43,7 +43,7 @@ class Watched(nn.Module):
 
 
 def _parallel(module: nn.Module, world_size: int) -> Any:
-    return DataParallelOnCPU(module, world_size)
+    return DataParallelOnOneDevice(module, world_size)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_around_replica_is_entered_with_its_rows(
         entered.append((start, size))
         yield
 
-    DataParallelOnCPU(Watched(), world_size, around)(torch.randn(5, 3))
+    DataParallelOnOneDevice(Watched(), world_size, around)(torch.randn(5, 3))
     assert entered == rows
 
 

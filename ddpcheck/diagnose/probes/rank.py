@@ -81,7 +81,9 @@ class _Probe:
     def run(self, count_names: tuple[str, ...]) -> RankEvidence:
         torch.set_default_dtype(torch.float32)
         spec = self.spec
-        model = models.build(self.target, spec, seed=spec.seed + 1 + self.rank)
+        model = models.build(
+            self.target, spec, seed=spec.seed + 1 + self.rank, rank=self.rank
+        )
         model = fixes.before_wrap(model, spec.fixes)
         batch = batches_of(self.target, spec.but(steps=1))[0]
         size = batch_size(self.target, batch)

@@ -1,0 +1,91 @@
+"""Which GPU, which backend; and what is said where there is none."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddpcheck import checking, devices
+from ddpcheck.errors import UsageError
+from ddpcheck.options import Options
+from ddpcheck.ranks.pool import Pool
+from ddpcheck.target import TargetRef
+from tests.end_to_end.wrong_files import target
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The GPUs that were made the current one, of three that torch pretends to see."""
+    made: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", made.append)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    return made
+
+
+def test_ranks_go_round_the_gpus(chosen: list[int]) -> None:
+    for rank in range(5):
+        devices.use("cuda", rank)
+    assert chosen == [0, 1, 2, 0, 1]
+
+
+def test_no_gpu_is_touched_for_the_cpu(chosen: list[int]) -> None:
+    devices.use("cpu", 1)
+    assert chosen == []
+    assert devices.backend("cpu", 2) == "gloo"
+    assert devices.warnings("cpu", "float32") == []
+
+
+@pytest.mark.usefixtures("chosen")
+def test_nccl_needs_a_gpu_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices.backend("cuda", 3) == "cpu:gloo,cuda:nccl"
+    assert devices.backend("cuda", 4) == "gloo"
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert devices.backend("cuda", 3) == "gloo"
+
+
+def test_tf32_and_cudnn_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    starts = [w.split(" ")[0] for w in devices.warnings("cuda", "float32")]
+    assert starts == ["cuDNN", "TF32"]
+    assert [w[:5] for w in devices.warnings("cuda", "float64")] == ["cuDNN"]
+
+
+def test_target_that_initialises_cuda_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices.check_untouched("mymodel.py")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(UsageError) as caught:
+        devices.check_untouched("mymodel.py")
+    assert str(caught.value) == (
+        "ddpcheck: mymodel.py: importing it initialises CUDA [target-starts-cuda]\n"
+        "  expected   no tensor on a GPU before model() and batch() are called\n"
+        "  found      torch.cuda.is_initialized() is True after the import\n"
+        "  fix        make these tensors in model() or batch(), on the CPU; "
+        "--device cuda moves them\n"
+        "  more       ddpcheck --explain target-starts-cuda"
+    )
+
+
+@pytest.mark.skipif(devices.count() > 0, reason="there is a GPU")
+def test_cuda_without_a_gpu_is_told(pool: Pool, tmp_path: Path) -> None:
+    path = tmp_path / "mymodel.py"
+    path.write_text(target(), encoding="utf-8")
+    options = Options(device="cuda", world_sizes=(2,))
+    try:
+        with pytest.raises(UsageError) as caught:
+            checking.check(pool, TargetRef(path=str(path)), options)
+    finally:
+        pool.device = "cpu"
+    version = importlib.metadata.version("torch")
+    assert str(caught.value).replace("+cpu", "") == (
+        "ddpcheck: --device cuda, and torch finds no GPU [environment-no-gpu]\n"
+        "  expected   a torch built for CUDA, and at least one GPU\n"
+        f"  found      torch {version.replace('+cpu', '')}, no GPU\n"
+        "  fix        --device cpu\n"
+        "  more       ddpcheck --explain environment-no-gpu"
+    )
