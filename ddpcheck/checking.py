@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpcheck import assemble, plan, reproduce, tolerance
+from ddpcheck import assemble, noise_floor, plan, reproduce
 from ddpcheck import target as targets
 from ddpcheck.diagnose import engine
 from ddpcheck.errors import UsageError, cut
@@ -140,7 +140,8 @@ def check(
         planned = plan.make(options, base.spec, base.facts, only)
         outcomes = session.run(planned.specs)
     assert base.spec is not None
-    limit = _tolerance(session, options, base.spec, outcomes)
+    floor = noise_floor.measure(session, options.tolerance, base.spec, outcomes)
+    outcomes, limit = floor.apply(session, outcomes), floor.limit
     runs = [assemble.to_run(outcome, limit.rtol) for outcome in outcomes]
     diagnosis = engine.Diagnosis()
     if any(run.verdict == "divergent" for run in runs):
@@ -158,7 +159,10 @@ def check(
         not_compared=planned.not_compared
         + assemble.not_compared(outcomes, runs)
         + diagnosis.not_compared,
-        warnings=_warnings(base, planned) + diagnosis.warnings + warnings,
+        warnings=_warnings(base, planned)
+        + floor.warnings()
+        + diagnosis.warnings
+        + warnings,
         seconds=time.perf_counter() - started,
         smallest=diagnosis.smallest,
     )
@@ -211,26 +215,6 @@ def _with_settings(options: Options, settings: dict[str, Any]) -> Options:
         accept = dict.fromkeys(accept, "accepted in the target")
     changes["accept"] = {**accept, **options.accept}
     return dataclasses.replace(options, **changes)
-
-
-def _tolerance(
-    session: Session, options: Options, base: RunSpec, outcomes: list[RunOutcome]
-) -> Tolerance:
-    """Returns the tolerance; measures the noise floor once it may matter."""
-    if options.tolerance is not None:
-        return tolerance.chosen(options.tolerance)
-    default = tolerance.default(base.dtype)
-    runs = [assemble.to_run(outcome, default.rtol) for outcome in outcomes]
-    if all(run.verdict != "divergent" for run in runs):
-        return default
-    again = session.run([base.but(mode="single", permute=True)])[0]
-    measured = assemble.to_run(again, again.spec.rtol)
-    if measured.faults or measured.gradients.worst is None:
-        return default
-    worst = max(
-        q.worst.excess for q in (measured.gradients, measured.weights) if q.worst
-    )
-    return tolerance.from_floor(base.dtype, worst * again.spec.rtol)
 
 
 def _luck(

@@ -1,7 +1,8 @@
 """Pages for --explain and --rules, read without importing a rule or torch.
 
 A rule's page is the docstring of its file in diagnose/rules/: `loss_sum_reduction.py`
-is `loss/sum-reduction`. Pages of usage errors are in ddpcheck.usage_pages.
+is `loss/sum-reduction`. Pages of numeric/ are in ddpcheck.verdict_pages, those of
+usage errors in ddpcheck.usage_pages.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ddpcheck.errors import Problem, UsageError, cut
+from ddpcheck.verdict_pages import PAGES as VERDICTS
 
 HEADINGS = (
     "What it means",
@@ -34,18 +36,20 @@ def rule_slugs() -> tuple[str, ...]:
 
 
 def slugs() -> tuple[str, ...]:
-    """Returns the slugs of all rules, then of all usage errors."""
-    return (*rule_slugs(), *sorted(_usage()))
+    """Returns the slugs of all rules, of verdicts, then of all usage errors."""
+    return (*rule_slugs(), *sorted(VERDICTS), *sorted(_usage()))
 
 
 def page(slug: str) -> str:
-    """Returns the page of a rule or of a usage error.
+    """Returns the page of a rule, a verdict or a usage error.
 
     Raises:
         UsageError: explain-unknown.
     """
     if path := _files().get(slug):
         return _docstring(path)
+    if slug in VERDICTS:
+        return VERDICTS[slug].strip()
     if slug in _usage():
         return _usage()[slug].strip()
     raise UsageError(

@@ -89,6 +89,7 @@ class Session:
             permute=False,
             fixes=tuple(f for f in spec.fixes if f.startswith("target.")),
             tile=spec.tile,
+            floors=(),
         )
         if key not in self._references:
             job = Job(

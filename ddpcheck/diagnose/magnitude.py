@@ -35,7 +35,7 @@ def in_words(case: Case) -> str | None:
         return (
             f"all gradients differ by the factor {number(factor)}; {optimizer} divides "
             "it out again, so weights move alike, but clipping, weight decay in the "
-            "gradient and epsilon do not"
+            "gradient and epsilon do not (numeric/scale-invariant-optimizer)"
         )
     if rate is None:
         return f"all gradients differ by the factor {number(factor)}"

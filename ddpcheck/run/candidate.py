@@ -129,6 +129,7 @@ class _Candidate:
             rtol=spec.rtol,
             rank=self.rank,
             rows=self._rows(size),
+            floors=dict(spec.floors),
         )
         training = self._training(wrapped, names, recorder, size)
         recorder.uncomparable = lambda: self._uncomparable(calls)

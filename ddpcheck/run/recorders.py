@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ class ComparingRecorder:
 
     `uncomparable` names the modules whose buffers must not be compared now.
     `rows` is (start, size, total) of the rank's samples, to find its part of outputs.
+    `floors` has an rtol for weights that are not judged by the common one; ranks are
+    then always compared with each other too.
     """
 
     reader: Reader
@@ -42,6 +45,7 @@ class ComparingRecorder:
     rank: int
     rows: tuple[int, int, int]
     uncomparable: Callable[[], set[str]] = set
+    floors: dict[str, float] = field(default_factory=dict)
     quantities: dict[str, Quantity] = field(default_factory=dict)
     digests: dict[str, tuple[float, ...]] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
@@ -63,7 +67,8 @@ class ComparingRecorder:
         name = quantity.partition("@")[0]
         earlier = self.quantities.get(name)
         self.quantities[name] = add(earlier, result) if earlier else result
-        if result.mismatched and quantity != "outputs":
+        strict = quantity == "weights" and bool(self.floors)
+        if (result.mismatched and quantity != "outputs") or strict:
             values = compare.digest(named)
             self.digests[name] = self.digests.get(name, ()) + values
 
@@ -86,6 +91,8 @@ class ComparingRecorder:
         references: dict[str, Tensor | None],
         scale: float,
     ) -> Quantity:
+        if quantity == "weights" and self.floors:
+            return self._by_own_floors(step, named, references, scale)
         equal, worst, name = compare.is_equal(
             named, references, rtol=self.rtol, scale=scale
         )
@@ -111,6 +118,26 @@ class ComparingRecorder:
             excess=worst,
         )
         return Quantity(compared=compared, worst=row, excess_by_step=(worst,))
+
+    def _by_own_floors(
+        self,
+        step: int,
+        named: dict[str, Tensor | None],
+        references: dict[str, Tensor | None],
+        scale: float,
+    ) -> Quantity:
+        parts = [
+            compare.compare_group(
+                {n: t for n, t in named.items() if self.floors.get(n) == rtol},
+                {n: t for n, t in references.items() if self.floors.get(n) == rtol},
+                rtol=self.rtol if rtol is None else rtol,
+                scale=scale,
+                step=step,
+                rank=self.rank,
+            )
+            for rtol in {None, *self.floors.values()}
+        ]
+        return functools.reduce(add, parts)
 
     def _known(
         self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]

@@ -52,6 +52,8 @@ class RunSpec:
     tile: int = 0
     fixes: tuple[str, ...] = ()
     rtol: float = 1e-9
+    # (name, rtol) of weights that are judged by an rtol of their own.
+    floors: tuple[tuple[str, float], ...] = ()
 
     def but(self, **changes: Any) -> RunSpec:
         """Returns the spec with some fields changed."""

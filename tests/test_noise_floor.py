@@ -1,0 +1,97 @@
+"""Rounding that an optimizer amplifies is told from a difference of training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpcheck import checking
+from ddpcheck.options import Options
+from ddpcheck.ranks.pool import Pool
+from ddpcheck.report import Report
+from ddpcheck.target import TargetRef
+
+# The bias before a norm of each sample has no gradient but rounding.
+TARGET = """\
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv1d(3, 8, 3), nn.GroupNorm(8, 8), nn.ReLU(), nn.Flatten(),
+        nn.Linear(8 * 14, 4),
+    )
+
+def batch():
+    torch.manual_seed(1)
+    y = torch.randint(0, 4, (16,))
+    y[:5] = -100
+    return torch.randn(16, 3, 16), y
+
+def optimizer(params):
+    return torch.optim.Adam(params, lr=RATE)
+
+def loss(output, target):
+    return LOSS
+"""
+MEAN = "F.cross_entropy(output, target.clamp(min=0))"
+MASKED = "F.cross_entropy(output, target)"
+ONE_RATE = "1e-2"
+OWN_RATE = "1e-2 * (1 + dist.get_rank() if dist.is_initialized() else 1)"
+
+
+def _check(pool: Pool, folder: Path, rate: str, loss: str) -> Report:
+    path = folder / "mymodel.py"
+    source = TARGET.replace("RATE", rate).replace("LOSS", loss)
+    path.write_text(source, encoding="utf-8")
+    options = Options(world_sizes=(2,), modes=("ddp",), dtype="float32")
+    return checking.check(pool, TargetRef(path=str(path)), options)
+
+
+def test_weight_that_rounding_moves_is_judged_by_its_own_floor(
+    pool: Pool, tmp_path: Path
+) -> None:
+    report = _check(pool, tmp_path, ONE_RATE, MEAN)
+    assert report.verdict == "equivalent"
+    assert report.tolerance.rtol == 2e-5
+    (warning,) = report.warnings
+    assert warning.startswith("the optimizer amplifies rounding in 0.bias: one process")
+    assert warning.endswith("judged by 32 times that (numeric/adam-amplification)")
+    (run,) = report.runs
+    assert run.weights.compared == 6 * 3
+    assert run.weights.worst is not None
+    assert 0 < run.weights.worst.excess < 1
+
+
+def test_cause_is_found_beside_amplified_rounding(pool: Pool, tmp_path: Path) -> None:
+    report = _check(pool, tmp_path, ONE_RATE, MASKED)
+    (finding,) = report.findings
+    assert finding.slug == "loss/local-normalizer"
+    assert finding.fix is not None
+    assert finding.fix.verified is True
+
+
+def test_ranks_are_compared_with_each_other_all_the_same(
+    pool: Pool, tmp_path: Path
+) -> None:
+    report = _check(pool, tmp_path, OWN_RATE, MEAN)
+    (run,) = report.runs
+    assert (run.verdict, run.ranks_agree) == ("divergent", False)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_sound_run_is_measured_no_further(
+    pool: Pool, tmp_path: Path, dtype: str
+) -> None:
+    path = tmp_path / "mymodel.py"
+    source = TARGET.replace("Adam(params", "SGD(params")
+    source = source.replace("RATE", ONE_RATE).replace("LOSS", MEAN)
+    path.write_text(source, encoding="utf-8")
+    options = Options(world_sizes=(2,), modes=("ddp",), dtype=dtype)
+    report = checking.check(pool, TargetRef(path=str(path)), options)
+    assert (report.verdict, report.warnings) == ("equivalent", ())
+    assert report.tolerance.noise_floor is None
