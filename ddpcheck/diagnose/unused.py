@@ -11,13 +11,13 @@ from ddpcheck.diagnose.case import Case
 class Unused:
     """`everywhere`: no gradient on any rank; `somewhere`: on some ranks only.
 
-    `called`: the modules that own the former are called in forward. `fault`: what DDP
+    `in_output`: the model's output depends on some of the former. `fault`: what DDP
     raised, as a fact.
     """
 
     everywhere: list[str]
     somewhere: list[str]
-    called: bool
+    in_output: bool
     fault: tuple[str, ...]
 
 
@@ -27,11 +27,10 @@ def unused_parameters(case: Case) -> Unused:
     none = [set(case.by_hand_outcome.facts(r).get("local_none", ())) for r in ranks]
     everywhere = sorted(set.intersection(*none)) if none else []
     somewhere = sorted(set.union(*none) - set(everywhere)) if none else []
-    called = set(case.step.reference.called) if case.step else set()
-    owners = {name.rpartition(".")[0] for name in everywhere}
+    used = set(case.step.reference.used) if case.step else set()
     fault = tuple(
         f"rank {f.rank} {'raises' if f.kind == 'raised' else 'ends'} in step "
         f"{(f.step or 0) + 1}: {f.summary[:100]}"
         for f in case.run.faults[:1]
     )
-    return Unused(everywhere, somewhere, bool(owners & called), fault)
+    return Unused(everywhere, somewhere, bool(used & set(everywhere)), fault)

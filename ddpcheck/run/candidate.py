@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpcheck import tree
+from ddpcheck import compare, tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import (
@@ -32,6 +32,7 @@ from ddpcheck.run.loading import fingerprint, load
 from ddpcheck.run.names import Names, strip
 from ddpcheck.run.noise import SampleNoise, bound
 from ddpcheck.run.recorders import ComparingRecorder
+from ddpcheck.run.rewriting import Rewrites
 from ddpcheck.run.spec import (
     BackwardCount,
     CollectiveCount,
@@ -104,6 +105,8 @@ class _Candidate:
         self.raised: Any = None
         self.facts: dict[str, Any] = {}
         self.seen = observe.Observed()
+        self._rewrites: Rewrites | None = None
+        self._frozen: dict[str, None] = {}
 
     def execute(self) -> None:
         spec = self.spec
@@ -153,12 +156,23 @@ class _Candidate:
         )
         if spec.mode == "averaged":
             wrapped = averaged.replace_ddp(wrapped)
-        wrapped = fixes.after_wrap(wrapped, spec.fixes)
+        wrapped = fixes.after_wrap(wrapped, spec.fixes, self._initial())
         what = fixes.argument(spec.fixes, "loss.global")
         if what is None:
             return wrapped
         rows = tree.shard_range(size, self.rank, spec.world_size)
         return fixes.global_loss(wrapped, model, what, rows)
+
+    def _initial(self) -> dict[str, torch.Tensor]:
+        """Returns one process's first weights and buffers, if a fix asks for them."""
+        if fixes.argument(self.spec.fixes, "ddp.broadcast") is None:
+            return {}
+        return {
+            strip(name): tensor
+            for quantity in ("initial", "initial_buffers")
+            for name in self.reader.names(quantity, 0)
+            if (tensor := self._known(quantity, 0, name)) is not None
+        }
 
     def _training(
         self, wrapped: nn.Module, names: Names, recorder: ComparingRecorder, size: int
@@ -171,10 +185,26 @@ class _Candidate:
             recorder=recorder,
             loss=self._loss(),
             around_step=lambda step: self._around(step, size),
-            after_step=lambda: fixes.after_step(wrapped, self.spec.fixes),
+            after_step=lambda: self._after_step(names, wrapped),
             on_update=self._note_update,
             vector_loss=self.spec.world_size if self.spec.mode == "dp" else 0,
         )
+
+    def _after_step(self, names: Names, wrapped: nn.Module) -> None:
+        fixes.after_step(wrapped, self.spec.fixes)
+        modules = fixes.argument(self.spec.fixes, "state.one_process")
+        if modules is None:
+            return
+        for name, buffer in names.buffers(wrapped).items():
+            reference = self._known("buffers", self._step, name)
+            if name.rpartition(".")[0] in modules.split(",") and reference is not None:
+                buffer.data.copy_(reference)
+
+    def _known(self, quantity: str, step: int, name: str) -> torch.Tensor | None:
+        """Returns what one process had, None where it had no such tensor."""
+        if name not in self.reader.names(quantity, step):
+            return None
+        return self.reader.get(quantity, step, name)
 
     def _note_update(self) -> None:
         self.seen.updated()
@@ -236,14 +266,23 @@ class _Candidate:
         if self.spec.mode == "averaged":
             unused: set[str] = set()
             self.facts["local_none"] = unused
+            self._rewrites = Rewrites(self._bare)
+            self.facts["rewritten"] = self._rewrites.found
             return averaged.averaging(training.parameters, unused)
         if self.spec.permute:
             return rounding.rescaled(training.parameters)
         return contextlib.nullcontext()
 
     def _emit(self, training: Training, recorder: ComparingRecorder, step: int) -> None:
+        if self.spec.mode == "ddp":
+            self._note_frozen(training)
         loss = training.losses[step] if step < len(training.losses) else None
         self.context.emit(recorder.finish(step, loss))
+
+    def _note_frozen(self, training: Training) -> None:
+        """Notes what is frozen now: a later step may have made it trainable again."""
+        told = wrapping.facts(self.seen.wrapped, training.parameters(), training.names)
+        self._frozen |= dict.fromkeys(told["frozen"])
 
     def _shards(self, batches: list[Any]) -> list[Any]:
         whole = fixes.argument(self.spec.fixes, "loss.global") is not None
@@ -262,6 +301,8 @@ class _Candidate:
     @contextlib.contextmanager
     def _around(self, step: int, size: int) -> Iterator[None]:
         self._step = step
+        if self._rewrites is not None:
+            self._rewrites.begin(step)
         noise = None
         if self.spec.mode != "dp":
             start, rows, _ = self._rows(size)
@@ -302,6 +343,8 @@ class _Candidate:
             if self._differs("initial", name, parameter)
         ]
         self.facts["start_differs"] = differ
+        if differ:
+            self.facts["start"] = compare.digest(dict(names.parameters(wrapped)))
         self.facts["order"] = [strip(name) for name, _ in wrapped.named_parameters()]
         self.facts["start_buffers_differ"] = [
             name
@@ -312,7 +355,7 @@ class _Candidate:
     def _differs(self, quantity: str, name: str, tensor: torch.Tensor) -> bool:
         if name not in self.reader.names(quantity, 0):
             return False
-        reference = self.reader.get(quantity, 0, name)
+        reference = self._known(quantity, 0, name)
         mine = as_dense(tensor)
         if reference is not None:
             mine = mine.to(reference.dtype)
@@ -349,7 +392,7 @@ class _Candidate:
         )
         self.facts["updates_in_backward"] = self.seen.updates_in_backward
         self.facts["early_clips"] = self.seen.early_clips
-        self.facts["hooked"] = clipping.hooked_parameters(self._bare)
+        self.facts["hooked"] = clipping.hooked_parameters(self._bare, self.seen.hooked)
         self.facts["bucket_view"] = any(
             w.module.gradient_as_bucket_view for w in self.seen.wrapped
         )
@@ -359,15 +402,18 @@ class _Candidate:
         self.facts["comm_hooks"] = self.seen.comm_hooks
         self.facts["nested_backwards"] = self.seen.nested_backwards
         self.facts["opaque_output"] = self.seen.opaque_output
-        alive = {id(m) for m in training.model.modules()}
         self.facts["forwards"] = [
-            w.forwards for w in self.seen.wrapped if id(w.module) in alive
+            w.forwards
+            for w in wrapping.in_use(
+                self.seen.wrapped, training.model, training.parameters()
+            )
         ]
         self.facts["applied_after_wrap"] = self.seen.applied_after_wrap
         if self.spec.mode == "ddp":
             self.facts |= wrapping.facts(
                 self.seen.wrapped, training.parameters(), training.names
             )
+            self.facts["frozen"] = list(self._frozen)
 
 
 def _unseeded(target: Target, name: str) -> UsageError:

@@ -70,9 +70,16 @@ def deferred() -> Iterator[None]:
         setattr(clip_grad, _SCALES, scale)
 
 
-def hooked_parameters(model: nn.Module) -> list[str]:
-    """Returns the parameters with tensor hooks, which see the local gradient."""
-    return [n for n, p in model.named_parameters() if p._backward_hooks]  # noqa: SLF001
+def hooked_parameters(model: nn.Module, registered: set[int]) -> list[str]:
+    """Returns the parameters with tensor hooks, which see the local gradient.
+
+    `registered` are the ids of tensors that hooks were put on, and perhaps taken off.
+    """
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter._backward_hooks or id(parameter) in registered  # noqa: SLF001
+    ]
 
 
 @contextlib.contextmanager

@@ -15,13 +15,20 @@ changes one thing, so that a run with it proves or disproves one cause.
     collectives.autograd   raw collectives carry gradients
     state.broadcast        rank 0's untrained parameters and buffers to all ranks after
                            every step
+    state.one_process:NAMES  buffers of these modules as one process has them after the
+                           step
     ddp.find_unused        DDP built anew with find_unused_parameters=True
     ddp.rewrap             DDP built anew, as it was, on the model as it is now
     ddp.static_off         DDP built anew with static_graph=False
     ddp.plain_output       DDP sees the output's tensors in a plain tuple
     dp.mean_scalars        DataParallel's replicas' scalars gathered to their mean
     dp.replica_parameters  parameters() of DataParallel's replicas filled
-    ddp.broadcast          rank 0's weights and buffers to all ranks after wrapping
+    ddp.rewrap_trainable   the same, with requires_grad=True while it is built
+    ddp.no_comm_hook       DDP built anew without the hooks that were registered
+    ddp.broadcast          the reference's first weights and buffers to all ranks after
+                           wrapping
+    ddp.broadcast_forward  rank 0's weights and buffers to all ranks before the first
+                           forward of every step
     target.accum:COUNTABLE every micro-batch weighed by its share of one count over all
                            micro-batches and ranks; in the reference too
     target.clip_last       clipping by norm once, when the optimizer steps; in the
@@ -40,7 +47,7 @@ changes one thing, so that a run with it proves or disproves one cause.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -50,7 +57,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import tree
-from ddpcheck.run import batch_norm, clipping, countables
+from ddpcheck.run import batch_norm, clipping, countables, rewriting
 from ddpcheck.run.accumulation import Accumulation
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.collectives import autograd_collectives, off_after_backward
@@ -66,6 +73,15 @@ from ddpcheck.run.labels import offset_by_rank
 from ddpcheck.run.names import strip
 from ddpcheck.run.noise import GlobalDraws
 from ddpcheck.run.plain_output import with_plain_output
+
+# What a DDP object is built anew with.
+_DDP_SETTINGS: dict[str, dict[str, Any]] = {
+    "ddp.find_unused": {"find_unused_parameters": True},
+    "ddp.static_off": {"static_graph": False},
+    "ddp.no_bucket_view": {"gradient_as_bucket_view": False},
+    "ddp.rewrap_trainable": {"find_unused_parameters": True},
+    "ddp.no_comm_hook": {"hooks": ()},
+}
 
 
 def argument(fixes: tuple[str, ...], name: str) -> str | None:
@@ -89,26 +105,25 @@ def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
     return model
 
 
-def after_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
-    """Returns the wrapped model with the interventions that change the wrapper."""
+def after_wrap(
+    model: nn.Module,
+    fixes: tuple[str, ...],
+    initial: Mapping[str, Tensor] | None = None,
+) -> nn.Module:
+    """Returns the wrapped model with the interventions that change the wrapper.
+
+    `initial` are one process's first weights and buffers, by name.
+    """
     if argument(fixes, "ddp.broadcast") is not None:
-        with torch.no_grad():
-            # By name: ranks may hold the same parameters in different orders.
-            named = {
-                strip(n): t
-                for n, t in [*model.named_parameters(), *model.named_buffers()]
-            }
-            for name in sorted(named):
-                dist.broadcast(named[name].data, 0)
+        rewriting.broadcast(model, initial or {})
     settings: dict[str, Any] = {}
-    if argument(fixes, "ddp.find_unused") is not None:
-        settings["find_unused_parameters"] = True
-    if argument(fixes, "ddp.static_off") is not None:
-        settings["static_graph"] = False
-    if argument(fixes, "ddp.no_bucket_view") is not None:
-        settings["gradient_as_bucket_view"] = False
+    for name, setting in _DDP_SETTINGS.items():
+        if argument(fixes, name) is not None:
+            settings |= setting
     if settings or argument(fixes, "ddp.rewrap") is not None:
-        model = _map_ddp(model, lambda ddp: rebuild(ddp, **settings))
+        trainable = argument(fixes, "ddp.rewrap_trainable") is not None
+        with _all_trainable(model) if trainable else contextlib.nullcontext():
+            model = _map_ddp(model, lambda ddp: rebuild(ddp, **settings))
     if argument(fixes, "ddp.plain_output") is not None:
         model = _map_ddp(model, with_plain_output)
     return model
@@ -151,6 +166,7 @@ def around_training(
                 samples=lambda: countables.samples(shard_targets()),
             ),
             "collectives.off_after_backward": off_after_backward,
+            "ddp.broadcast_forward": lambda: rewriting.broadcast_before(model()),
             "checkpoint.nonreentrant": _nonreentrant_checkpoints,
             "target.clip_last": clipping.deferred,
             "target.unhook": lambda: clipping.without_tensor_hooks(model()),
@@ -174,8 +190,27 @@ def after_step(model: nn.Module, fixes: tuple[str, ...]) -> None:
             dist.broadcast(named[name].data, 0)
 
 
-def rebuild(ddp: DistributedDataParallel, **changes: Any) -> DistributedDataParallel:
-    """Returns a new DDP around the same module, settings kept but for `changes`."""
+@contextlib.contextmanager
+def _all_trainable(model: nn.Module) -> Iterator[None]:
+    before = [(p, p.requires_grad) for p in model.parameters()]
+    for parameter, _ in before:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter, required in before:
+            parameter.requires_grad_(required)
+
+
+def rebuild(
+    ddp: DistributedDataParallel, hooks: Sequence[Any] | None = None, **changes: Any
+) -> DistributedDataParallel:
+    """Returns a new DDP around the same module, settings kept but for `changes`.
+
+    `hooks` are (hook, state) pairs, by default those that were registered.
+    """
+    if hooks is None:
+        hooks = getattr(ddp, "_comm_hooks", ())
     settings: dict[str, Any] = {
         "find_unused_parameters": ddp.find_unused_parameters,
         "static_graph": ddp.static_graph,
@@ -185,7 +220,10 @@ def rebuild(ddp: DistributedDataParallel, **changes: Any) -> DistributedDataPara
     }
     if settings["static_graph"] and "find_unused_parameters" in changes:
         settings["static_graph"] = False
-    return DistributedDataParallel(ddp.module, **settings)
+    made = DistributedDataParallel(ddp.module, **settings)
+    for hook, state in hooks:
+        made.register_comm_hook(state, hook)
+    return made
 
 
 def global_loss(

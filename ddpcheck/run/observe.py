@@ -79,6 +79,7 @@ class Observed:
     updates_in_backward: bool = False  # weights were written while backward ran
     early_clips: int = 0  # clippings that a backward of the same step followed
     has_clipped: bool = False
+    hooked: set[int] = field(default_factory=set)  # ids of tensors, by user code
 
     def clipped(self) -> None:
         """Notes that gradients were clipped by norm."""
@@ -119,6 +120,10 @@ def observing() -> Iterator[Observed]:
             _patched(torch.autograd, "backward", _running_backward(seen, backward))
         )
         stack.enter_context(_patched(torch.autograd, "grad", _grading(seen, grad)))
+        hook = torch.Tensor.register_hook
+        stack.enter_context(
+            _patched(torch.Tensor, "register_hook", _registering(seen, hook))
+        )
         stack.enter_context(clipping.noticed(seen.clipped))
         yield seen
 
@@ -227,6 +232,15 @@ def _grading(seen: Observed, function: Any) -> Any:
         return function(*args, **kwargs)
 
     return grad
+
+
+def _registering(seen: Observed, function: Any) -> Any:
+    def register_hook(self: Any, hook: Any) -> Any:
+        if isinstance(self, nn.Parameter) and _is_users():
+            seen.hooked.add(id(self))
+        return function(self, hook)
+
+    return register_hook
 
 
 def _not_syncing(seen: Observed, function: Any) -> Any:

@@ -10,6 +10,22 @@ from ddpcheck.run.names import Names
 from ddpcheck.run.observe import Wrapped
 
 
+def in_use(
+    wrapped: list[Wrapped], model: nn.Module, parameters: dict[str, nn.Parameter]
+) -> list[Wrapped]:
+    """Returns the DDP objects that are meant to train the model.
+
+    Those in its tree; where there are none, those that hold parameters of it: a DDP
+    around a part of the model may be kept anywhere.
+    """
+    alive = {id(m) for m in model.modules()}
+    inside = [w for w in wrapped if id(w.module) in alive]
+    if inside:
+        return inside
+    trained = {id(p) for p in parameters.values()}
+    return [w for w in wrapped if any(id(p.tensor) in trained for p in w.parameters)]
+
+
 def facts(
     wrapped: list[Wrapped], parameters: dict[str, nn.Parameter], names: Names
 ) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ class Flow:
     leaves: list[Tensor] = field(default_factory=list)  # kept: ids are reused
     sources: dict[str, set[str]] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)  # the same values, passed on
+    reached: dict[str, set[int]] = field(default_factory=dict)  # ids of leaves
 
     def leaf(self, key: str, tensor: Tensor) -> None:
         """Notes a leaf that the forward goes on from."""
@@ -27,12 +29,29 @@ class Flow:
 
     def note(self, key: str, output: Tensor) -> None:
         """Notes what an output, before it is cut, was computed from."""
-        self.sources[key] = {
-            self.keys[id(v)] for v in _variables(output.grad_fn) if id(v) in self.keys
-        } - {key}
+        variables = {id(v) for v in _variables(output.grad_fn)}
+        self.reached[key] = variables
+        self.sources[key] = {self.keys[v] for v in variables if v in self.keys} - {key}
         passed_on = self.keys.get(id(_passed_on(output.grad_fn)))
         if passed_on is not None:
             self.same[key] = passed_on
+
+    def behind(self, is_output: Callable[[str], bool]) -> set[int]:
+        """Returns the ids of all tensors that the model's outputs are computed from.
+
+        Of every module's outputs where none is the model's: a step may call its parts.
+        """
+        open_keys = [k for k in self.reached if is_output(k)] or list(self.reached)
+        done: set[str] = set()
+        found: set[int] = set()
+        while open_keys:
+            key = open_keys.pop()
+            if key in done:
+                continue
+            done.add(key)
+            found |= self.reached.get(key, set())
+            open_keys += self.sources.get(key, ())
+        return found
 
     def on_the_way(self) -> set[str]:
         """Returns the keys whose values another output is computed from.

@@ -82,7 +82,9 @@ class _Probe:
     def run(self, path: str) -> ReferenceEvidence:
         self._find_windows()
         self.dims = self._shard_shapes()
-        grads, loss, called, direct = self._cut_pass(write=True)
+        grads, loss, direct = self._cut_pass(write=True)
+        behind = self.flow.behind(lambda key: not _module(key))
+        used = tuple(n for n, p in self.model.named_parameters() if id(p) in behind)
         for (number, key), grad in grads.items():
             self.writer.add("cut", number, [(key, grad)])
         self.writer.add("direct", 0, direct.items())
@@ -108,7 +110,7 @@ class _Probe:
             frontier=self._frontier(k for (_, k), g in grads.items() if g is not None),
             micros=micro.described(self.windows.sizes, 0, targets, names),
             direct=tuple(direct),
-            called=tuple(called),
+            used=used,
             own_draws=own_draws,
         )
 
@@ -192,12 +194,10 @@ class _Probe:
         write: bool = False,
         perturb: _Perturb | None = None,
         batch: Any = None,
-    ) -> tuple[_Grads, float | None, list[str], dict[str, Tensor | None]]:
+    ) -> tuple[_Grads, float | None, dict[str, Tensor | None]]:
         leaves: dict[tuple[int, str], Tensor] = {}
-        called: list[str] = []
 
         def before(name: str, call: int, _: nn.Module, args: Any, kwargs: Any) -> None:
-            called.append(name)
             if write:
                 named = [
                     (key_of(name, call, p), t) for p, t in tensors_of((args, kwargs))
@@ -238,7 +238,7 @@ class _Probe:
             for n, p in self.model.named_parameters()
             if p.grad is not None and bool(p.grad.to_dense().any())
         }
-        return grads, loss, list(dict.fromkeys(called)), direct  # type: ignore[return-value]
+        return grads, loss, direct  # type: ignore[return-value]
 
     def _perturbed(self, key: str, value: Tensor) -> Tensor:
         """Adds noise to the second half of the samples."""

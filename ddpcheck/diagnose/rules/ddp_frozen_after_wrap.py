@@ -57,6 +57,8 @@ def detect(case: Case) -> Proposal | None:
     found = case.outcome.facts().get("frozen", [])
     if not found or not case.reduce_is_broken:
         return None
+    if "ddp.rewrap_trainable" in case.outcome.spec.fixes:
+        return None  # that froze them
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -69,5 +71,6 @@ def detect(case: Case) -> Proposal | None:
         fix="freeze before wrapping, or wrap again",
         code="module.requires_grad_(False)\nmodel = DistributedDataParallel(model.module)",
         fixes=("ddp.find_unused",),
-        or_by_hand=True,
+        # By hand, hooks would go too: another cause may be among them.
+        or_by_hand=not any(case.rank_facts("comm_hooks", 0)),
     )

@@ -41,6 +41,7 @@ https://github.com/facebookresearch/detr/issues/544
 
 from __future__ import annotations
 
+from ddpcheck.diagnose.agreement import digests_differ
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.text import names
 
@@ -50,9 +51,12 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes a broadcast where ranks start from other weights than rank 0."""
+    rewritten = _rewritten(case)
+    if rewritten is not None:
+        return rewritten
     per_rank = case.rank_facts("start_differs", [])
     wrong = [(rank, found) for rank, found in enumerate(per_rank) if found]
-    if not wrong or not any(case.rank_facts("start_differs", [])[1:]):
+    if not wrong or len(set(case.rank_facts("start", None))) == 1:
         return None
     rank, found = wrong[-1]
     return Proposal(
@@ -68,3 +72,26 @@ def detect(case: Case) -> Proposal | None:
         code="for p in model.parameters():\n    dist.broadcast(p.data, 0)",
         fixes=("ddp.broadcast",),
     )
+
+
+def _rewritten(case: Case) -> Proposal | None:
+    """Proposes a broadcast where ranks part between a step's beginning and its forward."""
+    ranks = range(len(case.by_hand_outcome.ranks))
+    told = [case.by_hand_outcome.facts(r).get("rewritten", {}) for r in ranks]
+    for step in sorted(set.intersection(*(set(t) for t in told)) if told else ()):
+        begun, entered = zip(*(t[step] for t in told), strict=True)
+        if not digests_differ(begun, case.rtol) and digests_differ(entered, case.rtol):
+            return Proposal(
+                slug=SLUG,
+                link=LINK,
+                summary="a training step writes weights on some ranks before its forward: "
+                "DDP sent rank 0's to all when it was built, and not since",
+                facts=(
+                    f"at the beginning of step {step + 1} the ranks' weights are equal, at "
+                    "its first forward they are not",
+                ),
+                fix="load or reset on all ranks alike, or broadcast afterwards",
+                code="for p in model.parameters():\n    dist.broadcast(p.data, 0)",
+                fixes=("ddp.broadcast_forward",),
+            )
+    return None

@@ -8,7 +8,7 @@ The parameters behind it get no gradient, so their bucket is never complete: loc
 gradients in the first step, an error in the second forward.
 
 How it was found
-Parameters without gradient on all ranks belong to modules that forward did call.
+An output of the model depends on the parameters that have no gradient on any rank.
 DDP built anew with find_unused_parameters=True decides.
 
 Example
@@ -35,7 +35,7 @@ by:
         return nn.functional.cross_entropy(output[0], target) + 0 * output[1].sum()
 
 Not this rule if
-The modules were never called: graph/unused-parameter.
+No output depends on them: graph/unused-parameter.
 
 References
 https://github.com/pytorch/pytorch/issues/22436
@@ -53,11 +53,11 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it for parameters of modules that are called and get no gradient."""
+    """Proposes it for parameters behind an output that get no gradient."""
     if not case.reduce_is_broken:
         return None
     unused = unused_parameters(case)
-    if not unused.everywhere or not unused.called:
+    if not unused.everywhere or not unused.in_output:
         return None
     return Proposal(
         slug=SLUG,

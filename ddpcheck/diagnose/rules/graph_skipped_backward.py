@@ -46,7 +46,7 @@ https://github.com/harryhan618/LaneNet/issues/12
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.faults import backwards_of_ranks, busy_ranks
+from ddpcheck.diagnose.faults import backwards_of_ranks, busy_ranks, skips_backward
 from ddpcheck.diagnose.text import listed
 
 SLUG = "graph/skipped-backward"
@@ -56,7 +56,9 @@ LINK = "reduce"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where ranks began different numbers of backwards."""
     calls = backwards_of_ranks(case)
-    if not calls or len(set(calls)) == 1 or busy_ranks(case):
+    if not calls or busy_ranks(case):
+        return None
+    if len(set(calls)) == 1 and not skips_backward(case):
         return None
     return Proposal(
         slug=SLUG,

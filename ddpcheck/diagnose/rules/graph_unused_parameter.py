@@ -8,8 +8,8 @@ DDP waits for all parameters of a bucket. One that no module uses keeps it open:
 local gradients in the first step, an error in the second.
 
 How it was found
-Trainable parameters have no gradient on any rank, and their modules are never
-called. DDP built anew with find_unused_parameters=True decides.
+Trainable parameters have no gradient on any rank, and no output of the model depends
+on them. DDP built anew with find_unused_parameters=True decides.
 
 Example
     import torch
@@ -33,8 +33,8 @@ Tell DDP to look for unused parameters, or remove them. The example is mended by
         return DDP(model, find_unused_parameters=True)
 
 Not this rule if
-find_unused_parameters=True is set already, or the modules are called: graph/output-
-unused.
+find_unused_parameters=True is set already, or the model's output depends on them:
+graph/output-unused.
 
 References
 https://github.com/pytorch/pytorch/issues/8160
@@ -52,11 +52,11 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it for parameters of modules that nothing calls."""
+    """Proposes it for parameters that no output of the model depends on."""
     if not case.reduce_is_broken or any(case.rank_facts("find_unused", False)):
         return None
     unused = unused_parameters(case)
-    if not unused.everywhere or unused.called:
+    if not unused.everywhere or unused.in_output:
         return None
     return Proposal(
         slug=SLUG,

@@ -50,7 +50,7 @@ https://github.com/Denys88/rl_games/pull/363
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.buffers import diverging_buffers
+from ddpcheck.diagnose.buffers import Owners, diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
 
 SLUG = "state/buffer-broadcast-overwrites"
@@ -62,6 +62,8 @@ def detect(case: Case) -> Proposal | None:
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None:
         return None
+    if not any(m.writes_buffers for m in case.modules() if m.name in owner.modules):
+        return _by_the_step(owner)
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -71,5 +73,19 @@ def detect(case: Case) -> Proposal | None:
         fix="all-reduce the increment in forward",
         code="dist.all_reduce(increment)\nself.buffer += increment",
         fixes=tuple(f"module.global:{name}" for name in owner.modules),
+        module=owner.modules[0],
+    )
+
+
+def _by_the_step(owner: Owners) -> Proposal:
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="a buffer is updated between forwards from the rank's own shard, and before each "
+        "forward rank 0's value overwrites the others: only rank 0's data counts",
+        facts=(*owner.facts, "no forward writes them: the training step does"),
+        fix="all-reduce the increment before it is added",
+        code="dist.all_reduce(increment)\nmodel.module.buffer += increment",
+        fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )

@@ -65,5 +65,5 @@ def detect(case: Case) -> Proposal | None:
         facts=(f"register_comm_hook was called {count} times",),
         fix="divide by the world size in the hook; compress only what the tolerance allows",
         code="dist.all_reduce(bucket.buffer().div_(dist.get_world_size()))",
-        fixes=("ddp.rewrap",),
+        fixes=("ddp.no_comm_hook",),
     )
