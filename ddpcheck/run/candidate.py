@@ -22,6 +22,7 @@ from ddpcheck.run import (
     isolation,
     observe,
     rounding,
+    schedule,
     wrapping,
 )
 from ddpcheck.run import model as models
@@ -247,6 +248,7 @@ class _Candidate:
                     self.spec.fixes, self._targets, lambda: self._bare
                 ),
                 self._backward(training),
+                self._schedule(),
             ):
                 training.run(emitting())
         except UsageError:
@@ -272,6 +274,11 @@ class _Candidate:
         if self.spec.permute:
             return rounding.rescaled(training.parameters)
         return contextlib.nullcontext()
+
+    def _schedule(self) -> Any:
+        if fixes.argument(self.spec.fixes, "update.schedule") is None:
+            return contextlib.nullcontext()
+        return schedule.enforced(self.reader.index.facts["schedule"])
 
     def _emit(self, training: Training, recorder: ComparingRecorder, step: int) -> None:
         if self.spec.mode == "ddp":
@@ -391,6 +398,7 @@ class _Candidate:
             w.module.static_graph for w in self.seen.wrapped
         )
         self.facts["updates_in_backward"] = self.seen.updates_in_backward
+        self.facts["schedule"] = training.schedule
         self.facts["early_clips"] = self.seen.early_clips
         self.facts["hooked"] = clipping.hooked_parameters(self._bare, self.seen.hooked)
         self.facts["bucket_view"] = any(

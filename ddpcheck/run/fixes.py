@@ -17,6 +17,8 @@ changes one thing, so that a run with it proves or disproves one cause.
                            every step
     state.one_process:NAMES  buffers of these modules as one process has them after the
                            step
+    update.schedule        learning rates and other numbers of the optimizer as one
+                           process has them at each update
     ddp.find_unused        DDP built anew with find_unused_parameters=True
     ddp.rewrap             DDP built anew, as it was, on the model as it is now
     ddp.static_off         DDP built anew with static_graph=False

@@ -162,9 +162,14 @@ class _Reference:
             ],
             "settings": self.target.settings,
             "updates": training.updates,
+            "schedule": training.schedule,
             "gpus": devices.count() if self.spec.device == "cuda" else 0,
         }
-        writer.index.facts = {"calls": dict(calls), "shapes": self.shapes}
+        writer.index.facts = {
+            "calls": dict(calls),
+            "shapes": self.shapes,
+            "schedule": training.schedule,
+        }
         writer.close()
         return ReferenceResult(
             trace=str(self.path),

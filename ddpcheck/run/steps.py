@@ -19,6 +19,7 @@ from ddpcheck import target as target_module
 from ddpcheck import tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import model as models
+from ddpcheck.run import schedule
 from ddpcheck.run.names import Names
 from ddpcheck.target import Target
 
@@ -47,6 +48,7 @@ class Training:
     step: int = 0
     updates: int = 0  # optimizer steps so far in this step
     losses: list[float | None] = field(default_factory=list)
+    schedule: list[tuple[int, list[schedule.Group]]] = field(default_factory=list)
     vector_loss: int = 0
 
     def run(self, batches: Iterator[Any]) -> None:
@@ -103,6 +105,7 @@ class Training:
         held = {id(p) for g in optimizer.param_groups for p in g["params"]}
         if not any(id(p) in held for p in parameters.values()):
             return  # an optimizer of something else
+        self.schedule.append((self.step, schedule.numbers(optimizer)))
         self._record_gradients(parameters)
 
     def _record_gradients(self, parameters: dict[str, nn.Parameter]) -> None:

@@ -89,4 +89,16 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="reduce the number that decides, then decide alike on all ranks",
         code="dist.all_reduce(metric)\nscheduler.step(metric / dist.get_world_size())",
+        fixes=("update.schedule",) if _numbers_differ(case, step) else (),
     )
+
+
+def _numbers_differ(case: Case, step: int) -> bool:
+    """Returns whether a rank's learning rate, or its like, is not one process's.
+
+    A rank that skips an update has other updates than one process, not other numbers.
+    """
+    told = [case.facts["schedule"], *case.rank_facts("schedule", [])]
+    known, *ranks = [[numbers for at, numbers in t if at <= step] for t in told]
+    same_updates = all(len(rank) == len(known) for rank in ranks)
+    return same_updates and any(rank != known for rank in ranks)
