@@ -12,10 +12,16 @@ from ddpcheck.report import Difference
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """The modules, and the facts about their buffers."""
+    """The modules, and the facts about their buffers.
+
+    `written_in_forward`: by one of the modules; else the training step writes them.
+    `are_broadcast`: a DDP object sends rank 0's to all before its forward.
+    """
 
     modules: tuple[str, ...]
     facts: tuple[str, ...]
+    written_in_forward: bool
+    are_broadcast: bool
 
 
 def silenced(case: Case) -> list[ModuleCall]:
@@ -72,4 +78,12 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
         if later is None
         else f"gradients differ from step {later + 1} on: the buffer is read in forward"
     )
-    return Owners(modules, tuple(facts))
+    sent = set(case.outcome.facts().get("broadcast_buffers", ()))
+    return Owners(
+        modules,
+        tuple(facts),
+        written_in_forward=any(
+            m.writes_buffers for m in case.modules() if m.name in modules
+        ),
+        are_broadcast={t.name for t in rows} <= sent,
+    )

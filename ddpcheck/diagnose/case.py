@@ -261,10 +261,9 @@ class Case:
 
     @property
     def couples(self) -> bool | None:
-        """Whether the loss at one sample depends on other samples' outputs."""
-        if self.step is None or self.step.reference.coupling is None:
-            return None
-        return self.step.reference.coupling > self.close
+        """Whether the loss at one sample depends on others, or on their targets."""
+        strongest = self.step.reference.couplings.strongest() if self.step else None
+        return None if strongest is None else strongest > self.close
 
     @property
     def fault_text(self) -> str:

@@ -422,6 +422,7 @@ class _Candidate:
                 self.seen.wrapped, training.parameters(), training.names
             )
             self.facts["frozen"] = list(self._frozen)
+            self.facts["broadcast_buffers"] = wrapping.broadcast_buffers(training.model)
 
 
 def _unseeded(target: Target, name: str) -> UsageError:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddpcheck.run.gather import gathered
@@ -67,6 +67,30 @@ def autograd_collectives() -> Iterator[None]:
         yield
     finally:
         dist.all_reduce, dist.all_gather = reduce, gather
+
+
+@contextlib.contextmanager
+def averaged_grad(model: nn.Module) -> Iterator[None]:
+    """Makes torch.autograd.grad of the model's parameters average over ranks."""
+    grad = torch.autograd.grad
+    ids = {id(p) for p in model.parameters()}
+
+    def averaged(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        found = grad(outputs, inputs, *args, **kwargs)
+        given = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        if kwargs.get("create_graph") or not all(id(p) in ids for p in given):
+            return found
+        for tensor in found:
+            if tensor is not None:
+                dist.distributed_c10d.all_reduce(tensor)
+                tensor /= dist.get_world_size()
+        return found
+
+    torch.autograd.grad = averaged
+    try:
+        yield
+    finally:
+        torch.autograd.grad = grad
 
 
 @contextlib.contextmanager

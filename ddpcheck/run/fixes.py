@@ -37,6 +37,7 @@ changes one thing, so that a run with it proves or disproves one cause.
                            reference too
     target.unhook          no tensor hooks on parameters; in the reference too
     collectives.label_offset  an arange over the rank's rows counts from its first row
+    autograd.averaged      what torch.autograd.grad gives for parameters is averaged
     collectives.off_after_backward  no all_reduce between backward and optimizer step
     noise.global_draws     generators of the target's own draw for the global batch, and
                            a rank keeps its rows
@@ -62,7 +63,11 @@ from ddpcheck import tree
 from ddpcheck.run import batch_norm, clipping, countables, rewriting
 from ddpcheck.run.accumulation import Accumulation
 from ddpcheck.run.averaged import is_ddp
-from ddpcheck.run.collectives import autograd_collectives, off_after_backward
+from ddpcheck.run.collectives import (
+    autograd_collectives,
+    averaged_grad,
+    off_after_backward,
+)
 from ddpcheck.run.direct import scaled_direct_use
 from ddpcheck.run.gather import (
     gathered,
@@ -160,7 +165,7 @@ def around_training(
         for name, context in {
             "collectives.autograd": autograd_collectives,
             "collectives.label_offset": lambda: offset_by_rank(
-                lambda: countables.samples(shard_targets())
+                lambda: countables.samples(shard_targets()), model()
             ),
             "noise.global_draws": lambda: GlobalDraws(
                 rank=dist.get_rank(),
@@ -168,6 +173,7 @@ def around_training(
                 samples=lambda: countables.samples(shard_targets()),
             ),
             "collectives.off_after_backward": off_after_backward,
+            "autograd.averaged": lambda: averaged_grad(model()),
             "ddp.broadcast_forward": lambda: rewriting.broadcast_before(model()),
             "checkpoint.nonreentrant": _nonreentrant_checkpoints,
             "target.clip_last": clipping.deferred,

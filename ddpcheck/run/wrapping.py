@@ -6,8 +6,20 @@ from typing import Any
 
 from torch import nn
 
-from ddpcheck.run.names import Names
+from ddpcheck.run.averaged import is_ddp
+from ddpcheck.run.names import Names, strip
 from ddpcheck.run.observe import Wrapped
+
+
+def broadcast_buffers(model: nn.Module) -> list[str]:
+    """Returns the buffers, by stripped name, that a DDP object sends to all ranks."""
+    inside = {
+        id(buffer)
+        for module in model.modules()
+        if is_ddp(module) and module.broadcast_buffers
+        for buffer in module.buffers()
+    }
+    return [strip(n) for n, buffer in model.named_buffers() if id(buffer) in inside]
 
 
 def in_use(

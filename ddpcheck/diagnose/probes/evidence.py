@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,7 @@ class ModuleCall:
     caller: str = ""
     caller_kind: str = ""
     input_diff: float = 0.0
+    rows_first: bool = True  # the samples are dimension 0 of its output
     is_scalar: bool = False
     collectives: int = 0
     writes_buffers: bool = False
@@ -49,6 +50,8 @@ class Cut:
     mixed: float = math.inf
     # Sum over the last dimension of rank - W * reference, relative; 0 behind a softmax.
     row_sum: float = math.inf
+    # How far rows are from their mean, relative: 0 behind a mean over samples.
+    row_spread: float = math.inf
     ratio: float
     residual: float
     norm: float
@@ -91,18 +94,51 @@ class RankEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Couplings:
+    """How much the loss at one sample depends on others (probes/coupling.py).
+
+    By key, the largest change relative to the largest gradient; absent: unknown.
+
+    `nudged`: the other outputs moved by a little. `slope`: by very little, per as much
+    as for `nudged`; 0 where the loss counts what they decide. `copied`: they became
+    copies of one, or their entries moved on by one.
+    `targets`: what two changes of the other targets have in no common direction. One
+    divisor, a sum of weights, moves a gradient along one direction.
+    """
+
+    nudged: dict[str, float] = field(default_factory=dict)
+    slope: dict[str, float] = field(default_factory=dict)
+    copied: dict[str, float] = field(default_factory=dict)
+    targets: dict[str, float] = field(default_factory=dict)
+
+    def strongest(self) -> float | None:
+        """Returns the largest of all, None where none is known."""
+        values = [
+            v for d in (self.nudged, self.copied, self.targets) for v in d.values()
+        ]
+        return max(values, default=None)
+
+    def only(self, keys: set[str]) -> Couplings:
+        """Returns what is known of these outputs."""
+        kept = {
+            f.name: {k: v for k, v in getattr(self, f.name).items() if k in keys}
+            for f in fields(self)
+        }
+        return Couplings(**kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceEvidence:
     """What the reference's own probe found.
 
-    `coupling`: how much the gradient at one half of the samples changes when the
-    outputs of the other half do; 0 for a sum over samples, whatever it is divided by.
+    `couplings`: 0 for a sum over samples, whatever it is divided by.
     `doubled`: the gradient on the batch taken twice over the gradient on the batch;
     2 for a sum, 1 for a mean. None where no single factor fits.
     """
 
     trace: str = ""
     loss: float | None = None
-    coupling: float | None = None
+    couplings: Couplings = field(default_factory=Couplings)
     doubled: float | None = None
     counts: dict[str, float] = field(default_factory=dict)
     frontier: tuple[str, ...] = ()

@@ -127,6 +127,7 @@ class _Probe:
         )
 
     rng = 0
+    rows_first = True  # of the module call that ended last
 
     def _enter_micro(self, args: Any, kwargs: Any) -> None:
         """Moves on to the samples of the next micro-batch."""
@@ -174,6 +175,7 @@ class _Probe:
     def _after(self, name: str, call: int, module: nn.Module, output: Any) -> Any:
         worst: float | None = None
         scalar = False
+        self.rows_first = True
 
         def take(path: str, actual: Tensor) -> Tensor:
             nonlocal worst, scalar
@@ -184,6 +186,8 @@ class _Probe:
                 return actual
             if reference is None:
                 return actual
+            if actual.shape[1:] != reference.shape[1:]:
+                self.rows_first = False
             rows, diff = closest(actual, reference, self.rows)
             if rows is None:
                 if reference.shape == actual.shape:
@@ -235,6 +239,7 @@ class _Probe:
                 caller=caller,
                 caller_kind=caller_kind,
                 input_diff=self.inputs[key],
+                rows_first=self.rows_first,
                 is_scalar=scalar,
                 collectives=called,
                 writes_buffers=writes,
@@ -285,6 +290,7 @@ class _Probe:
                     else _unmixed(grad, rows, leaf.rows(doubled), self.spec.world_size),
                     on_the_way=leaf.key in self.reader.index.facts["on_the_way"],
                     row_sum=_row_sum(grad - self.spec.world_size * rows),
+                    row_spread=_row_spread(grad),
                     key=leaf.key,
                     module=leaf.module,
                     micro=leaf.micro,
@@ -369,6 +375,15 @@ def _row_sum(tensor: Tensor) -> float:
     if not top or not math.isfinite(top):
         return math.inf
     return float(tensor.sum(-1).abs().max()) / top
+
+
+def _row_spread(tensor: Tensor) -> float:
+    """Returns how far rows are from their mean, relative to the largest entry."""
+    top = float(tensor.abs().max()) if tensor.numel() else 0.0
+    if not top or not math.isfinite(top) or tensor.dim() < 2:  # noqa: PLR2004
+        return math.inf
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    return float((rows - rows.mean(0)).abs().max()) / top
 
 
 def _unmixed(grad: Tensor, once: Tensor, twice: Tensor, world_size: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.diagnose.probes import micro, training
-from ddpcheck.diagnose.probes.evidence import ReferenceEvidence
+from ddpcheck.diagnose.probes import coupling, micro, training
+from ddpcheck.diagnose.probes.coupling import Grads, Perturb
+from ddpcheck.diagnose.probes.evidence import Couplings, ReferenceEvidence
 from ddpcheck.diagnose.probes.flow import Flow
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
@@ -34,11 +35,6 @@ from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise, set_default_dtype
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Writer
-
-_PERTURBATION = 0.05  # of a tensor's standard deviation
-
-_Perturb = Callable[[str, Tensor], Tensor]
-_Grads = dict[tuple[int, str], Tensor | None]  # by (micro-batch, key)
 
 
 def record(
@@ -90,7 +86,7 @@ class _Probe:
         self.writer.add("direct", 0, direct.items())
         own_draws = self.draws.own_count
         self._write_doubled(grads)
-        coupling = self._coupling(grads)
+        couplings = self._measure_couplings(grads)
         doubled = self._doubled()
         cuts = list(dict.fromkeys(key for _, key in grads))
         self.writer.index.facts = {
@@ -104,7 +100,7 @@ class _Probe:
         return ReferenceEvidence(
             trace=path,
             loss=loss,
-            coupling=coupling,
+            couplings=couplings,
             doubled=doubled,
             counts={n: countables.count(n, targets) for n in names},
             frontier=self._frontier(k for (_, k), g in grads.items() if g is not None),
@@ -192,9 +188,9 @@ class _Probe:
         self,
         *,
         write: bool = False,
-        perturb: _Perturb | None = None,
+        perturb: Perturb | None = None,
         batch: Any = None,
-    ) -> tuple[_Grads, float | None, dict[str, Tensor | None]]:
+    ) -> tuple[Grads, float | None, dict[str, Tensor | None]]:
         leaves: dict[tuple[int, str], Tensor] = {}
 
         def before(name: str, call: int, _: nn.Module, args: Any, kwargs: Any) -> None:
@@ -240,29 +236,6 @@ class _Probe:
         }
         return grads, loss, direct  # type: ignore[return-value]
 
-    def _perturbed(self, key: str, value: Tensor) -> Tensor:
-        """Adds noise to the second half of the samples."""
-        dim = self._dim(key, value)
-        half = value.shape[dim] // 2
-        generator = torch.Generator().manual_seed(len(key))
-        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-        noise.narrow(dim, 0, half).zero_()
-        spread = (
-            value.double().std() if value.numel() > 1 else value.double().abs().sum()
-        )
-        return value + (noise * spread * _PERTURBATION).to(value.dtype)
-
-    def _copied(self, key: str, value: Tensor) -> Tensor:
-        """Makes the second half of the samples copies of the first sample.
-
-        Values stay in their range, and whatever counts or sorts them changes.
-        """
-        dim = self._dim(key, value)
-        half = value.shape[dim] // 2
-        new = value.clone()
-        new.narrow(dim, half, value.shape[dim] - half).copy_(value.narrow(dim, 0, 1))
-        return new
-
     def _dim(self, key: str, value: Tensor) -> int:
         mine = self.dims[key]
         differ = (d for d in range(value.dim()) if value.shape[d] != mine[d])
@@ -270,34 +243,13 @@ class _Probe:
             return found
         return micro.sample_dim(mine, self.shard_rows) or 0
 
-    def _coupling(self, grads: _Grads) -> float | None:
-        """Returns how much d at the first half moved when the second half did.
+    def _measure_couplings(self, grads: Grads) -> Couplings:
+        def run(perturb: Perturb, batch: Any) -> Grads:
+            return self._cut_pass(perturb=perturb, batch=batch)[0]
 
-        By a little, and altogether: a loss may count what the outputs decide, which a
-        little does not change.
-        """
-        found = [self._moved(grads, how) for how in (self._perturbed, self._copied)]
-        known = [value for value in found if value is not None]
-        return max(known) if known else None
+        return coupling.measure(run, grads, self._dim, self.batch)
 
-    def _moved(self, grads: _Grads, perturb: _Perturb) -> float | None:
-        try:
-            moved, *_ = self._cut_pass(perturb=perturb)
-        except Exception:  # noqa: BLE001 (a loss may refuse perturbed outputs)
-            return None
-        change = top = 0.0
-        for place, grad in grads.items():
-            key, other = place[1], moved.get(place)
-            if grad is None or other is None:
-                continue
-            dim = self._dim(key, grad)
-            half = grad.shape[dim] // 2
-            first = (grad.narrow(dim, 0, half) - other.narrow(dim, 0, half)).abs()
-            change = max(change, float(first.max()) if first.numel() else 0.0)
-            top = max(top, float(grad.abs().max()))
-        return change / top if top else None
-
-    def _write_doubled(self, grads: _Grads) -> None:
+    def _write_doubled(self, grads: Grads) -> None:
         """Writes the cut gradients of the batch taken twice, at its first half.
 
         Half of what they are on the batch for a mean, the same for a sum.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,9 +30,9 @@ def step(target: Target, spec: RunSpec, model: nn.Module, batch: Any) -> float |
     optimizer.step = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
     if target.train_step is not None:
-        value = target.train_step(model, optimizer, batch)
-        known = isinstance(value, Tensor) and value.numel() == 1
-        return float(value.detach()) if known else None
+        with _roots() as roots:
+            target.train_step(model, optimizer, batch)
+        return sum(roots) if roots else None
     inputs, targets = split(target, batch)
     output = models.call(model, inputs)
     loss = loss_function(target, spec)
@@ -40,6 +42,30 @@ def step(target: Target, spec: RunSpec, model: nn.Module, batch: Any) -> float |
         value = loss(output, targets)
     value.backward()
     return float(value.detach())
+
+
+@contextlib.contextmanager
+def _roots() -> Iterator[list[float]]:
+    """Yields the values of the scalars from which the step goes backward."""
+    roots: list[float] = []
+    backward = torch.autograd.backward
+    depth = 0
+
+    def run(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal depth
+        if depth == 0 and isinstance(tensors, Tensor) and tensors.numel() == 1:
+            roots.append(float(tensors.detach()))
+        depth += 1
+        try:
+            backward(tensors, *args, **kwargs)
+        finally:
+            depth -= 1
+
+    torch.autograd.backward = run
+    try:
+        yield roots
+    finally:
+        torch.autograd.backward = backward
 
 
 def _nothing(*_: Any, **__: Any) -> None:

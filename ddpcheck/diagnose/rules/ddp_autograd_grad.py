@@ -65,5 +65,6 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="use backward(); for a gradient penalty add 0 * the sum of all parameters",
         code="loss = loss + 0 * sum(p.sum() for p in model.parameters())\nloss.backward()",
+        fixes=("autograd.averaged",),
         by_hand=True,
     )

@@ -64,6 +64,7 @@ def detect(case: Case) -> Proposal | None:
         return None
     first = calls[0]
     modules = list(dict.fromkeys(m.name for m in calls))
+    mended = list(dict.fromkeys(_with_rows_first(case, m.name) for m in calls))
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -77,11 +78,22 @@ def detect(case: Case) -> Proposal | None:
         fix="compute the statistic over the global batch with a collective that carries "
         "gradients, or per sample (or per group of fixed size)",
         code="x = torch.cat(torch.distributed.nn.functional.all_gather(x))",
-        fixes=tuple(f"module.global:{n}" for n in modules),
+        fixes=tuple(f"module.global:{n}" for n in mended),
         # One that asks for its rank differs on all rows too, unless the group is hidden.
         control=()
         if any(m.collectives for m in calls)
-        else tuple(f"module.in_group:{n}" for n in modules),
+        else tuple(f"module.in_group:{n}" for n in mended),
         module=first.name,
         speculative=case.outputs_agree,
     )
+
+
+def _with_rows_first(case: Case, name: str) -> str:
+    """Returns the module, or the innermost one around it that takes samples as rows.
+
+    What treats the batch as a sequence hands it on as another dimension.
+    """
+    turned = {m.name for m in case.modules() if not m.rows_first}
+    while name in turned and name:
+        name = name.rpartition(".")[0]
+    return name

@@ -50,6 +50,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence
+from ddpcheck.diagnose.probes.evidence import Couplings
 from ddpcheck.diagnose.text import number
 
 SLUG = "loss/batch-coupled"
@@ -63,7 +64,6 @@ def detect(case: Case) -> Proposal | None:
     if case.losses_replicate:
         return None  # the value is global: collective/no-autograd and its kin
     assert case.step is not None
-    assert case.step.reference.coupling is not None
     residuals = [residual for _, residual in case.ratios()]
     return Proposal(
         slug=SLUG,
@@ -71,8 +71,7 @@ def detect(case: Case) -> Proposal | None:
         summary="the loss is not a sum over samples: the mean of the shards' losses is "
         "not the loss of the batch",
         facts=(
-            "moving the outputs of one half of the batch changes the loss gradient at "
-            f"the other half by {number(case.step.reference.coupling)} of its size",
+            _coupled(case.step.reference.couplings, case.close),
             "no factor per rank explains the gradient at the outputs: residual "
             f"{number(max(residuals))} of its size",
         ),
@@ -82,4 +81,18 @@ def detect(case: Case) -> Proposal | None:
         "stats = all_reduce(stats)  # e.g. intersection and union, before dividing",
         fixes=global_loss_fix(case),
         evidence=ratio_evidence(case),
+    )
+
+
+def _coupled(found: Couplings, close: float) -> str:
+    through_outputs = max([*found.nudged.values(), *found.copied.values()], default=0.0)
+    if through_outputs > close:
+        return (
+            "moving the outputs of one half of the batch changes the loss gradient at "
+            f"the other half by {number(through_outputs)} of its size"
+        )
+    return (
+        "moving the targets of one half of the batch changes the loss gradient at the "
+        f"other half by {number(max(found.targets.values()))} of its size, and by more "
+        "than a common factor"
     )

@@ -54,10 +54,23 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence
+from ddpcheck.diagnose.probes.evidence import Cut
 from ddpcheck.diagnose.text import names, number
 
 SLUG = "loss/router-aux"
 LINK = "loss"
+
+_SMOOTH = 1e-2
+
+_SUMMARY = (
+    "a load-balancing term multiplies two means over the shard, the share of tokens and "
+    "the mean probability of each expert"
+)
+_FIX = "all-reduce the share of tokens per expert, and scale by the world size"
+_CODE = (
+    "dist.all_reduce(tokens_per_expert)  # counts, no gradient\n"
+    "aux = dist.get_world_size() * (tokens_per_expert / total * mean_prob).sum()"
+)
 
 
 def detect(case: Case) -> Proposal | None:
@@ -74,13 +87,12 @@ def detect(case: Case) -> Proposal | None:
     if len(broken) == len(cuts) or not broken:
         return None
     if not all(c.on_the_way and c.row_sum <= close for c in broken):
-        return None
+        return _of_probabilities(case, broken)
     modules = list(dict.fromkeys(c.module for c in broken))
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a load-balancing term multiplies two means over the shard, the share of "
-        "tokens and the mean probability of each expert",
+        summary=_SUMMARY,
         facts=(
             f"the loss's gradient is wrong at {names(modules)} alone, by up to "
             f"{number(max(c.residual for c in broken))} of its size, and right at every "
@@ -88,9 +100,41 @@ def detect(case: Case) -> Proposal | None:
             "what is wrong there sums to 0 over the last dimension: it comes through a "
             "softmax whose result goes on into the network",
         ),
-        fix="all-reduce the share of tokens per expert, and scale by the world size",
-        code="dist.all_reduce(tokens_per_expert)  # counts, no gradient\n"
-        "aux = dist.get_world_size() * (tokens_per_expert / total * mean_prob).sum()",
+        fix=_FIX,
+        code=_CODE,
+        fixes=global_loss_fix(case),
+        evidence=ratio_evidence(case),
+    )
+
+
+def _of_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
+    """Proposes it where the loss begins at the probabilities themselves.
+
+    The mean probability gives every token the same gradient, the share of tokens. That
+    counts, so it changes with the tokens, but not by a little.
+    """
+    assert case.step is not None
+    keys = {c.key for c in broken}
+    found = case.step.reference.couplings.only(keys)
+    counts = set(found.copied) >= keys and min(found.copied.values()) > case.close
+    is_smooth = not set(found.slope) >= keys or any(
+        found.slope[key] > _SMOOTH * found.copied[key] for key in keys
+    )
+    if not counts or is_smooth or any(c.row_spread > case.close for c in broken):
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary=_SUMMARY,
+        facts=(
+            f"the loss's gradient is wrong at {names(sorted(keys))} alone, by up to "
+            f"{number(max(c.residual for c in broken))} of its size, and right at every "
+            "other output",
+            "it is the same for all tokens there, and changes when other tokens become "
+            "copies of one, not when they move a little: a share that is counted",
+        ),
+        fix=_FIX,
+        code=_CODE,
         fixes=global_loss_fix(case),
         evidence=ratio_evidence(case),
     )

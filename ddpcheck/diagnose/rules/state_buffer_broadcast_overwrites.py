@@ -62,8 +62,8 @@ def detect(case: Case) -> Proposal | None:
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None:
         return None
-    if not any(m.writes_buffers for m in case.modules() if m.name in owner.modules):
-        return _by_the_step(owner)
+    if not owner.written_in_forward:
+        return _by_the_step(owner) if owner.are_broadcast else None
     return Proposal(
         slug=SLUG,
         link=LINK,

@@ -47,6 +47,7 @@ https://github.com/lucidrains/ema-pytorch/issues/9
 
 from __future__ import annotations
 
+from ddpcheck.diagnose.buffers import diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.text import names
 
@@ -56,7 +57,7 @@ LINK = "update"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where only untrained parameters differ, and no forward writes them."""
-    if any(m.writes_parameters for m in case.modules()) or case.run.ranks_agree:
+    if any(m.writes_parameters for m in case.modules()):
         return None
     rows = [
         t
@@ -66,7 +67,9 @@ def detect(case: Case) -> Proposal | None:
     ]
     untrained = set(case.facts["untrained"])
     found = list(dict.fromkeys(t.name for t in rows))
-    if not found or not set(found) <= untrained:
+    if not found:
+        return _of_buffers(case)
+    if not set(found) <= untrained or case.run.ranks_agree:
         return None
     return Proposal(
         slug=SLUG,
@@ -80,4 +83,22 @@ def detect(case: Case) -> Proposal | None:
         fix="make the same update on all ranks",
         code="update_teacher(teacher, student)  # not under `if rank == 0`",
         fixes=("state.broadcast",),
+    )
+
+
+def _of_buffers(case: Case) -> Proposal | None:
+    """Proposes it for buffers outside DDP that the training step writes."""
+    owner = diverging_buffers(case, batch_norm=False)
+    if owner is None or owner.written_in_forward or owner.are_broadcast:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="a buffer that DDP does not send to the ranks is updated from each rank's own "
+        "data, and drifts apart",
+        facts=(*owner.facts, "no forward writes them: the training step does"),
+        fix="make the same update on all ranks: reduce what it is made of",
+        code="dist.all_reduce(mean)\ncentre.lerp_(mean / dist.get_world_size(), 0.1)",
+        fixes=(f"state.one_process:{','.join(owner.modules)}",),
+        module=owner.modules[0],
     )

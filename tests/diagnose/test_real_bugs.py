@@ -1,0 +1,22 @@
+"""Bugs as training code has them come out by their names, with verified fixes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.ranks.pool import Pool
+from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.real_bugs import BUGS
+from tests.diagnose.test_rules import checked
+
+
+@pytest.mark.parametrize("name", list(BUGS))
+def test_bug_is_found_and_its_fix_verified(
+    name: str, pool: Pool, tmp_path: Path
+) -> None:
+    source, findings = BUGS[name]
+    report = checked(pool, tmp_path, HEAD + source)
+    found = [(f.slug, f.fix.verified if f.fix else None) for f in report.findings]
+    assert found == findings
