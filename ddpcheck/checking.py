@@ -16,7 +16,7 @@ from typing import Any
 
 from ddpcheck import assemble, noise_floor, plan, reproduce
 from ddpcheck import target as targets
-from ddpcheck.diagnose import engine
+from ddpcheck.diagnose import data_parallel, engine
 from ddpcheck.errors import UsageError, cut
 from ddpcheck.options import Options
 from ddpcheck.plan import Cell
@@ -143,6 +143,7 @@ def check(
     floor = noise_floor.measure(session, options.tolerance, base.spec, outcomes)
     outcomes, limit = floor.apply(session, outcomes), floor.limit
     runs = [assemble.to_run(outcome, limit.rtol) for outcome in outcomes]
+    runs = data_parallel.explain_faults(session, outcomes, runs, limit)
     diagnosis = engine.Diagnosis()
     if any(run.verdict == "divergent" for run in runs):
         diagnosis = engine.diagnose(session, outcomes, runs, limit, options, progress)

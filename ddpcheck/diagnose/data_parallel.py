@@ -11,7 +11,7 @@ import dataclasses
 
 from ddpcheck import assemble
 from ddpcheck.diagnose.case import DataParallelCase, Proposal
-from ddpcheck.diagnose.registry import DATA_PARALLEL_RULES
+from ddpcheck.diagnose.registry import DATA_PARALLEL_FAULT_RULES, DATA_PARALLEL_RULES
 from ddpcheck.diagnose.text import number
 from ddpcheck.report import Finding, Fix, Run, Tolerance
 from ddpcheck.session import RunOutcome, Session
@@ -33,6 +33,31 @@ def explain(
     if shared:
         return [_with(f, rest) if f in shared else f for f in findings]
     return [*findings, _own(session, outcomes, runs, rest, limit)]
+
+
+def explain_faults(
+    session: Session, outcomes: list[RunOutcome], runs: list[Run], limit: Tolerance
+) -> list[Run]:
+    """Returns the runs; those that DataParallel cannot do say why, where it is known.
+
+    They stay "not-checked": whether a target should run under DataParallel is its
+    author's business.
+    """
+    faulty = [i for i, r in enumerate(runs) if r.mode == "dp" and r.faults]
+    if not faulty:
+        return runs
+    spec = outcomes[faulty[0]].spec
+    case = DataParallelCase(run=runs[faulty[0]], ddp_is_fine=False)
+    for rule in DATA_PARALLEL_FAULT_RULES:
+        proposal = rule.detect(case)
+        mended = session.run([spec.but(fixes=spec.fixes + proposal.fixes)])[0]
+        if assemble.to_run(mended, limit.rtol).verdict == "equivalent":
+            why = f": {proposal.summary} ({proposal.slug})"
+            return [
+                dataclasses.replace(r, why=r.why + why) if i in faulty else r
+                for i, r in enumerate(runs)
+            ]
+    return runs
 
 
 def _with(finding: Finding, rest: list[int]) -> Finding:

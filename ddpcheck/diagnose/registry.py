@@ -26,6 +26,9 @@ from ddpcheck.diagnose.rules import (
     dp_replica_parameters_empty,
     dp_replica_state_lost,
     dp_scalar_gather,
+    dp_scatter_semantics,
+    dp_thread_context,
+    dp_variable_length_gather,
     forward_batch_coupled,
     graph_opaque_output,
     graph_output_unused,
@@ -73,6 +76,13 @@ DATA_PARALLEL_RULES: tuple[ModuleType, ...] = (
     dp_scalar_gather,
     dp_replica_parameters_empty,
     dp_replica_state_lost,
+    dp_thread_context,
+)
+
+# For what DataParallel raises; these take a DataParallelCase too.
+DATA_PARALLEL_FAULT_RULES: tuple[ModuleType, ...] = (
+    dp_scatter_semantics,
+    dp_variable_length_gather,
 )
 
 RULES: tuple[ModuleType, ...] = (

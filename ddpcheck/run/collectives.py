@@ -80,10 +80,9 @@ def averaged_grad(model: nn.Module) -> Iterator[None]:
         given = [inputs] if isinstance(inputs, Tensor) else list(inputs)
         if kwargs.get("create_graph") or not all(id(p) in ids for p in given):
             return found
-        for tensor in found:
-            if tensor is not None:
-                dist.distributed_c10d.all_reduce(tensor)
-                tensor /= dist.get_world_size()
+        for tensor in [t for t in found if t is not None]:
+            dist.distributed_c10d.all_reduce(tensor)
+            tensor.div_(dist.get_world_size())
         return found
 
     torch.autograd.grad = averaged

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import replicate as _replicate_function
 from torch.nn.parallel import scatter_gather
 
-from ddpcheck import devices
+from ddpcheck import devices, tree
+from ddpcheck.run import data_parallel_fixes as changes
 
 _replicate_module = importlib.import_module("torch.nn.parallel.replicate")
 _functions = importlib.import_module("torch.nn.parallel._functions")
@@ -59,7 +60,7 @@ class _Replicas(nn.DataParallel[nn.Module]):
     the rows of the batch that the replica sees.
     """
 
-    around_replica: Callable[[int, int], Any] | None
+    around_replica: Any
     fixes: tuple[str, ...]
     sizes: list[int]  # samples of each replica in the last forward
 
@@ -70,15 +71,27 @@ class _Replicas(nn.DataParallel[nn.Module]):
         )
         if "dp.replica_parameters" in self.fixes:
             for replica in replicas:
-                _fill_parameters(replica)
+                changes.fill_parameters(replica)
         return replicas
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
         """Returns the outputs concatenated; scalars become a vector."""
+        if "dp.pad_gather" in self.fixes:
+            outputs = changes.padded(outputs)
         if "dp.mean_scalars" not in self.fixes:
             return super().gather(outputs, output_device)
-        outputs = _with_mean_scalars(outputs, self.sizes)
-        return _first_scalars(super().gather(outputs, output_device), outputs[0])
+        outputs = changes.with_mean_scalars(outputs, self.sizes)
+        return changes.first_scalars(super().gather(outputs, output_device), outputs[0])
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        """Returns torch's chunks of every tensor, other objects whole."""
+        scatter: Any = super().scatter
+        if "dp.copy_scalars" not in self.fixes:
+            return scatter(inputs, kwargs, device_ids)
+        rows, scalars = changes.without_scalars((inputs, kwargs))
+        parts = zip(*scatter(*rows, device_ids), strict=True)
+        whole = [changes.with_scalars(part, scalars) for part in parts]
+        return [args for args, _ in whole], [kwds for _, kwds in whole]
 
     def bound(
         self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any
@@ -90,6 +103,11 @@ class _Replicas(nn.DataParallel[nn.Module]):
             functools.partial(self._call, replica, rows)
             for replica, rows in zip(replicas, starts, strict=True)
         ]
+
+    def keep(self, replicas: Sequence[Any]) -> None:
+        """Keeps what the first replica assigned to itself, where a fix asks for it."""
+        if "dp.keep_state" in self.fixes:
+            changes.keep_state(self.module, replicas[0])
 
     def _call(
         self, replica: Any, rows: tuple[int, int], *args: Any, **kwds: Any
@@ -120,6 +138,7 @@ class DataParallelOnGPUs(_Replicas):
         """Returns the replicas' outputs; torch runs them in threads."""
         bound: Any = self.bound(replicas, inputs, kwargs)
         outputs: list[Any] = super().parallel_apply(bound, inputs, kwargs)
+        self.keep(replicas)
         return outputs
 
 
@@ -159,24 +178,31 @@ class DataParallelOnOneDevice(_Replicas):
             return super().replicate(module, device_ids)
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
-        """Returns torch's chunks of every tensor, other objects whole."""
+        """Returns the replicas' inputs, as torch makes them."""
         with _one_device_primitives():
-            return scatter_gather.scatter_kwargs(inputs, kwargs, device_ids, self.dim)
+            return super().scatter(inputs, kwargs, device_ids)
 
     def parallel_apply(
         self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any
     ) -> list[Any]:
         """Returns the replicas' outputs; raises the first replica's exception."""
+        run = _call if "dp.same_thread" in self.fixes else _in_thread
         bound = self.bound(replicas, inputs, kwargs)
-        return [
-            _in_thread(call, args, kwds)
+        outputs = [
+            run(call, args, kwds)
             for call, args, kwds in zip(bound, inputs, kwargs, strict=True)
         ]
+        self.keep(replicas)
+        return outputs
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
         """Returns the outputs concatenated, as torch does it."""
         with _one_device_primitives():
             return super().gather(outputs, output_device)
+
+
+def _call(call: Callable[..., Any], args: Any, kwds: Any) -> Any:
+    return call(*args, **kwds)
 
 
 def _in_thread(call: Callable[..., Any], args: Any, kwds: Any) -> Any:
@@ -262,40 +288,5 @@ def _starts(inputs: Sequence[Any], kwargs: Any) -> list[tuple[int, int]]:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    from ddpcheck import tree  # noqa: PLC0415
-
     for _, tensor in tree.tensors(value):
         yield tensor
-
-
-def _fill_parameters(replica: nn.Module) -> None:
-    """Gives a replica's modules the parameters that replicate made attributes."""
-    for module in replica.modules():
-        own = vars(module).get("_former_parameters", {})
-        for name, tensor in own.items():
-            module._parameters[name] = tensor  # noqa: SLF001
-
-
-def _with_mean_scalars(outputs: Sequence[Any], sizes: list[int]) -> list[Any]:
-    """Returns the outputs, every scalar the mean over replicas by their samples."""
-    from ddpcheck import tree  # noqa: PLC0415
-
-    flat = [dict(tree.tensors(output)) for output in outputs]
-
-    def mean(path: str, t: Tensor) -> Tensor:
-        if t.numel() != 1:
-            return t
-        parts = [
-            f[path].to(t.device) * size for f, size in zip(flat, sizes, strict=True)
-        ]
-        return torch.stack(parts).sum(0) / sum(sizes)
-
-    return [tree.replace(output, mean) for output in outputs]
-
-
-def _first_scalars(gathered: Any, one: Any) -> Any:
-    """Returns what was gathered, with one scalar for every vector of scalars."""
-    from ddpcheck import tree  # noqa: PLC0415
-
-    scalars = {path: t for path, t in tree.tensors(one) if t.numel() == 1}
-    return tree.replace(gathered, scalars.get)

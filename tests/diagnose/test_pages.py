@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 
 from ddpcheck import pages
-from ddpcheck.diagnose.registry import DATA_PARALLEL_RULES, RULES
+from ddpcheck.diagnose.registry import (
+    DATA_PARALLEL_FAULT_RULES,
+    DATA_PARALLEL_RULES,
+    RULES,
+)
 
 _MAX_CODE = 15  # lines
 _MAX_WIDTH = 88  # a page is read on terminals
-SLUGS = [rule.SLUG for rule in (*RULES, *DATA_PARALLEL_RULES)]
+SLUGS = [
+    rule.SLUG for rule in (*RULES, *DATA_PARALLEL_RULES, *DATA_PARALLEL_FAULT_RULES)
+]
 
 
 def faults(text: str) -> list[str]:

@@ -7,13 +7,18 @@ from pathlib import Path
 import pytest
 
 from ddpcheck import checking, pages
-from ddpcheck.diagnose.registry import DATA_PARALLEL_RULES, RULES
+from ddpcheck.diagnose.registry import (
+    DATA_PARALLEL_FAULT_RULES,
+    DATA_PARALLEL_RULES,
+    RULES,
+)
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import Report
 from ddpcheck.target import TargetRef
 
-SLUGS = [rule.SLUG for rule in (*RULES, *DATA_PARALLEL_RULES)]
+RAISES = [rule.SLUG for rule in DATA_PARALLEL_FAULT_RULES]
+SLUGS = [rule.SLUG for rule in (*RULES, *DATA_PARALLEL_RULES)] + RAISES
 # No run can prove these: what would end the fault would end any of its kind, or what
 # decides is known to the target alone. Their pages say so.
 UNVERIFIED = {
@@ -40,12 +45,24 @@ def modes_of(slug: str) -> tuple[str, ...]:
     return ("dp", "ddp") if slug.startswith("dp/") else ("ddp",)
 
 
-@pytest.mark.parametrize("slug", [s for s in SLUGS if s not in HANGS])
+@pytest.mark.parametrize("slug", [s for s in SLUGS if s not in {*HANGS, *RAISES}])
 def test_example_yields_its_finding(slug: str, pool: Pool, tmp_path: Path) -> None:
     report = checked(pool, tmp_path, pages.targets(slug)[0], modes_of(slug))
     verified = None if slug in UNVERIFIED else True
     found = [(f.slug, f.fix and f.fix.verified) for f in report.findings]
     assert (report.verdict, found) == ("divergent", [(slug, verified)])
+
+
+@pytest.mark.parametrize("slug", RAISES)
+def test_example_that_raises_names_its_rule(
+    slug: str, pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, tmp_path, pages.targets(slug)[0], ("dp", "ddp"))
+    assert (report.verdict, report.findings) == ("equivalent", ())
+    assert [r.verdict for r in report.runs] == ["not-checked", "equivalent"]
+    (reason,) = [n.why for n in report.not_compared if n.what == "dp at world size 2"]
+    assert reason.startswith("DataParallel cannot run this target: RuntimeError")
+    assert reason.endswith(f"({slug})")
 
 
 @pytest.mark.parametrize("slug", sorted(HANGS))

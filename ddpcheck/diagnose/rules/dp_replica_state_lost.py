@@ -57,8 +57,10 @@ def detect(case: DataParallelCase) -> Proposal | None:
     """Proposes it where buffers differ and the first gradients do not."""
     first = case.run.gradients.excess_by_step[:1]
     worst = case.run.buffers.worst
-    if not case.run.buffers.mismatched or worst is None or (first and first[0] > 1):
+    if first and first[0] > 1:
         return None
+    if not case.run.buffers.mismatched or worst is None:
+        return _of_attributes(case)
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -70,4 +72,24 @@ def detect(case: DataParallelCase) -> Proposal | None:
         ),
         fix="use DistributedDataParallel, or write buffers in place",
         code="model = DistributedDataParallel(model)",
+    )
+
+
+def _of_attributes(case: DataParallelCase) -> Proposal | None:
+    """Proposes it for what is no buffer; the run that keeps it decides."""
+    if not case.ddp_is_fine:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="DataParallel throws away what replicas assign to themselves: a counter or "
+        "a cache keeps its first value",
+        facts=(
+            f"DDP at world size {case.run.world_size} equals one process",
+            "with what the first replica assigned to itself kept, DataParallel does too",
+        ),
+        fix="use DistributedDataParallel, or a buffer that is written in place",
+        code="self.register_buffer('steps', torch.zeros((), dtype=torch.long))",
+        fixes=("dp.keep_state",),
+        speculative=True,
     )

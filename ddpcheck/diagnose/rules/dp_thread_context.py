@@ -1,0 +1,76 @@
+"""What belongs to the caller's thread is missing in the replicas'.
+
+What it means
+The forward depends on something that only the calling thread has.
+
+Why it happens
+nn.DataParallel runs every replica in a thread of its own. Thread-local values, context
+variables and autocast on the CPU are not inherited; grad mode is.
+
+How it was found
+DataParallel differs where DDP does not. The run in which replicas run in the caller's
+thread decides.
+
+Example
+    import contextvars
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    scale = contextvars.ContextVar("scale", default=1.0)
+    class Net(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * scale.get()
+    model, batch = Net(4, 3), (torch.randn(8, 4), torch.arange(8) % 3)
+    loss = nn.CrossEntropyLoss()
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        scale.set(2.0)
+        loss(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+Fix
+Enter the context inside forward, or pass the value. The example is mended by:
+
+    class SafeNet(nn.Linear):
+        def forward(self, x, factor):
+            return super().forward(x) * factor
+    model = SafeNet(4, 3)
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        loss(model(batch[0], 2.0), batch[1]).backward()
+        optimizer.step()
+
+Not this rule if
+DDP differs too.
+
+References
+https://github.com/pytorch/pytorch/issues/50170
+https://github.com/pytorch/pytorch/issues/60540
+"""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import DataParallelCase, Proposal
+
+SLUG = "dp/thread-context"
+LINK = "forward"
+
+
+def detect(case: DataParallelCase) -> Proposal | None:
+    """Proposes it where DDP is right; the run in one thread decides."""
+    if not case.ddp_is_fine:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the forward depends on what only the calling thread has, and "
+        "DataParallel runs its replicas in threads of their own",
+        facts=(
+            f"DDP at world size {case.run.world_size} equals one process",
+            "with the replicas in the caller's thread DataParallel does too",
+        ),
+        fix="enter the context inside forward, or pass the value as an argument",
+        code="def forward(self, x):\n    with torch.autocast('cuda'):\n        ...",
+        fixes=("dp.same_thread",),
+        speculative=True,
+    )
