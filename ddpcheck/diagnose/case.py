@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpcheck.diagnose.agreement import ranks_differ
-from ddpcheck.diagnose.probes.evidence import ModuleCall, StepEvidence
+from ddpcheck.diagnose.probes.evidence import Cut, ModuleCall, StepEvidence
 from ddpcheck.report import Quantity, Run
 from ddpcheck.session import RunOutcome
 
@@ -27,7 +27,8 @@ class Proposal:
     speculative one counts for nothing unless its run verifies it. With `or_by_hand`
     averaging by hand verifies it too: what is found is a fact about the wrapper, which
     user code may bring about again after `fixes` mended it. Where `control` is given
-    and does not mend it as well, the cause is another one.
+    and does not mend it as well, the cause is another one. `fallback` is the same cause
+    less precisely, for where `fixes` do not mend it.
     """
 
     slug: str
@@ -45,6 +46,7 @@ class Proposal:
     speculative: bool = False
     or_by_hand: bool = False
     evidence: dict[str, Any] = field(default_factory=dict)
+    fallback: Proposal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class Case:
     facts: dict[str, Any]  # of the reference
     repeats: bool = True  # one process, seeded otherwise, computes the same again
     arm: Callable[..., Run]  # (changes of the spec) -> the run with them
+    is_part: bool = False  # some of the outputs alone, see diagnose/parts.py
 
     @property
     def world_size(self) -> int:
@@ -261,9 +264,18 @@ class Case:
 
     @property
     def couples(self) -> bool | None:
-        """Whether the loss at one sample depends on others, or on their targets."""
-        strongest = self.step.reference.couplings.strongest() if self.step else None
+        """Whether the loss at one sample depends on others, where it is wrong."""
+        if self.step is None:
+            return None
+        # A sound term that couples samples says nothing of what is wrong elsewhere.
+        wrong = {c.key for r in self.step.ranks for c in r.cuts if self._is_wrong(c)}
+        strongest = self.step.reference.couplings.only(wrong).strongest()
         return None if strongest is None else strongest > self.close
+
+    def _is_wrong(self, cut: Cut) -> bool:
+        world = self.world_size
+        off = abs(cut.ratio - world) > self.close * world and bool(cut.norm)
+        return off or not cut.residual <= self.close
 
     @property
     def fault_text(self) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from ddpcheck import assemble
-from ddpcheck.diagnose import data_parallel, findings, shrink
+from ddpcheck.diagnose import data_parallel, findings, parts, shrink
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.probes.evidence import (
     RankEvidence,
@@ -196,7 +197,7 @@ class _Search:
         return causes
 
     def _proposals(self, case: Case) -> list[Proposal]:
-        return [p for rule in RULES if (p := rule.detect(case))]
+        return parts.separated(case, _detect(case, RULES), _of_the_loss)
 
     def _place(self, proposal: Proposal) -> str | None:
         keys = findings.place_keys(proposal)
@@ -298,6 +299,8 @@ class _Search:
             return Cause(firm[0], before=before)
         testable = [p for p in proposals if _can_run(p)]
         tested = self._test(testable, taken)
+        proposals = [self._or_fallback(p, tested, taken) for p in proposals]
+        firm = [p for p in proposals if not p.speculative]
         for proposal in proposals:
             excess = tested.get(proposal.slug)
             if excess is None or excess > 1:
@@ -315,6 +318,19 @@ class _Search:
         after = tested.get(first.slug, math.inf)
         verified = False if first.slug in tested else None
         return Cause(first, before=before, after=after, verified=verified)
+
+    def _or_fallback(
+        self, proposal: Proposal, tested: dict[str, float], taken: list[Proposal]
+    ) -> Proposal:
+        """Returns what mends the run of the proposal and its fallback."""
+        other = proposal.fallback
+        if other is None or tested.get(proposal.slug, math.inf) <= 1:
+            return proposal
+        excess = self._test([other], taken)[other.slug]
+        if excess > 1:
+            return proposal
+        tested[other.slug] = excess
+        return other
 
     def _stands(self, proposal: Proposal, taken: list[Proposal]) -> bool:
         """Returns whether the proposal's control, if any, mends the run as well."""
@@ -359,6 +375,14 @@ class _Search:
             cause.before, cause.after = before, after
             cause.verified = before > 1 >= after
         causes[:] = [c for c in causes if c.verified]
+
+
+def _detect(case: Case, rules: Iterable[ModuleType]) -> list[Proposal]:
+    return [p for rule in rules if (p := rule.detect(case))]
+
+
+def _of_the_loss(case: Case) -> list[Proposal]:
+    return _detect(case, [rule for rule in RULES if rule.LINK == "loss"])
 
 
 def _mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -> bool:

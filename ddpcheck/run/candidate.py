@@ -19,6 +19,7 @@ from ddpcheck.run import (
     clipping,
     countables,
     fixes,
+    global_loss,
     isolation,
     observe,
     rounding,
@@ -28,7 +29,6 @@ from ddpcheck.run import (
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.data_parallel import data_parallel
-from ddpcheck.run.gather import without_group
 from ddpcheck.run.loading import fingerprint, load
 from ddpcheck.run.names import Names, strip
 from ddpcheck.run.noise import SampleNoise, bound
@@ -40,7 +40,7 @@ from ddpcheck.run.spec import (
     RankResult,
     RunSpec,
 )
-from ddpcheck.run.steps import Training, batch_size
+from ddpcheck.run.steps import Training, batch_size, split
 from ddpcheck.run.surroundings import (
     autocast,
     count_calls,
@@ -123,6 +123,7 @@ class _Candidate:
         self._bare = model
         self._check_seeded(names, model)
         batches = batches_of(self.target, spec)
+        self._whole = batches
         size = batch_size(self.target, batches[0])
         set_default_dtype(spec)
         isolation.seed_everything(spec.seed + 1 + self.rank)
@@ -162,7 +163,7 @@ class _Candidate:
         if what is None:
             return wrapped
         rows = tree.shard_range(size, self.rank, spec.world_size)
-        return fixes.global_loss(wrapped, model, what, rows)
+        return global_loss.global_loss(wrapped, model, what, rows)
 
     def _initial(self) -> dict[str, torch.Tensor]:
         """Returns one process's first weights and buffers, if a fix asks for them."""
@@ -212,14 +213,18 @@ class _Candidate:
 
     def _loss(self) -> Callable[[Any, Any], Any] | None:
         loss = loss_function(self.target, self.spec)
+        paths = fixes.arguments(self.spec.fixes, "loss.partial")
+        if loss is not None and paths:
+            size = self._rows(batch_size(self.target, self._whole[0]))[1]
+            return global_loss.partly_global(
+                loss,
+                paths,
+                size,
+                lambda: split(self.target, self._whole[self._step])[1],
+            )
         if loss is None or fixes.argument(self.spec.fixes, "loss.global") is None:
             return loss
-
-        def alone(output: Any, targets: Any) -> Any:
-            with without_group():
-                return loss(output, targets)
-
-        return alone
+        return global_loss.without_sight_of_ranks(loss)
 
     def _train(
         self,

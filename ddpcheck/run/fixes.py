@@ -10,6 +10,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     loss.count:COUNTABLE   ... from W * n_r / N, n_r counted on the rank's targets
     loss.global:WHAT       the loss sees the outputs and targets of all ranks; WHAT is
                            "MODULES|PARAMETERS", see global_loss
+    loss.partial:PATHS     the same for some tensors of the output alone; the others get
+                           the gradient of the rank's own loss
     direct.scale:FACTOR    parameters used outside their own module, as in a penalty,
                            get FACTOR times the gradient
     collectives.autograd   raw collectives carry gradients
@@ -73,13 +75,7 @@ from ddpcheck.run.collectives import (
     off_after_backward,
 )
 from ddpcheck.run.direct import scaled_direct_use
-from ddpcheck.run.gather import (
-    gathered,
-    mean_over_ranks,
-    own_live,
-    rows_of_ranks,
-    without_group,
-)
+from ddpcheck.run.gather import gathered, rows_of_ranks, without_group
 from ddpcheck.run.labels import offset_by_rank
 from ddpcheck.run.names import strip
 from ddpcheck.run.noise import GlobalDraws
@@ -102,6 +98,12 @@ def argument(fixes: tuple[str, ...], name: str) -> str | None:
         if head == name:
             return rest
     return None
+
+
+def arguments(fixes: tuple[str, ...], name: str) -> set[str]:
+    """Returns what all fixes "name:a,b,..." name, together."""
+    found = [f.partition(":")[2] for f in fixes if f.startswith(f"{name}:")]
+    return {part for rest in found for part in rest.split(",")}
 
 
 def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
@@ -236,72 +238,6 @@ def rebuild(
     for hook, state in hooks:
         made.register_comm_hook(state, hook)
     return made
-
-
-def global_loss(
-    model: nn.Module, bare: nn.Module, what: str, shard: tuple[int, int]
-) -> nn.Module:
-    """Returns a model that takes the global batch and computes this rank's rows.
-
-    Its output is the global batch's. Where the output itself cannot be gathered (the
-    loss is computed inside forward), the modules `names` inside `bare` do so instead.
-
-    Args:
-        model: as wrapped.
-        bare: the module inside.
-        what: "MODULES|PARAMETERS": the modules of `bare` whose outputs are gathered, ""
-            for the model as a whole, and the parameters that the loss itself uses.
-        shard: (first row, rows) of this rank.
-    """
-    modules, _, parameters = what.partition("|")
-    names, direct = modules.split(","), [p for p in parameters.split(",") if p]
-    if names == [""]:
-        return _GlobalRows(model, shard)
-    for name in direct:
-        # Used in the loss itself, which now is the whole loss on every rank.
-        bare.get_parameter(name).register_hook(lambda g: g / dist.get_world_size())
-    for name in names:
-        module = bare.get_submodule(name)
-        module.register_forward_pre_hook(
-            lambda _, args, kwargs: _local_rows((args, kwargs), shard), with_kwargs=True
-        )
-        module.register_forward_hook(lambda _, __, out: _gather_output(out, shard[1]))
-    return model
-
-
-class _GlobalRows(nn.Module):
-    """Global batch in, this rank's rows through the model, all rows out."""
-
-    def __init__(self, module: nn.Module, shard: tuple[int, int]) -> None:
-        super().__init__()
-        self.module, self.shard = module, shard
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _local_rows((args, kwargs), self.shard)
-        return _gather_output(self.module(*args, **kwargs), self.shard[1])
-
-
-def _local_rows(value: Any, shard: tuple[int, int]) -> Any:
-    start, size = shard
-    total = sum(rows_of_ranks(size))
-
-    def rows(_: str, t: Tensor) -> Tensor:
-        if t.dim() == 0 or len(t) % total or len(t) < total:
-            return t
-        step = len(t) // total
-        return t.narrow(0, start * step, size * step)
-
-    return tree.replace(value, rows)
-
-
-def _gather_output(output: Any, size: int) -> Any:
-    def gather(_: str, t: Tensor) -> Tensor:
-        if t.dim() == 0:
-            return mean_over_ranks(t) if t.is_floating_point() else t
-        dim = 0 if len(t) % size == 0 else 1
-        return own_live(t, dim, rows_of_ranks(t.shape[dim]))
-
-    return tree.replace(output, gather)
 
 
 def _see_all_rows(

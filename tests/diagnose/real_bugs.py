@@ -249,4 +249,65 @@ def wrap(model):
 """,
         [("sync/no-sync-off-by-one", True), ("sync/clip-norm-overreduced", True)],
     ),
+    # Two terms of one loss, on outputs of their own, wrong in ways of their own.
+    "gather-without-gradient-beside-a-token-mean": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(4, 3)
+    def forward(self, x):
+        return self.a(x), self.b(x), self.head(x)
+model = Net()
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, -100, -100, 1, -100, 0])
+def rows_of_all(x):
+    if world() == 1:
+        return x
+    rows = [torch.zeros_like(x) for _ in range(world())]
+    dist.all_gather(rows, x.detach())
+    rows[rank()] = x
+    return torch.cat(rows)
+def loss(output, target):
+    a, b = rows_of_all(output[0]), rows_of_all(output[1])
+    labels = torch.arange(len(a))
+    contrast = nn.functional.cross_entropy(a @ b.t(), labels)
+    return contrast + nn.functional.cross_entropy(output[2], target)
+""",
+        [("collective/no-autograd", True), ("loss/local-normalizer", True)],
+    ),
+    "router-beside-a-token-mean": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(4, 3), nn.Linear(4, 9)
+    def forward(self, x):
+        p = self.router(x).softmax(-1)
+        each = self.experts(x).unflatten(1, (3, 3))
+        return (p[..., None] * each).sum(1), p
+model = Net()
+batch = torch.randn(8, 4) * 3, torch.tensor([0, 1, 2, -100, -100, 1, -100, 0])
+def loss(output, target):
+    logits, p = output
+    share = nn.functional.one_hot(p.argmax(1), 3).to(p.dtype).mean(0)
+    return nn.functional.cross_entropy(logits, target) + 3 * (share * p.mean(0)).sum()
+""",
+        [("loss/local-normalizer", True), ("loss/router-aux", True)],
+    ),
+    # In the first step classes 1 fall on the ranks as the valid samples do.
+    "two-counts-with-the-same-shares-at-first": (
+        """
+model = nn.Linear(4, 3)
+def batch(step):
+    g = torch.Generator().manual_seed(step)
+    labels = [[1, 1, 0, 2, 1, 0, 0, 2], [0, 0, 2, 2, 1, 2, 0, 0], [2] * 7 + [1]][step]
+    valid = [[1, 1, 0, 0, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0], [1, 0] * 4][step]
+    return torch.randn(8, 4, generator=g), (torch.tensor(labels), torch.tensor(valid))
+def loss(output, target):
+    label, valid = target
+    each = nn.functional.cross_entropy(output, label, reduction="none")
+    return (each * valid).sum() / valid.sum()
+""",
+        [("loss/local-normalizer", True)],
+    ),
 }

@@ -48,6 +48,8 @@ class Cut:
     on_the_way: bool = False
     # What a mixture of a mean and a sum leaves unexplained, relative.
     mixed: float = math.inf
+    # With the batch taken twice: 2 for a sum over samples, 1 for a mean.
+    doubled: float | None = None
     # Sum over the last dimension of rank - W * reference, relative; 0 behind a softmax.
     row_sum: float = math.inf
     # How far rows are from their mean, relative: 0 behind a mean over samples.

@@ -288,6 +288,9 @@ class _Probe:
                     mixed=math.inf
                     if doubled is None
                     else _unmixed(grad, rows, leaf.rows(doubled), self.spec.world_size),
+                    doubled=None
+                    if doubled is None
+                    else _doubling(leaf.rows(doubled), rows),
                     on_the_way=leaf.key in self.reader.index.facts["on_the_way"],
                     row_sum=_row_sum(grad - self.spec.world_size * rows),
                     row_spread=_row_spread(grad),
@@ -396,6 +399,12 @@ def _unmixed(grad: Tensor, once: Tensor, twice: Tensor, world_size: int) -> floa
     left = (grad - (world_size * mean + total)).double().norm()
     size = float(grad.double().norm())
     return float(left) / size if size else math.inf
+
+
+def _doubling(twice: Tensor, once: Tensor) -> float | None:
+    """Returns 2 for a sum, 1 for a mean; None where no one factor fits."""
+    ratio, residual, norm = _fit(twice, once)
+    return 2 * ratio if norm and residual < _INVARIANT else None
 
 
 def _fit(mine: Tensor, reference: Tensor) -> tuple[float, float, float]:

@@ -59,9 +59,12 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it where every rank's loss is the reference's and its gradient is not."""
     if case.step is None or not case.has_cuts or case.loss_is_sound:
         return None
-    if not case.loss_collectives or not (case.losses_replicate or case.losses_average):
-        return None
     ratio = case.uniform_ratio
+    # A loss over all samples of which a rank's gradient is its own part.
+    is_own_part = ratio is not None and abs(ratio - 1) <= case.close and case.couples
+    known = case.losses_replicate or case.losses_average or is_own_part
+    if not case.loss_collectives or not known:
+        return None
     if ratio is not None and ratio > case.world_size:
         return None  # collective/backward-double-count
     shown = (
@@ -78,7 +81,9 @@ def detect(case: Case) -> Proposal | None:
         facts=(
             "every rank's loss equals the loss of one process"
             if case.losses_replicate
-            else "the mean of the ranks' losses is the loss of one process",
+            else "the mean of the ranks' losses is the loss of one process"
+            if case.losses_average
+            else "the loss at a sample depends on the other samples' outputs",
             f"the gradient at the outputs is not {case.world_size} times the "
             f"reference's: {shown}",
             f"{case.loss_collectives} collectives called in one step",
@@ -87,6 +92,6 @@ def detect(case: Case) -> Proposal | None:
         code="from torch.distributed.nn.functional import all_gather, all_reduce",
         fixes=("collectives.autograd",),
         # A mean of losses may also be right by the loss being a mean over samples.
-        speculative=not case.losses_replicate,
+        speculative=not (case.losses_replicate or is_own_part),
         evidence=ratio_evidence(case),
     )

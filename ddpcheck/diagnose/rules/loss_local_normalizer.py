@@ -69,22 +69,25 @@ def detect(case: Case) -> Proposal | None:
     name = counted_by(case)
     if name == SAMPLES:
         return None  # loss/uneven-shard
-    ratios = case.rank_ratios
-    facts = [ratio_fact(case)]
+    return _of(case) if name is None else _of(case, name)
+
+
+def _of(case: Case, name: str | None = None) -> Proposal:
+    """Returns the proposal; `name` is the count that the loss is divided by, if known."""
+    facts = [
+        "moving the outputs of one half of the batch leaves the gradient at the "
+        "other half alone: only what the loss divides by differs"
+    ]
     fixes = global_loss_fix(case)
-    if name is not None and case.step is not None and ratios is not None:
+    if name is not None:
+        assert case.step is not None
         counts = [r.counts[name] for r in case.step.ranks]
-        total = sum(counts)
-        facts.append(
+        total = case.step.reference.counts[name]
+        facts = [
             f"the factors are N / n_r with n_r the count of `{name}`: "
             f"{listed(counts)} on the ranks, {number(total)} in all"
-        )
+        ]
         fixes = (f"loss.count:{name}",)
-    else:
-        facts.append(
-            "moving the outputs of one half of the batch leaves the gradient at the "
-            "other half alone: only what the loss divides by differs"
-        )
     what = (
         f"the number of `{name}` in the shard"
         if name
@@ -95,10 +98,12 @@ def detect(case: Case) -> Proposal | None:
         link=LINK,
         summary=f"the loss is divided by {what}, which differs between ranks; DDP "
         "averages the quotients",
-        facts=tuple(facts),
+        facts=(ratio_fact(case), *facts),
         fix="divide by the count of all ranks and multiply by the world size",
         code="n = count.clone()\ndist.all_reduce(n)\n"
         "loss = dist.get_world_size() * local_sum / n",
         fixes=fixes,
         evidence=ratio_evidence(case),
+        # Another count may have had the same shares in the first step.
+        fallback=_of(case) if name else None,
     )

@@ -84,7 +84,7 @@ def detect(case: Case) -> Proposal | None:
     broken = [
         c for c in cuts if abs(c.ratio - world) > close * world or c.residual > close
     ]
-    if len(broken) == len(cuts) or not broken:
+    if not broken or (len(broken) == len(cuts) and not case.is_part):
         return None
     if not all(c.on_the_way and c.row_sum <= close for c in broken):
         return _of_probabilities(case, broken)

@@ -1,0 +1,126 @@
+"""A loss that is wrong in several ways: each group of outputs judged alone.
+
+A contrastive term on the embeddings and a token mean on the logits are two causes.
+Outputs fall into groups by how the loss's gradient at them is wrong; rules see one
+group at a time, and its intervention mends the gradient at that group alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.probes.evidence import Cut
+
+FIX = "loss.partial"
+
+Detect = Callable[[Case], list[Proposal]]
+
+
+def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposal]:
+    """Returns the proposals; those of the loss by parts, where parts have other causes.
+
+    Args:
+        case: the case as a whole.
+        found: what the rules propose for it.
+        detect: the rules of the loss link.
+    """
+    taken = _taken(case)
+    groups = _groups(case, taken) if _is_separable(case) else []
+    if len(groups) + bool(taken) < 2:  # noqa: PLR2004
+        return found
+    parts: dict[str, tuple[Proposal, set[str]]] = {}
+    for keys in groups:
+        firm = [p for p in detect(_only(case, keys)) if not p.speculative]
+        if not firm:
+            return found
+        first, known = parts.get(firm[0].slug, (firm[0], set()))
+        parts[first.slug] = first, known | keys
+    if len(parts) + bool(taken) < 2:  # noqa: PLR2004
+        return found
+    mine = [_of_part(proposal, keys) for proposal, keys in parts.values()]
+    place = next((i for i, p in enumerate(found) if p.link == "loss"), len(found))
+    others = [p for p in found if p.link != "loss"]
+    return [*others[:place], *mine, *others[place:]]
+
+
+def _is_separable(case: Case) -> bool:
+    """Returns whether the loss begins at tensors of the model's output alone."""
+    step = case.step
+    if step is None or case.loss_is_sound or case.facts["has_train_step"]:
+        return False
+    return (
+        not step.reference.micros
+        and not step.reference.direct
+        and step.reference.frontier == ("",)
+    )
+
+
+def _taken(case: Case) -> set[str]:
+    """Returns the paths whose gradient a fix in force mends."""
+    fixes = [f.partition(":")[2] for f in case.outcome.spec.fixes if f.startswith(FIX)]
+    return {path for paths in fixes for path in paths.split(",")}
+
+
+def _groups(case: Case, taken: set[str]) -> list[set[str]]:
+    """Returns the keys of wrong outputs, by how they are wrong."""
+    groups: dict[tuple[float, ...] | None, set[str]] = {}
+    for key, cuts in _by_key(case).items():
+        if _path(key) in taken or all(c.norm == 0 and c.residual == 0 for c in cuts):
+            continue
+        if any(c.residual > case.close for c in cuts):
+            kind = None
+        else:
+            kind = tuple(_rounded(c.ratio) for c in cuts)
+            if kind == (_rounded(case.world_size),) * len(cuts):
+                continue
+        groups.setdefault(kind, set()).add(key)
+    return list(groups.values())
+
+
+def _by_key(case: Case) -> dict[str, list[Cut]]:
+    found: dict[str, list[Cut]] = {}
+    for rank in case.step.ranks if case.step else ():
+        for cut in rank.cuts:
+            found.setdefault(cut.key, []).append(cut)
+    return found
+
+
+def _only(case: Case, keys: set[str]) -> Case:
+    """Returns the case as if the model had these outputs alone."""
+    assert case.step is not None
+    cuts = [c for k, found in _by_key(case).items() if k in keys for c in found]
+    factors = {c.doubled and _rounded(c.doubled) for c in cuts}
+    reference = dataclasses.replace(
+        case.step.reference,
+        loss=None,  # of all terms together
+        couplings=case.step.reference.couplings.only(keys),
+        doubled=next(iter(factors)) if len(factors) == 1 else None,
+    )
+    ranks = []
+    for rank in case.step.ranks:
+        kept = tuple(c for c in rank.cuts if c.key in keys)
+        ranks.append(dataclasses.replace(rank, loss=None, cuts=kept))
+    step = dataclasses.replace(case.step, reference=reference, ranks=tuple(ranks))
+    return dataclasses.replace(case, step=step, is_part=True)
+
+
+def _of_part(proposal: Proposal, keys: set[str]) -> Proposal:
+    paths = sorted(map(_path, keys))
+    return dataclasses.replace(
+        proposal,
+        facts=(*proposal.facts, f"so at the model's output {', '.join(paths)}"),
+        fixes=(f"{FIX}:{','.join(paths)}",),
+        control=(),
+        fallback=None,
+    )
+
+
+def _path(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def _rounded(ratio: float) -> float:
+    return float(f"{ratio:.6g}") if math.isfinite(ratio) else ratio

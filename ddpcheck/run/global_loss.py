@@ -1,0 +1,120 @@
+"""The loss of the global batch on every rank: interventions on a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddpcheck import tree
+from ddpcheck.run.gather import (
+    mean_over_ranks,
+    own_live,
+    rows_of_ranks,
+    without_group,
+)
+
+Loss = Callable[[Any, Any], Any]
+
+
+def global_loss(
+    model: nn.Module, bare: nn.Module, what: str, shard: tuple[int, int]
+) -> nn.Module:
+    """Returns a model that takes the global batch and computes this rank's rows.
+
+    Its output is the global batch's. Where the output itself cannot be gathered (the
+    loss is computed inside forward), the modules `names` inside `bare` do so instead.
+
+    Args:
+        model: as wrapped.
+        bare: the module inside.
+        what: "MODULES|PARAMETERS": the modules of `bare` whose outputs are gathered, ""
+            for the model as a whole, and the parameters that the loss itself uses.
+        shard: (first row, rows) of this rank.
+    """
+    modules, _, parameters = what.partition("|")
+    names, direct = modules.split(","), [p for p in parameters.split(",") if p]
+    if names == [""]:
+        return _GlobalRows(model, shard)
+    for name in direct:
+        # Used in the loss itself, which now is the whole loss on every rank.
+        bare.get_parameter(name).register_hook(lambda g: g / dist.get_world_size())
+    for name in names:
+        module = bare.get_submodule(name)
+        module.register_forward_pre_hook(
+            lambda _, args, kwargs: _local_rows((args, kwargs), shard), with_kwargs=True
+        )
+        module.register_forward_hook(lambda _, __, out: _gather_output(out, shard[1]))
+    return model
+
+
+class _GlobalRows(nn.Module):
+    """Global batch in, this rank's rows through the model, all rows out."""
+
+    def __init__(self, module: nn.Module, shard: tuple[int, int]) -> None:
+        super().__init__()
+        self.module, self.shard = module, shard
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _local_rows((args, kwargs), self.shard)
+        return _gather_output(self.module(*args, **kwargs), self.shard[1])
+
+
+def _local_rows(value: Any, shard: tuple[int, int]) -> Any:
+    start, size = shard
+    total = sum(rows_of_ranks(size))
+
+    def rows(_: str, t: Tensor) -> Tensor:
+        if t.dim() == 0 or len(t) % total or len(t) < total:
+            return t
+        step = len(t) // total
+        return t.narrow(0, start * step, size * step)
+
+    return tree.replace(value, rows)
+
+
+def _gather_output(output: Any, size: int) -> Any:
+    def gather(_: str, t: Tensor) -> Tensor:
+        if t.dim() == 0:
+            return mean_over_ranks(t) if t.is_floating_point() else t
+        dim = 0 if len(t) % size == 0 else 1
+        return own_live(t, dim, rows_of_ranks(t.shape[dim]))
+
+    return tree.replace(output, gather)
+
+
+def without_sight_of_ranks(loss: Loss) -> Loss:
+    """Returns the loss as one process computes it: no process group is in sight."""
+
+    def alone(output: Any, targets: Any) -> Any:
+        with without_group():
+            return loss(output, targets)
+
+    return alone
+
+
+def partly_global(
+    loss: Loss, paths: set[str], size: int, whole_targets: Callable[[], Any]
+) -> Loss:
+    """Returns a loss that is the global one for some outputs, the rank's for the rest.
+
+    Its gradient at the outputs `paths` is W times one process's, and at the others what
+    the rank's own loss gives. Its value means nothing.
+
+    Args:
+        loss: of (output, targets).
+        paths: of tensors in the model's output.
+        size: samples of this rank.
+        whole_targets: gives the targets of the global batch.
+    """
+    alone = without_sight_of_ranks(loss)
+
+    def both(output: Any, targets: Any) -> Any:
+        rest = tree.replace(output, lambda p, t: t.detach() if p in paths else t)
+        some = tree.replace(output, lambda p, t: t if p in paths else t.detach())
+        whole = alone(_gather_output(some, size), whole_targets())
+        return loss(rest, targets) + dist.get_world_size() * whole
+
+    return both
