@@ -135,10 +135,7 @@ def check(
     steps.expect(len(planned.specs))
     outcomes = session.run(planned.specs)
     if options.dtype == "auto" and _converts_after_wrapping(outcomes):
-        base = _as_float32(session, base)
-        assert base.spec is not None
-        planned = plan.make(options, base.spec, base.facts, only)
-        outcomes = session.run(planned.specs)
+        base, planned, outcomes = _as_float32(session, base, options, only)
     assert base.spec is not None
     floor = noise_floor.measure(session, options.tolerance, base.spec, outcomes)
     outcomes, limit = floor.apply(session, outcomes), floor.limit
@@ -169,13 +166,21 @@ def check(
     )
 
 
-def _as_float32(session: Session, base: ReferenceResult) -> ReferenceResult:
-    """Returns the reference of float32 models as they come.
+def _as_float32(
+    session: Session,
+    base: ReferenceResult,
+    options: Options,
+    only: Sequence[Cell] | None,
+) -> tuple[ReferenceResult, plan.Plan, list[RunOutcome]]:
+    """Returns reference, plan and outcomes of a float32 model as it comes.
 
     In float64 a later `.to(float64)`, or `.float()`, would be another program.
     """
     assert base.spec is not None
-    return session.reference(base.spec.but(dtype="float32", constants="native"))
+    base = session.reference(base.spec.but(dtype="float32", constants="native"))
+    assert base.spec is not None
+    planned = plan.make(options, base.spec, base.facts, only)
+    return base, planned, session.run(planned.specs)
 
 
 def _converts_after_wrapping(outcomes: list[RunOutcome]) -> bool:

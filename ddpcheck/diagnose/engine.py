@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 from ddpcheck import assemble
-from ddpcheck.diagnose import data_parallel, findings, parts, shrink
+from ddpcheck.diagnose import data_parallel, findings, shrink
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.causes import Cause, can_run, mended, proposed, scaled_to
 from ddpcheck.diagnose.probes.evidence import (
     RankEvidence,
     ReferenceEvidence,
     StepEvidence,
 )
-from ddpcheck.diagnose.registry import RULES
 from ddpcheck.options import Options
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
@@ -39,9 +38,6 @@ _MAX_CONTROLS = 6
 # what one process did for the global batch.
 _LEAST_TIMEOUT_S = 5.0
 _SLOWDOWN = 20.0
-_PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
-_SAME = 0.01  # excesses this close: the fix changed nothing
-_LINKS = ("data", "forward", "loss", "backward", "reduce", "update")
 
 
 @dataclass(slots=True)
@@ -53,18 +49,6 @@ class Diagnosis:
     not_compared: list[NotCompared] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     smallest: RunSpec | None = None  # the smallest run that shows a divergence of DDP
-
-
-@dataclass(slots=True)
-class Cause:
-    """A proposal that was taken up, and what its runs said."""
-
-    proposal: Proposal
-    before: float = math.inf
-    after: float = math.inf
-    verified: bool | None = None
-    where: str | None = None
-    controls: list[Control] = field(default_factory=list)
 
 
 def diagnose(
@@ -174,11 +158,11 @@ class _Search:
                 self.case = case
             if case.run.verdict == "equivalent":
                 break
-            proposals = self._proposals(case)
-            if causes and before and not _mended(causes[-1], before, case, proposals):
+            proposals = proposed(case)
+            if causes and before and not mended(causes[-1], before, case, proposals):
                 self.refuted.add(causes.pop().proposal.slug)
                 taken, case = taken[:-1], before
-                proposals = self._proposals(case)
+                proposals = proposed(case)
             known = {t.slug for t in taken}
             proposals = [p for p in proposals if p.slug not in known | self.refuted]
             self.rest = case
@@ -187,7 +171,7 @@ class _Search:
                 break
             causes.append(cause)
             before = case
-            if cause.verified or not self.fix or not _can_run(cause.proposal):
+            if cause.verified or not self.fix or not can_run(cause.proposal):
                 self.rest = None
                 break
         if len(causes) > 1:
@@ -195,9 +179,6 @@ class _Search:
         for cause in causes:
             cause.where = self._place(cause.proposal)
         return causes
-
-    def _proposals(self, case: Case) -> list[Proposal]:
-        return parts.separated(case, _detect(case, RULES), _of_the_loss)
 
     def _place(self, proposal: Proposal) -> str | None:
         keys = findings.place_keys(proposal)
@@ -214,7 +195,7 @@ class _Search:
         noise = next((p.noise for p in proposals if p.noise), spec.noise)
         mode = "averaged" if any(p.by_hand for p in proposals) else spec.mode
         scaled = tuple(
-            _scaled_to(f, self.spec.world_size, spec.world_size) for f in fixes
+            scaled_to(f, self.spec.world_size, spec.world_size) for f in fixes
         )
         return spec.but(fixes=spec.fixes + scaled, noise=noise, mode=mode)
 
@@ -293,11 +274,11 @@ class _Search:
         before = assemble.worst_excess(case.run)
         if not self.fix:
             return Cause(firm[0], before=before) if firm else None
-        if firm and firm[0] is proposals[0] and not _can_run(firm[0]):
+        if firm and firm[0] is proposals[0] and not can_run(firm[0]):
             # Ranks that wait for each other: any fix that ends the wait by making all
             # ranks do the same would look like a proof.
             return Cause(firm[0], before=before)
-        testable = [p for p in proposals if _can_run(p)]
+        testable = [p for p in proposals if can_run(p)]
         tested = self._test(testable, taken)
         proposals = [self._or_fallback(p, tested, taken) for p in proposals]
         firm = [p for p in proposals if not p.speculative]
@@ -375,43 +356,3 @@ class _Search:
             cause.before, cause.after = before, after
             cause.verified = before > 1 >= after
         causes[:] = [c for c in causes if c.verified]
-
-
-def _detect(case: Case, rules: Iterable[ModuleType]) -> list[Proposal]:
-    return [p for rule in rules if (p := rule.detect(case))]
-
-
-def _of_the_loss(case: Case) -> list[Proposal]:
-    return _detect(case, [rule for rule in RULES if rule.LINK == "loss"])
-
-
-def _mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -> bool:
-    """Returns whether a fix mended its own link, though the run still differs.
-
-    Its rule finds nothing any more, and that is not for want of evidence. What rules of
-    the later links find may be there with the fix too: then the run must differ by
-    another amount.
-    """
-    if cause.verified:
-        return True
-    if after.step is None and before.step is not None:
-        return False
-    if cause.proposal.slug not in {p.slug for p in proposals}:
-        return True
-    if cause.proposal.link in _PROBED:
-        return False
-    was, left = assemble.worst_excess(before.run), assemble.worst_excess(after.run)
-    return was != left and not math.isclose(was, left, rel_tol=_SAME)
-
-
-def _can_run(proposal: Proposal) -> bool:
-    return bool(proposal.fixes or proposal.noise or proposal.by_hand)
-
-
-def _scaled_to(fix: str, found_at: int, world_size: int) -> str:
-    """Returns a fix for another world size: factors of W follow it."""
-    if found_at == world_size or not fix.startswith("loss.scale:"):
-        return fix
-    factor = float(fix.partition(":")[2])
-    power = math.log(factor) / math.log(found_at) if factor > 0 else 0.0
-    return f"loss.scale:{world_size ** round(power)!r}" if round(power) else fix

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 from ddpcheck.diagnose import faults, magnitude
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.causes import Cause
 from ddpcheck.diagnose.text import number
 from ddpcheck.report import Finding, Fix
-
-if TYPE_CHECKING:
-    from ddpcheck.diagnose.engine import Cause
 
 UNKNOWN = "unknown"
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from ddpcheck import compare, tree
-from ddpcheck.errors import Problem, UsageError
+from ddpcheck.errors import UsageError
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import (
     averaged,
-    clipping,
+    closing,
     countables,
     fixes,
     global_loss,
@@ -139,7 +139,10 @@ class _Candidate:
         training = self._training(wrapped, names, recorder, size)
         recorder.uncomparable = lambda: self._uncomparable(calls)
         self._train(training, recorder, self._shards(batches))
-        self._tell(training, recorder)
+        self.facts["not_compared"] = recorder.not_compared
+        self.facts |= closing.facts(self.seen, training, self._bare)
+        if spec.mode == "ddp":
+            self.facts |= self._wrapping(training) | {"frozen": list(self._frozen)}
 
     def _wrap(self, model: nn.Module, size: int) -> nn.Module:
         spec = self.spec
@@ -293,8 +296,10 @@ class _Candidate:
 
     def _note_frozen(self, training: Training) -> None:
         """Notes what is frozen now: a later step may have made it trainable again."""
-        told = wrapping.facts(self.seen.wrapped, training.parameters(), training.names)
-        self._frozen |= dict.fromkeys(told["frozen"])
+        self._frozen |= dict.fromkeys(self._wrapping(training)["frozen"])
+
+    def _wrapping(self, training: Training) -> dict[str, list[str]]:
+        return wrapping.facts(self.seen.wrapped, training.parameters(), training.names)
 
     def _shards(self, batches: list[Any]) -> list[Any]:
         whole = fixes.argument(self.spec.fixes, "loss.global") is not None
@@ -345,7 +350,7 @@ class _Candidate:
             return
         for name, parameter in names.parameters(model).items():
             if self._differs("initial", name, parameter):
-                raise _unseeded(self.target, name)
+                raise models.unseeded(self.target, name)
 
     def _check_start(self, names: Names, wrapped: nn.Module) -> None:
         """Notes which weights differ from the reference's before the first step."""
@@ -393,50 +398,3 @@ class _Candidate:
         if found:
             self.facts["uncomparable"] = found
         return set(found)
-
-    def _tell(self, training: Training, recorder: ComparingRecorder) -> None:
-        self.facts["not_compared"] = recorder.not_compared
-        self.facts["collectives"] = len(self.seen.collectives)
-        self.facts["asks_distributed"] = self.seen.asks_distributed
-        self.facts["events"] = "".join(self.seen.events)
-        self.facts["static_graph"] = any(
-            w.module.static_graph for w in self.seen.wrapped
-        )
-        self.facts["updates_in_backward"] = self.seen.updates_in_backward
-        self.facts["schedule"] = training.schedule
-        self.facts["early_clips"] = self.seen.early_clips
-        self.facts["hooked"] = clipping.hooked_parameters(self._bare, self.seen.hooked)
-        self.facts["bucket_view"] = any(
-            w.module.gradient_as_bucket_view for w in self.seen.wrapped
-        )
-        self.facts["find_unused"] = any(
-            w.module.find_unused_parameters for w in self.seen.wrapped
-        )
-        self.facts["comm_hooks"] = self.seen.comm_hooks
-        self.facts["nested_backwards"] = self.seen.nested_backwards
-        self.facts["opaque_output"] = self.seen.opaque_output
-        self.facts["forwards"] = [
-            w.forwards
-            for w in wrapping.in_use(
-                self.seen.wrapped, training.model, training.parameters()
-            )
-        ]
-        self.facts["applied_after_wrap"] = self.seen.applied_after_wrap
-        if self.spec.mode == "ddp":
-            self.facts |= wrapping.facts(
-                self.seen.wrapped, training.parameters(), training.names
-            )
-            self.facts["frozen"] = list(self._frozen)
-            self.facts["broadcast_buffers"] = wrapping.broadcast_buffers(training.model)
-
-
-def _unseeded(target: Target, name: str) -> UsageError:
-    return UsageError(
-        Problem(
-            slug="target-unseeded",
-            message=f"{target.name}: model() makes other weights each time",
-            expected="the same initial weights from every call",
-            found=f"{name} differs between two calls of model()",
-            fix="call torch.manual_seed(0) at the start of model()",
-        )
-    )

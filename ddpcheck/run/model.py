@@ -198,3 +198,16 @@ def _check_not_empty(target: Target, model: nn.Module) -> None:
             fix="return the model that is trained, unfrozen, from model()",
         )
     )
+
+
+def unseeded(target: Target, name: str) -> UsageError:
+    """Returns the usage error for a model() that makes other weights each time."""
+    return UsageError(
+        Problem(
+            slug="target-unseeded",
+            message=f"{target.name}: model() makes other weights each time",
+            expected="the same initial weights from every call",
+            found=f"{name} differs between two calls of model()",
+            fix="call torch.manual_seed(0) at the start of model()",
+        )
+    )

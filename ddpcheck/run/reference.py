@@ -144,7 +144,25 @@ class _Reference:
         unused = [
             n for n, e in writer.index.groups[("gradients", 0)].items() if e is None
         ]
-        facts = {
+        writer.index.facts = {
+            "calls": dict(calls),
+            "shapes": self.shapes,
+            "schedule": training.schedule,
+        }
+        writer.close()
+        return ReferenceResult(
+            trace=str(self.path),
+            spec=self.spec,
+            warnings=tuple(devices.warnings(self.spec.device, self.spec.dtype)),
+            losses=tuple(training.losses),
+            facts=self._facts(model, training, size, unused),
+        )
+
+    def _facts(
+        self, model: nn.Module, training: Training, size: int, unused: list[str]
+    ) -> dict[str, Any]:
+        names = training.names
+        return {
             "batch_size": size,
             "num_parameters": sum(p.numel() for p in model.parameters()),
             "num_tensors": len(names.order),
@@ -165,19 +183,6 @@ class _Reference:
             "schedule": training.schedule,
             "gpus": devices.count() if self.spec.device == "cuda" else 0,
         }
-        writer.index.facts = {
-            "calls": dict(calls),
-            "shapes": self.shapes,
-            "schedule": training.schedule,
-        }
-        writer.close()
-        return ReferenceResult(
-            trace=str(self.path),
-            spec=self.spec,
-            warnings=tuple(devices.warnings(self.spec.device, self.spec.dtype)),
-            losses=tuple(training.losses),
-            facts=facts,
-        )
 
     @contextlib.contextmanager
     def _around(self, step: int, size: int) -> Iterator[None]:

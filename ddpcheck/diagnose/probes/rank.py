@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.diagnose.probes import micro, training
+from ddpcheck.diagnose.probes import fits, micro, training
 from ddpcheck.diagnose.probes.evidence import Cut, Direct, ModuleCall, RankEvidence
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
@@ -281,19 +281,21 @@ class _Probe:
             else:
                 rows = leaf.rows(reference)
             grad = torch.zeros_like(leaf.tensor) if mine is None else mine
-            ratio, residual, norm = _fit(grad, rows)
+            ratio, residual, norm = fits.fit(grad, rows)
             doubled = self._recorded("doubled", leaf.key, leaf.tensor)
             found.append(
                 Cut(
                     mixed=math.inf
                     if doubled is None
-                    else _unmixed(grad, rows, leaf.rows(doubled), self.spec.world_size),
+                    else fits.unmixed(
+                        grad, rows, leaf.rows(doubled), self.spec.world_size
+                    ),
                     doubled=None
                     if doubled is None
-                    else _doubling(leaf.rows(doubled), rows),
+                    else fits.doubling(leaf.rows(doubled), rows),
                     on_the_way=leaf.key in self.reader.index.facts["on_the_way"],
-                    row_sum=_row_sum(grad - self.spec.world_size * rows),
-                    row_spread=_row_spread(grad),
+                    row_sum=fits.row_sum(grad - self.spec.world_size * rows),
+                    row_spread=fits.row_spread(grad),
                     key=leaf.key,
                     module=leaf.module,
                     micro=leaf.micro,
@@ -320,7 +322,7 @@ class _Probe:
             mine = torch.zeros_like(reference) if grad is None else grad.to_dense()
             if mine.is_complex():
                 mine = torch.view_as_real(mine)
-            ratio, residual, norm = _fit(mine, reference)
+            ratio, residual, norm = fits.fit(mine, reference)
             found.append(Direct(name=name, ratio=ratio, residual=residual, norm=norm))
         return found
 
@@ -367,56 +369,3 @@ def _is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
     return bool(alike) and all(
         a.shape == b.shape and distance(b, a) < _INVARIANT for a, b in alike
     )
-
-
-def _row_sum(tensor: Tensor) -> float:
-    """Returns the largest sum over the last dimension, relative to the largest entry.
-
-    0 for what came back through a softmax over that dimension.
-    """
-    top = float(tensor.abs().max()) if tensor.numel() else 0.0
-    if not top or not math.isfinite(top):
-        return math.inf
-    return float(tensor.sum(-1).abs().max()) / top
-
-
-def _row_spread(tensor: Tensor) -> float:
-    """Returns how far rows are from their mean, relative to the largest entry."""
-    top = float(tensor.abs().max()) if tensor.numel() else 0.0
-    if not top or not math.isfinite(top) or tensor.dim() < 2:  # noqa: PLR2004
-        return math.inf
-    rows = tensor.reshape(-1, tensor.shape[-1])
-    return float((rows - rows.mean(0)).abs().max()) / top
-
-
-def _unmixed(grad: Tensor, once: Tensor, twice: Tensor, world_size: int) -> float:
-    """Returns what is left, relative, if one part is of a mean and one of a sum.
-
-    With the batch taken twice a mean's gradient a halves and a sum's b stays: they are
-    2 (once - twice) and 2 twice - once. On a rank they are W a and b.
-    """
-    mean, total = 2 * (once - twice), 2 * twice - once
-    left = (grad - (world_size * mean + total)).double().norm()
-    size = float(grad.double().norm())
-    return float(left) / size if size else math.inf
-
-
-def _doubling(twice: Tensor, once: Tensor) -> float | None:
-    """Returns 2 for a sum, 1 for a mean; None where no one factor fits."""
-    ratio, residual, norm = _fit(twice, once)
-    return 2 * ratio if norm and residual < _INVARIANT else None
-
-
-def _fit(mine: Tensor, reference: Tensor) -> tuple[float, float, float]:
-    """Returns (ratio, residual, norm of the reference) of mine ~ ratio * reference."""
-    a = mine.detach().double().reshape(-1)
-    b = reference.detach().double().reshape(-1)
-    if not bool(torch.isfinite(a).all()):
-        return float("nan"), float("inf"), float(b.norm())
-    square = float(torch.dot(b, b))
-    if square == 0:
-        return 0.0, 0.0 if not float(a.abs().max()) else float("inf"), 0.0
-    ratio = float(torch.dot(a, b)) / square
-    left = float((a - ratio * b).norm())
-    size = max(float(a.norm()), square**0.5)
-    return ratio, left / size, square**0.5

@@ -1,0 +1,75 @@
+"""Causes: what rules propose, and what a run with a fix says of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import ModuleType
+
+from ddpcheck import assemble
+from ddpcheck.diagnose import parts
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.registry import RULES
+from ddpcheck.report import Control
+
+_PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
+_SAME = 0.01  # excesses this close: the fix changed nothing
+
+
+@dataclass(slots=True)
+class Cause:
+    """A proposal that was taken up, and what its runs said."""
+
+    proposal: Proposal
+    before: float = math.inf
+    after: float = math.inf
+    verified: bool | None = None
+    where: str | None = None
+    controls: list[Control] = field(default_factory=list)
+
+
+def proposed(case: Case) -> list[Proposal]:
+    """Returns what all rules propose, in the order of the chain."""
+    return parts.separated(case, _detect(case, RULES), _of_the_loss)
+
+
+def _detect(case: Case, rules: Iterable[ModuleType]) -> list[Proposal]:
+    return [p for rule in rules if (p := rule.detect(case))]
+
+
+def _of_the_loss(case: Case) -> list[Proposal]:
+    return _detect(case, [rule for rule in RULES if rule.LINK == "loss"])
+
+
+def mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -> bool:
+    """Returns whether a fix mended its own link, though the run still differs.
+
+    Its rule finds nothing any more, and that is not for want of evidence. What rules of
+    the later links find may be there with the fix too: then the run must differ by
+    another amount.
+    """
+    if cause.verified:
+        return True
+    if after.step is None and before.step is not None:
+        return False
+    if cause.proposal.slug not in {p.slug for p in proposals}:
+        return True
+    if cause.proposal.link in _PROBED:
+        return False
+    was, left = assemble.worst_excess(before.run), assemble.worst_excess(after.run)
+    return was != left and not math.isclose(was, left, rel_tol=_SAME)
+
+
+def can_run(proposal: Proposal) -> bool:
+    """Returns whether the proposal has a run that could prove it."""
+    return bool(proposal.fixes or proposal.noise or proposal.by_hand)
+
+
+def scaled_to(fix: str, found_at: int, world_size: int) -> str:
+    """Returns a fix for another world size: factors of W follow it."""
+    if found_at == world_size or not fix.startswith("loss.scale:"):
+        return fix
+    factor = float(fix.partition(":")[2])
+    power = math.log(factor) / math.log(found_at) if factor > 0 else 0.0
+    return f"loss.scale:{world_size ** round(power)!r}" if round(power) else fix

@@ -1,0 +1,63 @@
+"""How a gradient on a rank relates to the reference's: factors, and what they leave."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_EXACT = 0.05
+
+
+def row_sum(tensor: Tensor) -> float:
+    """Returns the largest sum over the last dimension, relative to the largest entry.
+
+    0 for what came back through a softmax over that dimension.
+    """
+    top = float(tensor.abs().max()) if tensor.numel() else 0.0
+    if not top or not math.isfinite(top):
+        return math.inf
+    return float(tensor.sum(-1).abs().max()) / top
+
+
+def row_spread(tensor: Tensor) -> float:
+    """Returns how far rows are from their mean, relative to the largest entry."""
+    top = float(tensor.abs().max()) if tensor.numel() else 0.0
+    if not top or not math.isfinite(top) or tensor.dim() < 2:  # noqa: PLR2004
+        return math.inf
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    return float((rows - rows.mean(0)).abs().max()) / top
+
+
+def unmixed(grad: Tensor, once: Tensor, twice: Tensor, world_size: int) -> float:
+    """Returns what is left, relative, if one part is of a mean and one of a sum.
+
+    With the batch taken twice a mean's gradient a halves and a sum's b stays: they are
+    2 (once - twice) and 2 twice - once. On a rank they are W a and b.
+    """
+    mean, total = 2 * (once - twice), 2 * twice - once
+    left = (grad - (world_size * mean + total)).double().norm()
+    size = float(grad.double().norm())
+    return float(left) / size if size else math.inf
+
+
+def doubling(twice: Tensor, once: Tensor) -> float | None:
+    """Returns 2 for a sum, 1 for a mean; None where no one factor fits."""
+    ratio, residual, norm = fit(twice, once)
+    return 2 * ratio if norm and residual < _EXACT else None
+
+
+def fit(mine: Tensor, reference: Tensor) -> tuple[float, float, float]:
+    """Returns (ratio, residual, norm of the reference) of mine ~ ratio * reference."""
+    a = mine.detach().double().reshape(-1)
+    b = reference.detach().double().reshape(-1)
+    if not bool(torch.isfinite(a).all()):
+        return float("nan"), float("inf"), float(b.norm())
+    square = float(torch.dot(b, b))
+    if square == 0:
+        return 0.0, 0.0 if not float(a.abs().max()) else float("inf"), 0.0
+    ratio = float(torch.dot(a, b)) / square
+    left = float((a - ratio * b).norm())
+    size = max(float(a.norm()), square**0.5)
+    return ratio, left / size, square**0.5

@@ -1,0 +1,35 @@
+"""What a rank says of a run when it is over: facts of what user code did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ddpcheck.run import clipping, wrapping
+from ddpcheck.run.observe import Observed
+from ddpcheck.run.steps import Training
+
+
+def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]:
+    """Returns facts by name; `bare` is the model inside the wrapper."""
+    ddp = [w.module for w in seen.wrapped]
+    in_use = wrapping.in_use(seen.wrapped, training.model, training.parameters())
+    return {
+        "collectives": len(seen.collectives),
+        "asks_distributed": seen.asks_distributed,
+        "events": "".join(seen.events),
+        "updates_in_backward": seen.updates_in_backward,
+        "schedule": training.schedule,
+        "early_clips": seen.early_clips,
+        "hooked": clipping.hooked_parameters(bare, seen.hooked),
+        "static_graph": any(module.static_graph for module in ddp),
+        "bucket_view": any(module.gradient_as_bucket_view for module in ddp),
+        "find_unused": any(module.find_unused_parameters for module in ddp),
+        "comm_hooks": seen.comm_hooks,
+        "nested_backwards": seen.nested_backwards,
+        "opaque_output": seen.opaque_output,
+        "forwards": [w.forwards for w in in_use],
+        "applied_after_wrap": seen.applied_after_wrap,
+        "broadcast_buffers": wrapping.broadcast_buffers(training.model),
+    }
