@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from ddpcheck import checking
 from ddpcheck import report as reports
 from ddpcheck.options import Options
-from ddpcheck.ranks.pool import Pool
+from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.target import TargetRef
 from tests.conftest import Digits
 
@@ -83,8 +84,34 @@ def test_light_example_gives_what_the_table_says(row: Row, pool: Pool) -> None:
     _assert_as_told(row, report.exit_code, reports.to_json(report), str(report))
 
 
+@pytest.fixture(scope="module")
+def with_sklearn() -> Iterator[Pool]:
+    """An engine that has imported scikit-learn, for all examples that need no more."""
+    pytest.importorskip("sklearn")
+    modules = (*checking.PRELOAD_MODULES, "sklearn.datasets", "sklearn.preprocessing")
+    with Pool(Preload(modules=modules)) as made:
+        made.wait_for_imports()
+        yield made
+
+
+@pytest.mark.xdist_group("sklearn")
 @pytest.mark.parametrize(
-    "row", [row for row in OTHERS if row.packages], ids=lambda row: row.file
+    "row",
+    [row for row in OTHERS if row.packages == ("scikit-learn",)],
+    ids=lambda row: row.file,
+)
+def test_example_on_real_tables_gives_what_the_table_says(
+    row: Row, with_sklearn: Pool
+) -> None:
+    ref = TargetRef(path=str(EXAMPLES / row.file))
+    report = checking.check(with_sklearn, ref, Options())
+    _assert_as_told(row, report.exit_code, reports.to_json(report), str(report))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in OTHERS if row.packages not in {(), ("scikit-learn",)}],
+    ids=lambda row: row.file,
 )
 def test_example_gives_what_the_table_says(row: Row, tmp_path: Path) -> None:
     for package in row.packages:
