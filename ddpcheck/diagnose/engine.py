@@ -146,9 +146,26 @@ class _Search:
         self.rest: Case | None = None  # what no cause explains
         self.refuted: set[str] = set()
         self.repeats = True
+        self.falls_back = False
 
     def run(self) -> list[Cause]:
-        """Returns the causes in the order of the chain, verified as far as possible."""
+        """Returns the causes in the order of the chain, verified as far as possible.
+
+        What rules fall back on mends more than its own cause: it is tried last.
+        """
+        causes = self._attempt()
+        if self.rest is not None and any(c.proposal.fallback for c in causes):
+            first, self.falls_back, self.refuted = self.rest, True, set()
+            again = self._attempt()
+            if self.rest is None:
+                causes = again
+            else:
+                self.rest = first
+        for cause in causes:
+            cause.where = self._place(cause.proposal)
+        return causes
+
+    def _attempt(self) -> list[Cause]:
         causes: list[Cause] = []
         before: Case | None = None
         for _ in range(_MAX_ROUNDS):
@@ -176,8 +193,6 @@ class _Search:
                 break
         if len(causes) > 1:
             self._leave_one_out(causes)
-        for cause in causes:
-            cause.where = self._place(cause.proposal)
         return causes
 
     def _place(self, proposal: Proposal) -> str | None:
@@ -305,7 +320,9 @@ class _Search:
     ) -> Proposal:
         """Returns what mends the run of the proposal and its fallback."""
         other = proposal.fallback
-        if other is None or tested.get(proposal.slug, math.inf) <= 1:
+        if other is None or not self.falls_back:
+            return proposal
+        if tested.get(proposal.slug, math.inf) <= 1:
             return proposal
         excess = self._test([other], taken)[other.slug]
         if excess > 1:
