@@ -8,7 +8,8 @@ A learning rate, a stop or a skip is decided on the rank's own loss or metric.
 
 How it was found
 Up to a step all gradients are equal, and after its update trained weights differ
-between ranks. Which number decides cannot be known, so the fix is not verified.
+between ranks. Where learning rates or their like differ, the run with one process's
+decides; a skip or a stop no run can prove.
 
 Example
     import torch
