@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ddpcheck.zoo import matrix
 
-# From 4 ranks on a quick run makes these cases only, with silent dropout and without
-# batch norm mode "local", which is "asis" to a model of plain batch norms. Every model
-# and every loss is among them.
+# With 1 rank and from 4 on a quick run makes these cases only, with silent dropout and
+# without batch norm mode "local", which is "asis" to a model of plain batch norms.
+# Every model and every loss is among them.
 LARGE_WORLD_SIZES = (4, 8, 16)
 LARGE_CASES = (
     ("mlp", "mean"),
@@ -104,8 +104,8 @@ def cells(
 
     Args:
         row: one of `rows`.
-        quick: leave out 4, 8 and 16 ranks, but for some cells of LARGE_CASES, and 1
-            and 3 ranks where another row has the same model and loss on them.
+        quick: leave out 1, 4, 8 and 16 ranks, but for some cells of LARGE_CASES, and
+            3 ranks where another row has the same model and loss on them.
         world_sizes: a part of matrix.WORLD_SIZES.
     """
     is_large = (row.model, row.loss) in LARGE_CASES
@@ -113,7 +113,8 @@ def cells(
     skipped: tuple[int, ...] = ()
     if quick and not is_large:
         is_plain = row.batch_norm == "asis" and row.noise == "asis"
-        skipped = LARGE_WORLD_SIZES if is_plain else (1, 3, *LARGE_WORLD_SIZES)
+        with_three = is_plain and row.mode == "ddp"
+        skipped = (1, *LARGE_WORLD_SIZES) if with_three else (1, 3, *LARGE_WORLD_SIZES)
     return [
         Cell(row=row, world_size=size) for size in world_sizes if size not in skipped
     ]
