@@ -252,12 +252,12 @@ def train_step(model, optimizer, batch):
     "compiled-around-ddp": SEQUENTIAL
     + """
 def wrap(model):
-    return torch.compile(DDP(model), backend="aot_eager")
+    return torch.compile(DDP(model), backend="eager")
 """,
     "ddp-around-compiled": SEQUENTIAL
     + """
 def wrap(model):
-    return DDP(torch.compile(model, backend="aot_eager"))
+    return DDP(torch.compile(model, backend="eager"))
 """,
     "instance-norm": """
 model = nn.Sequential(

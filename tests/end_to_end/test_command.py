@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -104,15 +105,24 @@ def test_import_that_ends_the_process_exits_3_with_its_output(
     terminal.assert_clean(command)
 
 
+CTRL_C = (signal.SIGINT, 130, "ddpcheck: interrupted\n")
+TERMINATION = (signal.SIGTERM, 143, "ddpcheck: terminated\n")
+
+
 @pytest.mark.parametrize(
-    ("number", "code", "says"),
-    [(2, 130, "ddpcheck: interrupted\n"), (15, 143, "ddpcheck: terminated\n")],
-    ids=["ctrl-c", "sigterm"],
+    ("when", "sent"),
+    [
+        ("importing torch", TERMINATION),
+        ("in the target", CTRL_C),
+        ("in a rank", CTRL_C),
+        ("in a rank", TERMINATION),
+    ],
+    ids=["importing-sigterm", "target-ctrl-c", "rank-ctrl-c", "rank-sigterm"],
 )
-@pytest.mark.parametrize("when", ["importing torch", "in the target", "in a rank"])
 def test_signal_ends_everything(
-    number: int, code: int, says: str, when: str, terminal: Terminal
+    when: str, sent: tuple[signal.Signals, int, str], terminal: Terminal
 ) -> None:
+    number, code, says = sent
     mark = terminal.folder / "mark"
     waits = f"open({str(mark)!r}, 'w').close()\nimport time\ntime.sleep(600)\n"
     source = target(end=waits)
@@ -127,7 +137,7 @@ def test_signal_ends_everything(
     _wait(command, mark, when)
     if when == "in a rank":
         _assert_all_listen_on_loopback(command)
-    if number == 2:
+    if number == signal.SIGINT:
         command.signal(number)
     else:
         command.process.send_signal(number)
