@@ -30,6 +30,7 @@ from ddpcheck.report import (
     TargetInfo,
     Tolerance,
 )
+from ddpcheck.reproduce import Smallest
 from ddpcheck.run.spec import ReferenceResult, RunSpec
 from ddpcheck.session import (
     CannotCheckError,
@@ -274,7 +275,7 @@ def _report(
     not_compared: list[NotCompared],
     warnings: list[str],
     seconds: float,
-    smallest: RunSpec | None,
+    smallest: Smallest | None,
 ) -> Report:
     verdict = _verdict(runs, findings)
     return Report(
@@ -288,9 +289,7 @@ def _report(
         not_compared=tuple(dict.fromkeys(not_compared)),
         warnings=tuple(dict.fromkeys(warnings)),
         seconds=seconds,
-        reproduce=reproduce.script(
-            ref, runs, findings, smallest, unused=bool(base.facts["unused"])
-        ),
+        reproduce=reproduce.script(ref, findings, smallest),
     )
 
 

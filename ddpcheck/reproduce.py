@@ -7,6 +7,8 @@ numbers, and exits 1 while they differ.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
 from ddpcheck.report import Finding, Run
@@ -17,40 +19,35 @@ _TEMPLATE = '''\
 """{title}
 
 Found by ddpcheck: {summary}
-Needs torch only. Exits 1 while {world} ranks differ from one process.
+{numbers} Needs torch only. Exits 1 while {world} ranks differ from one process.
 """
 import importlib.util, os, sys, tempfile
 import torch, torch.distributed as dist, torch.multiprocessing as mp
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-PATH, NAMES, ROWS = {path!r}, {names!r}, {rows}
+PATH, NAMES, ROWS, WITHOUT = {path!r}, {names!r}, {rows}, {without!r}
 WORLD, STEPS, DTYPE, RTOL = {world}, {steps}, torch.{dtype}, {rtol!r}
-
-def load():
-    sys.path.insert(0, os.path.dirname(PATH))
-    spec = importlib.util.spec_from_file_location("reproduced", PATH)
-    module = sys.modules["reproduced"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return lambda name: getattr(module, NAMES.get(name, name), None)
+sys.path.insert(0, os.path.dirname(PATH))
+spec = importlib.util.spec_from_file_location("reproduced", PATH)
+module = sys.modules["reproduced"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+get = lambda name: getattr(module, NAMES.get(name, name), None)
+strip = lambda name: ".".join(part for part in name.split(".") if part != "module")
 
 def each(x, f):  # f on every tensor of nested tuples, lists and dicts
     if isinstance(x, torch.Tensor): return f(x)
     if isinstance(x, dict): return {{k: each(v, f) for k, v in x.items()}}
     return type(x)([each(v, f) for v in x]) if isinstance(x, (tuple, list)) else x
 
-def strip(name):
-    return ".".join(part for part in name.split(".") if part != "module")
-
-def train(get, rank=None):  # one process, or one rank on its rows
+def train(rank=None):  # one process, or one rank on its rows
     torch.manual_seed(1 if rank is None else rank + 2)
     made, seen = get("model"), []
     model = (made if isinstance(made, torch.nn.Module) else made()).to(DTYPE).train()
+    for name in WITHOUT: model.set_submodule(name, torch.nn.Identity())  # it differs without them, too
     if rank is not None:
-        wrap = get("wrap") or (lambda m: DistributedDataParallel(m, find_unused_parameters={unused}))
-        model = wrap(model)
+        model = (get("wrap") or (lambda m: torch.nn.parallel.DistributedDataParallel(m, find_unused_parameters={unused})))(model)
     optimizer = (get("optimizer") or (lambda p: torch.optim.SGD(p, lr=0.1)))(list(model.parameters()))
-    hook = register_optimizer_step_pre_hook(lambda *_: seen.append(
+    register_optimizer_step_pre_hook(lambda *_: seen.append(
         {{strip(n) + ".grad": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}}))
     for step in range(STEPS):
         batch = get("batch")
@@ -66,20 +63,18 @@ def train(get, rank=None):  # one process, or one rank on its rows
             (get("loss")(out, y) if get("loss") else out.loss).backward()
             optimizer.step()
         seen.append({{strip(n): t.detach().clone() for n, t in model.state_dict().items()}})
-    hook.remove()
     return seen
 
 def run_rank(rank, folder):
-    store = dist.FileStore(folder + "/store", WORLD)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
-    torch.save(train(load(), rank), f"{{folder}}/{{rank}}.pt")
+    dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", WORLD), rank=rank, world_size=WORLD)
+    torch.save(train(rank), f"{{folder}}/{{rank}}.pt")
     dist.barrier(), os._exit(0)
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        one = train(load())
-        try: mp.spawn(run_rank, (folder,), WORLD)
+        try: mp.start_processes(run_rank, (folder,), WORLD, start_method="fork")
         except Exception as error: sys.exit("the ranks fail: " + str(error).strip().splitlines()[-1])
+        one = train()
         ranks = [torch.load(f"{{folder}}/{{rank}}.pt") for rank in range(WORLD)]
     rows = [(float((b[n] - a[n]).abs().max() / a[n].abs().max().clamp(min=1e-12)), n, f"rank {{r}}, record {{i}}") for r, seen
             in enumerate(ranks) for i, (a, b) in enumerate(zip(one, seen)) for n in a if n in b and a[n].is_floating_point()]
@@ -89,25 +84,30 @@ if __name__ == "__main__":
 '''
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smallest:
+    """The smallest run that diverges, and what came out of it."""
+
+    spec: RunSpec
+    run: Run
+    unused: bool  # parameters that no gradient reaches
+
+
 def script(
     ref: TargetRef,
-    runs: list[Run],
     findings: list[Finding],
-    smallest: RunSpec | None,
-    *,
-    unused: bool,
+    smallest: Smallest | None,
 ) -> str:
     """Returns the text of reproduce.py, "" where a script cannot show it.
 
-    `smallest` is the run to show: its world size, steps and samples.
+    `smallest` is the run to show: its world size, steps, samples and modules.
     """
-    spec = smallest
-    if spec is None or ref.path is None:
+    if smallest is None or ref.path is None:
         return ""
+    spec, run = smallest.spec, smallest.run
     if spec.noise != "asis" or spec.batch_norm != "asis" or spec.loss != "asis":
         return ""
     summary = findings[0].summary if findings else "the cause is unknown"
-    run = next(r for r in runs if (r.mode, r.world_size) == ("ddp", spec.world_size))
     return _TEMPLATE.format(
         title=f"{Path(ref.path).name}: {findings[0].slug if findings else 'divergence'}",
         summary=summary.replace("\\", "/").replace('"""', "'"),
@@ -115,8 +115,21 @@ def script(
         path=str(Path(ref.path).resolve()),
         steps=spec.steps,
         rows=spec.rows or None,
+        without=spec.without,
+        numbers=_numbers(run),
         dtype=run.dtype if run.dtype in ("float64", "float32") else "float32",
         rtol=run.rtol,
         names=dict(ref.names),
-        unused=unused,
+        unused=smallest.unused,
     )
+
+
+def _numbers(run: Run) -> str:
+    """Returns what ddpcheck measured, in the words that the script prints."""
+    rows = [(t, f"{t.name}.grad") for t in run.gradients.tensors]
+    rows += [(t, t.name) for q in (run.weights, run.buffers) for t in q.tensors]
+    finite = [row for row in rows if math.isfinite(row[0].rel_diff)]
+    if not finite:
+        return "Its ranks fail or lack gradients."
+    worst, name = max(finite, key=lambda row: row[0].rel_diff)
+    return f"It measured {worst.rel_diff:.3g} relative difference in {name}."

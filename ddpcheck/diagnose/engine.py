@@ -26,6 +26,7 @@ from ddpcheck.options import Options
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report import Control, Finding, NotCompared, Run, Tolerance
+from ddpcheck.reproduce import Smallest
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import RunOutcome, Session
 from ddpcheck.tolerance import LARGEST_FLOOR
@@ -48,7 +49,7 @@ class Diagnosis:
     findings: list[Finding] = field(default_factory=list)
     not_compared: list[NotCompared] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    smallest: RunSpec | None = None  # the smallest run that shows a divergence of DDP
+    smallest: Smallest | None = None  # run that shows a divergence of DDP
 
 
 def diagnose(
@@ -66,6 +67,7 @@ def diagnose(
         _LEAST_TIMEOUT_S + _SLOWDOWN * max(o.reference.seconds for o in outcomes),
     )
     explained: set[int] = set()
+    removable: list[str] = []
     for index in _by_world_size(runs, "ddp"):
         if index in explained:
             continue
@@ -75,9 +77,10 @@ def diagnose(
         causes = search.run()
         same = _explained(search, causes, outcomes, runs, index) - explained
         explained |= same | {index}
+        removable = removable or shrink.removable(search.case)
         found = findings.make(causes, search.case, search.rest, sorted(same | {index}))
         diagnosis.findings = findings.merge(diagnosis.findings, found)
-    diagnosis.smallest = shrink.smallest(session, outcomes, runs, limit)
+    diagnosis.smallest = shrink.smallest(session, outcomes, runs, limit, removable)
     rest = [i for i in _by_world_size(runs, "dp") if i not in explained]
     if rest:
         diagnosis.findings = data_parallel.explain(

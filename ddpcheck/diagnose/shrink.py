@@ -1,21 +1,45 @@
-"""The smallest batch and the fewest steps that still show a divergence."""
+"""The smallest batch and model and the fewest steps that still show a divergence."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from ddpcheck import assemble
+from ddpcheck.diagnose.case import Case
 from ddpcheck.errors import UsageError
 from ddpcheck.report import Run, Tolerance
+from ddpcheck.reproduce import Smallest
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import CannotCheckError, RunOutcome, Session
 
+# Runs that leave modules out: a diagnosis may not take much longer for its script.
+_MOST_TRIALS = 6
+
+
+def removable(case: Case | None) -> list[str]:
+    """Returns the modules that nn.Identity may stand in for, outer ones first."""
+    if case is None:
+        return []
+    kept: dict[str, bool] = {}
+    for call in case.modules():
+        kept[call.name] = kept.get(call.name, True) and call.keeps_shape
+    names = [name for name, keeps in kept.items() if name and keeps]
+    return sorted(names, key=lambda name: name.count("."))
+
 
 def smallest(
-    session: Session, outcomes: list[RunOutcome], runs: list[Run], limit: Tolerance
-) -> RunSpec | None:
-    """Returns the spec of the smallest divergent DDP run, None where none diverges.
+    session: Session,
+    outcomes: list[RunOutcome],
+    runs: list[Run],
+    limit: Tolerance,
+    names: Sequence[str] = (),
+) -> Smallest | None:
+    """Returns the smallest divergent DDP run, None where none diverges.
 
-    The smallest world size of the matrix; then as many steps as it takes, and the
-    first samples of the batch, one per rank and twice as many each time. A hang is not
+    The smallest world size of the matrix; then as many steps as it takes; the first
+    samples of the batch, one per rank and twice as many each time; and the model
+    without those of the modules `names` that it diverges without. A hang is not
     repeated.
     """
     divergent = [
@@ -26,25 +50,72 @@ def smallest(
     if not divergent:
         return None
     index = min(divergent)[1]
-    run, spec = runs[index], outcomes[index].spec
-    if run.faults:
-        return spec
-    spec = spec.but(steps=_steps(run))
-    rows = run.world_size
-    while rows < sum(run.shard_sizes):
-        candidate = spec.but(rows=rows)
-        if _diverges(session, candidate, limit):
-            return candidate
+    found = _outcome(outcomes[index], runs[index])
+    if found.run.faults:
+        return found
+    found = _with_fewer_samples(session, found, limit)
+    return _with_fewer_modules(session, found, limit, list(names))
+
+
+def _with_fewer_samples(
+    session: Session, known: Smallest, limit: Tolerance
+) -> Smallest:
+    spec = known.spec.but(steps=_steps(known.run))
+    rows = known.run.world_size
+    while rows < sum(known.run.shard_sizes):
+        found = _diverging(session, spec.but(rows=rows), limit)
+        if found:
+            return found
         rows *= 2
-    return spec
+    return replace(known, spec=spec)
 
 
-def _diverges(session: Session, spec: RunSpec, limit: Tolerance) -> bool:
+def _with_fewer_modules(
+    session: Session, known: Smallest, limit: Tolerance, names: list[str]
+) -> Smallest:
+    """Leaves out as many modules as a few runs find: all, else halves, and so on.
+
+    The run must still have the same kind of difference, e.g. in gradients.
+    """
+    groups, trials = [names], 0
+    while groups and trials < _MOST_TRIALS:
+        group = [n for n in groups.pop(0) if not _is_inside(n, known.spec.without)]
+        if not group:
+            continue
+        outer = tuple(n for n in group if not _is_inside(n, group))
+        trials += 1
+        spec = known.spec.but(without=known.spec.without + outer)
+        found = _diverging(session, spec, limit)
+        if found and _differing(found.run) == _differing(known.run):
+            known = found
+        elif len(group) > 1:
+            half = len(group) // 2
+            groups += [group[:half], group[half:]]
+    return known
+
+
+def _is_inside(name: str, others: Sequence[str]) -> bool:
+    return any(name.startswith(f"{other}.") for other in others)
+
+
+def _differing(run: Run) -> list[bool]:
+    return [bool(q.mismatched) for q in (run.outputs, run.gradients, run.buffers)]
+
+
+def _diverging(session: Session, spec: RunSpec, limit: Tolerance) -> Smallest | None:
     try:
-        made = assemble.to_run(session.run([spec])[0], limit.rtol)
+        outcome = session.run([spec])[0]
     except (UsageError, CannotCheckError):
-        return False  # one process cannot train on so few samples
-    return made.verdict == "divergent" and not made.faults
+        return None  # one process cannot train on so few samples, or without a module
+    run = assemble.to_run(outcome, limit.rtol)
+    if run.verdict != "divergent" or run.faults:
+        return None
+    return _outcome(outcome, run)
+
+
+def _outcome(outcome: RunOutcome, run: Run) -> Smallest:
+    unused = bool(outcome.reference.facts["unused"])
+    return Smallest(spec=outcome.spec, run=run, unused=unused)
 
 
 def _steps(run: Run) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Modu
     model = target.build()
     _check_not_empty(target, model)
     materialize(target, model)
+    leave_out(model, spec.without)
     if spec.constants != NATIVE:
         cast(model, DTYPES[spec.dtype])
     if spec.device == "cpu":
@@ -47,6 +48,16 @@ def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Modu
     model.train()
     model = batch_norm.apply(model, spec.batch_norm, device=spec.device)
     return devices.place(model, spec.device)
+
+
+def leave_out(model: nn.Module, names: Iterable[str]) -> None:
+    """Lets modules hand on their input, in place.
+
+    Raises:
+        AttributeError: the model has no module of one of these names.
+    """
+    for name in names:
+        model.set_submodule(name, nn.Identity())
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> None:

@@ -47,6 +47,8 @@ class RunSpec:
     shuffle: bool = False
     # The first samples alone; 0: the batch as it is.
     rows: int = 0
+    # Names of modules that hand on their input, in the reference too (nn.Identity).
+    without: tuple[str, ...] = ()
     # Number of shards that become copies of the first: faults of layout stay, those of
     # counts go. 0: the batch as it is.
     tile: int = 0

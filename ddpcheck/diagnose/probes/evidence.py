@@ -24,6 +24,7 @@ class ModuleCall:
     input_diff: float = 0.0
     rows_first: bool = True  # the samples are dimension 0 of its output
     is_scalar: bool = False
+    keeps_shape: bool = False  # one tensor in, one of its shape and dtype out
     collectives: int = 0
     writes_buffers: bool = False
     writes_parameters: bool = False

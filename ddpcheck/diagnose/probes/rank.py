@@ -207,7 +207,8 @@ class _Probe:
             return leaf.clone()
 
         new = tree.replace(output, take)
-        self._note(name, call, module, worst, scalar=scalar)
+        keeps = _keeps_shape(self.calls[f"{name}#{call}"], output)
+        self._note(name, call, module, worst, scalar=scalar, keeps=keeps)
         return new
 
     def _note(
@@ -218,6 +219,7 @@ class _Probe:
         rel_diff: float | None,
         *,
         scalar: bool,
+        keeps: bool,
     ) -> None:
         key = f"{name}#{call}"
         collectives, buffers, parameters = self.before[key]
@@ -241,6 +243,7 @@ class _Probe:
                 input_diff=self.inputs[key],
                 rows_first=self.rows_first,
                 is_scalar=scalar,
+                keeps_shape=keeps,
                 collectives=called,
                 writes_buffers=writes,
                 writes_parameters=now[1] != parameters,
@@ -325,6 +328,21 @@ class _Probe:
             ratio, residual, norm = fits.fit(mine, reference)
             found.append(Direct(name=name, ratio=ratio, residual=residual, norm=norm))
         return found
+
+
+def _keeps_shape(call: tuple[Any, Any], output: Any) -> bool:
+    """Returns whether nn.Identity could stand in for the module, as far as shapes go.
+
+    Args:
+        call: the arguments and keyword arguments of the module.
+        output: what it returned.
+    """
+    args, kwargs = call
+    if len(args) != 1 or kwargs:
+        return False
+    if not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
+        return False
+    return (args[0].shape, args[0].dtype) == (output.shape, output.dtype)
 
 
 def _versions(module: nn.Module) -> tuple[list[tuple[int, float]], list[float]]:

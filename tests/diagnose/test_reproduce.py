@@ -1,0 +1,77 @@
+"""reproduce.py shows the divergence, small, and no longer once it is mended."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from ddpcheck.ranks.pool import Pool
+from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.test_rules import checked
+
+DEEP = """
+model = nn.Sequential(
+    nn.Linear(4, 4), nn.Tanh(), nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
+    nn.Linear(4, 3),
+)
+def loss(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="sum")
+"""
+NORM = """
+model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.BatchNorm1d(4), nn.Linear(4, 3))
+"""
+# Both scripts in one process: torch is imported once.
+RUN_BOTH = """
+import runpy, sys
+import torch, torch._dynamo
+torch.set_num_threads(1)
+for path in sys.argv[1:]:
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        print("exit", end.code)
+"""
+
+
+def test_script_is_minimal(pool: Pool, tmp_path: Path) -> None:
+    script = checked(pool, tmp_path, HEAD + DEEP).reproduce
+    assert "ROWS, WITHOUT = " in script
+    assert re.search(r", 2, \('0', '1', '2'\)\nWORLD, STEPS, DTYPE", script)
+    assert "\nWORLD, STEPS, DTYPE, RTOL = 2, 1, torch.float64, 1e-09\n" in script
+    target = script[script.index("sys.path.insert") : script.index("strip = ")]
+    assert len(script.splitlines()) - len(target.splitlines()) <= 60
+
+
+def test_module_that_diverges_stays(pool: Pool, tmp_path: Path) -> None:
+    script = checked(pool, tmp_path, HEAD + NORM).reproduce
+    assert re.search(r", \('0', '1'\)\nWORLD, STEPS, DTYPE", script)
+
+
+def test_script_exits_1_until_the_target_is_mended(pool: Pool, tmp_path: Path) -> None:
+    script = checked(pool, tmp_path, HEAD + DEEP).reproduce
+    (tmp_path / "mended").mkdir()
+    mended = (HEAD + DEEP).replace('reduction="sum"', 'reduction="mean"')
+    path = tmp_path / "target.py"
+    (tmp_path / "mended" / "target.py").write_text(mended, encoding="utf-8")
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    first.write_text(script, encoding="utf-8")
+    other = script.replace(str(path), str(tmp_path / "mended" / "target.py"))
+    assert other != script
+    second.write_text(other, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_BOTH, str(first), str(second)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        cwd=tmp_path,
+    )
+    told = re.search(r"It measured (\S+) relative difference in (\S+)\.", script)
+    assert told is not None, done.stderr
+    broken, _, sound = done.stdout.partition("exit 1\n")
+    assert broken.startswith(f"{told[1]} relative difference  {told[2]}  "), done.stderr
+    assert sound.endswith("exit 0\n")
+    assert len(sound.splitlines()) == 6
