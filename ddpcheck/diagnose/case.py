@@ -11,6 +11,7 @@ from typing import Any
 from ddpcheck.diagnose.agreement import ranks_differ
 from ddpcheck.diagnose.probes.evidence import Cut, ModuleCall, StepEvidence
 from ddpcheck.report import Quantity, Run
+from ddpcheck.run.spec import Defect
 from ddpcheck.session import RunOutcome
 
 # A ratio or residual this close is the same: rounding is 1e-9 at most, causes are 1e-3
@@ -125,6 +126,19 @@ class Case:
                 known = worst.get(key)
                 if known is None or (call.rel_diff or 0) > (known.rel_diff or 0):
                     worst[key] = call
+        return list(worst.values())
+
+    def defects(self) -> list[Defect]:
+        """Returns collectives that returned something else than they were asked for.
+
+        One of each kind: the worst over ranks and calls, in the order of calls.
+        """
+        worst: dict[str, Defect] = {}
+        for rank in self.step.ranks if self.step else ():
+            for defect in rank.defects:
+                known = worst.get(defect.what)
+                if known is None or defect.rel_diff > known.rel_diff:
+                    worst[defect.what] = defect
         return list(worst.values())
 
     def diverging(self) -> list[ModuleCall]:

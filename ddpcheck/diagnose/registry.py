@@ -8,6 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from ddpcheck.diagnose.rules import (
+    collective_backend_defect,
     collective_backward_double_count,
     collective_layout,
     collective_no_autograd,
@@ -89,6 +90,7 @@ RULES: tuple[ModuleType, ...] = (
     sync_collective_mismatch,
     graph_skipped_backward,
     state_inplace_buffer_version,
+    collective_backend_defect,
     rng_same_stream_all_ranks,
     rng_stochastic_layer,
     ddp_param_order_mismatch,

@@ -42,6 +42,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     target.clip_last       clipping by norm once, when the optimizer steps; in the
                            reference too
     target.unhook          no tensor hooks on parameters; in the reference too
+    collectives.exact      collectives return what their definition says, and DDP has
+                           the default group
     collectives.label_offset  an arange over the rank's rows counts from its first row
     autograd.averaged      what torch.autograd.grad gives for parameters is averaged
     collectives.off_after_backward  no all_reduce between backward and optimizer step
@@ -66,7 +68,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import tree
-from ddpcheck.run import batch_norm, clipping, countables, rewriting
+from ddpcheck.run import batch_norm, clipping, countables, exact, rewriting
 from ddpcheck.run.accumulation import Accumulation
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.collectives import (
@@ -88,6 +90,7 @@ _DDP_SETTINGS: dict[str, dict[str, Any]] = {
     "ddp.no_bucket_view": {"gradient_as_bucket_view": False},
     "ddp.rewrap_trainable": {"find_unused_parameters": True},
     "ddp.no_comm_hook": {"hooks": ()},
+    "collectives.exact": {"process_group": None},
 }
 
 
@@ -179,6 +182,7 @@ def around_training(
                 samples=lambda: countables.samples(shard_targets()),
             ),
             "collectives.off_after_backward": off_after_backward,
+            "collectives.exact": exact.exact,
             "autograd.averaged": lambda: averaged_grad(model()),
             "ddp.broadcast_forward": lambda: rewriting.broadcast_before(model()),
             "checkpoint.nonreentrant": _nonreentrant_checkpoints,
@@ -230,6 +234,7 @@ def rebuild(
         "static_graph": ddp.static_graph,
         "broadcast_buffers": ddp.broadcast_buffers,
         "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
+        "process_group": ddp.process_group,
         **changes,
     }
     if settings["static_graph"] and "find_unused_parameters" in changes:

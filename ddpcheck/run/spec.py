@@ -86,6 +86,22 @@ class CollectiveCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Defect:
+    """A collective that returned something else than it was asked for.
+
+    `what` names it: "all_reduce(AVG) of float64 [3] by gloo". `rel_diff` is max |found
+    - right| over max |right|, `ratio` the least-squares factor found / right.
+    `is_dense`: the tensor fills its memory; a view with gaps does not.
+    """
+
+    what: str
+    rel_diff: float
+    ratio: float
+    is_dense: bool = True
+    in_reducer: bool = False  # what DDP's reducer calls, not the user
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardCount:
     """Progress: the rank is about to begin its n-th backward (1, 2, ...)."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 
+from ddpcheck.run.spec import Defect
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCall:
@@ -93,6 +95,7 @@ class RankEvidence:
     counts: dict[str, float] = field(default_factory=dict)
     rng: int = 0
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch
+    defects: tuple[Defect, ...] = ()  # collectives that returned something else
     failed: str | None = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ from ddpcheck.diagnose.probes.teacher import (
     tensors_of,
 )
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import averaged, countables, fixes, isolation, observe
+from ddpcheck.run import averaged, countables, exact, fixes, isolation, observe
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.loading import load
-from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.spec import Defect, RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise, set_default_dtype
 from ddpcheck.target import Target, TargetRef
@@ -48,9 +49,16 @@ def judge(
     """Returns what this rank found; what user code raises is in `failed`."""
     rank = context.seat.rank
     try:
-        with isolation.isolated(), observe.observing() as seen:
+        defects: list[Defect] = []
+        with (
+            isolation.isolated(),
+            exact.judged(defects),
+            observe.observing() as seen,
+        ):
             probe = _Probe(load(ref), spec, Reader(Path(trace)), rank, seen)
-            return probe.run(count_names)
+            found = probe.run(count_names)
+            defects += exact.judge_reducers([w.module for w in seen.wrapped])
+            return replace(found, defects=tuple(defects))
     except Exception as error:  # noqa: BLE001 (user code under hooks; told as data)
         return RankEvidence(rank=rank, failed=describe(error).stack)
 

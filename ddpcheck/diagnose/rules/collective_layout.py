@@ -6,13 +6,14 @@ or with other labels than one process has.
 
 Why it happens
 After a gather, row i of rank r is row r * n + i. Labels from torch.arange(n), a cat
-for a stack or interleaved views point at the rows of others.
+for a stack or interleaved views point at the rows of others. A collective on a view
+with gaps (a column) works on the memory behind it.
 
 How it was found
 The step calls collectives, no one factor per rank explains d loss / d output, and
 the run still differs at W = 1 or with the same shard on all ranks, where all counts
 agree. Where it does not, a run in which labels count on from the rank's first row
-decides.
+decides. Collectives on views are repeated by their definition.
 
 Example
     import torch
@@ -54,6 +55,8 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence
+from ddpcheck.diagnose.text import number
+from ddpcheck.run.spec import Defect
 
 SLUG = "collective/layout"
 LINK = "loss"
@@ -61,6 +64,9 @@ LINK = "loss"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where the loss is wrong even with the same shard on all ranks."""
+    gaps = [defect for defect in case.defects() if not defect.is_dense]
+    if gaps:
+        return _with_gaps(gaps)
     if case.step is None or not case.has_cuts or case.loss_is_sound:
         return None
     if (
@@ -89,6 +95,25 @@ def detect(case: Case) -> Proposal | None:
         fixes=global_loss_fix(case) if shown else ("collectives.label_offset",),
         speculative=not shown,
         evidence=ratio_evidence(case),
+    )
+
+
+def _with_gaps(gaps: list[Defect]) -> Proposal:
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="a collective is called on a view with gaps, and works on the memory "
+        "behind it instead of the view",
+        facts=tuple(
+            f"{defect.what}: relative difference {number(defect.rel_diff)} from what "
+            "its definition gives"
+            for defect in gaps[:3]
+        ),
+        fix="give collectives contiguous tensors and copy the result back",
+        code="part = tensor[:, 0].contiguous()\n"
+        "dist.all_reduce(part)\n"
+        "tensor[:, 0] = part",
+        fixes=("collectives.exact",),
     )
 
 
