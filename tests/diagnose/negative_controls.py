@@ -259,6 +259,15 @@ def wrap(model):
 def wrap(model):
     return DDP(torch.compile(model, backend="eager"))
 """,
+    "process-group-of-its-own": SEQUENTIAL
+    + """
+class Group(dist.ProcessGroup):
+    broadcast = lambda self, *args: dist.group.WORLD.broadcast(*args)
+    allgather = lambda self, *args: dist.group.WORLD.allgather(*args)
+    allreduce = lambda self, *args: dist.group.WORLD.allreduce(*args)
+def wrap(model):
+    return DDP(model, process_group=Group(rank(), world()))
+""",
     "instance-norm": """
 model = nn.Sequential(
     nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, affine=True), nn.Flatten(),

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck.ranks.worker import Context
+from ddpcheck.run import exact
 from ddpcheck.run.batch_norm import SynchronizedBatchNorm
+from ddpcheck.run.spec import Defect
 
 STEPS = 2
 CHANNELS = 3
@@ -78,3 +84,62 @@ def evaluated(context: Context) -> bool:
     if context.seat.rank:  # a collective would now wait for ever
         return True
     return torch.equal(norm(inputs), plain(inputs))
+
+
+def judged_collectives(context: Context) -> dict[str, Any]:
+    """Returns what is found wrong in collectives of the backend, by what was asked."""
+    rank, size = context.seat.rank, context.seat.world_size
+    found: dict[str, list[Defect]] = {}
+
+    def judge(what: str, call: Callable[[], Any]) -> None:
+        defects: list[Defect] = []
+        with exact.judged(defects):
+            call()
+        if defects:
+            found[what] = defects
+
+    for dtype in (torch.float64, torch.bfloat16, torch.complex64, torch.int64):
+        mine = (torch.arange(1, 7) * (rank + 2)).to(dtype)
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX):
+            if op == dist.ReduceOp.MAX and dtype.is_complex:
+                continue
+            if op == dist.ReduceOp.AVG and dtype == torch.int64:
+                continue
+            judge(f"{op} {dtype}", partial(dist.all_reduce, mine.clone(), op))
+        parts = [torch.zeros_like(mine) for _ in range(size)]
+        judge(f"all_gather {dtype}", partial(dist.all_gather, parts, mine))
+        judge(f"broadcast {dtype}", partial(dist.broadcast, mine, 1))
+    square = torch.arange(6.0).reshape(3, 2) + 10.0**rank
+    judge("transposed", lambda: dist.all_reduce(square.clone().t()))
+    judge("rows", lambda: dist.all_reduce(square.clone()[1:]))
+    judge("column", lambda: dist.all_reduce(square.clone()[:, 1]))
+    judge("subgroup", lambda: _in_pairs(rank, square.clone()))
+    judge("asynchronous", lambda: dist.all_reduce(square.clone(), async_op=True).wait())
+    told = {what: [dataclasses.asdict(d) for d in each] for what, each in found.items()}
+    with exact.exact():
+        column = square.clone()
+        dist.all_reduce(column[:, 1])
+    return {"found": told, "column": column[:, 1].tolist()}
+
+
+def _in_pairs(rank: int, tensor: Tensor) -> None:
+    groups = [dist.new_group([0, 1]), dist.new_group([2])]
+    dist.all_reduce(tensor, group=groups[rank // 2])
+
+
+def halved(_: Context) -> list[float]:
+    """Returns the factors of a function that someone put in place of torch's."""
+    reduce = dist.all_reduce
+
+    def halving(tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+        reduce(tensor, *args, **kwargs)
+        tensor.mul_(0.5)
+
+    defects: list[Defect] = []
+    dist.all_reduce = halving
+    try:
+        with exact.judged(defects):
+            dist.all_reduce(torch.ones(3) + dist.get_rank())
+    finally:
+        dist.all_reduce = reduce
+    return [defect.ratio for defect in defects]

@@ -16,24 +16,20 @@ run is equivalent when collectives return that and DDP has the default group.
 
 Example
     import torch
-    import torch.distributed as dist
-    from torch import nn
+    from torch import distributed as dist, nn
     from torch.nn.parallel import DistributedDataParallel as DDP
     class Backend(dist.ProcessGroup):
-        def __init__(self, group):
-            super().__init__(group.rank(), group.size())
-            self.group = group
-            self.broadcast = lambda *args: group.broadcast(*args)
-            self.allgather = lambda *args: group.allgather(*args)
+        broadcast = lambda self, *args: dist.group.WORLD.broadcast(*args)
+        allgather = lambda self, *args: dist.group.WORLD.allgather(*args)
         def allreduce(self, tensors, options):
-            work = self.group.allreduce(tensors, options)
-            work.wait()
-            tensors[0].mul_(0.5)
+            work = dist.group.WORLD.allreduce(tensors, options)
+            work.wait(), tensors[0].mul_(0.5)
             return work
     torch.manual_seed(0)
-    model = nn.Linear(4, 3)
-    batch, loss = (torch.randn(8, 4), torch.arange(8) % 3), nn.CrossEntropyLoss()
-    wrap = lambda model: DDP(model, process_group=Backend(dist.group.WORLD))
+    model, loss = nn.Linear(4, 3), nn.CrossEntropyLoss()
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    def wrap(model):
+        return DDP(model, process_group=Backend(dist.get_rank(), dist.get_world_size()))
 
 Fix
 Compare the backend's collectives with their definition before the run, and upgrade it
