@@ -126,17 +126,29 @@ class Crew:
         self.kill()
 
     def _read_stack(self, rank: int, deadline: float) -> str:
-        path = self.folder / f"{self.name}-{rank}.stack"
-        while time.monotonic() < deadline:
-            text = path.read_text(encoding="utf-8", errors="replace")
-            if text:
-                return text
-            time.sleep(0.01)
-        return ""
+        """Returns what faulthandler has written, once it writes no more."""
+        text, last = "", None
+        while text != last or not text:
+            if time.monotonic() > deadline:
+                break
+            if last is not None:
+                time.sleep(0.01)
+            text, last = self._stack_so_far(rank), text
+        return text
 
-    def collect_stderr(self) -> None:
-        """Adds the last lines of output of the ranks that did not end well."""
+    def _stack_so_far(self, rank: int) -> str:
+        path = self.folder / f"{self.name}-{rank}.stack"
+        try:
+            return path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def collect_last_words(self) -> None:
+        """Adds what the ranks that did not end well wrote, and where the dead were."""
         for outcome in self.outcomes:
+            if outcome.kind == "died":
+                # faulthandler writes it on SIGSEGV, SIGABRT and their like.
+                outcome.stack = self._stack_so_far(outcome.rank)
             if outcome.kind != "done":
                 path = self.folder / f"{self.name}-{outcome.rank}.log"
                 outcome.stderr = _last_lines(path)
@@ -170,6 +182,7 @@ class Crew:
 
 
 def _apply(message: Message, outcome: Outcome) -> None:
+    outcome.leftovers = message.leftovers
     if message.kind == "done":
         outcome.kind, outcome.value = "done", message.payload
     elif message.kind == "raised":

@@ -266,9 +266,11 @@ class Pool:
             else:
                 return
         if any(o.kind != "done" for o in crew.outcomes):
-            crew.collect_stderr()
+            crew.collect_last_words()
             if not crew.broken:
                 crew.kill()
+        elif any(o.leftovers for o in crew.outcomes):
+            crew.kill()
         crew.collect_progress()
         crew.busy = False
         task.done, task.outcomes = True, crew.outcomes

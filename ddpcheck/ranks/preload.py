@@ -22,6 +22,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.ranks import leftovers
+
 SETTINGS = "DDPCHECK_PRELOAD"
 STATUS_FILE = "preloaded.json"
 MODULES_FILE = "modules"  # there when the call begins: user code
@@ -48,6 +50,7 @@ def main(settings: dict[str, Any]) -> None:
     gc.disable()  # 10 % of the time of importing torch goes to collections
     status = _import_all(settings)
     gc.enable()
+    leftovers.watched()
     # Keeps the collector of every fork from touching, and so copying, these pages.
     gc.freeze()
     status["threads"] = _count_threads()

@@ -16,7 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.ranks.journal import Journal
+from ddpcheck.ranks.leftovers import Before
 from ddpcheck.ranks.messages import Job, Message, Raised, Seat
 from ddpcheck.ranks.preload import redirect_output
 
@@ -63,12 +64,16 @@ def rank_main(connection: Connection, seat: Seat) -> None:
 def _work(connection: Connection, seat: Seat) -> int:
     journal = Journal(Path(seat.folder) / f"{seat.name}.journal")
     context = Context(seat=seat, emit=journal.write)
+    before, own_pid = Before(), os.getpid()
     while True:
         job: Job | None = connection.recv()
         if job is None:
             return 0
         journal.clear()
-        connection.send(_do(job, context))
+        answer = _do(job, context)
+        if os.getpid() != own_pid:
+            return 0  # a child that user code forked and let run on
+        connection.send(replace(answer, leftovers=tuple(before.leftovers())))
         gc.collect()  # cheap: everything imported before the fork is frozen
         if seat.device != "cpu":
             from ddpcheck import devices  # noqa: PLC0415
@@ -130,7 +135,8 @@ def _open_files(seat: Seat) -> None:
     redirect_output(folder / f"{seat.name}.log")
     stack = (folder / f"{seat.name}.stack").open("w", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
-    faulthandler.enable(file=sys.__stderr__ or 2)
+    # Not to stderr, whose last lines would be nothing else.
+    faulthandler.enable(file=stack)
 
 
 def _join_group(seat: Seat) -> None:
