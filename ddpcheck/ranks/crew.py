@@ -47,6 +47,7 @@ class Crew:
         self.connections: list[Connection] = []
         self.busy = False
         self.broken = False
+        self._ready: set[int] = set()  # ranks that sit, with their process group
         self.outcomes: list[Outcome] = []
         for rank in range(max(1, world_size)):
             ours, theirs = Pipe()
@@ -71,6 +72,11 @@ class Crew:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.send(job)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether every rank has begun, or could begin, a job."""
+        return len(self._ready) == len(self.processes)
+
     def waiting_for(self) -> list[Any]:
         """Returns what to `wait` on: connections and sentinels of running ranks."""
         running = [o.rank for o in self.outcomes if o.kind == "running"]
@@ -91,6 +97,7 @@ class Crew:
                 message = self._next_message(outcome.rank)
                 if message is None:
                     break
+                self._ready.add(outcome.rank)
                 _apply(message, outcome)
             if outcome.kind == "running" and not process.is_alive():
                 outcome.kind = "died"

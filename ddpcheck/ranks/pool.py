@@ -29,6 +29,8 @@ SOLO = 0  # the world size of a crew without a process group
 # After one rank failed, the others are given this long to fail too, or as long again
 # as it took: a rank that waits in a collective never will, its stack is worth having.
 _GRACE_S = 1.0
+# Ranks are forked and meet in 0.1 s; on a busy machine that is no part of a job's time.
+_START_S = 60.0
 _IMPORT_POLL_S = 0.005
 _MAX_BASE = 55
 # For torch itself, of which the user's timeout does not speak: 5 s warm, a minute from
@@ -54,6 +56,8 @@ class Task:
 
     crew: Crew
     deadline: float
+    limit_s: float  # from when all ranks are there
+    has_begun: bool = False
     failed_at: float | None = None
     done: bool = False
     outcomes: list[Outcome] = field(default_factory=list)
@@ -201,7 +205,14 @@ class Pool:
         crew.send(job)
         now = time.monotonic()
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        return Task(crew=crew, deadline=now + limit_s, started=now)
+        start_s = 0.0 if crew.is_ready else _START_S
+        return Task(
+            crew=crew,
+            deadline=now + max(limit_s, start_s),
+            limit_s=limit_s,
+            has_begun=crew.is_ready,
+            started=now,
+        )
 
     def wait(self, tasks: Sequence[Task]) -> None:
         """Returns when all tasks are done; each then has an outcome per rank."""
@@ -252,6 +263,8 @@ class Pool:
         crew = task.crew
         crew.receive(ready)
         now = time.monotonic()
+        if crew.is_ready and not task.has_begun:
+            task.has_begun, task.deadline = True, now + task.limit_s
         kinds = {o.kind for o in crew.outcomes}
         failed = bool(kinds & {"raised", "died"}) or any(
             getattr(o.value, "failed", False) for o in crew.outcomes
