@@ -49,6 +49,7 @@ class Crew:
         self.broken = False
         self._ready: set[int] = set()  # ranks that sit, with their process group
         self.outcomes: list[Outcome] = []
+        self._log_sizes: list[int] = []  # when the job began
         for rank in range(max(1, world_size)):
             ours, theirs = Pipe()
             seat = Seat(
@@ -67,7 +68,9 @@ class Crew:
     def send(self, job: Job) -> None:
         """Gives every rank the job; results come through `receive`."""
         self.busy = True
-        self.outcomes = [Outcome(rank=r) for r in range(len(self.processes))]
+        ranks = range(len(self.processes))
+        self.outcomes = [Outcome(rank=rank) for rank in ranks]
+        self._log_sizes = [_size(self._log(rank)) for rank in ranks]
         for connection in self.connections:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.send(job)
@@ -143,12 +146,16 @@ class Crew:
             text, last = self._stack_so_far(rank), text
         return text
 
+    def _log(self, rank: int) -> Path:
+        return self.folder / f"{self.name}-{rank}.log"
+
     def _stack_so_far(self, rank: int) -> str:
         path = self.folder / f"{self.name}-{rank}.stack"
         try:
-            return path.read_text(encoding="utf-8", errors="replace")
+            text = path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
+        return text.partition("\nExtension modules:")[0]
 
     def collect_last_words(self) -> None:
         """Adds what the ranks that did not end well wrote, and where the dead were."""
@@ -156,9 +163,9 @@ class Crew:
             if outcome.kind == "died":
                 # faulthandler writes it on SIGSEGV, SIGABRT and their like.
                 outcome.stack = self._stack_so_far(outcome.rank)
-            if outcome.kind != "done":
-                path = self.folder / f"{self.name}-{outcome.rank}.log"
-                outcome.stderr = _last_lines(path)
+            if outcome.kind != "done" or getattr(outcome.value, "failed", False):
+                start = self._log_sizes[outcome.rank]
+                outcome.stderr = _last_lines(self._log(outcome.rank), start)
 
     def kill(self) -> None:
         """Kills all ranks and what they started; the crew is of no further use."""
@@ -196,12 +203,19 @@ def _apply(message: Message, outcome: Outcome) -> None:
         outcome.kind, outcome.raised = "raised", message.payload
 
 
-def _last_lines(path: Path) -> str:
-    """Returns the last lines of a log, reading at most its last 16 KiB."""
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _last_lines(path: Path, start: int) -> str:
+    """Returns the last lines of a log after `start`, reading 16 KiB at most."""
     try:
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, stream.tell() - (16 << 10)))
+            stream.seek(max(start, stream.tell() - (16 << 10)))
             lines = stream.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return ""

@@ -278,8 +278,9 @@ class Pool:
                 crew.stop_running("hung")
             else:
                 return
-        if any(o.kind != "done" for o in crew.outcomes):
+        if failed or any(o.kind != "done" for o in crew.outcomes):
             crew.collect_last_words()
+        if any(o.kind != "done" for o in crew.outcomes):
             if not crew.broken:
                 crew.kill()
         elif any(o.leftovers for o in crew.outcomes):

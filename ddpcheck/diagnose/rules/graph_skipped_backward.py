@@ -36,7 +36,7 @@ by:
 
 Not this rule if
 All ranks began as many backwards and differ in other collectives: sync/collective-
-mismatch.
+mismatch. A rank raised or died before its backward: sync/rank-raised, sync/rank-died.
 
 References
 https://github.com/pytorch/pytorch/issues/23425
@@ -45,8 +45,14 @@ https://github.com/harryhan618/LaneNet/issues/12
 
 from __future__ import annotations
 
+from ddpcheck.diagnose import rank_table
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.faults import backwards_of_ranks, busy_ranks, skips_backward
+from ddpcheck.diagnose.faults import (
+    backwards_of_ranks,
+    busy_ranks,
+    own_faults,
+    skips_backward,
+)
 from ddpcheck.diagnose.text import listed
 
 SLUG = "graph/skipped-backward"
@@ -60,6 +66,8 @@ def detect(case: Case) -> Proposal | None:
         return None
     if len(set(calls)) == 1 and not skips_backward(case):
         return None
+    if own_faults(case.run.faults) and not skips_backward(case):
+        return None  # the rank did not come to its backward
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -67,8 +75,9 @@ def detect(case: Case) -> Proposal | None:
         "meet those of its next step",
         facts=(
             f"backwards begun until then, per rank: {listed(calls)}",
-            *[f"rank {f.rank}: {f.summary}" for f in case.run.faults[:3]],
+            *rank_table.facts(case),
         ),
         fix="take the decision on all ranks together, or multiply the loss by 0",
         code="dist.all_reduce(skip, dist.ReduceOp.MAX)  # then decide on all ranks alike",
+        evidence={"ranks": rank_table.rows(case)},
     )
