@@ -34,8 +34,7 @@ def of(case: Case) -> RankFault | None:
     if not begun:
         return None
     if begun[0].kind == "hung":
-        busy = faults.busy_ranks(case)
-        begun = [f for f in begun if f.rank in busy or not f.stack] or begun
+        begun = _waited_for(case, begun)
     first = begun[0]
     frame = frames.users(first.stack) or frames.innermost(first.stack)
     return RankFault(
@@ -44,6 +43,17 @@ def of(case: Case) -> RankFault | None:
         first=first,
         frame=frame,
     )
+
+
+def _waited_for(case: Case, hung: list[Fault]) -> list[Fault]:
+    """Returns those that others wait for: at work or silent, else the least far."""
+    busy = faults.busy_ranks(case)
+    known = [f for f in hung if f.rank in busy or not f.stack]
+    if known:
+        return known
+    calls, backwards = faults.calls_of_ranks(case), faults.backwards_of_ranks(case)
+    far = {f.rank: (backwards[f.rank], len(calls[f.rank])) for f in hung}
+    return [f for f in hung if far[f.rank] == min(far.values())]
 
 
 def begun_by(found: Sequence[Fault]) -> list[Fault]:

@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -126,6 +127,7 @@ def _state() -> dict[str, Any]:
             for name in dir(resource)
             if name.startswith("RLIMIT_")
         ],
+        "warning filters": list(warnings.filters),
         "interpreter": (gc.isenabled(), sys.getrecursionlimit(), sys.gettrace()),
         **_state_of_torch(),
     }

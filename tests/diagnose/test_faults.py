@@ -84,6 +84,9 @@ FAULTS = {
         f"rank 1 raises MemoryError:{WHERE}",
     ),
     "hangs": Bad("time.sleep(600)", "sync/rank-hung", f"rank 1 hangs{WHERE} wait"),
+    "waits for a message that nobody sends": Bad(
+        "dist.recv(torch.zeros(1), 0)", "sync/rank-hung", f"rank 1 hangs{WHERE} wait"
+    ),
     "hangs in C, holding the GIL": Bad(
         "while True: ctypes.PyDLL(None).sleep(600)",
         "sync/rank-hung",

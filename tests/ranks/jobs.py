@@ -88,3 +88,19 @@ def variables(context: Context) -> list[str]:
     """Returns what a launcher would set."""
     del context
     return [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+
+
+def deed(context: Context, *, code: str) -> None:
+    """Does what user code may do to its process."""
+    del context
+    exec(code, globals())  # noqa: S102 (ours)
+
+
+def fork_and_go_on(context: Context) -> int:
+    """Forks as user code might: the child returns from here, too."""
+    context.emit("before")
+    child = os.fork()
+    if child == 0:
+        time.sleep(0.2)
+    context.emit("after")
+    return child

@@ -8,8 +8,9 @@ Reductions are matched by order. The others wait for this rank, or are averaged 
 the gradients of its next step.
 
 How it was found
-The ranks had begun different numbers of backwards when one of them hung or died. It
-is told, not verified: any fix that makes all ranks do the same ends the wait.
+A rank had left a step with fewer backwards than another began in it, when one of them
+hung or died. It is told, not verified: any fix that makes all ranks do the same ends
+the wait.
 
 Example
     import torch
@@ -36,7 +37,8 @@ by:
 
 Not this rule if
 All ranks began as many backwards and differ in other collectives: sync/collective-
-mismatch. A rank raised or died before its backward: sync/rank-raised, sync/rank-died.
+mismatch. A rank raised, died or hung before its backward: sync/rank-raised,
+sync/rank-died, sync/rank-hung.
 
 References
 https://github.com/pytorch/pytorch/issues/23425
@@ -50,7 +52,6 @@ from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.faults import (
     backwards_of_ranks,
     busy_ranks,
-    own_faults,
     skips_backward,
 )
 from ddpcheck.diagnose.text import listed
@@ -60,14 +61,12 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where ranks began different numbers of backwards."""
+    """Proposes it where a rank left out a backward and another waits."""
     calls = backwards_of_ranks(case)
     if not calls or busy_ranks(case):
         return None
-    if len(set(calls)) == 1 and not skips_backward(case):
-        return None
-    if own_faults(case.run.faults) and not skips_backward(case):
-        return None  # the rank did not come to its backward
+    if not skips_backward(case):
+        return None  # a rank may have stopped before its backward
     return Proposal(
         slug=SLUG,
         link=LINK,
