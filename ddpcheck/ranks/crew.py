@@ -186,11 +186,14 @@ class Crew:
 
     def _signal(self, rank: int, number: int, *, group: bool = False) -> None:
         pid = self.processes[rank].pid
-        if pid is None or self.processes[rank].exitcode is not None:
+        if pid is None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if group:
+        if group:
+            # What a dead rank left behind is in its group still.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, number)
+        if self.processes[rank].exitcode is not None:
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 

@@ -6,9 +6,7 @@ import atexit
 import contextlib
 import json
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck.ranks import preload
 from ddpcheck.ranks.crew import Crew
+from ddpcheck.ranks.folder import Folder
 from ddpcheck.ranks.forkserver import Server
 from ddpcheck.ranks.messages import Job, Outcome
 
@@ -32,7 +31,6 @@ _GRACE_S = 1.0
 # Ranks are forked and meet in 0.1 s; on a busy machine that is no part of a job's time.
 _START_S = 60.0
 _IMPORT_POLL_S = 0.005
-_MAX_BASE = 55
 # For torch itself, of which the user's timeout does not speak: 5 s warm, a minute from
 # a cold network file system.
 _MODULES_S = 180.0
@@ -48,6 +46,13 @@ class PreloadError(Exception):
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
         self.detail = detail
+
+
+class ServerDiedError(Exception):
+    """The fork server was killed, and all ranks with it: no fault of any job's."""
+
+    def __init__(self) -> None:
+        super().__init__("the fork server was killed, and all ranks with it")
 
 
 @dataclass(slots=True)
@@ -95,8 +100,8 @@ class Pool:
         self._count = 0
         self._server: Server | None = None
         self.threads_after_import = 1
-        prefix = f"ddpcheck-{os.getpid()}-"
-        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base_folder()))
+        self._folder = Folder()
+        self.folder = self._folder.path
 
     def __enter__(self) -> Self:
         return self
@@ -172,6 +177,8 @@ class Pool:
             crew = None
         if crew is None or crew.broken:
             assert self._server is not None
+            if not self._server.is_alive():
+                raise ServerDiedError
             self._count += 1
             crew = Crew(
                 self._server,
@@ -250,7 +257,7 @@ class Pool:
         if self._server is not None:
             self._server.stop()
             self._server = None
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._folder.remove()
 
     def _next_deadline(self, pending: list[Task]) -> float:
         deadlines = [t.deadline for t in pending]
@@ -278,9 +285,17 @@ class Pool:
                 crew.stop_running("hung")
             else:
                 return
-        if failed or any(o.kind != "done" for o in crew.outcomes):
+        self._end(task, now, failed=failed)
+
+    def _end(self, task: Task, now: float, *, failed: bool) -> None:
+        """Takes down what the ranks of a task said; replaces those that are spoilt."""
+        crew = task.crew
+        kinds = {o.kind for o in crew.outcomes}
+        if "died" in kinds and not self._is_server_alive():
+            raise ServerDiedError
+        if failed or kinds != {"done"}:
             crew.collect_last_words()
-        if any(o.kind != "done" for o in crew.outcomes):
+        if kinds != {"done"}:
             if not crew.broken:
                 crew.kill()
         elif any(o.leftovers for o in crew.outcomes):
@@ -310,16 +325,6 @@ class Pool:
 def _grace_s(task: Task) -> float:
     assert task.failed_at is not None
     return max(_GRACE_S, task.failed_at - task.started)
-
-
-def base_folder() -> str:
-    """Returns where the pool's folder goes: in memory, and with a short path.
-
-    The folder holds a socket, whose whole path has at most 103 bytes (macOS).
-    """
-    places = ("/dev/shm", tempfile.gettempdir(), "/tmp")  # noqa: S108
-    usable = [p for p in places if os.access(p, os.W_OK) and len(p) <= _MAX_BASE]
-    return usable[0] if usable else tempfile.gettempdir()
 
 
 def _loopback() -> str:

@@ -7,13 +7,11 @@ deadline.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import importlib
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,12 +21,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.ranks import parent
 from ddpcheck.ranks.journal import Journal
 from ddpcheck.ranks.leftovers import Before
 from ddpcheck.ranks.messages import Job, Message, Raised, Seat
 from ddpcheck.ranks.preload import redirect_output
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +111,7 @@ def describe(error: BaseException) -> Raised:
 
 def _tie_to_parent() -> None:
     """Makes this process die with the fork server, and that one with the tool."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == 1:
-            os._exit(0)
+    parent.kill_with_parent()
     # A process group of its own: Ctrl-C goes to the tool alone, and children that
     # user code leaves behind can be killed with the rank.
     os.setpgid(0, 0)
