@@ -69,6 +69,11 @@ class Task:
     started: float = 0.0
     seconds: float = 0.0
 
+    def note_begin(self, now: float) -> None:
+        """Counts the time from here where the ranks are there at last."""
+        if self.crew.is_ready and not self.has_begun:
+            self.has_begun, self.deadline = True, now + self.limit_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preload:
@@ -270,8 +275,7 @@ class Pool:
         crew = task.crew
         crew.receive(ready)
         now = time.monotonic()
-        if crew.is_ready and not task.has_begun:
-            task.has_begun, task.deadline = True, now + task.limit_s
+        task.note_begin(now)
         kinds = {o.kind for o in crew.outcomes}
         failed = bool(kinds & {"raised", "died"}) or any(
             getattr(o.value, "failed", False) for o in crew.outcomes
