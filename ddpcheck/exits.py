@@ -65,10 +65,13 @@ def guarded(
 
 
 def _failure_text(error: Exception, *, verbose: bool) -> str:
-    from ddpcheck.session import CannotCheckError  # noqa: PLC0415 (rarely needed)
+    from ddpcheck.ranks.pool import ServerDiedError  # noqa: PLC0415 (rarely needed)
+    from ddpcheck.session import CannotCheckError  # noqa: PLC0415
 
     if isinstance(error, CannotCheckError):
         return cannot_check_text(error.message, error.detail, verbose=verbose)
+    if isinstance(error, ServerDiedError):
+        return cannot_check_text(str(error), "", verbose=verbose)
     return _internal_text(error, verbose=verbose)
 
 

@@ -22,6 +22,7 @@ from ddpcheck.target import TargetRef
 _MAX_BUSY_RANKS = 16
 # A rank may take that many times what one process took for the global batch.
 _SLOWDOWN = 4.0
+_LAST_LINES = 4  # of output before a stack
 
 
 @dataclass(slots=True)
@@ -211,12 +212,20 @@ class Session:
             message = f"one process did not end within {self.pool.timeout_s:g} s"
             raise CannotCheckError(message, outcome.stack)
         message = f"one process on the global batch {describe_exit(outcome.exit_code)}"
-        raise CannotCheckError(message, outcome.stderr)
+        raise CannotCheckError(message, _last_words(outcome))
 
 
 def crew_of(spec: RunSpec) -> int:
     """Returns the world size of the crew that does a run."""
     return spec.world_size if spec.mode in ("ddp", "averaged") else SOLO
+
+
+def _last_words(outcome: Outcome) -> str:
+    """Returns where a dead process was, if it could say so, after what it wrote."""
+    if not outcome.stack:
+        return outcome.stderr
+    last = outcome.stderr.splitlines()[-_LAST_LINES:]
+    return "\n".join([*last, outcome.stack])
 
 
 def describe_exit(code: int | None) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,50 @@ def test_full_disk_leaves_no_half_file(capsys: pytest.CaptureFixture[str]) -> No
     assert not output.write_file(Path("/proc/report.json"), "text")
     assert capsys.readouterr().err.startswith(
         "ddpcheck: warning: cannot write /proc/report.json: "
+    )
+
+
+def test_disk_that_fills_leaves_no_half_file_and_the_verdict(tmp_path: Path) -> None:
+    # A limit of the process stands for the disk: what is written beyond it fails.
+    program = (
+        "import resource\n"
+        "from ddpcheck import output\n"
+        "from tests.render import sample\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "wanted = output.Outputs(report_dir='reports', json='out.json', quiet=True)\n"
+        "output.show(sample.divergent(), wanted)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith("DIVERGENT: ")
+    assert done.stderr.splitlines() == [
+        f"ddpcheck: warning: cannot write {path}: File too large"
+        for path in (
+            "reports/mymodel/report.json",
+            "reports/mymodel/report.html",
+            "out.json",
+        )
+    ]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_folder_that_takes_no_files_is_a_warning_and_the_verdict_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Read-only for every user, where a mode would not stop root.
+    output.show(_divergent(), Outputs(report_dir="/proc/self", quiet=True))
+    said = capsys.readouterr()
+    assert said.out.startswith("DIVERGENT: ")
+    assert len(said.err.splitlines()) == 3
+    assert said.err.startswith(
+        "ddpcheck: warning: cannot write /proc/self/mymodel/report.json: "
     )
 
 

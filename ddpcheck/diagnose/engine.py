@@ -127,8 +127,10 @@ def _explained(
         and runs[i].loss == runs[index].loss
     ]
     if not causes or not all(c.verified for c in causes):
-        # Nothing to test with: the same link breaks at every world size.
-        return set(others)
+        # Nothing to test with: the same link breaks at every world size, unless one
+        # run breaks off and another ends with other numbers.
+        broke_off = bool(runs[index].faults)
+        return {i for i in others if bool(runs[i].faults) == broke_off}
     specs = [
         search.with_fixes(outcomes[i].spec, [c.proposal for c in causes])
         for i in others

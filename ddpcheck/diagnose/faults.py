@@ -1,13 +1,51 @@
-"""What ranks did before they raised, died or hung."""
+"""What ranks did before they raised, died or hung, and which of them began it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
+from ddpcheck.diagnose import frames
 from ddpcheck.diagnose.case import Case
-from ddpcheck.run.spec import BackwardCount, CollectiveCount, StepResult
+from ddpcheck.report import Fault
+from ddpcheck.run.spec import (
+    BackwardCount,
+    CollectiveCount,
+    CollectiveEnd,
+    StepResult,
+)
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
+# What a rank raises or writes because another one left, or called something else.
+_OF_OTHERS = re.compile(
+    r"gloo|nccl|connection (?:closed|reset)|timed out|socket", re.IGNORECASE
+)
+_OF_DDP = re.compile(
+    r"mark a variable ready|finished reduction|DistributedDataParallel|training graph"
+)
+# From torch.distributed, and yet the rank's own doing.
+_NO_GROUP = re.compile(r"process group (?:has not been|is not) initialized")
+# Every rank passes as much here, and none leaves before all have entered.
+_SAME_SIZE = {
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+}
+_WAITS_FOR_ALL = {
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+}
 
 
 def busy_ranks(case: Case) -> dict[int, str]:
@@ -20,25 +58,89 @@ def busy_ranks(case: Case) -> dict[int, str]:
     for fault in case.run.faults:
         if fault.kind != "hung":
             continue
-        _, _, stack = fault.stack.rpartition("Current thread")
-        frame = _FRAME.search(stack)
-        if frame and "/torch/" not in frame["file"]:
-            found[fault.rank] = f"{frame['file']}:{frame['line']}"
+        frame = frames.innermost(fault.stack)
+        if frame and not frame.is_torch:
+            found[fault.rank] = frame.place
     return found
 
 
-def collectives_of_ranks(case: Case) -> list[int]:
-    """Returns how many collectives the target called on each rank.
+def own_faults(faults: Sequence[Fault]) -> list[Fault]:
+    """Returns the faults that a rank brought upon itself, by raising or dying.
+
+    Not those that follow from what other ranks did: a lost connection, an abort inside
+    gloo, an exception of DDP's about what it was given.
+    """
+    return [f for f in faults if _is_own(f)]
+
+
+def _is_own(fault: Fault) -> bool:
+    if fault.kind == "died":
+        # gloo ends a process that receives more than it asked for.
+        aborted = "SIGABRT" in fault.summary
+        return not (aborted and _OF_OTHERS.search(fault.stderr))
+    if fault.kind != "raised":
+        return False
+    if _NO_GROUP.search(fault.summary):
+        return True
+    frame = frames.innermost(fault.stack)
+    if frame is None or not frame.is_torch:
+        return True
+    if "/torch/distributed/" in frame.file or "/torch/nn/parallel/" in frame.file:
+        return False
+    return not (_OF_OTHERS.search(fault.summary) or _OF_DDP.search(fault.summary))
+
+
+def calls_of_ranks(case: Case) -> list[list[CollectiveCount]]:
+    """Returns the collectives that the target entered on each rank, in order.
 
     Empty without a fault: ranks may differ in harmless ways, e.g. through subgroups.
     """
     if not case.run.faults:
         return []
-    counts = []
-    for rank in case.outcome.ranks:
-        told = [p.count for p in rank.progress if isinstance(p, CollectiveCount)]
-        counts.append(max(told, default=0))
-    return counts
+    return [
+        [p for p in rank.progress if isinstance(p, CollectiveCount)]
+        for rank in case.outcome.ranks
+    ]
+
+
+def first_difference(case: Case) -> int | None:
+    """Returns the first collective, counted from 0, in which ranks call another.
+
+    Known where two ranks entered different ones, or passed tensors of different sizes.
+    None where groups are in use: their ranks need not do the same.
+    """
+    calls = calls_of_ranks(case)
+    if not all(call.of_all for rank in calls for call in rank):
+        return None
+    uneven = case.outcome.spec.device != "cpu"  # NCCL gathers tensors of any size
+    for index in range(max(map(len, calls), default=0)):
+        entered = [rank[index] for rank in calls if len(rank) > index]
+        if len({_signature(call, uneven=uneven) for call in entered}) > 1:
+            return index
+    return None
+
+
+def _signature(call: CollectiveCount, *, uneven: bool) -> tuple[object, ...]:
+    if call.name not in _SAME_SIZE or (uneven and call.name == "all_gather"):
+        return (call.name,)
+    return call.name, call.shape, call.dtype
+
+
+def first_overtaken(case: Case) -> int | None:
+    """Returns the first collective that one rank left and another never entered.
+
+    It waits for all: what it met on the other rank was something else.
+    """
+    calls = calls_of_ranks(case)
+    least = min(map(len, calls), default=0)
+    for rank, entered in enumerate(calls):
+        progress = case.outcome.ranks[rank].progress
+        done = {p.count for p in progress if isinstance(p, CollectiveEnd)}
+        for call in entered[least:]:
+            waits = call.of_all and call.name in _WAITS_FOR_ALL
+            if waits and call.count in done:
+                return call.count - 1
+    return None
 
 
 def skips_backward(case: Case) -> bool:
@@ -48,13 +150,15 @@ def skips_backward(case: Case) -> bool:
     """
     begun: dict[tuple[int, int], int] = {}  # (rank, step) -> backwards
     left: dict[int, int] = {}  # rank -> steps that it has done
+    raised = {f.rank for f in case.run.faults if f.kind == "raised"}
     for rank, outcome in enumerate(case.outcome.ranks):
         for told in outcome.progress:
             if isinstance(told, BackwardCount):
                 key = (rank, told.step)
                 begun[key] = begun.get(key, 0) + 1
             elif isinstance(told, StepResult):
-                left[rank] = told.step + 1
+                # A rank that raises tells of the step that it does not end.
+                left[rank] = told.step + (rank not in raised)
     return any(
         begun.get((rank, step), 0) < count
         for (_, step), count in begun.items()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ddpcheck.diagnose import faults, magnitude
+from ddpcheck.diagnose import magnitude
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import Cause
+from ddpcheck.diagnose.registry import FAULT_RULES
 from ddpcheck.diagnose.text import number
 from ddpcheck.report import Finding, Fix
 
@@ -17,14 +18,16 @@ UNKNOWN = "unknown"
 def make(
     causes: list[Cause], case: Case | None, rest: Case | None, runs: list[int]
 ) -> list[Finding]:
-    """Returns one finding per cause, and an honest unknown for what none explains.
+    """Returns one finding per cause, and an honest last one for what none explains.
+
+    That is what happened where a rank raised, died or hung, and else an unknown.
 
     `rest` is the run with all fixes where it still differs.
     """
     assert case is not None
     found = [_finding(cause, case, runs, first=not i) for i, cause in enumerate(causes)]
     if rest is not None or not causes:
-        found.append(_unknown(rest or case, runs))
+        found.append(_unexplained(rest or case, runs))
     return found
 
 
@@ -92,6 +95,15 @@ def modules(case: Case) -> list[dict[str, object]]:
     ]
 
 
+def _unexplained(case: Case, runs: list[int]) -> Finding:
+    for rule in FAULT_RULES:
+        proposal = rule.detect(case)
+        if proposal is not None:
+            cause = Cause(proposal, where=proposal.evidence["where"])
+            return _finding(cause, case, runs, first=True)
+    return _unknown(case, runs)
+
+
 def _unknown(case: Case, runs: list[int]) -> Finding:
     link, where = _where(case)
     worst = next(
@@ -108,14 +120,6 @@ def _unknown(case: Case, runs: list[int]) -> Finding:
             f"worst: {worst.name} in step {worst.step + 1}, relative difference "
             f"{number(worst.rel_diff)}"
         )
-    facts += [
-        f"rank {f.rank} in step {(f.step or 0) + 1}: {f.summary}"
-        for f in case.run.faults[:3]
-    ]
-    facts += [
-        f"rank {rank} hangs in its own code, at {where}; the others wait for it"
-        for rank, where in faults.busy_ranks(case).items()
-    ]
     if case.ratios():
         facts.append(
             "gradient at the reference's outputs over the reference's, per rank: "

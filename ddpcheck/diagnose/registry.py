@@ -68,6 +68,9 @@ from ddpcheck.diagnose.rules import (
     sync_grad_alias,
     sync_no_sync_off_by_one,
     sync_no_sync_scope,
+    sync_rank_died,
+    sync_rank_hung,
+    sync_rank_raised,
     sync_scaler_desync,
     sync_static_graph_no_sync,
 )
@@ -84,6 +87,14 @@ DATA_PARALLEL_RULES: tuple[ModuleType, ...] = (
 DATA_PARALLEL_FAULT_RULES: tuple[ModuleType, ...] = (
     dp_scatter_semantics,
     dp_variable_length_gather,
+)
+
+# For what breaks off and no other rule explains: they say what happened, not why. One
+# of them fires wherever a rank raised, died or hung.
+FAULT_RULES: tuple[ModuleType, ...] = (
+    sync_rank_died,
+    sync_rank_raised,
+    sync_rank_hung,
 )
 
 RULES: tuple[ModuleType, ...] = (

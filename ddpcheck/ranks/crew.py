@@ -47,7 +47,9 @@ class Crew:
         self.connections: list[Connection] = []
         self.busy = False
         self.broken = False
+        self._ready: set[int] = set()  # ranks that sit, with their process group
         self.outcomes: list[Outcome] = []
+        self._log_sizes: list[int] = []  # when the job began
         for rank in range(max(1, world_size)):
             ours, theirs = Pipe()
             seat = Seat(
@@ -66,10 +68,17 @@ class Crew:
     def send(self, job: Job) -> None:
         """Gives every rank the job; results come through `receive`."""
         self.busy = True
-        self.outcomes = [Outcome(rank=r) for r in range(len(self.processes))]
+        ranks = range(len(self.processes))
+        self.outcomes = [Outcome(rank=rank) for rank in ranks]
+        self._log_sizes = [_size(self._log(rank)) for rank in ranks]
         for connection in self.connections:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.send(job)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every rank has begun, or could begin, a job."""
+        return len(self._ready) == len(self.processes)
 
     def waiting_for(self) -> list[Any]:
         """Returns what to `wait` on: connections and sentinels of running ranks."""
@@ -91,6 +100,7 @@ class Crew:
                 message = self._next_message(outcome.rank)
                 if message is None:
                     break
+                self._ready.add(outcome.rank)
                 _apply(message, outcome)
             if outcome.kind == "running" and not process.is_alive():
                 outcome.kind = "died"
@@ -126,20 +136,36 @@ class Crew:
         self.kill()
 
     def _read_stack(self, rank: int, deadline: float) -> str:
-        path = self.folder / f"{self.name}-{rank}.stack"
-        while time.monotonic() < deadline:
-            text = path.read_text(encoding="utf-8", errors="replace")
-            if text:
-                return text
-            time.sleep(0.01)
-        return ""
+        """Returns what faulthandler has written, once it writes no more."""
+        text, last = "", None
+        while text != last or not text:
+            if time.monotonic() > deadline:
+                break
+            if last is not None:
+                time.sleep(0.01)
+            text, last = self._stack_so_far(rank), text
+        return text
 
-    def collect_stderr(self) -> None:
-        """Adds the last lines of output of the ranks that did not end well."""
+    def _log(self, rank: int) -> Path:
+        return self.folder / f"{self.name}-{rank}.log"
+
+    def _stack_so_far(self, rank: int) -> str:
+        path = self.folder / f"{self.name}-{rank}.stack"
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        return text.partition("\nExtension modules:")[0]
+
+    def collect_last_words(self) -> None:
+        """Adds what the ranks that did not end well wrote, and where the dead were."""
         for outcome in self.outcomes:
-            if outcome.kind != "done":
-                path = self.folder / f"{self.name}-{outcome.rank}.log"
-                outcome.stderr = _last_lines(path)
+            if outcome.kind == "died":
+                # faulthandler writes it on SIGSEGV, SIGABRT and their like.
+                outcome.stack = self._stack_so_far(outcome.rank)
+            if outcome.kind != "done" or getattr(outcome.value, "failed", False):
+                start = self._log_sizes[outcome.rank]
+                outcome.stderr = _last_lines(self._log(outcome.rank), start)
 
     def kill(self) -> None:
         """Kills all ranks and what they started; the crew is of no further use."""
@@ -160,28 +186,39 @@ class Crew:
 
     def _signal(self, rank: int, number: int, *, group: bool = False) -> None:
         pid = self.processes[rank].pid
-        if pid is None or self.processes[rank].exitcode is not None:
+        if pid is None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if group:
+        if group:
+            # What a dead rank left behind is in its group still.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, number)
+        if self.processes[rank].exitcode is not None:
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def _apply(message: Message, outcome: Outcome) -> None:
+    outcome.leftovers = message.leftovers
     if message.kind == "done":
         outcome.kind, outcome.value = "done", message.payload
     elif message.kind == "raised":
         outcome.kind, outcome.raised = "raised", message.payload
 
 
-def _last_lines(path: Path) -> str:
-    """Returns the last lines of a log, reading at most its last 16 KiB."""
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _last_lines(path: Path, start: int) -> str:
+    """Returns the last lines of a log after `start`, reading 16 KiB at most."""
     try:
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, stream.tell() - (16 << 10)))
+            stream.seek(max(start, stream.tell() - (16 << 10)))
             lines = stream.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return ""

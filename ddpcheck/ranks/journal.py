@@ -20,13 +20,19 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._owner = os.getpid()
 
     def clear(self) -> None:
         """Forgets the last job."""
         os.ftruncate(self._descriptor, 0)
 
     def write(self, value: Any) -> None:
-        """Appends a value; it is there for the reader as soon as this returns."""
+        """Appends a value; it is there for the reader as soon as this returns.
+
+        A child that user code forked, and that runs on as if it were the rank, ends.
+        """
+        if os.getpid() != self._owner:
+            os._exit(0)
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         while data:
             data = data[os.write(self._descriptor, data) :]

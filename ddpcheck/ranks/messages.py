@@ -50,13 +50,15 @@ class Message:
 
     kind: Literal["ready", "done", "raised"]
     payload: Any = None
+    leftovers: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
     """How one job ended on one rank.
 
-    `progress` is what it emitted, `value` what it returned.
+    `progress` is what it emitted, `value` what it returned. `leftovers` names what the
+    job changed in the process and did not put back.
     """
 
     rank: int
@@ -67,4 +69,4 @@ class Outcome:
     exit_code: int | None = None
     stack: str = ""
     stderr: str = ""
-    collective: str = ""
+    leftovers: tuple[str, ...] = ()

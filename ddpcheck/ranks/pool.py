@@ -6,9 +6,7 @@ import atexit
 import contextlib
 import json
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck.ranks import preload
 from ddpcheck.ranks.crew import Crew
+from ddpcheck.ranks.folder import Folder
 from ddpcheck.ranks.forkserver import Server
 from ddpcheck.ranks.messages import Job, Outcome
 
@@ -29,8 +28,9 @@ SOLO = 0  # the world size of a crew without a process group
 # After one rank failed, the others are given this long to fail too, or as long again
 # as it took: a rank that waits in a collective never will, its stack is worth having.
 _GRACE_S = 1.0
+# Ranks are forked and meet in 0.1 s; on a busy machine that is no part of a job's time.
+_START_S = 60.0
 _IMPORT_POLL_S = 0.005
-_MAX_BASE = 55
 # For torch itself, of which the user's timeout does not speak: 5 s warm, a minute from
 # a cold network file system.
 _MODULES_S = 180.0
@@ -48,17 +48,31 @@ class PreloadError(Exception):
         self.detail = detail
 
 
+class ServerDiedError(Exception):
+    """The fork server was killed, and all ranks with it: no fault of any job's."""
+
+    def __init__(self) -> None:
+        super().__init__("the fork server was killed, and all ranks with it")
+
+
 @dataclass(slots=True)
 class Task:
     """One job on one crew, waiting or running."""
 
     crew: Crew
     deadline: float
+    limit_s: float  # from when all ranks are there
+    has_begun: bool = False
     failed_at: float | None = None
     done: bool = False
     outcomes: list[Outcome] = field(default_factory=list)
     started: float = 0.0
     seconds: float = 0.0
+
+    def note_begin(self, now: float) -> None:
+        """Counts the time from here where the ranks are there at last."""
+        if self.crew.is_ready and not self.has_begun:
+            self.has_begun, self.deadline = True, now + self.limit_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +105,8 @@ class Pool:
         self._count = 0
         self._server: Server | None = None
         self.threads_after_import = 1
-        prefix = f"ddpcheck-{os.getpid()}-"
-        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base_folder()))
+        self._folder = Folder()
+        self.folder = self._folder.path
 
     def __enter__(self) -> Self:
         return self
@@ -168,6 +182,8 @@ class Pool:
             crew = None
         if crew is None or crew.broken:
             assert self._server is not None
+            if not self._server.is_alive():
+                raise ServerDiedError
             self._count += 1
             crew = Crew(
                 self._server,
@@ -201,7 +217,14 @@ class Pool:
         crew.send(job)
         now = time.monotonic()
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        return Task(crew=crew, deadline=now + limit_s, started=now)
+        start_s = 0.0 if crew.is_ready else _START_S
+        return Task(
+            crew=crew,
+            deadline=now + max(limit_s, start_s),
+            limit_s=limit_s,
+            has_begun=crew.is_ready,
+            started=now,
+        )
 
     def wait(self, tasks: Sequence[Task]) -> None:
         """Returns when all tasks are done; each then has an outcome per rank."""
@@ -239,7 +262,7 @@ class Pool:
         if self._server is not None:
             self._server.stop()
             self._server = None
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._folder.remove()
 
     def _next_deadline(self, pending: list[Task]) -> float:
         deadlines = [t.deadline for t in pending]
@@ -252,6 +275,7 @@ class Pool:
         crew = task.crew
         crew.receive(ready)
         now = time.monotonic()
+        task.note_begin(now)
         kinds = {o.kind for o in crew.outcomes}
         failed = bool(kinds & {"raised", "died"}) or any(
             getattr(o.value, "failed", False) for o in crew.outcomes
@@ -265,10 +289,21 @@ class Pool:
                 crew.stop_running("hung")
             else:
                 return
-        if any(o.kind != "done" for o in crew.outcomes):
-            crew.collect_stderr()
+        self._end(task, now, failed=failed)
+
+    def _end(self, task: Task, now: float, *, failed: bool) -> None:
+        """Takes down what the ranks of a task said; replaces those that are spoilt."""
+        crew = task.crew
+        kinds = {o.kind for o in crew.outcomes}
+        if "died" in kinds and not self._is_server_alive():
+            raise ServerDiedError
+        if failed or kinds != {"done"}:
+            crew.collect_last_words()
+        if kinds != {"done"}:
             if not crew.broken:
                 crew.kill()
+        elif any(o.leftovers for o in crew.outcomes):
+            crew.kill()
         crew.collect_progress()
         crew.busy = False
         task.done, task.outcomes = True, crew.outcomes
@@ -294,16 +329,6 @@ class Pool:
 def _grace_s(task: Task) -> float:
     assert task.failed_at is not None
     return max(_GRACE_S, task.failed_at - task.started)
-
-
-def base_folder() -> str:
-    """Returns where the pool's folder goes: in memory, and with a short path.
-
-    The folder holds a socket, whose whole path has at most 103 bytes (macOS).
-    """
-    places = ("/dev/shm", tempfile.gettempdir(), "/tmp")  # noqa: S108
-    usable = [p for p in places if os.access(p, os.W_OK) and len(p) <= _MAX_BASE]
-    return usable[0] if usable else tempfile.gettempdir()
 
 
 def _loopback() -> str:

@@ -22,6 +22,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.ranks import leftovers, parent
+
 SETTINGS = "DDPCHECK_PRELOAD"
 STATUS_FILE = "preloaded.json"
 MODULES_FILE = "modules"  # there when the call begins: user code
@@ -42,12 +44,21 @@ def main(settings: dict[str, Any]) -> None:
     except FileNotFoundError:
         os._exit(0)  # the tool ended and cleaned up while this Python started
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+
     # The server ends when the tool does, however that ended (SIGKILL too): the last
-    # chance to remove the session's folder.
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # chance to remove the session's folder, and what user code started in ranks.
+    def clean_up() -> None:
+        parent.kill_children()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(clean_up)
+    parent.call_after_parent(clean_up)  # while it imports, too
+    if not folder.exists():
+        os._exit(0)
     gc.disable()  # 10 % of the time of importing torch goes to collections
     status = _import_all(settings)
     gc.enable()
+    leftovers.watched()
     # Keeps the collector of every fork from touching, and so copying, these pages.
     gc.freeze()
     status["threads"] = _count_threads()

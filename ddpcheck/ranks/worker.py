@@ -7,27 +7,25 @@ deadline.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import importlib
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.ranks import parent
 from ddpcheck.ranks.journal import Journal
+from ddpcheck.ranks.leftovers import Before
 from ddpcheck.ranks.messages import Job, Message, Raised, Seat
 from ddpcheck.ranks.preload import redirect_output
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +61,16 @@ def rank_main(connection: Connection, seat: Seat) -> None:
 def _work(connection: Connection, seat: Seat) -> int:
     journal = Journal(Path(seat.folder) / f"{seat.name}.journal")
     context = Context(seat=seat, emit=journal.write)
+    before, own_pid = Before(), os.getpid()
     while True:
         job: Job | None = connection.recv()
         if job is None:
             return 0
         journal.clear()
-        connection.send(_do(job, context))
+        answer = _do(job, context)
+        if os.getpid() != own_pid:
+            return 0  # a child that user code forked and let run on
+        connection.send(replace(answer, leftovers=tuple(before.leftovers())))
         gc.collect()  # cheap: everything imported before the fork is frozen
         if seat.device != "cpu":
             from ddpcheck import devices  # noqa: PLC0415
@@ -109,11 +111,7 @@ def describe(error: BaseException) -> Raised:
 
 def _tie_to_parent() -> None:
     """Makes this process die with the fork server, and that one with the tool."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == 1:
-            os._exit(0)
+    parent.kill_with_parent()
     # A process group of its own: Ctrl-C goes to the tool alone, and children that
     # user code leaves behind can be killed with the rank.
     os.setpgid(0, 0)
@@ -130,7 +128,8 @@ def _open_files(seat: Seat) -> None:
     redirect_output(folder / f"{seat.name}.log")
     stack = (folder / f"{seat.name}.stack").open("w", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
-    faulthandler.enable(file=sys.__stderr__ or 2)
+    # Not to stderr, whose last lines would be nothing else.
+    faulthandler.enable(file=stack)
 
 
 def _join_group(seat: Seat) -> None:

@@ -11,6 +11,15 @@ from ddpcheck.report import Difference, Finding, Report, Run
 
 # The order of the columns, as the reader thinks of them.
 COLUMNS = ("losses", "gradients", "weights", "buffers", "outputs")
+RANK_COLUMNS = (
+    "rank",
+    "step",
+    "outcome",
+    "frame",
+    "collective",
+    "backwards",
+    "stderr",
+)
 MAX_TENSORS = 200  # about 100 KB of table; the rest stands in report.json
 OPEN_TENSORS = 15
 
@@ -72,6 +81,7 @@ class FindingView:
     proof: str
     chart: str
     page: tuple[page.Block, ...]
+    ranks: tuple[dict[str, str], ...]  # what every rank did last, "" for unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +196,25 @@ def findings(report: Report, pages: Mapping[str, str]) -> tuple[FindingView, ...
             proof=wording.proof(finding),
             chart=pictures.before_and_after(finding, f"fix-{index}"),
             page=page.blocks(pages.get(finding.slug, "")),
+            ranks=_ranks(finding),
         )
         for index, finding in enumerate(report.findings)
     )
+
+
+def _ranks(finding: Finding) -> tuple[dict[str, str], ...]:
+    """Returns the rows of a fault's table; evidence of another shape is no table."""
+    listed = finding.evidence.get("ranks")
+    rows = listed if isinstance(listed, list | tuple) else ()
+    return tuple(
+        {name: _cell_text(row.get(name)) for name in RANK_COLUMNS}
+        for row in rows
+        if isinstance(row, dict)
+    )
+
+
+def _cell_text(value: object) -> str:
+    return "" if value is None else wording.visible(str(value))
 
 
 def setup(report: Report) -> tuple[tuple[str, str], ...]:

@@ -16,6 +16,7 @@ from ddpcheck.errors import UsageError
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import (
     averaged,
+    calls,
     closing,
     countables,
     fixes,
@@ -36,7 +37,6 @@ from ddpcheck.run.recorders import ComparingRecorder
 from ddpcheck.run.rewriting import Rewrites
 from ddpcheck.run.spec import (
     BackwardCount,
-    CollectiveCount,
     RankResult,
     RunSpec,
 )
@@ -63,10 +63,12 @@ def candidate(
 
     Every step's result is emitted as it ends: it survives whatever comes after.
     """
-    started = time.perf_counter()
-    rank = context.seat.rank
+    started, rank = time.perf_counter(), context.seat.rank
     try:
         target = load(ref)
+    except UsageError as error:  # this rank's own: the reference could load it
+        return _broken(rank, spec, error.__cause__ or error)
+    try:
         clean = fingerprint(target)
         with isolation.isolated(), observe.observing() as seen:
             run = _Candidate(context, target, spec, Reader(Path(trace)), find_unused)
@@ -75,9 +77,7 @@ def candidate(
     except UsageError as error:
         return RankResult(rank=rank, problem=error.problem)
     except Exception as error:  # noqa: BLE001 (user code; told as data)
-        return RankResult(
-            rank=rank, raised=describe(error), dtype=spec.dtype, is_clean=False
-        )
+        return _broken(rank, spec, error)
     return RankResult(
         rank=rank,
         raised=run.raised,
@@ -86,6 +86,11 @@ def candidate(
         seconds=time.perf_counter() - started,
         is_clean=run.raised is None and clean == fingerprint(target),
     )
+
+
+def _broken(rank: int, spec: RunSpec, error: BaseException) -> RankResult:
+    told = describe(error)
+    return RankResult(rank=rank, raised=told, dtype=spec.dtype, is_clean=False)
 
 
 class _Candidate:
@@ -118,7 +123,7 @@ class _Candidate:
         )
         if self.is_rank:
             model = fixes.before_wrap(model, spec.fixes)
-        calls = count_calls(model)
+        counts = count_calls(model)
         names = Names(model)
         self._bare = model
         self._check_seeded(names, model)
@@ -137,7 +142,7 @@ class _Candidate:
             floors=dict(spec.floors),
         )
         training = self._training(wrapped, names, recorder, size)
-        recorder.uncomparable = lambda: self._uncomparable(calls)
+        recorder.uncomparable = lambda: self._uncomparable(counts)
         self._train(training, recorder, self._shards(batches))
         self.facts["not_compared"] = recorder.not_compared
         self.facts |= closing.facts(self.seen, training, self._bare)
@@ -191,7 +196,7 @@ class _Candidate:
             loss=self._loss(),
             around_step=lambda step: self._around(step, size),
             after_step=lambda: self._after_step(names, wrapped),
-            on_update=self._note_update,
+            on_update=self.seen.updated,
             vector_loss=self.spec.world_size if self.spec.mode == "dp" else 0,
         )
 
@@ -210,9 +215,6 @@ class _Candidate:
         if name not in self.reader.names(quantity, step):
             return None
         return self.reader.get(quantity, step, name)
-
-    def _note_update(self) -> None:
-        self.seen.updated()
 
     def _loss(self) -> Callable[[Any, Any], Any] | None:
         loss = loss_function(self.target, self.spec)
@@ -241,13 +243,11 @@ class _Candidate:
                     self._emit(training, recorder, step - 1)
                 yield batch
 
-        self._batches = batches
-        self._step = 0
-        self.seen.on_collective = lambda name, count: self.context.emit(
-            CollectiveCount(count=count, name=name, step=self._step)
-        )
+        self._batches, self._step = batches, 0
+        emit = self.context.emit
+        self.seen.on_collective = lambda c: emit(calls.at_step(c, self._step))
         if self.is_rank:
-            self.seen.on_backward = lambda count: self.context.emit(
+            self.seen.on_backward = lambda count: emit(
                 BackwardCount(count=count, step=self._step)
             )
         try:
@@ -268,7 +268,7 @@ class _Candidate:
         self._emit(training, recorder, len(batches) - 1)
 
     def _targets(self) -> Any:
-        """Returns what the current step's loss may count in, on this rank."""
+        # What the current step's loss may count in, on this rank.
         return countables.targets_of(self.target, self._batches[self._step])
 
     def _backward(self, training: Training) -> Any:
@@ -295,7 +295,7 @@ class _Candidate:
         self.context.emit(recorder.finish(step, loss))
 
     def _note_frozen(self, training: Training) -> None:
-        """Notes what is frozen now: a later step may have made it trainable again."""
+        # What is frozen now; a later step may make it trainable again.
         self._frozen |= dict.fromkeys(self._wrapping(training)["frozen"])
 
     def _wrapping(self, training: Training) -> dict[str, list[str]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
+import types
 from dataclasses import dataclass
 
 import torch
@@ -55,12 +58,74 @@ def load(ref: TargetRef) -> Target:
             raise UsageError(made.problem)
         assert made.target is not None
         return made.target
-    return target_module.load(ref)
+    return _load_here(ref)
+
+
+@dataclass(slots=True)
+class _Imported:
+    """What loading files from one folder added to this process."""
+
+    folders: tuple[str, ...]
+    modules: set[str]
+    search: list[str]  # sys.path without the folder
+
+
+_imported: _Imported | None = None
+
+
+def _load_here(ref: TargetRef) -> Target:
+    """Loads the target; forgets what one of another folder imported from there.
+
+    Two folders may both have a models.py: the second target would get the first's.
+    """
+    global _imported  # noqa: PLW0603 (of this process, as sys.modules is)
+    if ref.path is None:
+        return target_module.load(ref)
+    folders = _folders(ref.path)
+    if _imported is not None:
+        sys.path[:] = _imported.search
+        if _imported.folders != folders:
+            for name in _imported.modules:
+                sys.modules.pop(name, None)
+            _imported = None
+    if _imported is None:
+        _imported = _Imported(folders=folders, modules=set(), search=list(sys.path))
+    before = set(sys.modules)
+    try:
+        return target_module.load(ref)
+    finally:
+        new = set(sys.modules) - before
+        _imported.modules |= {name for name in new if _is_below(name, folders)}
+
+
+def _folders(path: str) -> tuple[str, ...]:
+    """Returns the folder of a file, as given and without links: modules have both."""
+    paths = os.path.abspath(path), os.path.realpath(path)  # noqa: PTH100
+    return tuple(os.path.dirname(p) + os.sep for p in paths)  # noqa: PTH120
+
+
+def _is_below(name: str, folders: tuple[str, ...]) -> bool:
+    """Returns whether a module's file is the user's own, in a folder or below."""
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    if not file.startswith(folders) or name.partition(".")[0] in ("ddpcheck", "torch"):
+        return False
+    return not any(part in file for part in ("site-packages", "/lib/python3"))
 
 
 def fingerprint(target: Target) -> int:
-    """Returns a number that changes with the state of the target's own module."""
-    for module in (sys.modules.get(getattr(target.batch, "__module__", "")),):
-        if module is not None and getattr(module, "__file__", None) == target.path:
-            return isolation.fingerprint(module)
-    return 0
+    """Returns a number that changes with the state of the target's own modules."""
+    return hash(tuple(map(isolation.fingerprint, _own_modules(target))))
+
+
+def _own_modules(target: Target) -> list[types.ModuleType]:
+    """Returns the target's file and what it imported from its folder."""
+    if not target.path:
+        return []
+    names = _names_below(_folders(target.path), len(sys.modules))
+    return [sys.modules[name] for name in names if name in sys.modules]
+
+
+@functools.lru_cache(maxsize=1)
+def _names_below(folders: tuple[str, ...], _num_modules: int) -> list[str]:
+    """Returns the names of the modules below folders; a walk over 2,500 modules."""
+    return sorted(name for name in list(sys.modules) if _is_below(name, folders))

@@ -17,7 +17,8 @@ import torch.utils._pytree
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.run import clipping
+from ddpcheck.run import calls, clipping
+from ddpcheck.run.spec import CollectiveCount, CollectiveEnd
 
 _MODULE_APPLY = nn.Module._apply  # noqa: SLF001 (behind .to, .half, .cuda)
 _ASKED = ("is_initialized", "get_world_size", "get_rank", "is_available")
@@ -74,7 +75,7 @@ class Observed:
     # Calls of Module.to, .half, .cuda, ... after a DDP object was built.
     applied_after_wrap: int = 0
     on_backward: Callable[[int], None] | None = None
-    on_collective: Callable[[str, int], None] | None = None
+    on_collective: Callable[[CollectiveCount | CollectiveEnd], None] | None = None
     depth: int = 0
     updates_in_backward: bool = False  # weights were written while backward ran
     early_clips: int = 0  # clippings that a backward of the same step followed
@@ -156,11 +157,17 @@ def _asking(seen: Observed, function: Any) -> Any:
 def _noting(seen: Observed, name: str, function: Any) -> Any:
     def note(*args: Any, **kwargs: Any) -> Any:
         seen.asks_distributed = True
-        if not _is_ours():
-            seen.collectives.append(name)
-            if seen.on_collective:
-                seen.on_collective(name, len(seen.collectives))
-        return function(*args, **kwargs)
+        if _is_ours():
+            return function(*args, **kwargs)
+        seen.collectives.append(name)
+        count = len(seen.collectives)
+        if not seen.on_collective:
+            return function(*args, **kwargs)
+        seen.on_collective(calls.described(name, count, args, kwargs))
+        result = function(*args, **kwargs)
+        if not isinstance(result, dist.Work):  # what async_op=True returns
+            seen.on_collective(CollectiveEnd(count=count))
+        return result
 
     return note
 

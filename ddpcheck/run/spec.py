@@ -78,11 +78,26 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCount:
-    """Progress: the rank is about to enter the target's n-th collective (1, 2, ...)."""
+    """Progress: the rank is about to enter the target's n-th collective (1, 2, ...).
+
+    `shape` and `dtype` are of the tensor that it passes, where it passes one; `where`
+    is "file.py:12" of the calling code. `of_all`: all ranks take part, no group.
+    """
 
     count: int
     name: str
-    step: int
+    step: int = 0
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    where: str = ""
+    of_all: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveEnd:
+    """Progress: the n-th collective has returned, and was none that runs on."""
+
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,20 @@ from ddpcheck import pages
 from ddpcheck.diagnose.registry import (
     DATA_PARALLEL_FAULT_RULES,
     DATA_PARALLEL_RULES,
+    FAULT_RULES,
     RULES,
 )
 
 _MAX_CODE = 15  # lines
 _MAX_WIDTH = 88  # a page is read on terminals
 SLUGS = [
-    rule.SLUG for rule in (*RULES, *DATA_PARALLEL_RULES, *DATA_PARALLEL_FAULT_RULES)
+    rule.SLUG
+    for rule in (
+        *RULES,
+        *FAULT_RULES,
+        *DATA_PARALLEL_RULES,
+        *DATA_PARALLEL_FAULT_RULES,
+    )
 ]
 
 

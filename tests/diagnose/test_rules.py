@@ -10,6 +10,7 @@ from ddpcheck import checking, pages
 from ddpcheck.diagnose.registry import (
     DATA_PARALLEL_FAULT_RULES,
     DATA_PARALLEL_RULES,
+    FAULT_RULES,
     RULES,
 )
 from ddpcheck.options import Options
@@ -18,16 +19,19 @@ from ddpcheck.report import Report
 from ddpcheck.target import TargetRef
 
 RAISES = [rule.SLUG for rule in DATA_PARALLEL_FAULT_RULES]
-SLUGS = [rule.SLUG for rule in (*RULES, *DATA_PARALLEL_RULES)] + RAISES
+SLUGS = [rule.SLUG for rule in (*RULES, *FAULT_RULES, *DATA_PARALLEL_RULES)] + RAISES
 # No run can prove these: what would end the fault would end any of its kind, or what
 # decides is known to the target alone. Their pages say so.
 UNVERIFIED = {
     "ddp/step-before-reduce",
     "graph/skipped-backward",
     "sync/collective-mismatch",
+    "sync/rank-died",
+    "sync/rank-hung",
+    "sync/rank-raised",
     "sync/scaler-desync",
 }
-HANGS = {"graph/skipped-backward", "sync/collective-mismatch"}
+HANGS = {"graph/skipped-backward", "sync/collective-mismatch", "sync/rank-hung"}
 
 
 def checked(

@@ -17,7 +17,7 @@ from ddpcheck import report as reports
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.target import TargetRef
-from tests.end_to_end.conftest import Command, Terminal
+from tests.end_to_end.conftest import Command, Ended, Terminal
 from tests.end_to_end.wrong_files import target
 from tests.render import sample
 
@@ -139,11 +139,31 @@ def test_signal_ends_everything(
         _assert_all_listen_on_loopback(command)
     if number == signal.SIGINT:
         command.signal(number)
+        command.signal(number)  # the impatient do it twice
     else:
         command.process.send_signal(number)
     ended = command.end()
     assert (ended.exit_code, ended.stdout, ended.stderr) == (code, "", says)
     terminal.assert_clean(command)
+
+
+def test_kill_leaves_nothing_and_no_half_report(terminal: Terminal) -> None:
+    mark = terminal.folder / "mark"
+    source = target(
+        loss="def loss(output, target):\n"
+        "    if torch.distributed.is_initialized():\n"
+        f"        open({str(mark)!r}, 'w').close()\n"
+        "        import subprocess\n"
+        "        subprocess.run(['sleep', '600'])\n"
+        "    return output.mean()\n"
+    )
+    command = terminal.start(terminal.write(source), *QUICK, "--json", "out.json")
+    command.wait_for(mark.exists)
+    command.process.kill()
+    assert command.end() == Ended(exit_code=-9, stdout="", stderr="")
+    terminal.assert_clean(command)
+    names = {path.name for path in terminal.folder.iterdir()}
+    assert names - {"__pycache__"} == {"mymodel.py", "mark", "tmp"}
 
 
 def _wait(command: Command, mark: Path, when: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +18,9 @@ from pathlib import Path
 import pytest
 
 from ddpcheck import cli, pytest_plugin
+from ddpcheck.ranks.folder import base_folder
 from ddpcheck.target import NAMES
+from tests.end_to_end.conftest import processes_of
 
 ROOT = Path(__file__).parents[2]
 TARGET = """\
@@ -187,6 +190,24 @@ def test_api_in_a_test(ddpcheck):
     assert "torch" not in sys.modules
 """
 
+HANGS = """\
+import time
+
+from sound import batch, model
+
+
+def test_hang(ddpcheck):
+    def never(output, target):
+        import torch
+
+        if torch.distributed.is_initialized():
+            open("mark", "w").close()
+            time.sleep(600)
+        return output.mean()
+
+    ddpcheck(model, batch, never, world_sizes=[2], modes=["ddp"])
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
@@ -216,10 +237,8 @@ class Session:
 
 def run(folder: Path, *arguments: str, autoload: bool = False) -> Session:
     """Runs pytest; without `autoload` the plugins of others are left out, for speed."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    environment = _environment(autoload=autoload)
     if not autoload:
-        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         arguments = ("-p", "ddpcheck", "-p", "xdist", *arguments)
     started = time.monotonic()
     done = subprocess.run(
@@ -238,6 +257,14 @@ def run(folder: Path, *arguments: str, autoload: bool = False) -> Session:
         seconds=time.monotonic() - started,
         folder=folder,
     )
+
+
+def _environment(*, autoload: bool) -> dict[str, str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    if not autoload:
+        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    return environment
 
 
 @pytest.fixture(scope="module")
@@ -399,6 +426,37 @@ def test_hang_under_the_fixture_has_stacks(user_project: Session) -> None:
 
 def test_both_workers_were_used(user_project: Session) -> None:
     assert set(re.findall(r"\[(gw\d)\]", user_project.text)) == {"gw0", "gw1"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=str)
+def test_pytest_that_is_ended_leaves_nothing(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    (tmp_path / "sound.py").write_text(SOUND, encoding="utf-8")
+    (tmp_path / "test_user.py").write_text(HANGS, encoding="utf-8")
+    arguments = ("-p", "ddpcheck", "-p", "no:cacheprovider", "test_user.py")
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=tmp_path,
+        env=_environment(autoload=False),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as session:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "mark").exists():
+            assert session.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if number == signal.SIGINT:  # of the whole session, and twice
+            os.killpg(session.pid, number)
+            time.sleep(0.05)
+        session.send_signal(number)
+    deadline = time.monotonic() + 30
+    while left := processes_of(session.pid):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+    folders = list(Path(base_folder()).glob(f"ddpcheck-{session.pid}-*"))
+    assert folders == []
 
 
 def test_plugin_costs_nothing_where_it_is_not_used(tmp_path: Path) -> None:

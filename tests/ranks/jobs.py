@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,3 +89,29 @@ def variables(context: Context) -> list[str]:
     """Returns what a launcher would set."""
     del context
     return [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+
+
+def deed(context: Context, *, code: str) -> None:
+    """Does what user code may do to its process."""
+    del context
+    exec(code, globals())  # noqa: S102 (ours)
+
+
+def fork_and_go_on(context: Context) -> int:
+    """Forks as user code might: the child returns from here, too."""
+    context.emit("before")
+    child = os.fork()
+    if child == 0:
+        time.sleep(0.2)
+    context.emit("after")
+    return child
+
+
+def wait_with_child(context: Context, *, path: str) -> None:
+    """Starts a child, tells its number, and goes on for long."""
+    del context
+    child = subprocess.Popen(["sleep", "600"])  # noqa: S607
+    part = Path(path).with_suffix(".part")
+    part.write_text(str(child.pid), encoding="utf-8")
+    part.rename(path)
+    time.sleep(600)

@@ -13,9 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddpcheck.ranks.folder import Folder
 from ddpcheck.ranks.messages import Job
-from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
+from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError, ServerDiedError
 
+HANG = {"how": "hang", "rank": 0}
 PID = Job(function="tests.ranks.jobs:pid")
 ROOT = Path(__file__).parents[2]
 # Says where everything is, then waits to be killed.
@@ -23,12 +25,21 @@ PROGRAM = """
 import sys, time
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool, Preload
-pool = Pool(Preload(modules=("torch",)))
+module = "sleeper" if sys.argv[1] == "stuck" else "torch"
+pool = Pool(Preload(modules=(module,)))
 pool.start()
-if sys.argv[1] == "idle":
+if sys.argv[1] == "stuck":
+    while not (pool.folder / "stuck").exists():
+        time.sleep(0.01)
+if sys.argv[1] == "busy":
     pool.wait_for_imports()
     ranks = pool.run(Job(function="tests.ranks.jobs:pid"), 2)
-    print(*(rank.value for rank in ranks), end=" ")
+    child = pool.folder / "child"
+    busy = "tests.ranks.jobs:wait_with_child"
+    pool.submit(Job(function=busy, arguments={"path": str(child)}), 0)
+    while not child.exists():
+        time.sleep(0.01)
+    print(*(rank.value for rank in ranks), child.read_text(), end=" ")
 print(pool._server.pid, pool.folder, flush=True)
 time.sleep(600)
 """
@@ -67,15 +78,37 @@ def test_close_leaves_no_process_and_no_folder() -> None:
     pool.close()
 
 
-@pytest.mark.parametrize("when", ["importing", "idle"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=str)
+# Writes its mark to the folder of the fork server, whose settings are gone by then.
+SLEEPER = """
+import sys, time
+from pathlib import Path
+frame = sys._getframe()
+while "settings" not in frame.f_locals:
+    frame = frame.f_back
+(Path(frame.f_locals["settings"]["folder"]) / "stuck").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "number"),
+    [
+        ("importing", signal.SIGTERM),
+        ("stuck", signal.SIGKILL),
+        ("busy", signal.SIGKILL),
+        ("busy", signal.SIGTERM),
+    ],
+)
 def test_killed_tool_leaves_no_process_and_no_folder(
-    when: str, number: signal.Signals
+    when: str, number: signal.Signals, tmp_path: Path
 ) -> None:
+    (tmp_path / "sleeper.py").write_text(SLEEPER, encoding="utf-8")
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
     tool = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, when],
         stdout=subprocess.PIPE,
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
         text=True,
     )
     with tool:
@@ -83,6 +116,59 @@ def test_killed_tool_leaves_no_process_and_no_folder(
         *pids, folder = tool.stdout.readline().split()
         tool.send_signal(number)
     _wait_until_gone([int(pid) for pid in pids], Path(folder))
+
+
+def test_killed_server_is_no_fault_of_the_job() -> None:
+    with Pool(Preload(modules=("torch",))) as pool:
+        pool.start()
+        pool.wait_for_imports()
+        pids = [outcome.value for outcome in pool.run(PID, 2)]
+        server = pool._server  # noqa: SLF001
+        assert server is not None
+        assert server.pid is not None
+        hang = Job(function="tests.ranks.jobs:fail", arguments=HANG)
+        task = pool.submit(hang, 2)
+        os.kill(server.pid, signal.SIGKILL)
+        with pytest.raises(ServerDiedError) as caught:
+            pool.wait([task])
+        expected = "the fork server was killed, and all ranks with it"
+        assert str(caught.value) == expected
+        with pytest.raises(ServerDiedError):
+            pool.run(PID, 1)
+    _wait_until_gone([*pids, server.pid or 0], pool.folder)
+
+
+def test_children_of_a_rank_that_died_by_itself_die_too(
+    pool: Pool, tmp_path: Path
+) -> None:
+    path = tmp_path / "child"
+    code = (
+        f"p = subprocess.Popen(['sleep', '600']); open({str(path)!r}, 'w')"
+        ".write(str(p.pid)); os._exit(3)"
+    )
+    job = Job(function="tests.ranks.jobs:deed", arguments={"code": code})
+    (outcome,) = pool.run(job, SOLO)
+    assert (outcome.kind, outcome.exit_code) == ("died", 3)
+    _wait_until_gone([int(path.read_text(encoding="utf-8"))], tmp_path / "none")
+
+
+def test_folder_of_a_session_that_was_killed_whole_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpcheck.ranks.folder.base_folder", lambda: str(tmp_path))
+    left, made, foreign = (tmp_path / f"ddpcheck-{n}-abc" for n in (1, 2, 3))
+    for path in (left, made, foreign):
+        path.mkdir()
+    (left / "lock").touch()
+    (foreign / "lock").mkdir()
+    first = Folder()
+    second = Folder()  # does not take the first for one that is left
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {first.path.name, second.path.name, made.name, foreign.name}
+    first.remove()
+    second.remove()
+    second.remove()
+    assert {p.name for p in tmp_path.iterdir()} == {made.name, foreign.name}
 
 
 def test_import_that_raises_is_told() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
+from ddpcheck.ranks.folder import base_folder
 from ddpcheck.ranks.messages import Job, Outcome
-from ddpcheck.ranks.pool import SOLO, Pool, Preload, base_folder
+from ddpcheck.ranks.pool import SOLO, Pool, Preload
 
 pytestmark = pytest.mark.xdist_group("engine")
 

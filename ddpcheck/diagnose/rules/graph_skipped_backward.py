@@ -8,8 +8,9 @@ Reductions are matched by order. The others wait for this rank, or are averaged 
 the gradients of its next step.
 
 How it was found
-The ranks had begun different numbers of backwards when one of them hung or died. It
-is told, not verified: any fix that makes all ranks do the same ends the wait.
+A rank had left a step with fewer backwards than another began in it, when one of them
+hung or died. It is told, not verified: any fix that makes all ranks do the same ends
+the wait.
 
 Example
     import torch
@@ -36,7 +37,8 @@ by:
 
 Not this rule if
 All ranks began as many backwards and differ in other collectives: sync/collective-
-mismatch.
+mismatch. A rank raised, died or hung before its backward: sync/rank-raised,
+sync/rank-died, sync/rank-hung.
 
 References
 https://github.com/pytorch/pytorch/issues/23425
@@ -45,8 +47,13 @@ https://github.com/harryhan618/LaneNet/issues/12
 
 from __future__ import annotations
 
+from ddpcheck.diagnose import rank_table
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.faults import backwards_of_ranks, busy_ranks, skips_backward
+from ddpcheck.diagnose.faults import (
+    backwards_of_ranks,
+    busy_ranks,
+    skips_backward,
+)
 from ddpcheck.diagnose.text import listed
 
 SLUG = "graph/skipped-backward"
@@ -54,12 +61,12 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where ranks began different numbers of backwards."""
+    """Proposes it where a rank left out a backward and another waits."""
     calls = backwards_of_ranks(case)
     if not calls or busy_ranks(case):
         return None
-    if len(set(calls)) == 1 and not skips_backward(case):
-        return None
+    if not skips_backward(case):
+        return None  # a rank may have stopped before its backward
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -67,8 +74,9 @@ def detect(case: Case) -> Proposal | None:
         "meet those of its next step",
         facts=(
             f"backwards begun until then, per rank: {listed(calls)}",
-            *[f"rank {f.rank}: {f.summary}" for f in case.run.faults[:3]],
+            *rank_table.facts(case),
         ),
         fix="take the decision on all ranks together, or multiply the loss by 0",
         code="dist.all_reduce(skip, dist.ReduceOp.MAX)  # then decide on all ranks alike",
+        evidence={"ranks": rank_table.rows(case)},
     )

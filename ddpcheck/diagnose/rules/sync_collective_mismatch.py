@@ -8,8 +8,9 @@ Collectives are matched by order. One that a single rank calls meets another of 
 other ranks: a hang, a timeout, or a rank killed by SIGABRT.
 
 How it was found
-The ranks had called different numbers of collectives when one of them raised, hung
-or died. It is told, not verified: any fix that makes all ranks do the same ends the
+When a rank raised, hung or died, the ranks had entered different collectives or ones
+of other sizes, one had left a collective that another never entered, or they had
+called different numbers of them, and no rank had raised or died by itself. It is told, not verified: any fix that makes all ranks do the same ends the
 wait.
 
 Example
@@ -35,7 +36,9 @@ Call the same collectives on all ranks. The example is mended by:
         optimizer.step()
 
 Not this rule if
-The ranks differ in the backwards they began: graph/skipped-backward.
+The ranks differ in the backwards they began: graph/skipped-backward. A rank raised,
+died or hung by itself before its next collective: sync/rank-raised, sync/rank-died,
+sync/rank-hung.
 
 References
 https://github.com/huggingface/transformers/issues/35387
@@ -44,10 +47,14 @@ https://github.com/lucidrains/vector-quantize-pytorch/issues/25
 
 from __future__ import annotations
 
+from ddpcheck.diagnose import rank_table
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.faults import (
     busy_ranks,
-    collectives_of_ranks,
+    calls_of_ranks,
+    first_difference,
+    first_overtaken,
+    own_faults,
     skips_backward,
 )
 from ddpcheck.diagnose.text import listed
@@ -57,10 +64,18 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where the numbers of collectives differ between ranks."""
-    calls = collectives_of_ranks(case)
-    if not calls or len(set(calls)) == 1 or busy_ranks(case):
-        return None
+    """Proposes it where ranks call different collectives, or more than others."""
+    calls = calls_of_ranks(case)
+    counts = [len(rank) for rank in calls]
+    index = first_difference(case)
+    if index is None:
+        index = first_overtaken(case)
+    if index is None:
+        if len(set(counts)) < 2 or busy_ranks(case):  # noqa: PLR2004
+            return None
+        if own_faults(case.run.faults):
+            return None  # the rank did not come to its next collective
+        index = min(counts)
     if skips_backward(case):
         return None  # graph/skipped-backward: it meets those of its next step
     return Proposal(
@@ -69,10 +84,26 @@ def detect(case: Case) -> Proposal | None:
         summary="the ranks do not call the same collectives: one meets another of the other "
         "ranks",
         facts=(
-            f"collectives called by the target until then, per rank: {listed(calls)}",
-            *[f"rank {f.rank}: {f.summary}" for f in case.run.faults[:3]],
+            f"collectives called by the target until then, per rank: {listed(counts)}",
+            f"collective {index + 1}: {_at(case, index)}",
+            *rank_table.facts(case),
         ),
         fix="call the same collectives in the same order on all ranks, with a zero where a "
         "rank has nothing to add",
         code="dist.all_reduce(count)  # outside any condition on the rank's own data",
+        evidence={"ranks": rank_table.rows(case), "collective": index + 1},
     )
+
+
+def _at(case: Case, index: int) -> str:
+    """Returns which ranks call what at this place of the order."""
+    ranks: dict[str, list[int]] = {}
+    for rank, calls in enumerate(calls_of_ranks(case)):
+        what = (
+            f"call {rank_table.called(calls[index])}"
+            if len(calls) > index
+            else "call none of the target's"
+        )
+        ranks.setdefault(what, []).append(rank)
+    told = sorted(ranks.items(), key=lambda item: len(item[1]))
+    return "; ".join(f"{rank_table.named(who)}: {what}" for what, who in told[:4])

@@ -1,0 +1,70 @@
+"""The private folder of a session, and what is left of those that were killed.
+
+A session that ends removes its folder, and its fork server does where the session was
+killed. Where both were killed at once nobody can: the next session does. The owner
+holds a lock on a file in it, which the kernel frees with the owner, so no process
+number is trusted: that of another container means nothing here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_PREFIX = "ddpcheck-"
+_LOCK = "lock"
+_MAX_BASE = 55
+
+
+class Folder:
+    """A folder for this session alone; call `remove`."""
+
+    def __init__(self) -> None:
+        base = base_folder()
+        sweep(Path(base))
+        prefix = f"{_PREFIX}{os.getpid()}-"
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(self.path / _LOCK, flags, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def remove(self) -> None:
+        """Removes the folder and what is in it; may be called twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def sweep(base: Path) -> None:
+    """Removes the folders below `base` whose owners have gone."""
+    for path in base.glob(f"{_PREFIX}*-*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == os.getuid() and _is_left(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_left(path: Path) -> bool:
+    # One without the file is being made just now, or is none of ours.
+    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def base_folder() -> str:
+    """Returns where the pool's folder goes: in memory, and with a short path.
+
+    The folder holds a socket, whose whole path has at most 103 bytes (macOS).
+    """
+    places = ("/dev/shm", tempfile.gettempdir(), "/tmp")  # noqa: S108
+    usable = [p for p in places if os.access(p, os.W_OK) and len(p) <= _MAX_BASE]
+    return usable[0] if usable else tempfile.gettempdir()

@@ -1,0 +1,61 @@
+"""What a process does when its parent ends, however that ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_NUMBER = signal.SIGUSR2
+
+
+def kill_with_parent() -> None:
+    """Makes the kernel kill this process when its parent ends; Linux only."""
+    if sys.platform != "linux":
+        return
+    signal.signal(_NUMBER, signal.SIG_DFL)  # inherited where the parent has it
+    _tell_of_end(signal.SIGKILL)
+    if os.getppid() == 1:
+        os._exit(0)
+
+
+def call_after_parent(action: Callable[[], None]) -> None:
+    """Calls `action` when the parent has ended, then leaves; Linux only.
+
+    It comes between two instructions of Python, so not within a call that hangs in C.
+    """
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+
+    def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        # Sent, too, when only the thread that started this process has ended.
+        if os.getppid() != parent:
+            action()
+            os._exit(0)
+
+    signal.signal(_NUMBER, handle)
+    _tell_of_end(_NUMBER)
+
+
+def _tell_of_end(number: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def kill_children() -> None:
+    """Kills the children of this process with their process groups; Linux only."""
+    own = os.getpid()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            # "pid (name) state parent group ..."; a name may hold spaces.
+            fields = path.read_text(encoding="utf-8").rpartition(") ")[2].split()
+            parent, group = int(fields[1]), int(fields[2])
+            if parent == own and group != os.getpgrp():
+                os.killpg(group, signal.SIGKILL)

@@ -1,0 +1,135 @@
+"""No case meets what another one left: whatever the order, the numbers are the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpcheck import checking, session
+from ddpcheck import report as reports
+from ddpcheck.options import Options
+from ddpcheck.ranks.pool import SOLO, Pool
+from ddpcheck.report import Report
+from ddpcheck.target import TargetRef
+
+HEAD = """\
+import os, random, subprocess, sys, warnings
+import numpy
+import torch
+import torch.distributed as dist
+from torch import nn
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+
+def batch():
+    g = torch.Generator().manual_seed(1)
+    return torch.randn(8, 4, generator=g), torch.arange(8) % 3
+
+def loss(output, target):
+    if dist.is_initialized():
+        deed()
+    return nn.functional.cross_entropy(output, target)
+"""
+# What a rank does in every step; its own run stays as it is. The victim uses Tanh.
+DEEDS = {
+    "settings": "torch.manual_seed(3); random.seed(3); numpy.random.seed(3); "
+    "os.environ['RANK'] = '7'; os.chdir('/'); sys.argv.append('x'); "
+    "torch.set_default_dtype(torch.float32); torch.set_num_threads(2); "
+    "warnings.simplefilter('error')",
+    "device": "torch.set_default_device('meta')",
+    "patch": "torch.tanh = lambda x: 2 * x",
+    "group": "dist.is_initialized() and dist.destroy_process_group()",
+    "child": "subprocess.Popen(['sleep', '600'])",
+    "dies": "os._exit(3)",
+}
+
+
+def _source(name: str) -> str:
+    if name == "divergent":
+        return HEAD.replace("deed()", "pass").replace("t)\n", "t, reduction='sum')\n")
+    if name == "victim":
+        return HEAD.replace("nn.ReLU", "nn.Tanh").replace("deed()", "pass")
+    return f"{HEAD}\ndef deed():\n    {DEEDS[name]}\n"
+
+
+# Two of them, which import modules of one name from their folders.
+SCALED = """
+from helper import SCALE
+def loss(output, target):
+    return SCALE * nn.functional.cross_entropy(output, target)
+"""
+OPTIONS = Options(world_sizes=(2,), modes=("ddp",), fix=False)
+
+
+def _plain(report: Report) -> str:
+    """Returns the report as JSON without what two runs may differ in."""
+    runs = tuple(dataclasses.replace(run, seconds=0.0) for run in report.runs)
+    return reports.to_json(dataclasses.replace(report, runs=runs, seconds=0.0))
+
+
+@pytest.fixture
+def targets(tmp_path: Path) -> dict[str, Path]:
+    """Target files by name."""
+    found = {}
+    for name in (*DEEDS, "divergent", "victim"):
+        found[name] = tmp_path / f"{name}.py"
+        found[name].write_text(_source(name), encoding="utf-8")
+    for scale in (1, 2):
+        folder = tmp_path / f"scale{scale}"
+        folder.mkdir()
+        (folder / "helper.py").write_text(f"SCALE = {scale}\n", encoding="utf-8")
+        found[folder.name] = folder / "scaled.py"
+        found[folder.name].write_text(HEAD + SCALED, encoding="utf-8")
+    return found
+
+
+@pytest.fixture
+def engine(pool: Pool) -> Iterator[Pool]:
+    """The pool; the ranks of these tests go with them."""
+    yield pool
+    for world_size in (SOLO, 2, 4):
+        pool.retire(world_size)
+
+
+def _check_all(
+    pool: Pool, targets: dict[str, Path], options: Options, seed: int
+) -> dict[str, str]:
+    names = sorted(targets)
+    random.Random(seed).shuffle(names)  # noqa: S311 (an order, no secret)
+    found = {}
+    for name in names:
+        report = checking.check(pool, TargetRef(path=str(targets[name])), options)
+        found[name] = _plain(report)
+    return found
+
+
+def test_order_of_cases_and_what_they_leave_change_no_byte(
+    engine: Pool, targets: dict[str, Path]
+) -> None:
+    first, again = (_check_all(engine, targets, OPTIONS, seed) for seed in (1, 2))
+    last_words = {"dies"}  # of gloo, with the number of a port
+    for name in targets.keys() - last_words:
+        assert again[name] == first[name], name
+    found = {name: reports.from_json(text) for name, text in first.items()}
+    wrong = {n: [f.slug for f in r.findings] for n, r in found.items() if r.findings}
+    assert wrong == {"divergent": ["loss/sum-reduction"], "dies": ["sync/rank-died"]}
+    verdicts = {r.verdict for name, r in found.items() if name not in wrong}
+    assert verdicts == {"equivalent"}
+    scale = [found[f"scale{n}"].runs[0].losses.worst for n in (1, 2)]
+    assert scale[0] != scale[1]
+
+
+def test_crews_side_by_side_change_no_byte(
+    engine: Pool, targets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = {name: targets[name] for name in ("victim", "patch")}
+    options = dataclasses.replace(OPTIONS, world_sizes=(2, 4))
+    together = _check_all(engine, some, options, seed=3)
+    monkeypatch.setattr(session, "_MAX_BUSY_RANKS", 1)
+    assert _check_all(engine, some, options, seed=4) == together
