@@ -160,8 +160,9 @@ class Session:
 
     def _submit(self, outcome: RunOutcome) -> Task:
         spec, reference = outcome.spec, outcome.reference
+        function = "simulated" if spec.mode == "sim" else "candidate"
         job = Job(
-            function="ddpcheck.run.jobs:candidate",
+            function=f"ddpcheck.run.jobs:{function}",
             arguments={
                 "ref": self.ref,
                 "spec": spec,
@@ -177,7 +178,10 @@ class Session:
 
         Ranks that share a core with others take turns: a slow run is no hang.
         """
-        turns = max(1.0, crew_of(outcome.spec) / (os.cpu_count() or 1))
+        spec = outcome.spec
+        turns = max(1.0, crew_of(spec) / (os.cpu_count() or 1))
+        if spec.mode == "sim":  # a shard takes no longer than the whole batch
+            turns = spec.world_size + 1.0
         needed_s = _SLOWDOWN * turns * outcome.reference.seconds
         return max(self.pool.timeout_s, needed_s)
 

@@ -123,6 +123,19 @@ class Reader:
             entry.shape, _strides(entry.shape), entry.offset // entry.dtype.itemsize
         )
 
+    def differs(self, quantity: str, step: int, name: str, tensor: Tensor) -> bool:
+        """Returns whether a tensor is not equal, bit by bit but for NaN and dtype.
+
+        False where the trace has none of this name.
+        """
+        if name not in self.names(quantity, step):
+            return False
+        reference, mine = self.get(quantity, step, name), as_dense(tensor)
+        if reference is None or reference.shape != mine.shape:
+            return True
+        mine = mine.to(reference.dtype)
+        return not torch.equal(reference.nan_to_num(), mine.nan_to_num())
+
     def scale(self, quantity: str, step: int) -> float:
         """Returns the largest absolute value in the group, 0 for an empty one."""
         return self.index.scale.get((quantity, step), 0.0)
