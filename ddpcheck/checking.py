@@ -214,6 +214,8 @@ def _with_settings(options: Options, settings: dict[str, Any]) -> Options:
     changes: dict[str, Any] = {}
     if options.world_sizes is None and settings.get("world_sizes"):
         changes["world_sizes"] = tuple(settings["world_sizes"])
+    if options.simulate is None and settings.get("simulate"):
+        changes["simulate"] = tuple(settings["simulate"])
     if options.tolerance is None and settings.get("tolerance"):
         changes["tolerance"] = float(settings["tolerance"])
     accept = settings.get("accept") or {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpcheck import assemble
-from ddpcheck.diagnose import data_parallel, findings, shrink
+from ddpcheck.diagnose import data_parallel, findings, shrink, simulated
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import Cause, can_run, mended, proposed, scaled_to
 from ddpcheck.diagnose.probes.evidence import (
@@ -76,6 +76,22 @@ def diagnose(
         same = _explained(search, causes, outcomes, runs, index) - explained
         explained |= same | {index}
         found = findings.make(causes, search.case, search.rest, sorted(same | {index}))
+        diagnosis.findings = findings.merge(diagnosis.findings, found)
+    for indices in simulated.groups(runs):
+        # Real ranks that fail alike can be asked for more than played ones.
+        known = [i for i in explained if simulated.is_alike(runs[i], runs[indices[0]])]
+        if known:
+            diagnosis.findings = simulated.joined(diagnosis.findings, known, indices)
+            continue
+        spec = outcomes[indices[0]].spec
+        stand_in = simulated.stand_in(session, outcomes, indices, limit)
+        found = [simulated.unknown(runs[indices[0]], indices)]
+        if stand_in is not None:
+            progress(f"diagnosing ddp at world size {stand_in.spec.world_size}")
+            search = _Search(session, stand_in, limit, fix=options.fix)
+            causes = search.run()
+            found = findings.make(causes, search.case, search.rest, indices)
+            found = [simulated.said(f, stand_in.spec.world_size, spec) for f in found]
         diagnosis.findings = findings.merge(diagnosis.findings, found)
     diagnosis.smallest = shrink.smallest(session, outcomes, runs, limit)
     rest = [i for i in _by_world_size(runs, "dp") if i not in explained]

@@ -34,6 +34,7 @@ _PLAIN = {
     "device_mesh": None,
     "delay_all_reduce_named_params": None,
     "param_to_hook_all_reduce": None,
+    "skip_all_reduce_unused_params": False,
 }
 
 
@@ -132,7 +133,7 @@ def _build(wrappers: list[Wrapper], self: Any, *args: Any, **kwargs: Any) -> Non
     nn.Module.__init__(self)
     self.module = module
     self.device_ids = None
-    self.broadcast_buffers = bool(given["broadcast_buffers"])
+    self.broadcast_buffers = self.forward_sync_buffers = _broadcasts(given)
     self.find_unused_parameters = bool(given["find_unused_parameters"])
     self.static_graph = bool(given["static_graph"])
     self.gradient_as_bucket_view = bool(given["gradient_as_bucket_view"])
@@ -155,6 +156,12 @@ def _build(wrappers: list[Wrapper], self: Any, *args: Any, **kwargs: Any) -> Non
     )
     wrappers.append(wrapper)
     self.__dict__["_ddpcheck_wrapper"] = wrapper
+
+
+def _broadcasts(given: dict[str, Any]) -> bool:
+    """Returns whether forwards broadcast; by two names since torch 2.13, True by both."""
+    chosen = [given.get(name) for name in ("forward_sync_buffers", "broadcast_buffers")]
+    return bool(next((value for value in chosen if value is not None), True))
 
 
 def _forward(world: World, self: Any, *args: Any, **kwargs: Any) -> Any:
