@@ -45,7 +45,7 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
         ranks_agree=agree,
         faults=faults,
         seconds=outcome.seconds,
-        **quantities,  # type: ignore[arg-type]
+        **quantities,
     )
     return _judge(run)
 

@@ -16,7 +16,7 @@ class Options:
 
     `accept` maps slugs to the user's reasons. `tolerance` is an rtol. `project` holds
     world_sizes, simulate and tolerance of pyproject.toml, which come after the target's
-    own. `simulate` are world sizes of DDP played by one process. `max_memory` is in GiB.
+    own. `simulate` has world sizes of DDP played by one process. `max_memory` in GiB.
     """
 
     world_sizes: tuple[int, ...] | None = None

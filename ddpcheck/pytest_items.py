@@ -1,7 +1,8 @@
 """Target files as pytest tests: one item per run of the matrix.
 
 Collecting imports neither torch nor the target: the matrix is that of the options,
-the target's own `world_sizes` and `simulate` are read from its source. A run that turns out not to be in the target's matrix is skipped with the reason.
+the target's own `world_sizes` and `simulate` are read from its source. A run that
+turns out not to be in the target's matrix is skipped with the reason.
 """
 
 from __future__ import annotations

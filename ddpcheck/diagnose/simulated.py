@@ -93,6 +93,6 @@ def unknown(run: Run, indices: list[int]) -> Finding:
         slug="unknown",
         link="update" if run.gradients.mismatched == 0 else "loss",
         runs=tuple(indices),
-        summary="the cause is unknown; simulated ranks diverge, and no few real ones do",
+        summary="the cause is unknown; simulated ranks diverge, few real ones do not",
         facts=tuple(facts),
     )

@@ -50,8 +50,8 @@ from ddpcheck.run.virtual_state import StepStart
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader
 
-# What torch says where a collective finds the group of virtual_group under another name.
 _SEEDS_APART = 1_000_003  # between the steps of one rank
+# What torch says where a collective looks for a backend in the group of virtual_group.
 _NO_BACKEND = "No backend type associated with device type"
 
 
@@ -110,7 +110,7 @@ def _refuse(name: str, _: int) -> None:
     raise NotSimulatedError(message)
 
 
-class _Reached(BaseException):  # noqa: N818 (a jump, no error)
+class _Reached(BaseException):
     """A rank is at a reduction that has no answer yet."""
 
 
@@ -204,7 +204,7 @@ class _Simulation:
             recorder=self.once,
             loss=loss_function(self.target, spec),
             perform=self._perform,
-            on_update=lambda: self.start.before_update(),
+            on_update=self._before_update,
         )
         self.facts: dict[str, Any] = {}
         with self._reducing():
@@ -284,6 +284,9 @@ class _Simulation:
             total=self.size,
         )
 
+    def _before_update(self) -> None:
+        self.start.before_update()
+
     @contextlib.contextmanager
     def _reducing(self) -> Iterator[None]:
         """Reduces after each outermost backward, as DDP's reducer does within it."""
@@ -314,9 +317,7 @@ class _Simulation:
 
     def _reduce(self) -> None:
         armed = [w for w in self.wrappers if w.is_armed]
-        held = {
-            id(p): p for w in armed if w.reduced() for p in w.parameters
-        }
+        held = {id(p): p for w in armed if w.reduced() for p in w.parameters}
         if not held:
             return
         if self.answered < len(self.answers):

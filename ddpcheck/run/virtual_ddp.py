@@ -159,7 +159,7 @@ def _build(wrappers: list[Wrapper], self: Any, *args: Any, **kwargs: Any) -> Non
 
 
 def _broadcasts(given: dict[str, Any]) -> bool:
-    """Returns whether forwards broadcast; by two names since torch 2.13, True by both."""
+    """Returns whether forwards broadcast; two names since torch 2.13, both True."""
     chosen = [given.get(name) for name in ("forward_sync_buffers", "broadcast_buffers")]
     return bool(next((value for value in chosen if value is not None), True))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.run import isolation
+from ddpcheck.run.names import strip
 from ddpcheck.run.steps import Training
 from ddpcheck.run.virtual_ddp import Wrapper
 from ddpcheck.run.virtual_group import NotSimulatedError
@@ -18,21 +19,43 @@ from ddpcheck.run.virtual_group import NotSimulatedError
 _PLAIN = (bool, int, float, str, type(None))
 
 
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """A buffer of a module, which forward may write or replace."""
+
+    module: nn.Module
+    name: str
+    path: str
+    tensor: Tensor
+    value: Tensor
+
+    def now(self) -> Tensor | None:
+        return self.module._buffers.get(self.name)  # noqa: SLF001
+
+    def restore(self) -> None:
+        self.tensor.data.copy_(self.value)
+        self.module._buffers[self.name] = self.tensor  # noqa: SLF001
+
+    def was_written(self) -> bool:
+        now = self.now()
+        return now is None or not torch.equal(now, self.value)
+
+
 @dataclass(slots=True)
 class StepStart:
     """The state of model, optimizer and wrappers before a step.
 
-    `users_step`: a train_step, which may do anything in any order. Weights and optimizer
-    state are then copied when they are about to change for the first time, as another
-    reduction may follow. Otherwise zero_grad comes first and the update last.
+    `users_step`: a train_step, which may do anything in any order. Weights and
+    optimizer state are then copied when they are about to change for the first time,
+    as another reduction may follow. Otherwise zero_grad comes first, the update last.
     """
 
     training: Training
     wrappers: list[Wrapper]
     calls: dict[str, int]
     users_step: bool
-    buffers: list[Tensor] = field(default_factory=list)
-    plain: list[dict[str, Any]] = field(default_factory=list)
+    buffers: list[_Buffer] = field(default_factory=list)
+    plain: list[tuple[nn.Module, dict[str, Any]]] = field(default_factory=list)
     grads: list[tuple[nn.Parameter, Tensor | None]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     wrapped: list[tuple[bool, bool, bool]] = field(default_factory=list)
@@ -43,9 +66,13 @@ class StepStart:
 
     def __post_init__(self) -> None:
         """Takes the state as it is now."""
-        model = self.training.model
-        self.buffers = [b.detach().clone() for b in model.buffers()]
-        self.plain = [_plain(m) for m in model.modules()]
+        modules = list(self.training.model.named_modules())
+        self.plain = [(m, _plain(m)) for _, m in modules]
+        self.buffers = [
+            _Buffer(m, name, f"{path}.{name}".lstrip("."), b, b.detach().clone())
+            for path, m in modules
+            for name, b in m.named_buffers(recurse=False)
+        ]
         parameters = list(self.training.parameters().values())
         zeroed = set() if self.users_step else _held(self.training.optimizer)
         self.grads = [
@@ -80,9 +107,9 @@ class StepStart:
             _set_random_state(self.random)
         else:
             isolation.seed_everything(seed)
-        for buffer, value in zip(training.model.buffers(), self.buffers, strict=True):
-            buffer.data.copy_(value)
-        for module, values in zip(training.model.modules(), self.plain, strict=True):
+        for buffer in self.buffers:
+            buffer.restore()
+        for module, values in self.plain:
             vars(module).update(values)
         for parameter, grad in self.grads:
             parameter.grad = _copied(grad)
@@ -115,10 +142,9 @@ class StepStart:
             if wrapper.synced_first
             for buffer in wrapper.module.buffers()
         }
-        named = self.training.model.named_buffers()
-        for (name, buffer), value in zip(named, self.buffers, strict=True):
-            if id(buffer) not in shared and not torch.equal(buffer, value):
-                message = f"every rank keeps a buffer of its own: {name}"
+        for buffer in self.buffers:
+            if id(buffer.now()) not in shared and buffer.was_written():
+                message = f"every rank keeps a buffer of its own: {strip(buffer.path)}"
                 raise NotSimulatedError(message)
 
 
