@@ -5,8 +5,11 @@
 
 `ddp` is a whole case on warm ranks, three steps of `mlp.py` on its batch of 64, all
 world sizes in one session. `start` is the first case of a world size, which forks its
-ranks. `growth` is the time over that of the row before, divided by the growth of the
-world size: up to 1 is at most linear. `sim` plays the ranks on `wide_mlp.py` in one
+ranks. `cpu` is processor time of all ranks and of the tool, which other work on the
+machine does not lengthen; `bare` that of the same training without any checking: what
+DDP and gloo take. `growth` is a cost over that of the row before, divided by the growth
+of the world size, up to 1 is at most linear: of `cpu`, of `bare` and of what is over
+bare, the tool's own. `sim` plays the ranks on `wide_mlp.py` in one
 process; `per pass` is the time per rank and step, `peak MiB` the largest resident
 memory of that process during the case, `over import` what of it was not there before
 its first case. Median over the repetitions.
@@ -18,9 +21,13 @@ import argparse
 import itertools
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from ddpcheck.checking import PRELOAD_MODULES
+from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import Session
@@ -58,25 +65,55 @@ def pool_of(target: Path) -> Pool:
 
 def real(world_sizes: list[int], repetitions: int) -> None:
     """Prints a row per world size of real ranks."""
-    print(f"{'ddp W':>9}  {'start s':>8}  {'case s':>8}  {'per rank ms':>11}  growth")
+    print(
+        f"{'ddp W':>9}  {'start s':>8}  {'case s':>8}  {'per rank ms':>11}  "
+        f"{'cpu s':>7}  {'bare s':>7}  growth of cpu, bare, own"
+    )
     target = HERE / "mlp.py"
     with pool_of(target) as pool:
         pool.wait_for_imports()
         session = Session(pool, TargetRef(path=str(target)))
         session.reference(RunSpec(mode="single", steps=STEPS))
-        rows = []
+        rows: list[list[tuple[int, float]]] = [[], [], []]
         for world_size in world_sizes:
             spec = RunSpec(mode="ddp", world_size=world_size, steps=STEPS)
             start_s = seconds(session, spec)
-            case_s = statistics.median(
-                seconds(session, spec) for _ in range(repetitions)
-            )
-            rows.append((world_size, case_s))
+            job = Job(function="warm:train_on_rank")
+            pool.run(job, world_size)
+            pairs = [
+                (
+                    measured(pool, world_size, lambda: seconds(session, spec)),  # noqa: B023
+                    measured(pool, world_size, lambda: pool.run(job, world_size)),  # noqa: B023
+                )
+                for _ in range(repetitions)
+            ]
+            case_s, cpu_s = (statistics.median(p[0][i] for p in pairs) for i in (0, 1))
+            bare_s = statistics.median(p[1][1] for p in pairs)
+            own_s = statistics.median(p[0][1] - p[1][1] for p in pairs)
+            for row, value in zip(rows, (cpu_s, bare_s, own_s), strict=True):
+                row.append((world_size, value))
             print(
                 f"{world_size:>9}  {start_s:8.3f}  {case_s:8.3f}  "
-                f"{1000 * case_s / world_size:11.2f}  {growth(rows)}",
+                f"{1000 * case_s / world_size:11.2f}  {cpu_s:7.3f}  {bare_s:7.3f}  "
+                f"{'  '.join(growth(row) for row in rows)}",
                 flush=True,
             )
+
+
+def measured(
+    pool: Pool, world_size: int, work: Callable[[], object]
+) -> tuple[float, float]:
+    """Returns wall time, and processor time of the ranks and this process."""
+    ranks = [psutil.Process(p.pid) for p in pool.open(world_size).processes]
+    processes = [psutil.Process(), *ranks]
+    before, started = cpu_s(processes), time.perf_counter()
+    work()
+    return time.perf_counter() - started, cpu_s(processes) - before
+
+
+def cpu_s(processes: list[psutil.Process]) -> float:
+    """Returns the processor time that processes have had; in steps of 10 ms each."""
+    return sum(p.cpu_times().user + p.cpu_times().system for p in processes)
 
 
 def played(world_sizes: list[int], repetitions: int) -> None:
