@@ -20,7 +20,7 @@ from torch import Tensor
 from ddpcheck.report import Difference, Quantity
 from ddpcheck.trace import as_dense, max_abs
 
-_CHUNK = 1 << 22  # elements compared at once: 32 MiB of float64
+_CHUNK = 1 << 17  # elements compared at once: 1 MiB of float64, a core's cache
 MAX_ROWS = 50
 
 
@@ -235,15 +235,12 @@ def _worst_element(
     cand: list[Tensor], ref: list[Tensor], rtol: float, scale: float
 ) -> tuple[float, int]:
     """Returns the largest excess over tensors laid end to end, and its position."""
-    c, r = (
-        (torch.cat(part) if len(part) > 1 else part[0]).to(torch.float64)
-        for part in (cand, ref)
-    )
+    c, r = (torch.cat(part) if len(part) > 1 else part[0] for part in (cand, ref))
     if not len(r):
         return 0.0, 0
     if len(r) > _CHUNK:  # one tensor larger than a chunk
-        abs_diff, excess, _, _ = _numbers(c, r, rtol, scale)
-        return (math.nan if math.isnan(abs_diff) else excess), 0
+        return _worst_of_chunks(c, r, rtol, scale)
+    c, r = c.to(torch.float64), r.to(torch.float64)
     diff = (c - r).abs_()
     bound = r.abs().add_(scale).mul_(rtol)
     found = (diff / bound).max(0)
@@ -254,6 +251,22 @@ def _worst_element(
     abs_diff, excess, _, _ = _numbers(c, r, rtol, scale)
     position = int((diff / bound).nan_to_num_(0.0).argmax())
     return (math.nan if math.isnan(abs_diff) else excess), position
+
+
+def _worst_of_chunks(
+    cand: Tensor, ref: Tensor, rtol: float, scale: float
+) -> tuple[float, int]:
+    """Returns the same for one large tensor, in parts that stay in a core's cache."""
+    worst, position = 0.0, 0
+    for start in range(0, len(ref), _CHUNK):
+        excess, found = _worst_element(
+            [cand[start : start + _CHUNK]], [ref[start : start + _CHUNK]], rtol, scale
+        )
+        if not excess <= 1:  # NaN too
+            return excess, start + found
+        if excess > worst:
+            worst, position = excess, start + found
+    return worst, position
 
 
 def _name_at(position: int, ref: list[Tensor], names: list[str]) -> str:
@@ -274,9 +287,13 @@ def digest(tensors: Mapping[str, Tensor | None]) -> tuple[float, ...]:
     for position, tensor in enumerate(tensors.values(), start=1):
         if tensor is None or not tensor.numel():
             continue
-        flat = as_dense(tensor).reshape(-1).to(torch.float64).nan_to_num(1.2345)
-        half = len(flat) // 2
-        linear += position * float(flat.sum()) + float(flat[:half].sum())
-        square += position * float(torch.dot(flat, flat))
-        top += position * (float(flat.abs().sum()) + float(torch.dot(flat, flat)))
+        whole = as_dense(tensor).reshape(-1)
+        half = len(whole) // 2
+        for start in range(0, len(whole), _CHUNK):
+            flat = whole[start : start + _CHUNK].to(torch.float64).nan_to_num(1.2345)
+            first = flat[: max(0, half - start)]
+            squares = float(torch.dot(flat, flat))
+            linear += position * float(flat.sum()) + float(first.sum())
+            square += position * squares
+            top += position * (float(flat.abs().sum()) + squares)
     return linear, square, top

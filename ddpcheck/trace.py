@@ -7,6 +7,7 @@ memory copy and reading costs nothing until a page is touched.
 
 from __future__ import annotations
 
+import mmap
 import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -97,11 +98,18 @@ class Reader:
         data = path.with_suffix(".bin")
         size = data.stat().st_size
         self._typed: dict[torch.dtype, Tensor] = {}
-        self._bytes = (
-            torch.from_file(str(data), shared=False, size=size, dtype=torch.uint8)
-            if size
-            else torch.empty(0, dtype=torch.uint8)
-        )
+        self._map: mmap.mmap | None = None
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        if size:
+            with data.open("rb") as file:
+                # Private and writable: torch warns of memory that it must not write.
+                self._map = mmap.mmap(
+                    file.fileno(),
+                    size,
+                    mmap.MAP_PRIVATE,
+                    mmap.PROT_READ | mmap.PROT_WRITE,
+                )
+            self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
 
     def names(self, quantity: str, step: int) -> dict[str, Entry | None]:
         """Returns the group's entries, empty where nothing was recorded."""
@@ -122,6 +130,14 @@ class Reader:
         return whole.as_strided(
             entry.shape, _strides(entry.shape), entry.offset // entry.dtype.itemsize
         )
+
+    def release(self) -> None:
+        """Forgets the pages that were read; they come back from the file when needed.
+
+        What was mapped counts as this process's memory until then.
+        """
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def differs(self, quantity: str, step: int, name: str, tensor: Tensor) -> bool:
         """Returns whether a tensor is not equal, bit by bit but for NaN and dtype.

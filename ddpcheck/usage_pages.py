@@ -45,6 +45,15 @@ slash (target-no-loss). `ddpcheck --rules` lists all of them.
 
 Name a path where nothing is yet: ddpcheck --init other.py
 """,
+    "option-max-memory": """
+A run needs more memory than there is, or than --max-memory allows.
+
+The estimate counts tensors: parameters, gradients, DDP's buckets, optimizer state, and
+the recorded steps of one process, where no disk takes them. Activations are not in it.
+Without --max-memory the limit is what the machine, or its container, has available
+when the check begins. Fewer ranks (--world-sizes), fewer --steps, a smaller model of
+the same kind, or more memory will do.
+""",
     "option-suite": """
 --suite runs a matrix of its own and takes few options.
 

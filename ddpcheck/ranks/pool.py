@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import json
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -16,7 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.ranks import preload
+from ddpcheck.ranks import folders, preload
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.forkserver import Server
 from ddpcheck.ranks.messages import Job, Outcome
@@ -239,7 +238,7 @@ class Pool:
         if self._server is not None:
             self._server.stop()
             self._server = None
-        shutil.rmtree(self.folder, ignore_errors=True)
+        folders.remove(self.folder)
 
     def _next_deadline(self, pending: list[Task]) -> float:
         deadlines = [t.deadline for t in pending]

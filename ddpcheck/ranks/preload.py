@@ -14,13 +14,14 @@ import gc
 import importlib
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
 import traceback
 from pathlib import Path
 from typing import Any
+
+from ddpcheck.ranks import folders
 
 SETTINGS = "DDPCHECK_PRELOAD"
 STATUS_FILE = "preloaded.json"
@@ -44,7 +45,7 @@ def main(settings: dict[str, Any]) -> None:
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     # The server ends when the tool does, however that ended (SIGKILL too): the last
     # chance to remove the session's folder.
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(folders.remove, folder)
     gc.disable()  # 10 % of the time of importing torch goes to collections
     status = _import_all(settings)
     gc.enable()
