@@ -53,6 +53,7 @@ class Settings(TypedDict, total=False):
     train_step: Callable[..., Any] | None
     world_sizes: Sequence[int] | None
     modes: Sequence[str] | None
+    simulate: Sequence[int] | None
     batch_norm: Sequence[str]
     noise: str
     steps: int
@@ -62,6 +63,7 @@ class Settings(TypedDict, total=False):
     accept: Mapping[str, str] | Sequence[str] | None
     fix: bool
     timeout_s: float
+    max_memory: float | None
     seed: int
 
 

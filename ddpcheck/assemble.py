@@ -25,6 +25,9 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
         name: _merge(outcome, name, factor)
         for name in ("gradients", "weights", "buffers", "outputs")
     }
+    refusal = str(outcome.facts().get("not_simulated", ""))
+    if refusal:  # the steps that went well say nothing of the run
+        quantities = dict.fromkeys(quantities, Quantity())
     faults = tuple(_faults(outcome))
     agree = _ranks_agree(outcome, rtol)
     run = Run(
@@ -35,13 +38,14 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
         noise=spec.noise,
         dtype=spec.dtype,
         verdict="not-checked",
+        why=refusal,
         shard_sizes=_shard_sizes(outcome),
         rtol=rtol,
         losses=_losses(outcome, rtol),
         ranks_agree=agree,
         faults=faults,
         seconds=outcome.seconds,
-        **quantities,  # type: ignore[arg-type]
+        **quantities,
     )
     return _judge(run)
 
@@ -87,6 +91,8 @@ def not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompare
 
 
 def _judge(run: Run) -> Run:
+    if run.why:
+        return run
     if run.faults and run.mode == "dp":
         why = f"DataParallel cannot run this target: {run.faults[0].summary}"
         return dataclasses.replace(run, why=why)
@@ -232,7 +238,7 @@ def _faults(outcome: RunOutcome) -> Iterable[Fault]:
             first = raised.message.strip().splitlines()
             yield Fault(
                 kind="raised",
-                rank=rank.rank,
+                rank=result.rank if result else rank.rank,
                 step=step,
                 summary=f"{raised.type_name}: {first[0] if first else ''}".strip(),
                 stack=raised.stack,

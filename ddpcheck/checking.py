@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpcheck import assemble, noise_floor, plan, reproduce
+from ddpcheck import assemble, memory, noise_floor, plan, reproduce
 from ddpcheck import target as targets
 from ddpcheck.diagnose import data_parallel, engine
 from ddpcheck.errors import UsageError, cut
@@ -128,11 +128,13 @@ def check(
     steps = _Progress(progress)
     if session is None:
         session = Session(pool, ref, on_run=steps.ran)
+    session.room = memory.room(options.max_memory)
     progress("reference: one process on the global batch")
     base = session.reference(_base_spec(options))
     assert base.spec is not None
     options = _with_settings(options, base.facts.get("settings", {}))
     planned = plan.make(options, base.spec, base.facts, only)
+    _check_memory(session, planned, base)
     steps.expect(len(planned.specs))
     outcomes = session.run(planned.specs)
     if options.dtype == "auto" and _converts_after_wrapping(outcomes):
@@ -165,6 +167,17 @@ def check(
         seconds=time.perf_counter() - started,
         smallest=diagnosis.smallest,
     )
+
+
+def _check_memory(session: Session, planned: plan.Plan, base: ReferenceResult) -> None:
+    """Refuses what does not fit before any of it runs.
+
+    Raises:
+        UsageError: option-max-memory.
+    """
+    name = Path(session.ref.path or "").name or "the target"
+    runs = [(spec.mode, spec.world_size) for spec in planned.specs]
+    memory.check(name, base.facts["sizes"], runs, session.room)
 
 
 def _as_float32(
@@ -215,6 +228,8 @@ def _with_settings(options: Options, settings: dict[str, Any]) -> Options:
     changes: dict[str, Any] = {}
     if options.world_sizes is None and settings.get("world_sizes"):
         changes["world_sizes"] = tuple(settings["world_sizes"])
+    if options.simulate is None and settings.get("simulate"):
+        changes["simulate"] = tuple(settings["simulate"])
     if options.tolerance is None and settings.get("tolerance"):
         changes["tolerance"] = float(settings["tolerance"])
     accept = settings.get("accept") or {}

@@ -27,6 +27,7 @@ one. file.py:Net picks the model.
 what runs:
   --world-sizes 2,4,8     numbers of ranks; those of 2,4,8 that divide the batch
   --modes dp,ddp          DataParallel, DistributedDataParallel
+  --simulate 256,1024     DDP at world sizes beyond the machine, in one process
   --batch-norm asis,sync  asis, local, sync, frozen
   --loss asis             asis, or built-in: mean, sum, masked, iou
   --noise asis            asis, or sample: dropout follows the global sample
@@ -34,6 +35,7 @@ what runs:
   --dtype auto            auto, float64, float32, bfloat16, float16
   --device auto           auto, cpu, cuda
   --timeout-s 60          deadline of the import and of every run
+  --max-memory GIB        refuse what needs more; default: what is free
   --seed 0                seed of every run
 
 what it is compared with:
@@ -70,8 +72,9 @@ other ways in:
   --version
   -h, --help
 
-Settings may also stand in the target file (world_sizes, tolerance, accept) and
-in [tool.ddpcheck] of pyproject.toml; options win, then the target file.
+Settings may also stand in the target file (world_sizes, simulate, tolerance,
+accept) and in [tool.ddpcheck] of pyproject.toml; options win, then the target
+file.
 
 examples:
   ddpcheck mymodel.py
@@ -91,6 +94,7 @@ _NAMES = ("model", "batch", "loss", "optimizer", "wrap", "train-step")
 _SETTINGS = (
     "world-sizes",
     "modes",
+    "simulate",
     "batch-norm",
     "loss",
     "noise",
@@ -99,6 +103,7 @@ _SETTINGS = (
     "device",
     "tolerance",
     "timeout-s",
+    "max-memory",
     "seed",
 )
 

@@ -15,11 +15,13 @@ class Options:
     """The settings of a check. None means: not chosen, find the default.
 
     `accept` maps slugs to the user's reasons. `tolerance` is an rtol. `project` holds
-    world_sizes and tolerance of pyproject.toml, which come after the target's own.
+    world_sizes, simulate and tolerance of pyproject.toml, which come after the target's
+    own. `simulate` has world sizes of DDP played by one process. `max_memory` in GiB.
     """
 
     world_sizes: tuple[int, ...] | None = None
     modes: tuple[str, ...] | None = None
+    simulate: tuple[int, ...] | None = None
     batch_norm: tuple[str, ...] = ("asis",)
     loss: tuple[str, ...] = ("asis",)
     noise: str = "asis"
@@ -30,6 +32,7 @@ class Options:
     accept: dict[str, str] = field(default_factory=dict)
     fix: bool = True
     timeout_s: float = DEFAULT_TIMEOUT_S
+    max_memory: float | None = None
     seed: int = 0
     project: dict[str, Any] = field(default_factory=dict)
 

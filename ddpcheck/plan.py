@@ -14,6 +14,18 @@ from ddpcheck.settings import MODES
 
 _DATA_PARALLEL = "DataParallel"
 _NO_BATCH_NORM = "the model has no batch norm of torch's"
+SIMULATED = "sim"  # the mode of DDP played by one process
+# What cannot synchronise batch norm.
+_SKIPPED = {
+    "dp": NotCompared(
+        what="DataParallel with synchronised batch norm",
+        why="nn.SyncBatchNorm needs one process per device",
+    ),
+    SIMULATED: NotCompared(
+        what="simulated ranks with synchronised batch norm",
+        why="it is a collective inside forward, which one process cannot answer",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +49,18 @@ def cells(options: Options) -> list[Cell]:
 
     `make` leaves out what a target cannot do, and adds nothing.
     """
+    pairs = [
+        (mode, world_size)
+        for mode in options.modes or MODES
+        for world_size in options.world_sizes or DEFAULT_WORLD_SIZES
+    ]
+    pairs += [(SIMULATED, world_size) for world_size in options.simulate or ()]
     return [
         Cell(mode=mode, world_size=world_size, batch_norm=batch_norm, loss=loss)
         for batch_norm in options.batch_norm
         for loss in options.loss
-        for mode in options.modes or MODES
-        for world_size in options.world_sizes or DEFAULT_WORLD_SIZES
-        if not (mode == "dp" and batch_norm == "sync")
+        for mode, world_size in pairs
+        if not (mode in _SKIPPED and batch_norm == "sync")
     ]
 
 
@@ -54,6 +71,11 @@ class Plan:
     specs: list[RunSpec] = field(default_factory=list)
     not_compared: list[NotCompared] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    def skip(self, what: NotCompared) -> None:
+        """Lists what is left out, once."""
+        if what not in self.not_compared:
+            self.not_compared.append(what)
 
     def keep(self, only: Sequence[Cell], facts: dict[str, Any]) -> None:
         """Leaves out all runs but these; those that are not planned are listed."""
@@ -113,42 +135,30 @@ def _make(options: Options, base: RunSpec, facts: dict[str, Any]) -> Plan:
     size = facts["batch_size"]
     sizes = _world_sizes(options, size, plan)
     modes = _modes(options, facts, plan)
+    pairs = [(mode, world_size) for mode in modes for world_size in sizes]
+    simulated = options.simulate or ()
+    _check_sizes(simulated, size, "--simulate")
+    pairs += [(SIMULATED, world_size) for world_size in simulated]
     for batch_norm in options.batch_norm:
         if batch_norm != "asis" and not facts["has_batch_norm"]:
             what = f"batch norm mode {batch_norm}"
             plan.not_compared.append(NotCompared(what=what, why=_NO_BATCH_NORM))
             continue
         for loss in options.loss:
-            for mode in modes:
-                for world_size in sizes:
-                    if mode == "dp" and batch_norm == "sync":
-                        _skip_dp_sync(plan)
-                        continue
-                    spec = base.but(
-                        mode=mode,
-                        world_size=world_size,
-                        batch_norm=batch_norm,
-                        loss=loss,
-                    )
-                    plan.specs.append(spec)
+            for mode, world_size in pairs:
+                if mode in _SKIPPED and batch_norm == "sync":
+                    plan.skip(_SKIPPED[mode])
+                    continue
+                spec = base.but(
+                    mode=mode, world_size=world_size, batch_norm=batch_norm, loss=loss
+                )
+                plan.specs.append(spec)
     return plan
 
 
 def _world_sizes(options: Options, size: int, plan: Plan) -> tuple[int, ...]:
     if options.world_sizes is not None:
-        too_large = [w for w in options.world_sizes if w > size]
-        if too_large:
-            raise UsageError(
-                Problem(
-                    slug="option-world-size",
-                    message=f"world size {too_large[0]} needs more samples than "
-                    "the batch has",
-                    expected=f"world sizes from 1 to {size}, one sample a rank at "
-                    "least",
-                    found=f"a batch of {size}",
-                    fix="smaller --world-sizes, or a larger batch",
-                )
-            )
+        _check_sizes(options.world_sizes, size, "--world-sizes")
         return options.world_sizes
     even = tuple(w for w in DEFAULT_WORLD_SIZES if size % w == 0 and w <= size)
     if even:
@@ -171,6 +181,21 @@ def _world_sizes(options: Options, size: int, plan: Plan) -> tuple[int, ...]:
     )
 
 
+def _check_sizes(sizes: tuple[int, ...], size: int, option: str) -> None:
+    too_large = [w for w in sizes if w > size]
+    if not too_large:
+        return
+    raise UsageError(
+        Problem(
+            slug="option-world-size",
+            message=f"world size {too_large[0]} needs more samples than the batch has",
+            expected=f"world sizes from 1 to {size}, one sample a rank at least",
+            found=f"a batch of {size}",
+            fix=f"smaller {option}, or a larger batch",
+        )
+    )
+
+
 def _modes(options: Options, facts: dict[str, Any], plan: Plan) -> tuple[str, ...]:
     if options.modes is not None:
         return options.modes
@@ -184,12 +209,3 @@ def _modes(options: Options, facts: dict[str, Any], plan: Plan) -> tuple[str, ..
         plan.not_compared.append(NotCompared(what=_DATA_PARALLEL, why=why))
         return ("ddp",)
     return ("dp", "ddp")
-
-
-def _skip_dp_sync(plan: Plan) -> None:
-    skipped = NotCompared(
-        what="DataParallel with synchronised batch norm",
-        why="nn.SyncBatchNorm needs one process per device",
-    )
-    if skipped not in plan.not_compared:
-        plan.not_compared.append(skipped)

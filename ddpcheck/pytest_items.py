@@ -1,8 +1,8 @@
 """Target files as pytest tests: one item per run of the matrix.
 
 Collecting imports neither torch nor the target: the matrix is that of the options,
-the target's own `world_sizes` are read from its source. A run that turns out not to
-be in the target's matrix is skipped with the reason.
+the target's own `world_sizes` and `simulate` are read from its source. A run that
+turns out not to be in the target's matrix is skipped with the reason.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from ddpcheck.target import NAMES, TargetRef
 
 WHOLE = "matrix"  # the one item of a target whose matrix its source does not tell
 _UNREADABLE = object()
+_SIZES = ("world_sizes", "simulate")
 _WITHOUT_VALUE = ("fix", "report_dir")
 
 
@@ -77,16 +78,16 @@ def _is_bound(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
-def _own_world_sizes(source: ast.Module) -> Any:
-    """Returns the target's own setting, None without one."""
+def _own_sizes(source: ast.Module, setting: str) -> Any:
+    """Returns the target's own world sizes, None without any."""
     value: Any = None
     for node in ast.walk(source):
-        if isinstance(node, ast.Name) and node.id == "world_sizes" and _is_bound(node):
+        if isinstance(node, ast.Name) and node.id == setting and _is_bound(node):
             value = _UNREADABLE
     for node in source.body:
         named = isinstance(node, ast.Assign) and [
             t.id for t in node.targets if isinstance(t, ast.Name)
-        ] == ["world_sizes"]
+        ] == [setting]
         if named:
             try:
                 value = ast.literal_eval(node.value)  # type: ignore[attr-defined]
@@ -110,16 +111,22 @@ class TargetFile(pytest.File):
             yield RunItem.from_parent(self, name=name, cell=cell, options=options)
 
     def _cells(self, options: Options) -> list[Cell | None]:
-        sizes = options.world_sizes
+        chosen = {name: self._sizes(options, name) for name in _SIZES}
+        if any(sizes is _UNREADABLE for sizes in chosen.values()):
+            return [None]
+        return [*plan.cells(replace(options, **chosen))]
+
+    def _sizes(self, options: Options, setting: str) -> Any:
+        sizes = getattr(options, setting)
         if sizes is None:
-            sizes = _own_world_sizes(_source(self.path))
+            sizes = _own_sizes(_source(self.path), setting)
             if sizes is _UNREADABLE:
-                return [None]
-            sizes = sizes or options.project.get("world_sizes")
-        if sizes is not None:
-            origin = f"`world_sizes` in {self.path.name}"
-            sizes = settings.read("world_sizes", sizes, origin=origin)
-        return [*plan.cells(replace(options, world_sizes=sizes))]
+                return sizes
+            sizes = sizes or options.project.get(setting)
+        if sizes is None:
+            return None
+        origin = f"`{setting}` in {self.path.name}"
+        return settings.read(setting, sizes, origin=origin)
 
     def ref(self) -> TargetRef:
         """Returns the target, with the names that the options give."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SETTINGS = (
     "world-sizes",
     "modes",
+    "simulate",
     "batch-norm",
     "loss",
     "noise",
@@ -29,6 +30,7 @@ SETTINGS = (
     "device",
     "tolerance",
     "timeout-s",
+    "max-memory",
     "seed",
 )
 NAMES = ("model", "batch", "loss", "optimizer", "wrap", "train-step")

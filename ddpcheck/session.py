@@ -13,6 +13,7 @@ from typing import Any
 
 from ddpcheck.budget import Budget
 from ddpcheck.errors import Problem, UsageError
+from ddpcheck.memory import Room
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, PreloadError, Task
 from ddpcheck.run.spec import RankResult, ReferenceResult, RunSpec, StepResult
@@ -73,6 +74,7 @@ class Session:
         self._slots: dict[int, tuple[int, ...]] = {}  # of the runs in progress
         self._references: dict[RunSpec, ReferenceResult] = {}
         self._on_run = on_run
+        self.room: Room | None = None  # how much memory all ranks may take
         # Deadline of the ranks' jobs where it is not the pool's.
         self.timeout_s: float | None = None
 
@@ -95,7 +97,7 @@ class Session:
         if key not in self._references:
             job = Job(
                 function="ddpcheck.run.jobs:reference",
-                arguments={"ref": self.ref, "spec": key},
+                arguments={"ref": self.ref, "spec": key, "room": self.room},
             )
             with self._budget.taken(1) if self._budget else contextlib.nullcontext():
                 made = self._value(self.pool.run(job, SOLO)[0])
@@ -157,12 +159,22 @@ class Session:
         if any(crew_of(other) == crew for other in others):
             return False
         busy = sum(max(1, crew_of(other)) for other in others)
+        if others and not self._fits_beside(outcomes, [spec, *others]):
+            return False
         return not others or busy + max(1, crew) <= _MAX_BUSY_RANKS
+
+    def _fits_beside(self, outcomes: list[RunOutcome], specs: list[RunSpec]) -> bool:
+        sizes = outcomes[0].reference.facts.get("sizes")
+        if self.room is None or sizes is None:
+            return True
+        needed = sum(sizes.at_work(s.mode, s.world_size) for s in specs)
+        return bool(needed + sizes.recorded <= self.room.limit)
 
     def _submit(self, outcome: RunOutcome) -> Task:
         spec, reference = outcome.spec, outcome.reference
+        function = "simulated" if spec.mode == "sim" else "candidate"
         job = Job(
-            function="ddpcheck.run.jobs:candidate",
+            function=f"ddpcheck.run.jobs:{function}",
             arguments={
                 "ref": self.ref,
                 "spec": spec,
@@ -178,7 +190,10 @@ class Session:
 
         Ranks that share a core with others take turns: a slow run is no hang.
         """
-        turns = max(1.0, crew_of(outcome.spec) / (os.cpu_count() or 1))
+        spec = outcome.spec
+        turns = max(1.0, crew_of(spec) / (os.cpu_count() or 1))
+        if spec.mode == "sim":  # a shard takes no longer than the whole batch
+            turns = spec.world_size + 1.0
         needed_s = _SLOWDOWN * turns * outcome.reference.seconds
         return max(self.pool.timeout_s, needed_s)
 

@@ -26,7 +26,7 @@ DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 
 # Also settable in the target file; pyproject.toml comes after it.
-_OF_TARGETS = ("world_sizes", "tolerance")
+_OF_TARGETS = ("world_sizes", "simulate", "tolerance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +145,12 @@ SETTINGS = (
         read=_some_of(MODES),
     ),
     Setting(
+        name="simulate",
+        expected="whole numbers from 1, parted by commas",
+        example="256,1024,4096",
+        read=_world_sizes,
+    ),
+    Setting(
         name="batch_norm",
         expected=f"some of {_or(BATCH_NORM_MODES)}, parted by commas",
         example="asis,sync",
@@ -189,6 +195,12 @@ SETTINGS = (
         name="timeout_s",
         expected="seconds, above 0",
         example="60",
+        read=_positive,
+    ),
+    Setting(
+        name="max_memory",
+        expected="GiB, above 0",
+        example="16",
         read=_positive,
     ),
     Setting(

@@ -23,7 +23,7 @@ from ddpcheck import shipping
 from ddpcheck.errors import Problem, UsageError, cut
 
 NAMES = ("model", "batch", "loss", "optimizer", "wrap", "train_step")
-SETTINGS = ("world_sizes", "tolerance", "accept")
+SETTINGS = ("world_sizes", "simulate", "tolerance", "accept")
 
 _SIGNATURES = {
     "model": "def model() -> torch.nn.Module, or an nn.Module",

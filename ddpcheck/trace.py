@@ -7,6 +7,7 @@ memory copy and reading costs nothing until a page is touched.
 
 from __future__ import annotations
 
+import mmap
 import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -97,11 +98,18 @@ class Reader:
         data = path.with_suffix(".bin")
         size = data.stat().st_size
         self._typed: dict[torch.dtype, Tensor] = {}
-        self._bytes = (
-            torch.from_file(str(data), shared=False, size=size, dtype=torch.uint8)
-            if size
-            else torch.empty(0, dtype=torch.uint8)
-        )
+        self._map: mmap.mmap | None = None
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        if size:
+            with data.open("rb") as file:
+                # Private and writable: torch warns of memory that it must not write.
+                self._map = mmap.mmap(
+                    file.fileno(),
+                    size,
+                    mmap.MAP_PRIVATE,
+                    mmap.PROT_READ | mmap.PROT_WRITE,
+                )
+            self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
 
     def names(self, quantity: str, step: int) -> dict[str, Entry | None]:
         """Returns the group's entries, empty where nothing was recorded."""
@@ -122,6 +130,29 @@ class Reader:
         return whole.as_strided(
             entry.shape, _strides(entry.shape), entry.offset // entry.dtype.itemsize
         )
+
+    def release(self) -> None:
+        """Forgets the pages that were read; they come back from the file when needed.
+
+        What was mapped counts as this process's memory until then.
+        """
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def differs(self, quantity: str, step: int, name: str, tensor: Tensor) -> bool:
+        """Returns whether a tensor is not equal, bit by bit but for NaN and dtype.
+
+        False where the trace has none of this name.
+        """
+        if name not in self.names(quantity, step):
+            return False
+        reference, mine = self.get(quantity, step, name), as_dense(tensor)
+        if reference is None or reference.shape != mine.shape:
+            return True
+        mine = mine.to(reference.dtype)
+        if torch.equal(reference, mine):
+            return False
+        return not torch.equal(reference.nan_to_num(), mine.nan_to_num())
 
     def scale(self, quantity: str, step: int) -> float:
         """Returns the largest absolute value in the group, 0 for an empty one."""

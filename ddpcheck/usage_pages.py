@@ -45,6 +45,15 @@ slash (target-no-loss). `ddpcheck --rules` lists all of them.
 
 Name a path where nothing is yet: ddpcheck --init other.py
 """,
+    "option-max-memory": """
+A run needs more memory than there is, or than --max-memory allows.
+
+The estimate counts tensors: parameters, gradients, DDP's buckets, optimizer state, and
+the recorded steps of one process, where no disk takes them. Activations are not in it.
+Without --max-memory the limit is what the machine, or its container, has available
+when the check begins. Fewer ranks (--world-sizes), fewer --steps, a smaller model of
+the same kind, or more memory will do.
+""",
     "option-suite": """
 --suite runs a matrix of its own and takes few options.
 
@@ -65,6 +74,7 @@ The same values are allowed on the command line, in the target file and in
 
     world_sizes   [2, 4, 8]                    or --world-sizes 2,4,8
     modes         ["dp", "ddp"]
+    simulate      [256, 1024]                  or --simulate 256,1024
     batch_norm    ["asis", "local", "sync", "frozen"]
     loss          ["asis", "mean", "sum", "masked", "iou"]
     noise         "asis" or "sample"
@@ -75,14 +85,16 @@ The same values are allowed on the command line, in the target file and in
     accept        {"norm/local-batch-stats" = "why this is fine"}
     fix           true or false                or --no-fix
     timeout_s     60
+    max_memory    16, GiB
     seed          0
     report_dir    "reports"
 """,
     "option-world-size": """
 A world size is larger than the batch.
 
-Every rank needs one sample at least, so the largest world size is the number of
-samples that batch() returns. Use smaller --world-sizes or a larger batch.
+Every rank needs one sample at least, a simulated one too, so the largest world size is
+the number of samples that batch() returns. Use smaller --world-sizes and --simulate, or
+a larger batch.
 """,
     "render-file": """
 --render needs a report that ddpcheck wrote.

@@ -21,6 +21,8 @@ from ddpcheck.run import spec
         ("modes", "ddp", ("ddp",)),
         ("batch_norm", "asis,sync", ("asis", "sync")),
         ("loss", "iou", ("iou",)),
+        ("simulate", "256,4096", (256, 4096)),
+        ("max_memory", "1.5", 1.5),
         ("steps", "1", 1),
         ("dtype", "bfloat16", "bfloat16"),
         ("tolerance", "1e-6", 1e-6),
@@ -44,6 +46,8 @@ def test_text_is_read(name: str, text: Any, value: Any) -> None:
         ("batch_norm", "synced", "--batch-norm sync"),
         ("loss", "mse", "--loss mean,masked"),
         ("noise", "off", "--noise sample"),
+        ("simulate", "0", "--simulate 256,1024,4096"),
+        ("max_memory", "0", "--max-memory 16"),
         ("steps", "0", "--steps 3"),
         ("steps", "1.5", "--steps 3"),
         ("dtype", "float8", "--dtype float64"),
@@ -114,8 +118,8 @@ def test_unknown_key_is_told_whole(tmp_path: Path) -> None:
         settings.from_project(near)
     assert str(caught.value) == (
         "ddpcheck: [tool.ddpcheck] has no setting 'world_size' [settings-unknown]\n"
-        "  expected   accept, batch_norm, device, dtype, fix, loss, modes, noise, "
-        "report_dir, seed, steps, timeout_s, tolerance, world_sizes\n"
+        "  expected   accept, batch_norm, device, dtype, fix, loss, max_memory, modes, "
+        "noise, report_dir, seed, simulate, steps, timeout_s, tolerance, world_sizes\n"
         f"  found      'world_size' in {tmp_path}/pyproject.toml\n"
         "  fix        did you mean world_sizes?\n"
         "  more       ddpcheck --explain settings-unknown"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpcheck import assemble
-from ddpcheck.diagnose import data_parallel, findings, shrink
+from ddpcheck.diagnose import data_parallel, findings, shrink, simulated
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import Cause, can_run, mended, proposed, scaled_to
 from ddpcheck.diagnose.probes.evidence import (
@@ -80,6 +80,9 @@ def diagnose(
         removable = removable or shrink.removable(search.case)
         found = findings.make(causes, search.case, search.rest, sorted(same | {index}))
         diagnosis.findings = findings.merge(diagnosis.findings, found)
+    _diagnose_simulated(
+        session, outcomes, limit, options, progress, diagnosis, explained
+    )
     diagnosis.smallest = shrink.smallest(session, outcomes, runs, limit, removable)
     rest = [i for i in _by_world_size(runs, "dp") if i not in explained]
     if rest:
@@ -87,6 +90,37 @@ def diagnose(
             session, outcomes, runs, rest, diagnosis.findings, limit
         )
     return diagnosis
+
+
+def _diagnose_simulated(
+    session: Session,
+    outcomes: list[RunOutcome],
+    limit: Tolerance,
+    options: Options,
+    progress: Progress,
+    diagnosis: Diagnosis,
+    explained: set[int],
+) -> None:
+    """Adds the findings of simulated runs, from real ranks that diverge alike.
+
+    `explained` are the real runs whose findings are known.
+    """
+    runs = diagnosis.runs
+    for indices in simulated.groups(runs):
+        known = [i for i in explained if simulated.is_alike(runs[i], runs[indices[0]])]
+        if known:
+            diagnosis.findings = simulated.joined(diagnosis.findings, known, indices)
+            continue
+        spec = outcomes[indices[0]].spec
+        stand_in = simulated.stand_in(session, outcomes, indices, limit)
+        found = [simulated.unknown(runs[indices[0]], indices)]
+        if stand_in is not None:
+            progress(f"diagnosing ddp at world size {stand_in.spec.world_size}")
+            search = _Search(session, stand_in, limit, fix=options.fix)
+            causes = search.run()
+            found = findings.make(causes, search.case, search.rest, indices)
+            found = [simulated.said(f, stand_in.spec.world_size, spec) for f in found]
+        diagnosis.findings = findings.merge(diagnosis.findings, found)
 
 
 def _repeats(session: Session, outcome: RunOutcome, limit: Tolerance) -> bool:

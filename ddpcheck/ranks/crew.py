@@ -178,6 +178,11 @@ class Crew:
         for connection in self.connections:
             connection.close()
 
+    def remove_files(self) -> None:
+        """Removes what the ranks wrote, of a crew that was killed and looked at."""
+        for path in self.folder.glob(f"{self.name}[-.]*"):
+            path.unlink(missing_ok=True)
+
     def dismiss(self) -> None:
         """Asks idle ranks to leave, without waiting for them."""
         for connection in self.connections:

@@ -34,7 +34,7 @@ class Folder:
 
     def remove(self) -> None:
         """Removes the folder and what is in it; may be called twice."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove(self.path)
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -45,7 +45,22 @@ def sweep(base: Path) -> None:
     for path in base.glob(f"{_PREFIX}*-*"):
         with contextlib.suppress(OSError):
             if path.stat().st_uid == os.getuid() and _is_left(path):
-                shutil.rmtree(path, ignore_errors=True)
+                remove(path)
+
+
+def on_disk(folder: Path) -> Path:
+    """Returns the place for large files of the session whose folder this is.
+
+    Made by whoever needs it, among temporary files, under the same name: whoever knows
+    one folder can remove the other.
+    """
+    return Path(tempfile.gettempdir()) / f"{folder.name}-large"
+
+
+def remove(folder: Path) -> None:
+    """Removes both folders of a session."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(on_disk(folder), ignore_errors=True)
 
 
 def _is_left(path: Path) -> bool:

@@ -180,6 +180,8 @@ class Pool:
         if crew is not None and crew.device != self.device:
             self.retire(world_size, index)
             crew = None
+        if crew is not None and crew.broken:
+            crew.remove_files()
         if crew is None or crew.broken:
             assert self._server is not None
             if not self._server.is_alive():
@@ -202,6 +204,7 @@ class Pool:
         crew = self._crews.pop((world_size, index), None)
         if crew is not None:
             crew.kill()
+            crew.remove_files()
 
     def submit(
         self,

@@ -14,7 +14,6 @@ import gc
 import importlib
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -22,6 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks import leftovers, parent
 
 SETTINGS = "DDPCHECK_PRELOAD"
@@ -49,7 +49,7 @@ def main(settings: dict[str, Any]) -> None:
     # chance to remove the session's folder, and what user code started in ranks.
     def clean_up() -> None:
         parent.kill_children()
-        shutil.rmtree(folder, ignore_errors=True)
+        folders.remove(folder)
 
     atexit.register(clean_up)
     parent.call_after_parent(clean_up)  # while it imports, too

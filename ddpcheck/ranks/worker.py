@@ -27,6 +27,8 @@ from ddpcheck.ranks.leftovers import Before
 from ddpcheck.ranks.messages import Job, Message, Raised, Seat
 from ddpcheck.ranks.preload import redirect_output
 
+_LARGE = 512 << 20  # bytes resident: twice what importing torch takes
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -72,10 +74,21 @@ def _work(connection: Connection, seat: Seat) -> int:
             return 0  # a child that user code forked and let run on
         connection.send(replace(answer, leftovers=tuple(before.leftovers())))
         gc.collect()  # cheap: everything imported before the fork is frozen
+        _give_back_memory()
         if seat.device != "cpu":
             from ddpcheck import devices  # noqa: PLC0415
 
             devices.free_memory()
+
+
+def _give_back_memory() -> None:
+    """Returns what a large model took to the kernel; glibc would keep most of it."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        if pages * os.sysconf("SC_PAGE_SIZE") > _LARGE:
+            ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):  # no Linux, no glibc
+        return
 
 
 def _do(job: Job, context: Context) -> Message:

@@ -46,9 +46,10 @@ from ddpcheck.run.surroundings import (
     count_calls,
     loss_function,
     set_default_dtype,
+    unlike_calls,
 )
 from ddpcheck.target import Target, TargetRef
-from ddpcheck.trace import Reader, as_dense
+from ddpcheck.trace import Reader
 
 
 def candidate(
@@ -349,7 +350,7 @@ class _Candidate:
         if self.rank != 0:
             return
         for name, parameter in names.parameters(model).items():
-            if self._differs("initial", name, parameter):
+            if self.reader.differs("initial", 0, name, parameter):
                 raise models.unseeded(self.target, name)
 
     def _check_start(self, names: Names, wrapped: nn.Module) -> None:
@@ -357,7 +358,7 @@ class _Candidate:
         differ = [
             name
             for name, parameter in names.parameters(wrapped).items()
-            if self._differs("initial", name, parameter)
+            if self.reader.differs("initial", 0, name, parameter)
         ]
         self.facts["start_differs"] = differ
         if differ:
@@ -366,35 +367,18 @@ class _Candidate:
         self.facts["start_buffers_differ"] = [
             name
             for name, buffer in names.buffers(wrapped).items()
-            if self._differs("initial_buffers", name, buffer)
+            if self.reader.differs("initial_buffers", 0, name, buffer)
         ]
 
-    def _differs(self, quantity: str, name: str, tensor: torch.Tensor) -> bool:
-        if name not in self.reader.names(quantity, 0):
-            return False
-        reference = self._known(quantity, 0, name)
-        mine = as_dense(tensor)
-        if reference is not None:
-            mine = mine.to(reference.dtype)
-        return (
-            reference is None
-            or reference.shape != mine.shape
-            or not torch.equal(reference.nan_to_num(), mine.nan_to_num())
-        )
-
     def _uncomparable(self, calls: dict[str, int]) -> set[str]:
-        """Returns modules that were called another number of times than expected.
-
-        A running average of four updates is not comparable with one of two; that
-        happens where a module is called per chunk of samples (ghost batch norm).
-        """
-        replicas = self.spec.world_size if self.spec.mode == "dp" else 1
-        found: dict[str, tuple[float, float]] = {}
-        for name, total in self.reader.index.facts["calls"].items():
-            expected = total / self.spec.steps
-            mine = calls.get(name, 0) / (self._step + 1) / replicas
-            if mine != expected:
-                found[name] = (expected, mine)
+        """Returns modules that were called another number of times than expected."""
+        found = unlike_calls(
+            self.reader.index.facts["calls"],
+            calls,
+            steps=self.spec.steps,
+            done=self._step + 1,
+            replicas=self.spec.world_size if self.spec.mode == "dp" else 1,
+        )
         if found:
             self.facts["uncomparable"] = found
         return set(found)

@@ -3,5 +3,6 @@
 from ddpcheck.run.candidate import candidate
 from ddpcheck.run.loading import load_in_server
 from ddpcheck.run.reference import reference
+from ddpcheck.run.simulated import simulated
 
-__all__ = ["candidate", "load_in_server", "reference"]
+__all__ = ["candidate", "load_in_server", "reference", "simulated"]

@@ -14,6 +14,8 @@ from ddpcheck.report import Difference, Quantity
 from ddpcheck.run.spec import StepResult
 from ddpcheck.trace import Reader, Writer
 
+_PART = 64 << 20  # bytes of the trace that are compared before they are released
+
 
 @dataclass(slots=True)
 class WritingRecorder:
@@ -84,6 +86,28 @@ class ComparingRecorder:
         return result
 
     def _compare(
+        self,
+        quantity: str,
+        step: int,
+        named: dict[str, Tensor | None],
+        references: dict[str, Tensor | None],
+        scale: float,
+    ) -> Quantity:
+        """Compares in parts: what is mapped of the trace stays small."""
+        parts = _parts(references)
+        if len(parts) == 1:
+            return self._compare_part(quantity, step, named, references, scale)
+        extra = {n: t for n, t in named.items() if n not in references}
+        found = []
+        for names in parts:
+            mine = {n: named[n] for n in names if n in named} | extra
+            theirs = {n: references[n] for n in names}
+            found.append(self._compare_part(quantity, step, mine, theirs, scale))
+            self.reader.release()
+            extra = {}
+        return functools.reduce(add, found)
+
+    def _compare_part(
         self,
         quantity: str,
         step: int,
@@ -168,6 +192,20 @@ class ComparingRecorder:
                 continue
             mine[name], theirs[name] = tensor, part
         return mine, theirs
+
+
+def _parts(references: dict[str, Tensor | None]) -> list[list[str]]:
+    """Returns the names in parts of at most _PART bytes, or one tensor."""
+    parts: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in references.items():
+        needed = tensor.numel() * tensor.element_size() if tensor is not None else 0
+        if parts[-1] and size + needed > _PART:
+            parts.append([])
+            size = 0
+        parts[-1].append(name)
+        size += needed
+    return parts
 
 
 def _without(

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpcheck import devices
+from ddpcheck import devices, memory
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks.worker import Context
-from ddpcheck.run import countables, fixes, isolation, observe
+from ddpcheck.run import countables, fixes, isolation, observe, sizing
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of, does_not_train, first_line
 from ddpcheck.run.loading import fingerprint, load
@@ -40,16 +40,23 @@ from ddpcheck.trace import Writer
 _REFERENCE_SEED = 7_919  # any number that no rank uses
 
 
-def reference(context: Context, *, ref: TargetRef, spec: RunSpec) -> ReferenceResult:
+def reference(
+    context: Context,
+    *,
+    ref: TargetRef,
+    spec: RunSpec,
+    room: memory.Room | None = None,
+) -> ReferenceResult:
     """Runs one process on the global batch and records everything.
 
-    float64 first; a model that refuses it runs in float32.
+    float64 first; a model that refuses it runs in float32. What does not fit in `room`
+    is a usage error.
     """
     started = time.perf_counter()
     try:
         target = load(ref)
         clean = fingerprint(target)
-        result = _attempts(context, target, spec)
+        result = _attempts(context, target, spec, room)
     except UsageError as error:
         return ReferenceResult(problem=error.problem)
     return _replace(  # type: ignore[no-any-return]
@@ -59,7 +66,9 @@ def reference(context: Context, *, ref: TargetRef, spec: RunSpec) -> ReferenceRe
     )
 
 
-def _attempts(context: Context, target: Target, spec: RunSpec) -> ReferenceResult:
+def _attempts(
+    context: Context, target: Target, spec: RunSpec, room: memory.Room | None
+) -> ReferenceResult:
     """Returns the first attempt that works; raises the last one's problem."""
     constants = "float32" if spec.constants == "float64" else spec.constants
     dtypes: list[tuple[str, str]] = [(spec.dtype, constants)]
@@ -72,7 +81,7 @@ def _attempts(context: Context, target: Target, spec: RunSpec) -> ReferenceResul
         attempt = spec.but(dtype=dtype, constants=constants)
         try:
             with isolation.isolated(), observe.observing() as seen:
-                result = _Reference(context, target, attempt, seen).execute()
+                result = _Reference(context, target, attempt, seen, room).execute()
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 (user code)
@@ -93,11 +102,16 @@ class _Reference:
     """One process on the global batch."""
 
     def __init__(
-        self, context: Context, target: Target, spec: RunSpec, seen: observe.Observed
+        self,
+        context: Context,
+        target: Target,
+        spec: RunSpec,
+        seen: observe.Observed,
+        room: memory.Room | None,
     ) -> None:
-        self.target, self.spec, self.seen = target, spec, seen
-        name = f"trace-{context.seat.name}-{time.monotonic_ns()}"
-        self.path = Path(context.seat.folder) / name
+        self.target, self.spec, self.seen, self.room = target, spec, seen, room
+        self.folder = Path(context.seat.folder)
+        self.name = f"trace-{context.seat.name}-{time.monotonic_ns()}"
         self.shapes: list[list[tuple[int, ...]]] = []
         self.draws = 0
 
@@ -105,15 +119,21 @@ class _Reference:
         torch.set_default_dtype(torch.float32)
         model = models.build(self.target, self.spec, seed=_REFERENCE_SEED)
         calls = count_calls(model)
+        optimizer = models.make_optimizer(self.target, model)
+        sizes = sizing.of(model, optimizer, self.spec.steps)
+        folder = sizing.place(self.folder, sizes.recorded)
+        self.sizes = sizing.with_place(sizes, folder == self.folder)
+        memory.check(self.target.name, self.sizes, [("single", 1)], self.room)
+        self.path = folder / self.name
         writer = Writer(self.path)
         try:
-            return self._train(model, writer, calls)
+            return self._train(model, optimizer, writer, calls)
         except BaseException:
             writer.discard()
             raise
 
     def _train(
-        self, model: nn.Module, writer: Writer, calls: dict[str, int]
+        self, model: nn.Module, optimizer: Any, writer: Writer, calls: dict[str, int]
     ) -> ReferenceResult:
         names = Names(model)
         writer.add("initial", 0, names.parameters(model).items())
@@ -125,7 +145,7 @@ class _Reference:
         training = Training(
             target=self.target,
             model=model,
-            optimizer=models.make_optimizer(self.target, model),
+            optimizer=optimizer,
             names=names,
             recorder=recorder,
             loss=loss_function(self.target, self.spec),
@@ -181,6 +201,7 @@ class _Reference:
             "settings": self.target.settings,
             "updates": training.updates,
             "schedule": training.schedule,
+            "sizes": self.sizes,
             "gpus": devices.count() if self.spec.device == "cuda" else 0,
         }
 

@@ -9,7 +9,7 @@ from ddpcheck.errors import Problem
 from ddpcheck.ranks.messages import Raised
 from ddpcheck.report import Quantity
 
-MODES = ("single", "dp", "ddp", "averaged")
+MODES = ("single", "dp", "ddp", "averaged", "sim")
 BATCH_NORM_MODES = ("asis", "local", "sync", "frozen")
 NOISE_MODES = ("asis", "sample")
 QUANTITIES = ("gradients", "weights", "buffers", "outputs")
@@ -22,7 +22,8 @@ class RunSpec:
 
     `mode` "averaged" is data parallelism done by hand, without DDP's reducer: every
     rank computes its local gradients, then all gradients are averaged, whatever wraps
-    the model. It is what DDP should have done.
+    the model. It is what DDP should have done. "sim" is DDP with all ranks played by
+    one process.
 
     `fixes` are interventions by name (see ddpcheck.diagnose.interventions).
     `permute` reorders the batch and rescales the backward pass: the same mathematics

@@ -45,6 +45,10 @@ class Training:
     around_step: Callable[[int], Any] = lambda _: contextlib.nullcontext()
     after_step: Callable[[], None] = lambda: None
     on_update: Callable[[], None] = lambda: None
+    # (train, batch) -> loss: how often, and on which rows, a step's batch is trained.
+    perform: Callable[[Callable[[Any], float | None], Any], float | None] = (
+        lambda train, batch: train(batch)
+    )
     step: int = 0
     updates: int = 0  # optimizer steps so far in this step
     losses: list[float | None] = field(default_factory=list)
@@ -58,7 +62,7 @@ class Training:
             for step, batch in enumerate(batches):
                 self.step, self.updates = step, 0
                 with self.around_step(step):
-                    self.losses.append(self._train(batch))
+                    self.losses.append(self.perform(self._train, batch))
                 if self.updates == 0:
                     self._record_gradients(self.parameters())
                 self.after_step()

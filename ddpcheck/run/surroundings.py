@@ -86,6 +86,34 @@ def count_calls(model: nn.Module) -> dict[str, int]:
     return calls
 
 
+def unlike_calls(
+    expected: dict[str, int],
+    calls: dict[str, int],
+    *,
+    steps: int,
+    done: int,
+    replicas: int = 1,
+) -> dict[str, tuple[float, float]]:
+    """Returns (expected, found) calls per step, by module, where they differ.
+
+    A running average of four updates is not comparable with one of two; that happens
+    where a module is called per chunk of samples (ghost batch norm).
+
+    Args:
+        expected: calls of `count_calls` in `steps` steps of one process.
+        calls: in `done` steps.
+        steps: of the reference.
+        done: of the run.
+        replicas: that all call the module in a step.
+    """
+    found = {}
+    for name, total in expected.items():
+        wanted, mine = total / steps, calls.get(name, 0) / done / replicas
+        if mine != wanted:
+            found[name] = (wanted, mine)
+    return found
+
+
 def loss_function(target: Target, spec: RunSpec) -> Callable[[Any, Any], Any] | None:
     """Returns the loss of a run: the target's own, or the built-in that replaces it."""
     if spec.loss == "asis":

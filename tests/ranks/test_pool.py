@@ -195,3 +195,13 @@ def test_children_that_a_killed_rank_left_die_with_it(engine: Pool) -> None:
         time.sleep(0.02)
     else:
         assert not psutil.pid_exists(child)
+
+
+def test_replaced_ranks_leave_no_files(engine: Pool) -> None:
+    _warm(engine, 2)
+    before = {path.name for path in engine.folder.glob("crew*")}
+    engine.run(_job("fail", how="kill", rank=1), 2)
+    _warm(engine, 2)  # forks others
+    engine.retire(2)
+    _warm(engine, 2)
+    assert len({path.name for path in engine.folder.glob("crew*")}) == len(before)

@@ -1,0 +1,98 @@
+"""Causes of divergences of simulated ranks: found on real ones that diverge alike.
+
+Probes need a process for each rank. A divergence at a world size beyond the machine's
+is looked for at a small one, of shards as uneven as the large one's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ddpcheck import assemble
+from ddpcheck.diagnose.text import number
+from ddpcheck.report import Finding, Run, Tolerance
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.session import RunOutcome, Session
+
+_LARGEST_STAND_IN = 8
+
+
+def groups(runs: list[Run]) -> list[list[int]]:
+    """Returns the divergent simulated runs, those of the same settings together."""
+    found: list[list[int]] = []
+    for i, run in enumerate(runs):
+        if run.mode != "sim" or run.verdict != "divergent":
+            continue
+        for group in found:
+            if is_alike(runs[group[0]], run):
+                group.append(i)
+                break
+        else:
+            found.append([i])
+    return found
+
+
+def is_alike(first: Run, second: Run) -> bool:
+    """Returns whether two runs differ in mode and world size alone."""
+    return (first.batch_norm, first.loss) == (second.batch_norm, second.loss)
+
+
+def joined(found: list[Finding], known: list[int], indices: list[int]) -> list[Finding]:
+    """Returns the findings, those of the `known` runs with these runs added."""
+    return [
+        dataclasses.replace(f, runs=tuple(sorted({*f.runs, *indices})))
+        if set(f.runs) & set(known)
+        else f
+        for f in found
+    ]
+
+
+def stand_in(
+    session: Session, outcomes: list[RunOutcome], indices: list[int], limit: Tolerance
+) -> RunOutcome | None:
+    """Returns a run of real ranks that diverges too, None where none does.
+
+    The smallest world size that leaves uneven shards as the simulated one does, and
+    the smallest that leaves even ones.
+    """
+    outcome = outcomes[indices[0]]
+    size = outcome.reference.facts["batch_size"]
+    possible = range(2, min(size, _LARGEST_STAND_IN) + 1)
+    uneven = bool(size % outcome.spec.world_size)
+    chosen = [w for w in possible if bool(size % w) == uneven][:1]
+    if uneven:
+        chosen += [w for w in possible if size % w == 0][:1]
+    for world_size in chosen:
+        spec = outcome.spec.but(mode="ddp", world_size=world_size)
+        made = session.run([spec])[0]
+        if assemble.to_run(made, limit.rtol).verdict == "divergent":
+            return made
+    return None
+
+
+def said(finding: Finding, world_size: int, spec: RunSpec) -> Finding:
+    """Returns the finding with the fact where it was found."""
+    fact = (
+        f"found on {world_size} real ranks, which diverge as the {spec.world_size} "
+        "simulated ones do"
+    )
+    return dataclasses.replace(finding, facts=(*finding.facts, fact))
+
+
+def unknown(run: Run, indices: list[int]) -> Finding:
+    """Returns the finding for a divergence that no small number of ranks has."""
+    parts = (run.gradients, run.weights, run.buffers)
+    worst = next((q.worst for q in parts if q.mismatched and q.worst), None)
+    facts = [f"rank {f.rank}: {f.summary}" for f in run.faults[:1]]
+    if worst is not None:
+        facts.append(
+            f"worst: {worst.name} in step {worst.step + 1}, relative difference "
+            f"{number(worst.rel_diff)}"
+        )
+    return Finding(
+        slug="unknown",
+        link="update" if run.gradients.mismatched == 0 else "loss",
+        runs=tuple(indices),
+        summary="the cause is unknown; simulated ranks diverge, few real ones do not",
+        facts=tuple(facts),
+    )
