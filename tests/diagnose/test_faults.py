@@ -246,15 +246,15 @@ REPLACED = {
 
 @pytest.mark.parametrize("name", DIRT)
 def test_harmless_deed_is_equivalent_and_reaches_no_other_case(
-    name: str, short: Pool, tmp_path: Path
+    name: str, pool: Pool, tmp_path: Path
 ) -> None:
     source = _target(DIRT[name])
     if name == "slow import":
         source += "if os.environ.get('RANK') == '1': time.sleep(0.5)\n"
-    before = _pids(short)
-    report = checked(short, tmp_path, source)
+    before = _pids(pool)
+    report = checked(pool, tmp_path, source)
     assert (report.verdict, report.findings) == ("equivalent", ())
-    after = _pids(short)
+    after = _pids(pool)
     assert (set(after) == set(before)) is (name not in REPLACED)
     children = psutil.Process(after[1]).children()
     assert children == []
