@@ -7,6 +7,7 @@ deadline.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import importlib
