@@ -35,7 +35,7 @@ from ddpcheck.run.loading import fingerprint, load
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound
 from ddpcheck.run.recorders import ComparingRecorder
-from ddpcheck.run.spec import RankResult, RunSpec
+from ddpcheck.run.spec import CollectiveCount, CollectiveEnd, RankResult, RunSpec
 from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.run.surroundings import (
     autocast,
@@ -105,9 +105,10 @@ def simulated(
     )
 
 
-def _refuse(name: str, _: int) -> None:
-    message = f"the target uses a collective of torch.distributed: {name}"
-    raise NotSimulatedError(message)
+def _refuse(told: CollectiveCount | CollectiveEnd) -> None:
+    if isinstance(told, CollectiveCount):
+        message = f"the target uses a collective of torch.distributed: {told.name}"
+        raise NotSimulatedError(message)
 
 
 class _Reached(BaseException):
