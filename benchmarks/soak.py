@@ -127,8 +127,8 @@ class Sample:
         """Returns the numbers under the heading."""
         return (
             f"{self.cases:>6}  {self.files:>5}  {self.threads:>7}  "
-            f"{self.tool_mib:8.1f}  {self.server_files:>12}  {self.server_mib:10.1f}  {self.processes:>9}  "
-            f"{self.ranks_mib:9.1f}  {self.folder:>12}"
+            f"{self.tool_mib:8.1f}  {self.server_files:>12}  {self.server_mib:10.1f}  "
+            f"{self.processes:>9}  {self.ranks_mib:9.1f}  {self.folder:>12}"
         )
 
 
