@@ -48,3 +48,8 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
 def wrap(model: nn.Module) -> nn.Module:
     """Returns DDP whose gradients are views into its buckets: no copy of them."""
     return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def default_wrap(model: nn.Module) -> nn.Module:
+    """Returns DDP as it comes, which copies gradients into its buckets."""
+    return DistributedDataParallel(model)

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gpt2
 import psutil
@@ -39,6 +39,9 @@ from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run.model import DTYPES, cast
 from ddpcheck.target import TargetRef
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 STEPS = 3
 TARGET = Path(__file__).parent / "gpt2.py"
@@ -56,9 +59,7 @@ def main() -> None:
         f"{'dtype':<8} {'W':>2}  {'check s':>8}  {'plain s':>8}  {'of plain':>8}  "
         f"{'peak GiB':>8}  {'peak':>5}  {'bound':>5}  {'message':>9}  verdict"
     )
-    names = () if options.default_buckets else (("wrap", "wrap"),)
-    if options.default_buckets:
-        names = (("wrap", "_none"),)
+    names = (("wrap", "default_wrap"),) if options.default_buckets else ()
     for dtype in options.dtypes.split(","):
         for world_size in map(int, options.world_sizes.split(",")):
             measure(TargetRef(path=str(TARGET), names=names), dtype, world_size)
@@ -125,7 +126,7 @@ class Memory:
         self.peak = 0
         self.indices: set[Path] = set()
 
-    def __enter__(self) -> Memory:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -182,9 +183,9 @@ def messages_measured() -> Iterator[list[int]]:
         return values
 
     original = connection.Connection.send
-    connection.Connection.send = sending  # type: ignore[method-assign]
+    connection.Connection.send = sending  # type: ignore[method-assign,assignment]
     connection.Connection.recv = receiving  # type: ignore[method-assign]
-    journal.read = reading  # type: ignore[assignment]
+    journal.read = reading
     try:
         yield sizes
     finally:

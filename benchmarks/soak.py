@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -127,9 +126,9 @@ class Sample:
     def row(self) -> str:
         """Returns the numbers under the heading."""
         return (
-            f"{self.cases:>6}  {self.files:>5}  {self.threads:>7}  {self.tool_mib:8.1f}  "
-            f"{self.server_files:>12}  {self.server_mib:10.1f}  {self.processes:>9}  "
-            f"{self.ranks_mib:9.1f}  {self.folder:>12}"
+            f"{self.cases:>6}  {self.files:>5}  {self.threads:>7}  "
+            f"{self.tool_mib:8.1f}  {self.server_files:>12}  {self.server_mib:10.1f}  "
+            f"{self.processes:>9}  {self.ranks_mib:9.1f}  {self.folder:>12}"
         )
 
 
@@ -215,4 +214,4 @@ def growth(samples: list[Sample]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

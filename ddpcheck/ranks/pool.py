@@ -308,6 +308,10 @@ class Pool:
         elif any(o.leftovers for o in crew.outcomes):
             crew.kill()
         crew.collect_progress()
+        if crew.broken:
+            # Nothing is asked of it any more; its pipes close with it.
+            crew.remove_files()
+            self._crews = {k: c for k, c in self._crews.items() if c is not crew}
         crew.busy = False
         task.done, task.outcomes = True, crew.outcomes
         task.seconds = now - task.started
