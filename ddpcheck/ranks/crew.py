@@ -1,4 +1,4 @@
-"""W rank processes with one process group that lives as long as they do.
+"""W ranks with one process group that lives as long as they do.
 
 A crew is all or nothing: after a rank raised, died or hung the others may wait for
 it in a collective for ever, so the whole crew is replaced.
@@ -6,167 +6,94 @@ it in a collective for ever, so the whole crew is replaced.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import time
-from collections.abc import Collection
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from pathlib import Path
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from ddpcheck.ranks import journal
-from ddpcheck.ranks.forkserver import RankProcess, Server
-from ddpcheck.ranks.messages import Job, Message, Outcome, Seat
-from ddpcheck.ranks.worker import rank_main
+from ddpcheck.ranks.messages import Job, Message, Outcome
+from ddpcheck.ranks.rank import Rank
 
-_STDERR_LINES = 20
 _STACK_WAIT_S = 0.3
 
 
 class Crew:
-    """The processes of one world size; world size 0 is one solo process."""
+    """The ranks of one world size; world size 0 is one solo process."""
 
     def __init__(
-        self,
-        server: Server,
-        *,
-        world_size: int,
-        folder: Path,
-        name: str,
-        timeout_s: float,
-        threads: int,
-        device: str = "cpu",
+        self, ranks: Sequence[Rank], *, world_size: int, device: str = "cpu"
     ) -> None:
-        self.device = device
-        self.world_size = world_size
-        self.folder = folder
-        self.name = name
-        self.processes: list[RankProcess] = []
-        self.connections: list[Connection] = []
+        self.ranks = ranks
+        self.world_size, self.device = world_size, device
         self.busy = False
         self.broken = False
         self.outcomes: list[Outcome] = []
-        for rank in range(max(1, world_size)):
-            ours, theirs = Pipe()
-            seat = Seat(
-                rank=rank,
-                world_size=world_size,
-                folder=str(folder),
-                name=f"{name}-{rank}",
-                timeout_s=timeout_s,
-                threads=threads,
-                device=device,
-            )
-            self.processes.append(server.spawn(rank_main, (theirs, seat)))
-            theirs.close()
-            self.connections.append(ours)
 
     def send(self, job: Job) -> None:
         """Gives every rank the job; results come through `receive`."""
         self.busy = True
-        self.outcomes = [Outcome(rank=r) for r in range(len(self.processes))]
-        for connection in self.connections:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                connection.send(job)
+        self.outcomes = [Outcome(rank=r) for r in range(len(self.ranks))]
+        for rank in self.ranks:
+            rank.send(job)
 
     def waiting_for(self) -> list[Any]:
-        """Returns what to `wait` on: connections and sentinels of running ranks."""
+        """Returns what to `wait` on: the handles of running ranks."""
         running = [o.rank for o in self.outcomes if o.kind == "running"]
-        return [self.connections[r] for r in running] + [
-            self.processes[r].sentinel for r in running
-        ]
+        return [handle for r in running for handle in self.ranks[r].handles()]
 
     def receive(self, ready: Collection[Any]) -> None:
         """Takes in what has arrived on these of the `waiting_for` handles."""
         for outcome in self.outcomes:
             if outcome.kind != "running":
                 continue
-            connection = self.connections[outcome.rank]
-            process = self.processes[outcome.rank]
-            if connection not in ready and process.sentinel not in ready:
+            rank = self.ranks[outcome.rank]
+            if not any(handle in ready for handle in rank.handles()):
                 continue
             while outcome.kind == "running":
-                message = self._next_message(outcome.rank)
+                message = rank.next_message()
                 if message is None:
                     break
                 _apply(message, outcome)
-            if outcome.kind == "running" and not process.is_alive():
+            if outcome.kind == "running" and not rank.is_alive():
                 outcome.kind = "died"
-                outcome.exit_code = process.exitcode
+                outcome.exit_code = rank.exit_code
         if all(o.kind != "running" for o in self.outcomes):
             self.busy = False
 
     def collect_progress(self) -> None:
         """Adds what the ranks emitted, once all have ended."""
         for outcome in self.outcomes:
-            path = self.folder / f"{self.name}-{outcome.rank}.journal"
-            outcome.progress = journal.read(path)
-
-    def _next_message(self, rank: int) -> Message | None:
-        connection = self.connections[rank]
-        try:
-            if connection.poll():
-                message: Message = connection.recv()
-                return message
-        except (EOFError, OSError):
-            pass
-        return None
+            outcome.progress = self.ranks[outcome.rank].progress()
 
     def stop_running(self, kind: Any) -> None:
         """Marks the ranks still running as `kind`, with their stacks; kills all."""
         running = [o for o in self.outcomes if o.kind == "running"]
         for outcome in running:
-            self._signal(outcome.rank, signal.SIGUSR1)
+            self.ranks[outcome.rank].ask_stack()
         deadline = time.monotonic() + _STACK_WAIT_S
         for outcome in running:
             outcome.kind = kind
-            outcome.stack = self._read_stack(outcome.rank, deadline)
+            outcome.stack = self.ranks[outcome.rank].stack(deadline)
         self.kill()
-
-    def _read_stack(self, rank: int, deadline: float) -> str:
-        path = self.folder / f"{self.name}-{rank}.stack"
-        while time.monotonic() < deadline:
-            text = path.read_text(encoding="utf-8", errors="replace")
-            if text:
-                return text
-            time.sleep(0.01)
-        return ""
 
     def collect_stderr(self) -> None:
         """Adds the last lines of output of the ranks that did not end well."""
         for outcome in self.outcomes:
             if outcome.kind != "done":
-                path = self.folder / f"{self.name}-{outcome.rank}.log"
-                outcome.stderr = _last_lines(path)
+                outcome.stderr = self.ranks[outcome.rank].stderr()
 
     def kill(self) -> None:
         """Kills all ranks and what they started; the crew is of no further use."""
         self.broken = True
         self.busy = False
-        for rank in range(len(self.processes)):
-            self._signal(rank, signal.SIGKILL, group=True)
-        for process in self.processes:
-            process.join(2)
-        for connection in self.connections:
-            connection.close()
+        for rank in self.ranks:
+            rank.kill()
+        for rank in self.ranks:
+            rank.reap()
 
     def dismiss(self) -> None:
         """Asks idle ranks to leave, without waiting for them."""
-        for connection in self.connections:
-            with contextlib.suppress(OSError):
-                connection.send(None)
-
-    def _signal(self, rank: int, number: int, *, group: bool = False) -> None:
-        pid = self.processes[rank].pid
-        if pid is None or self.processes[rank].exitcode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if group:
-                os.killpg(pid, number)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+        for rank in self.ranks:
+            rank.send(None)
 
 
 def _apply(message: Message, outcome: Outcome) -> None:
@@ -174,15 +101,3 @@ def _apply(message: Message, outcome: Outcome) -> None:
         outcome.kind, outcome.value = "done", message.payload
     elif message.kind == "raised":
         outcome.kind, outcome.raised = "raised", message.payload
-
-
-def _last_lines(path: Path) -> str:
-    """Returns the last lines of a log, reading at most its last 16 KiB."""
-    try:
-        with path.open("rb") as stream:
-            stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, stream.tell() - (16 << 10)))
-            lines = stream.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join(lines[-_STDERR_LINES:])

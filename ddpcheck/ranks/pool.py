@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 from ddpcheck.ranks import preload
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.forkserver import Server
-from ddpcheck.ranks.messages import Job, Outcome
+from ddpcheck.ranks.hosts import Hosts
+from ddpcheck.ranks.messages import Job, Outcome, Seat
+from ddpcheck.ranks.rank import LocalRank, Rank
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,7 +35,7 @@ _IMPORT_POLL_S = 0.005
 _MAX_BASE = 55
 # For torch itself, of which the user's timeout does not speak: 5 s warm, a minute from
 # a cold network file system.
-_MODULES_S = 180.0
+MODULES_S = 180.0
 
 
 class PreloadError(Exception):
@@ -78,11 +80,22 @@ class Preload:
 
 
 class Pool:
-    """The engine. A context manager: leaving it leaves nothing behind."""
+    """The engine. A context manager: leaving it leaves nothing behind.
+
+    `hosts` are the other processes of a given group: they hold the ranks of the crew
+    that is as large as the group. They outlive the pool.
+    """
 
     def __init__(
-        self, what: Preload, *, timeout_s: float = 60.0, threads: int = 1
+        self,
+        what: Preload,
+        *,
+        timeout_s: float = 60.0,
+        threads: int = 1,
+        hosts: Hosts | None = None,
+        loopback: bool = True,
     ) -> None:
+        self._hosts, self._loopback = hosts, loopback
         self.timeout_s = timeout_s
         self.threads = threads
         self.device = "cpu"  # of the next crews; those of another are replaced
@@ -113,8 +126,7 @@ class Pool:
         with _environment(
             {
                 preload.SETTINGS: json.dumps(settings),
-                # Loopback alone: gloo would take the host name's address.
-                "GLOO_SOCKET_IFNAME": _loopback(),
+                **_interface(loopback=self._loopback),
                 # Thread pools made while importing would not survive the fork.
                 "OMP_NUM_THREADS": "1",
                 "MKL_NUM_THREADS": "1",
@@ -138,7 +150,7 @@ class Pool:
         if self._server is None:
             self.start()
         status = self.folder / preload.STATUS_FILE
-        modules_s = max(self.timeout_s, _MODULES_S)
+        modules_s = max(self.timeout_s, MODULES_S)
         deadline = time.monotonic() + modules_s
         marks = [
             (self.folder / preload.MODULES_FILE, self.timeout_s),
@@ -167,19 +179,42 @@ class Pool:
             self.retire(world_size, index)
             crew = None
         if crew is None or crew.broken:
-            assert self._server is not None
             self._count += 1
             crew = Crew(
-                self._server,
+                self._ranks(world_size, f"crew{self._count}"),
                 world_size=world_size,
-                folder=self.folder,
-                name=f"crew{self._count}",
-                timeout_s=self.timeout_s,
-                threads=self.threads,
                 device=self.device,
             )
             self._crews[key] = crew
         return crew
+
+    def _ranks(self, world_size: int, crew: str) -> list[Rank]:
+        """Makes the ranks of a crew, here or where the group has its processes."""
+        hosts = self._hosts
+        if hosts is not None and world_size != hosts.world_size:
+            hosts = None
+        seats = [
+            Seat(
+                rank=rank,
+                world_size=world_size,
+                folder=str(self.folder),
+                name=f"{crew}-{rank}",
+                timeout_s=self.timeout_s,
+                threads=self.threads,
+                device=self.device,
+            )
+            for rank in range(max(1, world_size))
+        ]
+        if hosts is None:
+            return [self.spawn(seat) for seat in seats]
+        hosts.check()
+        seats = hosts.seats(seats, crew)
+        return [self.spawn(seats[0]), *map(hosts.rank, seats[1:])]
+
+    def spawn(self, seat: Seat) -> LocalRank:
+        """Forks a rank of no crew of this pool: its crew is on several machines."""
+        assert self._server is not None
+        return LocalRank(self._server, seat)
 
     def retire(self, world_size: int, index: int = 0) -> None:
         """Replaces the crew before its next job: its processes are not clean."""
@@ -271,6 +306,8 @@ class Pool:
                 crew.kill()
         crew.collect_progress()
         crew.busy = False
+        if self._hosts is not None:
+            self._hosts.check()
         task.done, task.outcomes = True, crew.outcomes
         task.seconds = now - task.started
 
@@ -306,8 +343,16 @@ def base_folder() -> str:
     return usable[0] if usable else tempfile.gettempdir()
 
 
-def _loopback() -> str:
-    return "lo" if Path("/sys/class/net/lo").exists() else "lo0"
+def _interface(*, loopback: bool) -> dict[str, str]:
+    """Returns the variable that keeps gloo to this machine.
+
+    It would take the address of the host's name. With ranks on other machines it must,
+    or follow the user's own GLOO_SOCKET_IFNAME.
+    """
+    if not loopback:
+        return {}
+    name = "lo" if Path("/sys/class/net/lo").exists() else "lo0"
+    return {"GLOO_SOCKET_IFNAME": name}
 
 
 @contextlib.contextmanager
