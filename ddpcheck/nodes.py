@@ -6,13 +6,14 @@ The others are silent, do what rank 0 says, and end with its exit code.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from typing import Any
 
 from ddpcheck import checking, exits
 from ddpcheck import target as targets
@@ -22,14 +23,19 @@ from ddpcheck.options import Options
 from ddpcheck.progress import Progress
 from ddpcheck.ranks import wire
 from ddpcheck.ranks.agent import Agent
-from ddpcheck.ranks.hosts import Hello, Hosts, LostRankError
-from ddpcheck.ranks.pool import MODULES_S
+from ddpcheck.ranks.hosts import Announce, Hello, Hosts, LostRankError
+from ddpcheck.ranks.messages import Job
+from ddpcheck.ranks.pool import MODULES_S, SOLO, Pool
+from ddpcheck.ranks.wire import Meeting
 from ddpcheck.report import EXIT_NOT_CHECKED, EXIT_USAGE, Report
 from ddpcheck.session import CannotCheckError
 from ddpcheck.target import TargetRef
 
 # Whoever has the same mistake in the command line as rank 0 waits for it no longer.
 _SHARED_MISTAKE_S = 10.0
+_LATE_S = 30.0
+# Of the process that has torch and runs no user code: at rank 0 it may hold the store.
+_KEEPER = 1
 
 
 class Leader:
@@ -68,8 +74,8 @@ class Leader:
             ref, options, hosts, loopback=group.is_one_machine
         ) as pool:
             pool.start()
-            hosts.open(options.timeout_s)
             checking.wait_for_imports(pool, ref)
+            self._open(pool, options)
             progress(f"waiting for {group.world_size - 1} processes of the group")
             hellos = hosts.gather(pool.folder, options.timeout_s, _import_s(options))
             _raise_first(hellos)
@@ -78,9 +84,21 @@ class Leader:
         machines = {"machines": _machines(hellos)}
         return replace(report, environment=report.environment | machines)
 
+    def _open(self, pool: Pool, options: Options) -> None:
+        try:
+            self.hosts.open(_announcer(pool), options.timeout_s)
+        except (RuntimeError, OSError) as error:
+            group = self.hosts.group
+            place = f"{group.address}:{group.port}"
+            message = f"the group cannot meet at {place}: {error}"
+            raise CannotCheckError(message, "") from None
+
     def leave(self, code: int) -> int:
         """Lets the others end with this code, after all else; returns it."""
         if self.others_wait:
+            if not self.hosts.is_open:  # the check ended before the ranks were there
+                with contextlib.suppress(RuntimeError, OSError):
+                    self.hosts.open(wire.announce, _LATE_S)
             self.hosts.release(code)
         _ignore_end()
         return code
@@ -111,23 +129,22 @@ class Follower:
             UsageError: the target or the environment is wrong here.
             CannotCheckError: rank 0 does not come, or goes.
         """
-        with ExitStack() as stack:
-            is_here = self.group.is_one_machine
-            made = checking.pool_for(ref, options, loopback=is_here)
-            pool = stack.enter_context(made)
+        is_here = self.group.is_one_machine
+        with checking.pool_for(ref, options, loopback=is_here) as pool:
             pool.start()
-            connection = self._knock(_import_s(options))
-            if connection is None:
-                place = f"{self.group.address}:{self.group.port}"
-                message = f"rank {self.group.rank} does not reach rank 0 by {place}"
-                raise CannotCheckError(message, "")
             try:
                 checking.wait_for_imports(pool, ref)
             except CannotCheckError as error:
+                self._knock(wire.look_up, _LATE_S)
                 self._say_hello(trouble=(error.message, error.detail))
             else:
+                self._knock(_looker(pool), _import_s(options))
                 self._say_hello(folder=str(pool.folder), identity=_identity(ref))
-            code = Agent(connection, pool).serve()
+            code = Agent(self._connection, pool).serve() if self._connection else None
+        if self._connection is None:
+            place = f"{self.group.address}:{self.group.port}"
+            message = f"rank {self.group.rank} does not reach rank 0 by {place}"
+            raise CannotCheckError(message, "")
         if code is None:
             message = f"rank {self.group.rank}: rank 0 has gone"
             raise CannotCheckError(message, "")
@@ -141,16 +158,20 @@ class Follower:
         return code
 
     def _report(self, problem: Problem) -> int:
-        if self._connection is None and self._knock(_SHARED_MISTAKE_S) is None:
+        if self._connection is None:
+            self._knock(wire.look_up, _SHARED_MISTAKE_S)
+        if self._connection is None:
             return EXIT_USAGE  # rank 0 has made the same mistake, and said so
-        assert self._connection is not None
         self._say_hello(problem=problem)
         told = wire.receive(self._connection)
         return int(told[1]) if told else EXIT_NOT_CHECKED
 
-    def _knock(self, timeout_s: float) -> Connection | None:
-        self._connection = wire.knock(self.group, timeout_s)
-        return self._connection
+    def _knock(self, look_up: Callable[[Meeting], bytes], timeout_s: float) -> None:
+        try:
+            told = look_up(wire.meeting(self.group, "tool", timeout_s))
+        except RuntimeError:  # torch.distributed.DistError: nothing there in time
+            return
+        self._connection = wire.knock(self.group, told, _LATE_S)
 
     def _say_hello(
         self,
@@ -160,7 +181,8 @@ class Follower:
         problem: Problem | None = None,
         trouble: tuple[str, str] | None = None,
     ) -> None:
-        assert self._connection is not None
+        if self._connection is None:
+            return
         hello = Hello(
             rank=self.group.rank,
             machine=socket.gethostname(),
@@ -206,6 +228,41 @@ def for_group(options: Options, member: Member) -> Options:
             )
         )
     return replace(options, world_sizes=sizes)
+
+
+def _announcer(pool: Pool) -> Announce:
+    """Returns `wire.announce`, done by a process that has torch and stays."""
+
+    def announce(meeting: Meeting, value: bytes, *, is_master: bool) -> None:
+        arguments = {"meeting": meeting, "value": value, "is_master": is_master}
+        _in_keeper(pool, "announce_job", arguments, meeting.timeout_s)
+
+    return announce
+
+
+def _looker(pool: Pool) -> Callable[[Meeting], bytes]:
+    """Returns `wire.look_up`, done by a process that has torch."""
+
+    def look_up(meeting: Meeting) -> bytes:
+        told = _in_keeper(pool, "look_up_job", {"meeting": meeting}, meeting.timeout_s)
+        pool.retire(SOLO, _KEEPER)
+        assert isinstance(told, bytes)
+        return told
+
+    return look_up
+
+
+def _in_keeper(
+    pool: Pool, name: str, arguments: dict[str, Any], timeout_s: float
+) -> Any:
+    job = Job(function=f"ddpcheck.ranks.wire:{name}", arguments=arguments)
+    task = pool.submit(job, SOLO, _KEEPER, timeout_s=2 * timeout_s)
+    pool.wait([task])
+    (outcome,) = task.outcomes
+    if outcome.kind == "done":
+        return outcome.value
+    lines = outcome.raised.message.splitlines() if outcome.raised else []
+    raise RuntimeError(lines[0] if lines else f"the process {outcome.kind}")
 
 
 def _import_s(options: Options) -> float:

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ddpcheck.errors import Problem
 from ddpcheck.launch import Group
 from ddpcheck.ranks import wire
 from ddpcheck.ranks.messages import Job, Message, Seat
+from ddpcheck.ranks.wire import Meeting
 
 _CHUNK = 4 << 20
 # The processes at the other end run no user code: they answer at once or not at all.
@@ -56,6 +57,13 @@ class Ended:
     stderr: str = ""
 
 
+class Announce(Protocol):
+    """Puts rank 0's address into the store of the group."""
+
+    def __call__(self, meeting: Meeting, value: bytes, *, is_master: bool) -> None:
+        """As `wire.announce`."""
+
+
 class LostRankError(Exception):
     """A process of the group did not come, or has gone."""
 
@@ -74,19 +82,32 @@ class Hosts:
         """Ranks in the group."""
         return self.group.world_size
 
-    def open(self, timeout_s: float) -> None:
-        """Makes known where rank 0 is to be found; imports torch.
+    def open(self, announce: Announce, timeout_s: float) -> None:
+        """Makes known where rank 0 is to be found.
+
+        Args:
+            announce: `wire.announce`, here or in a process that has torch.
+            timeout_s: for the store of the group.
 
         Raises:
-            LostRankError: the store of the group cannot be reached.
+            OSError, RuntimeError: what `announce` raises.
         """
+        door = wire.Door(self.group)
         try:
-            self._door = wire.Door(self.group, timeout_s)
-        except (RuntimeError, OSError) as error:
-            reason = str(error).splitlines()[0]
-            place = f"{self.group.address}:{self.group.port}"
-            message = f"the group cannot meet at {place}: {reason}"
-            raise LostRankError(message) from None
+            announce(
+                wire.meeting(self.group, "tool", timeout_s),
+                door.announcement,
+                is_master=not self.group.has_store,
+            )
+        except BaseException:
+            door.close()
+            raise
+        self._door = door
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the others can find rank 0."""
+        return self._door is not None
 
     def gather(self, folder: Path, connect_s: float, import_s: float) -> list[Hello]:
         """Waits for all processes; returns their hellos by rank.

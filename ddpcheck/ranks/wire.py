@@ -28,7 +28,6 @@ _KEY = "meeting"
 _LOOPBACK = "127.0.0.1"
 # A machine that lost its power sends nothing; the kernel notices after 90 s.
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-_POLL_S = 0.02
 _GREETING_S = 10.0  # what knocks on the port and is none of ours
 
 
@@ -65,24 +64,49 @@ def meeting(group: Group, name: str, timeout_s: float) -> Meeting:
     )
 
 
-class Door:
-    """Rank 0's end before anyone has come: a port, made known through the store."""
+_stores: list[Any] = []  # the master's serves as long as its process lives
 
-    def __init__(self, group: Group, timeout_s: float) -> None:
+
+def announce(meeting: Meeting, value: bytes, *, is_master: bool) -> None:
+    """Puts into the store where rank 0 is to be found; imports torch.
+
+    Raises:
+        RuntimeError: the store cannot be reached, or made.
+    """
+    store = meeting.store(is_master=is_master)
+    store.set(_KEY, value)
+    _stores.append(store)
+
+
+def look_up(meeting: Meeting) -> bytes:
+    """Returns what was announced, when it is; imports torch.
+
+    Raises:
+        RuntimeError: not in time.
+    """
+    return bytes(meeting.store().get(_KEY))
+
+
+def announce_job(context: object, **arguments: Any) -> None:  # noqa: ARG001
+    """Does `announce` in a rank, which has torch."""
+    announce(**arguments)
+
+
+def look_up_job(context: object, **arguments: Any) -> bytes:  # noqa: ARG001
+    """Does `look_up` in a rank, which has torch."""
+    return look_up(**arguments)
+
+
+class Door:
+    """Rank 0's end before anyone has come: a port, and what to announce."""
+
+    def __init__(self, group: Group) -> None:
         # Every interface where there are other machines: which of them these reach
         # this one by, only they know.
-        host = _LOOPBACK if group.is_one_machine else ""
-        self._socket = _listen(host)
+        self._socket = _listen(_LOOPBACK if group.is_one_machine else "")
         self._key = secrets.token_bytes(32)
-        try:
-            self._store = meeting(group, "tool", timeout_s).store(
-                is_master=not group.has_store
-            )
-            port = self._socket.getsockname()[1]
-            self._store.set(_KEY, struct.pack("!H", port) + self._key)
-        except BaseException:
-            self._socket.close()
-            raise
+        port = self._socket.getsockname()[1]
+        self.announcement = struct.pack("!H", port) + self._key
 
     def let_in(self, deadline: float) -> Connection | None:
         """Returns the next connection with one who knows the key, None at the end."""
@@ -103,28 +127,16 @@ class Door:
         return None
 
     def close(self) -> None:
-        """Lets in no one more. The store stays: ranks still meet there."""
+        """Lets in no one more."""
         self._socket.close()
 
 
-def knock(group: Group, timeout_s: float) -> Connection | None:
-    """Returns the connection with rank 0, None where it cannot be had in time."""
-    deadline = time.monotonic() + timeout_s
-    try:
-        store = meeting(group, "tool", timeout_s).store()
-        # Not `get`, which waits where no signal can end it.
-        while not store.check([_KEY]):
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(_POLL_S)
-        told = store.get(_KEY)
-    except RuntimeError:  # torch.distributed.DistError: the store is not there
-        return None
-    (port,), key = struct.unpack("!H", told[:2]), told[2:]
+def knock(group: Group, announcement: bytes, timeout_s: float) -> Connection | None:
+    """Returns the connection with rank 0, None where it is not there."""
+    (port,), key = struct.unpack("!H", announcement[:2]), announcement[2:]
     host = _LOOPBACK if group.is_one_machine else group.address
-    left_s = max(1.0, deadline - time.monotonic())
     try:
-        connection = _connection(socket.create_connection((host, port), left_s))
+        connection = _connection(socket.create_connection((host, port), timeout_s))
     except OSError:
         return None
     try:
