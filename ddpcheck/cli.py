@@ -74,6 +74,9 @@ other ways in:
   --version
   -h, --help
 
+Under torchrun, on one machine or several, the ranks are those of its group and
+rank 0 reports. How, and under SLURM: ddpcheck --explain group-world-size
+
 Settings may also stand in the target file (world_sizes, tolerance, accept) and
 in [tool.ddpcheck] of pyproject.toml; options win, then the target file.
 
