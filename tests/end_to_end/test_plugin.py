@@ -259,7 +259,8 @@ def user_project(tmp_path_factory: pytest.TempPathFactory) -> Session:
     (folder / "sound.py").write_text(SOUND, encoding="utf-8")
     (folder / "test_user.py").write_text(TESTS, encoding="utf-8")
     items = ("sound.py::ddp-W2", "sound.py::ddp-W4")
-    more = ("-p", "no:cacheprovider", "--strict-markers")
+    more = ("-p", "no:cacheprovider", "--strict-markers", "--durations=2")
+    more += ("--junitxml=out.xml", "-k", "not never_selected")
     return run(folder, "-n2", "-v", "--ddpcheck", *items, "test_user.py", *more)
 
 
@@ -334,7 +335,7 @@ def test_junit_xml_has_the_items_and_their_numbers(targets: Session) -> None:
 
 
 def test_last_failed_and_exit_first(targets: Session) -> None:
-    more = ("--lf", "-x", "-v", "-k", "sum or W8")
+    more = ("-n2", "--lf", "-x", "-v", "-k", "sum or W8")
     again = run(targets.folder, "--ddpcheck", "mixed.py", *OPTIONS, *more)
     assert "run-last-failure: rerun previous " in again.text
     assert again.counts().keys() == {"failed", "deselected"}
@@ -399,6 +400,21 @@ def test_hang_under_the_fixture_has_stacks(user_project: Session) -> None:
 
 def test_both_workers_were_used(user_project: Session) -> None:
     assert set(re.findall(r"\[(gw\d)\]", user_project.text)) == {"gw0", "gw1"}
+
+
+def test_workers_fill_one_junit_xml_and_one_list_of_durations(
+    user_project: Session,
+) -> None:
+    suite = ET.parse(user_project.folder / "out.xml").getroot().find("testsuite")
+    assert suite is not None
+    assert [suite.get(k) for k in ("tests", "failures", "errors")] == ["22", "2", "0"]
+    case = suite.find("testcase[@name='ddp-W4']")
+    assert case is not None
+    values = {p.get("name") for p in case.findall("properties/property")}
+    assert values == {"compared", "worst_excess"}
+    slowest = user_project.text.partition("slowest 2 durations")[2]
+    assert "test_user.py::test_hang" in slowest.partition("short test summary")[0]
+    assert not (user_project.folder / ".pytest_cache").exists()
 
 
 def test_plugin_costs_nothing_where_it_is_not_used(tmp_path: Path) -> None:

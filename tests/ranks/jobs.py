@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,3 +89,10 @@ def variables(context: Context) -> list[str]:
     """Returns what a launcher would set."""
     del context
     return [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+
+
+def contents(context: Context, *, path: str) -> tuple[str, dict[str, bytes]]:
+    """Returns the path that the rank was given, and the files `path.*` there."""
+    del context
+    found = sorted(Path(path).parent.glob(f"{Path(path).name}.*"))
+    return path, {file.name: file.read_bytes() for file in found}
