@@ -70,7 +70,7 @@ def check(
         options = nodes.for_group(options, member)
         if not isinstance(member, nodes.Leader):
             return member.follow(ref, options)  # rank 0 does the rest
-        check_file, member.others_wait = member.check_file, True
+        check_file = member.check_file
     known = _baseline(baseline, path, wanted)
     with (
         output.importing_ahead(wanted),

@@ -31,8 +31,6 @@ from ddpcheck.report import EXIT_NOT_CHECKED, EXIT_USAGE, Report
 from ddpcheck.session import CannotCheckError
 from ddpcheck.target import TargetRef
 
-# Whoever has the same mistake in the command line as rank 0 waits for it no longer.
-_SHARED_MISTAKE_S = 10.0
 _LATE_S = 30.0
 # Of the process that has torch and runs no user code: at rank 0 it may hold the store.
 _KEEPER = 1
@@ -45,7 +43,12 @@ class Leader:
 
     def __init__(self, group: Group) -> None:
         self.hosts = Hosts(group)
-        self.others_wait = False
+        self._is_alone = False
+
+    def is_idle(self) -> bool:
+        """Is told that this is no check: the others end. Rank 0 has work all the same."""
+        self._is_alone = True
+        return False
 
     def run(self, action: Callable[[], int]) -> int:
         """Returns what the action returns."""
@@ -95,8 +98,8 @@ class Leader:
 
     def leave(self, code: int) -> int:
         """Lets the others end with this code, after all else; returns it."""
-        if self.others_wait:
-            if not self.hosts.is_open:  # the check ended before the ranks were there
+        if not self._is_alone:
+            if not self.hosts.is_open:  # a mistake: the check has not begun
                 with contextlib.suppress(RuntimeError, OSError):
                     self.hosts.open(wire.announce, _LATE_S)
             self.hosts.release(code)
@@ -112,6 +115,10 @@ class Follower:
     def __init__(self, group: Group) -> None:
         self.group = group
         self._connection: Connection | None = None
+
+    def is_idle(self) -> bool:
+        """Is told that this is no check: there is nothing to do."""
+        return True
 
     def run(self, action: Callable[[], int]) -> int:
         """Returns rank 0's exit code; `action` is the command up to `follow`."""
@@ -159,9 +166,9 @@ class Follower:
 
     def _report(self, problem: Problem) -> int:
         if self._connection is None:
-            self._knock(wire.look_up, _SHARED_MISTAKE_S)
+            self._knock(wire.look_up, MODULES_S)
         if self._connection is None:
-            return EXIT_USAGE  # rank 0 has made the same mistake, and said so
+            return EXIT_USAGE
         self._say_hello(problem=problem)
         told = wire.receive(self._connection)
         return int(told[1]) if told else EXIT_NOT_CHECKED

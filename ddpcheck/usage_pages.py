@@ -61,9 +61,9 @@ torchrun itself ends with 1 whenever a rank's exit code is not 0; the rank's own
 in what it prints. The same under SLURM, in a job of one task per machine:
 
     #SBATCH --nodes 2 --ntasks-per-node 1 --gpus-per-node 4
+    head=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -1)
     srun torchrun --nnodes $SLURM_NNODES --nproc-per-node 4 --rdzv-backend c10d \\
-        --rdzv-id $SLURM_JOB_ID \\
-        --rdzv-endpoint $(scontrol show hostnames $SLURM_JOB_NODELIST | head -1):29500 \\
+        --rdzv-id $SLURM_JOB_ID --rdzv-endpoint $head:29500 \\
         -m ddpcheck mymodel.py --device cuda
 
 Without torchrun, one task per rank, srun's variables become those of the group:

@@ -23,6 +23,7 @@ from ddpcheck.ranks.wire import Meeting
 _CHUNK = 4 << 20
 # The processes at the other end run no user code: they answer at once or not at all.
 _ANSWER_S = 30.0
+_TOO_LATE_S = 1.0
 _LEAVE_S = 30.0  # a process may still be importing torch
 
 
@@ -76,6 +77,7 @@ class Hosts:
         self._door: wire.Door | None = None
         self.hosts: dict[int, Host] = {}
         self._lost = ""
+        self._late_s = _LEAVE_S
 
     @property
     def world_size(self) -> int:
@@ -121,6 +123,7 @@ class Hosts:
             LostRankError: one did not come in time.
         """
         assert self._door is not None
+        self._late_s = _TOO_LATE_S  # whoever has not come now will not
         came = [c for c in self._let_in(time.monotonic() + connect_s) if c is not None]
         deadline = time.monotonic() + import_s
         hellos = [h for c in came if (h := self._greet(c, deadline)) is not None]
@@ -194,7 +197,8 @@ class Hosts:
         deadline = time.monotonic() + _LEAVE_S
         waiting = [host.connection for host in self.hosts.values() if not host.gone]
         late = self.world_size - 1 - len(self.hosts)
-        waiting += [c for c in (self._door.let_in(deadline) for _ in range(late)) if c]
+        until = time.monotonic() + self._late_s
+        waiting += [c for c in (self._door.let_in(until) for _ in range(late)) if c]
         for connection in waiting:
             wire.send(connection, ("end", exit_code))
         for connection in waiting:

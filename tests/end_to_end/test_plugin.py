@@ -259,9 +259,9 @@ def user_project(tmp_path_factory: pytest.TempPathFactory) -> Session:
     (folder / "sound.py").write_text(SOUND, encoding="utf-8")
     (folder / "test_user.py").write_text(TESTS, encoding="utf-8")
     items = ("sound.py::ddp-W2", "sound.py::ddp-W4")
-    more = ("-p", "no:cacheprovider", "--strict-markers", "--durations=2")
-    more += ("--junitxml=out.xml", "-k", "not never_selected")
-    return run(folder, "-n2", "-v", "--ddpcheck", *items, "test_user.py", *more)
+    first = ("-n2", "-v", "-p", "no:cacheprovider", "--strict-markers")
+    more = ("--durations=2", "--junitxml=out.xml", "-k", "not never_selected")
+    return run(folder, *first, "--ddpcheck", *items, "test_user.py", *more)
 
 
 pytestmark = pytest.mark.xdist_group("plugin")
