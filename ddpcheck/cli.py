@@ -133,7 +133,7 @@ def _member() -> Member | None:
     return nodes.member()
 
 
-def _run(arguments: list[str], member: Member | None = None) -> int:  # noqa: C901, PLR0911 (one per way in)
+def _run(arguments: list[str], member: Member | None = None) -> int:  # noqa: PLR0911 (one per way in)
     args = parser().parse_args(arguments)
     if member is not None and (args.target is None or args.help) and member.is_idle():
         return 0  # --help, --demo and the like are rank 0's

@@ -46,7 +46,7 @@ class Leader:
         self._is_alone = False
 
     def is_idle(self) -> bool:
-        """Is told that this is no check: the others end. Rank 0 has work all the same."""
+        """Is told that this is no check: the others end, rank 0 does it alone."""
         self._is_alone = True
         return False
 

@@ -24,7 +24,7 @@ class Agent:
     """Serves rank 0 on one connection."""
 
     def __init__(self, connection: Connection, pool: Pool) -> None:
-        self._connection, self._pool = connection, pool
+        self._connection, self.pool = connection, pool
         self._ranks: dict[str, LocalRank] = {}
         self._running: set[str] = set()
 
@@ -67,7 +67,7 @@ class Agent:
         self._connection.send(next(seen, ""))
 
     def _file(self, name: str, chunk: bytes) -> None:
-        with (self._pool.folder / name).open("ab") as stream:
+        with (self.pool.folder / name).open("ab") as stream:
             stream.write(chunk)
 
     def _written(self) -> None:
@@ -78,8 +78,8 @@ class Agent:
         for name in list(self._ranks):
             self._kill(name)
         self._ranks.clear()
-        here = replace(seat, folder=str(self._pool.folder))
-        self._ranks[seat.name] = self._pool.spawn(here)
+        here = replace(seat, folder=str(self.pool.folder))
+        self._ranks[seat.name] = self.pool.spawn(here)
 
     def _job(self, name: str, job: Job) -> None:
         self._running.add(name)

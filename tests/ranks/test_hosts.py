@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +252,11 @@ def test_process_that_goes_is_named(tmp_path: Path) -> None:
         with pytest.raises(LostRankError) as caught:
             hosts.check()
     assert str(caught.value) == "the process of rank 1 on node7 has gone"
+
+
+def test_process_ends_when_rank_0_has_gone() -> None:
+    ours, theirs = Pipe()
+    agent = Agent(theirs, Pool(Preload()))
+    with contextlib.closing(agent.pool), theirs:
+        ours.close()
+        assert agent.serve() is None
