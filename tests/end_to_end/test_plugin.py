@@ -337,9 +337,9 @@ def test_junit_xml_has_the_items_and_their_numbers(targets: Session) -> None:
 def test_last_failed_and_exit_first(targets: Session) -> None:
     more = ("-n2", "--lf", "-x", "-v", "-k", "sum or W8")
     again = run(targets.folder, "--ddpcheck", "mixed.py", *OPTIONS, *more)
-    assert "run-last-failure: rerun previous " in again.text
-    assert again.counts().keys() == {"failed", "deselected"}
-    assert "mixed.py::ddp-W2-bn.frozen-loss.sum FAILED" in again.text
+    # Neither --lf nor -k alone leaves this one: -k leaves W8, too, which is skipped.
+    assert again.counts() == {"failed": 1}
+    assert "FAILED mixed.py::ddp-W2-bn.frozen-loss.sum" in again.text
     assert "stopping after 1 failures" in again.text
 
 
@@ -413,7 +413,8 @@ def test_workers_fill_one_junit_xml_and_one_list_of_durations(
     values = {p.get("name") for p in case.findall("properties/property")}
     assert values == {"compared", "worst_excess"}
     slowest = user_project.text.partition("slowest 2 durations")[2]
-    assert "test_user.py::test_hang" in slowest.partition("short test summary")[0]
+    calls = r"^[\d.]+s (?:call|setup) +(?:test_user|sound)\.py::"
+    assert len(re.findall(calls, slowest, re.MULTILINE)) == 2
     assert not (user_project.folder / ".pytest_cache").exists()
 
 
