@@ -104,7 +104,7 @@ def measured(
     pool: Pool, world_size: int, work: Callable[[], object]
 ) -> tuple[float, float]:
     """Returns wall time, and processor time of the ranks and this process."""
-    ranks = [psutil.Process(p.pid) for p in pool.open(world_size).processes]
+    ranks = [psutil.Process(pid) for pid in pool.open(world_size).pids()]
     processes = [psutil.Process(), *ranks]
     before, started = cpu_s(processes), time.perf_counter()
     work()
@@ -126,8 +126,7 @@ def played(world_sizes: list[int], repetitions: int) -> None:
     with pool_of(target) as pool:
         pool.wait_for_imports()
         session = Session(pool, TargetRef(path=str(target)))
-        solo = pool.open(SOLO).processes[0].pid
-        assert solo is not None
+        (solo,) = pool.open(SOLO).pids()
         before = peak_mib(solo)
         session.reference(RunSpec(mode="single", steps=STEPS))
         rows = []

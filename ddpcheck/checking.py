@@ -20,6 +20,7 @@ from ddpcheck.diagnose import data_parallel, engine
 from ddpcheck.errors import UsageError, cut
 from ddpcheck.options import Options
 from ddpcheck.plan import Cell
+from ddpcheck.ranks.hosts import Hosts
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
 from ddpcheck.report import (
     EXIT_CODES,
@@ -64,8 +65,20 @@ def check_file(
         return check(pool, ref, options, progress=progress)
 
 
-def pool_for(ref: TargetRef, options: Options) -> Pool:
+def pool_for(
+    ref: TargetRef,
+    options: Options,
+    hosts: Hosts | None = None,
+    *,
+    loopback: bool = True,
+) -> Pool:
     """Returns a pool whose ranks will have imported the target file; start it.
+
+    Args:
+        ref: the target, in a file.
+        options: for the deadline.
+        hosts: the other processes of a given group.
+        loopback: whether all ranks are on this machine.
 
     Raises:
         UsageError: target-missing-file.
@@ -78,7 +91,7 @@ def pool_for(ref: TargetRef, options: Options) -> Pool:
         call="ddpcheck.run.jobs:load_in_server",
         arguments={"path": ref.path, "names": [list(pair) for pair in ref.names]},
     )
-    return Pool(what, timeout_s=options.timeout_s)
+    return Pool(what, timeout_s=options.timeout_s, hosts=hosts, loopback=loopback)
 
 
 def wait_for_imports(pool: Pool, ref: TargetRef) -> None:
@@ -337,20 +350,22 @@ def _target_info(ref: TargetRef, base: ReferenceResult) -> TargetInfo:
     )
 
 
+def version(package: str) -> str:
+    """Returns the version of an installed package, "unknown" where it is not."""
+    from importlib import metadata  # noqa: PLC0415
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
 def _environment(base: ReferenceResult) -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
-
-    def of(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return "unknown"
-
     assert base.spec is not None
     return {
-        "ddpcheck": of("ddpcheck"),
-        "torch": of("torch"),
-        "numpy": of("numpy"),
+        "ddpcheck": version("ddpcheck"),
+        "torch": version("torch"),
+        "numpy": version("numpy"),
         "python": platform.python_version(),
         "platform": f"{sys.platform} {platform.machine()}",
         "cpus": str(os.cpu_count()),

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ddpcheck import commands, exits, output
+from ddpcheck import commands, exits, launch, output
 from ddpcheck.errors import Problem, UsageError
+
+if TYPE_CHECKING:
+    from ddpcheck.nodes import Member
 
 HELP = """\
 usage: ddpcheck TARGET [options]
@@ -72,6 +76,9 @@ other ways in:
   --version
   -h, --help
 
+Under torchrun, on one machine or several, the ranks are those of its group and
+rank 0 reports. How, and under SLURM: ddpcheck --explain group-world-size
+
 Settings may also stand in the target file (world_sizes, simulate, tolerance,
 accept) and in [tool.ddpcheck] of pyproject.toml; options win, then the target
 file.
@@ -111,15 +118,30 @@ _SETTINGS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return exits.guarded(
-        lambda: _run(arguments),
+    member = _member()
+    speaks = member is None or member.is_leader
+    code = exits.guarded(
+        lambda: (
+            member.run(lambda: _run(arguments, member)) if member else _run(arguments)
+        ),
         verbose="-v" in arguments or "--verbose" in arguments,
-        github="--github" in arguments,
+        github=speaks and "--github" in arguments,
     )
+    return member.leave(code) if member else code
 
 
-def _run(arguments: list[str]) -> int:  # noqa: PLR0911 (one per way in)
+def _member() -> Member | None:
+    if launch.given(os.environ) is None:
+        return None
+    from ddpcheck import nodes  # noqa: PLC0415 (only where there is a group)
+
+    return nodes.member()
+
+
+def _run(arguments: list[str], member: Member | None = None) -> int:  # noqa: PLR0911 (one per way in)
     args = parser().parse_args(arguments)
+    if member is not None and (args.target is None or args.help) and member.is_idle():
+        return 0  # --help, --demo and the like are rank 0's
     wanted = output.Outputs(
         json=args.json or "",
         junit_xml=args.junit_xml or "",
@@ -154,6 +176,7 @@ def _run(arguments: list[str]) -> int:  # noqa: PLR0911 (one per way in)
         wanted,
         command=command,
         baseline=args.baseline or "",
+        member=member,
     )
 
 

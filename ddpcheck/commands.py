@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpcheck import baseline as baselines
 from ddpcheck import output, settings
@@ -15,6 +15,9 @@ from ddpcheck.errors import Problem, UsageError
 from ddpcheck.output import Outputs
 from ddpcheck.progress import Progress
 from ddpcheck.report import Report
+
+if TYPE_CHECKING:
+    from ddpcheck.nodes import Member
 
 RENDER_FORMATS = ("terminal", "html", "junit", "github", "sarif")
 
@@ -27,6 +30,7 @@ def check(
     *,
     command: str,
     baseline: str = "",
+    member: Member | None = None,
 ) -> int:
     """Checks one target file and writes its report everywhere it is wanted.
 
@@ -37,6 +41,7 @@ def check(
         wanted: where the report goes.
         command: the command line, for the report's provenance.
         baseline: path of an earlier report, whose findings do not fail; "" for none.
+        member: this process's part in a group that a launcher started.
 
     Raises:
         UsageError: the target or a setting is wrong.
@@ -53,17 +58,25 @@ def check(
         wanted, report_dir=wanted.report_dir or project.get("report_dir", "reports")
     )
     wanted.alone()
-    known = _baseline(baseline, path, wanted)
     # Absolute: the file may change the working directory while it is imported.
     ref = targets.TargetRef(
         path=os.path.abspath(path),  # noqa: PTH100 (resolve() would follow links)
         names=tuple(sorted(names.items())),
     )
+    check_file: Any = checking.check_file
+    if member is not None:
+        from ddpcheck import nodes  # noqa: PLC0415 (only where there is a group)
+
+        options = nodes.for_group(options, member)
+        if not isinstance(member, nodes.Leader):
+            return member.follow(ref, options)  # rank 0 does the rest
+        check_file = member.check_file
+    known = _baseline(baseline, path, wanted)
     with (
         output.importing_ahead(wanted),
         Progress(sys.stderr, wanted=not wanted.quiet) as progress,
     ):
-        report = checking.check_file(ref, options, progress=progress)
+        report: Report = check_file(ref, options, progress=progress)
     report = dataclasses.replace(
         report,
         command=command,

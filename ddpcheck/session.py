@@ -181,6 +181,7 @@ class Session:
                 "trace": reference.trace,
                 "find_unused": bool(reference.facts["unused"]),
             },
+            files=("trace",),
         )
         limit_s = self.timeout_s or self._patience_s(outcome)
         return self.pool.submit(job, crew_of(spec), timeout_s=limit_s)

@@ -40,6 +40,43 @@ the same check runs without one.
 Slugs of findings are family/name (loss/local-normalizer), those of errors have no
 slash (target-no-loss). `ddpcheck --rules` lists all of them.
 """,
+    "group-differs": """
+The processes of a given group do not see the same file, ddpcheck or torch.
+
+All of them import the target by the same absolute path, and rank 0 compares what they
+imported before anything is run. Keep the file in a folder that all machines share, and
+use one environment: the paths and versions that differ are in the message.
+""",
+    "group-world-size": """
+Under torchrun the world size is that of the group, and cannot be chosen.
+
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name a group of processes, on one machine
+or on several. ddpcheck then starts no ranks of its own: each process of the group holds
+one rank. Rank 0 writes the report; the others are silent and end with its exit code.
+
+    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d \\
+        --rdzv-endpoint HOST:29500 -m ddpcheck mymodel.py
+
+torchrun itself ends with 1 whenever a rank's exit code is not 0; the rank's own stands
+in what it prints. The same under SLURM, in a job of one task per machine:
+
+    #SBATCH --nodes 2 --ntasks-per-node 1 --gpus-per-node 4
+    head=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -1)
+    srun torchrun --nnodes $SLURM_NNODES --nproc-per-node 4 --rdzv-backend c10d \\
+        --rdzv-id $SLURM_JOB_ID --rdzv-endpoint $head:29500 \\
+        -m ddpcheck mymodel.py --device cuda
+
+Without torchrun, one task per rank, srun's variables become those of the group:
+
+    export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -1)
+    export MASTER_PORT=29500
+    srun bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID
+        LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE exec ddpcheck mymodel.py'
+
+gloo finds its network by the host's name, or by GLOO_SOCKET_IFNAME. A shell that still
+has these variables from another job makes ddpcheck wait for processes that do not come:
+`env -u RANK ddpcheck mymodel.py` runs it alone.
+""",
     "init-path": """
 --init does not write over a file, and makes no folder.
 

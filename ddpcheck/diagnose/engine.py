@@ -306,6 +306,7 @@ class _Search:
                 "trace": first.value.trace,
                 "count_names": tuple(first.value.counts),
             },
+            files=("trace",),
         )
         limit_s = self.session.timeout_s
         told = [o.value for o in pool.run(job, spec.world_size, timeout_s=limit_s)]

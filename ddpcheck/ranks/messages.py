@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ddpcheck.ranks.wire import Meeting
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
@@ -20,6 +22,17 @@ class Seat:
     timeout_s: float
     threads: int = 1
     device: str = "cpu"
+    # Ranks on several machines meet in the store of their group, and count by machine.
+    meeting: Meeting | None = None
+    local_rank: int | None = None
+    local_world_size: int | None = None
+
+    @property
+    def local(self) -> tuple[int, int]:
+        """Rank and number of ranks among those of the machine."""
+        if self.local_rank is None or self.local_world_size is None:
+            return self.rank, self.world_size
+        return self.local_rank, self.local_world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +40,14 @@ class Job:
     """A function to call in every rank of a crew.
 
     `function` is "package.module:name"; it is called as
-    `function(context, **arguments)` with a `worker.Context`.
+    `function(context, **arguments)` with a `worker.Context`. `files` are the arguments
+    that name files in the pool's folder, by the path without its suffix: ranks on other
+    machines get copies of them.
     """
 
     function: str
     arguments: dict[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,9 @@ from ddpcheck.ranks import preload
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.folder import Folder
 from ddpcheck.ranks.forkserver import Server
-from ddpcheck.ranks.messages import Job, Outcome
+from ddpcheck.ranks.hosts import Hosts
+from ddpcheck.ranks.messages import Job, Outcome, Seat
+from ddpcheck.ranks.rank import LocalRank, Rank
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,7 +35,7 @@ _START_S = 60.0
 _IMPORT_POLL_S = 0.005
 # For torch itself, of which the user's timeout does not speak: 5 s warm, a minute from
 # a cold network file system.
-_MODULES_S = 180.0
+MODULES_S = 180.0
 
 
 class PreloadError(Exception):
@@ -92,11 +94,22 @@ class Preload:
 
 
 class Pool:
-    """The engine. A context manager: leaving it leaves nothing behind."""
+    """The engine. A context manager: leaving it leaves nothing behind.
+
+    `hosts` are the other processes of a given group: they hold the ranks of the crew
+    that is as large as the group. They outlive the pool.
+    """
 
     def __init__(
-        self, what: Preload, *, timeout_s: float = 60.0, threads: int = 1
+        self,
+        what: Preload,
+        *,
+        timeout_s: float = 60.0,
+        threads: int = 1,
+        hosts: Hosts | None = None,
+        loopback: bool = True,
     ) -> None:
+        self._hosts, self._loopback = hosts, loopback
         self.timeout_s = timeout_s
         self.threads = threads
         self.device = "cpu"  # of the next crews; those of another are replaced
@@ -127,8 +140,7 @@ class Pool:
         with _environment(
             {
                 preload.SETTINGS: json.dumps(settings),
-                # Loopback alone: gloo would take the host name's address.
-                "GLOO_SOCKET_IFNAME": _loopback(),
+                **_interface(loopback=self._loopback),
                 # Thread pools made while importing would not survive the fork.
                 "OMP_NUM_THREADS": "1",
                 "MKL_NUM_THREADS": "1",
@@ -152,7 +164,7 @@ class Pool:
         if self._server is None:
             self.start()
         status = self.folder / preload.STATUS_FILE
-        modules_s = max(self.timeout_s, _MODULES_S)
+        modules_s = max(self.timeout_s, MODULES_S)
         deadline = time.monotonic() + modules_s
         marks = [
             (self.folder / preload.MODULES_FILE, self.timeout_s),
@@ -183,21 +195,50 @@ class Pool:
         if crew is not None and crew.broken:
             crew.remove_files()
         if crew is None or crew.broken:
-            assert self._server is not None
-            if not self._server.is_alive():
-                raise ServerDiedError
             self._count += 1
+            name = f"crew{self._count}"
             crew = Crew(
-                self._server,
+                self._ranks(world_size, name),
+                self.folder / name,
                 world_size=world_size,
-                folder=self.folder,
-                name=f"crew{self._count}",
-                timeout_s=self.timeout_s,
-                threads=self.threads,
                 device=self.device,
             )
             self._crews[key] = crew
         return crew
+
+    def _ranks(self, world_size: int, crew: str) -> list[Rank]:
+        """Makes the ranks of a crew, here or where the group has its processes."""
+        hosts = self._hosts
+        if hosts is not None and world_size != hosts.world_size:
+            hosts = None
+        seats = [
+            Seat(
+                rank=rank,
+                world_size=world_size,
+                folder=str(self.folder),
+                name=f"{crew}-{rank}",
+                timeout_s=self.timeout_s,
+                threads=self.threads,
+                device=self.device,
+            )
+            for rank in range(max(1, world_size))
+        ]
+        if hosts is None:
+            return [self.spawn(seat) for seat in seats]
+        hosts.check()
+        seats = hosts.seats(seats, crew)
+        return [self.spawn(seats[0]), *map(hosts.rank, seats[1:])]
+
+    def spawn(self, seat: Seat) -> LocalRank:
+        """Forks a rank; its crew may be one of another pool, on several machines.
+
+        Raises:
+            ServerDiedError: the fork server is not there any more.
+        """
+        assert self._server is not None
+        if not self._server.is_alive():
+            raise ServerDiedError
+        return LocalRank(self._server, seat)
 
     def retire(self, world_size: int, index: int = 0) -> None:
         """Replaces the crew before its next job: its processes are not clean."""
@@ -313,6 +354,8 @@ class Pool:
             crew.remove_files()
             self._crews = {k: c for k, c in self._crews.items() if c is not crew}
         crew.busy = False
+        if self._hosts is not None:
+            self._hosts.check()
         task.done, task.outcomes = True, crew.outcomes
         task.seconds = now - task.started
 
@@ -338,8 +381,16 @@ def _grace_s(task: Task) -> float:
     return max(_GRACE_S, task.failed_at - task.started)
 
 
-def _loopback() -> str:
-    return "lo" if Path("/sys/class/net/lo").exists() else "lo0"
+def _interface(*, loopback: bool) -> dict[str, str]:
+    """Returns the variable that keeps gloo to this machine.
+
+    It would take the address of the host's name. With ranks on other machines it must,
+    or follow the user's own GLOO_SOCKET_IFNAME.
+    """
+    if not loopback:
+        return {}
+    name = "lo" if Path("/sys/class/net/lo").exists() else "lo0"
+    return {"GLOO_SOCKET_IFNAME": name}
 
 
 @contextlib.contextmanager

@@ -154,16 +154,22 @@ def _join_group(seat: Seat) -> None:
         return
     import torch.distributed as dist  # noqa: PLC0415
 
-    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(seat.rank)
-    os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(seat.world_size)
-    crew = seat.name.rsplit("-", 1)[0]
-    store = dist.FileStore(str(Path(seat.folder) / f"{crew}.store"), seat.world_size)
+    local_rank, local_world_size = seat.local
+    os.environ["RANK"], os.environ["LOCAL_RANK"] = str(seat.rank), str(local_rank)
+    os.environ["WORLD_SIZE"] = str(seat.world_size)
+    os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
+    if seat.meeting is not None:
+        store = seat.meeting.store()
+    else:
+        crew = seat.name.rsplit("-", 1)[0]
+        path = Path(seat.folder) / f"{crew}.store"
+        store = dist.FileStore(str(path), seat.world_size)
     from ddpcheck import devices  # noqa: PLC0415
 
     if devices.count() and seat.device != "cpu":
-        devices.use(seat.device, seat.rank)
+        devices.use(seat.device, local_rank)
     dist.init_process_group(
-        devices.backend(seat.device, seat.world_size),
+        devices.backend(seat.device, local_world_size),
         store=store,
         rank=seat.rank,
         world_size=seat.world_size,

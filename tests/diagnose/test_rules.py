@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,24 @@ UNVERIFIED = {
 HANGS = {"graph/skipped-backward", "sync/collective-mismatch", "sync/rank-hung"}
 
 
+# What torch did not have yet in the first versions that ddpcheck runs on; seen with
+# 2.6.0. The verdicts there are right: training on ranks does raise.
+_IN_PLACE = "its DDP writes buffers in place, which backward refuses"
+TOO_NEW = {
+    "complex-parameter": "its gloo knows no complex numbers",
+    "reduce-op-avg": "its gloo has no ReduceOp.AVG",
+    "two-forwards-with-frozen-batch-norm": _IN_PLACE,
+    "state/inplace-buffer-version": _IN_PLACE,
+    "state/buffer-not-synced": "its DDP has no init_sync",
+}
+
+
+def skip_where_too_new(name: str) -> None:
+    """Skips a case that needs more than the first supported torch."""
+    if name in TOO_NEW and metadata.version("torch").startswith("2.6."):
+        pytest.skip(f"torch 2.6: {TOO_NEW[name]}")
+
+
 def checked(
     pool: Pool, folder: Path, source: str, modes: tuple[str, ...] = ("ddp",)
 ) -> Report:
@@ -51,6 +70,7 @@ def modes_of(slug: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("slug", [s for s in SLUGS if s not in {*HANGS, *RAISES}])
 def test_example_yields_its_finding(slug: str, pool: Pool, tmp_path: Path) -> None:
+    skip_where_too_new(slug)
     report = checked(pool, tmp_path, pages.targets(slug)[0], modes_of(slug))
     verified = None if slug in UNVERIFIED else True
     found = [(f.slug, f.fix and f.fix.verified) for f in report.findings]
@@ -80,5 +100,7 @@ def test_example_that_hangs_yields_its_finding(
 
 @pytest.mark.parametrize("slug", SLUGS)
 def test_mended_example_is_equivalent(slug: str, pool: Pool, tmp_path: Path) -> None:
+    if slug != "state/buffer-not-synced":  # its fix takes init_sync away
+        skip_where_too_new(slug)
     report = checked(pool, tmp_path, pages.targets(slug)[1], modes_of(slug))
     assert (report.verdict, [f.slug for f in report.findings]) == ("equivalent", [])

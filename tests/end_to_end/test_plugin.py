@@ -286,8 +286,9 @@ def user_project(tmp_path_factory: pytest.TempPathFactory) -> Session:
     (folder / "sound.py").write_text(SOUND, encoding="utf-8")
     (folder / "test_user.py").write_text(TESTS, encoding="utf-8")
     items = ("sound.py::ddp-W2", "sound.py::ddp-W4")
-    more = ("-p", "no:cacheprovider", "--strict-markers")
-    return run(folder, "-n2", "-v", "--ddpcheck", *items, "test_user.py", *more)
+    first = ("-n2", "-v", "-p", "no:cacheprovider", "--strict-markers")
+    more = ("--durations=2", "--junitxml=out.xml", "-k", "not never_selected")
+    return run(folder, *first, "--ddpcheck", *items, "test_user.py", *more)
 
 
 pytestmark = pytest.mark.xdist_group("plugin")
@@ -360,13 +361,13 @@ def test_junit_xml_has_the_items_and_their_numbers(targets: Session) -> None:
     assert "loss/sum-reduction" in (failure.text or "")
 
 
-def test_last_failed_are_the_ones_that_failed(targets: Session) -> None:
-    more = ("--lf", "--collect-only", "-q")
+def test_last_failed_and_exit_first(targets: Session) -> None:
+    more = ("-n2", "--lf", "-x", "-v", "-k", "sum or W8")
     again = run(targets.folder, "--ddpcheck", "mixed.py", *OPTIONS, *more)
-    assert again.lines[:-2] == [
-        "mixed.py::ddp-W4",
-        "mixed.py::ddp-W2-bn.frozen-loss.sum",
-    ]
+    # Neither --lf nor -k alone leaves this one: -k leaves W8, too, which is skipped.
+    assert again.counts() == {"failed": 1}
+    assert "FAILED mixed.py::ddp-W2-bn.frozen-loss.sum" in again.text
+    assert "stopping after 1 failures" in again.text
 
 
 def test_items_on_workers(user_project: Session) -> None:
@@ -457,6 +458,22 @@ def test_pytest_that_is_ended_leaves_nothing(
         time.sleep(0.02)
     folders = list(Path(base_folder()).glob(f"ddpcheck-{session.pid}-*"))
     assert folders == []
+
+
+def test_workers_fill_one_junit_xml_and_one_list_of_durations(
+    user_project: Session,
+) -> None:
+    suite = ET.parse(user_project.folder / "out.xml").getroot().find("testsuite")
+    assert suite is not None
+    assert [suite.get(k) for k in ("tests", "failures", "errors")] == ["22", "2", "0"]
+    case = suite.find("testcase[@name='ddp-W4']")
+    assert case is not None
+    values = {p.get("name") for p in case.findall("properties/property")}
+    assert values == {"compared", "worst_excess"}
+    slowest = user_project.text.partition("slowest 2 durations")[2]
+    calls = r"^[\d.]+s (?:call|setup) +(?:test_user|sound)\.py::"
+    assert len(re.findall(calls, slowest, re.MULTILINE)) == 2
+    assert not (user_project.folder / ".pytest_cache").exists()
 
 
 def test_plugin_costs_nothing_where_it_is_not_used(tmp_path: Path) -> None:

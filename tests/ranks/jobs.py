@@ -115,3 +115,10 @@ def wait_with_child(context: Context, *, path: str) -> None:
     part.write_text(str(child.pid), encoding="utf-8")
     part.rename(path)
     time.sleep(600)
+
+
+def contents(context: Context, *, path: str) -> tuple[str, dict[str, bytes]]:
+    """Returns the path that the rank was given, and the files `path.*` there."""
+    del context
+    found = sorted(Path(path).parent.glob(f"{Path(path).name}.*"))
+    return path, {file.name: file.read_bytes() for file in found}

@@ -35,7 +35,13 @@ from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader
 
 _INVARIANT = 0.05  # the norm's epsilon beside a small variance
-_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)  # noqa: SLF001
+# The class behind all of them is private; without it, those that have a name.
+_BATCH_NORMS = (
+    getattr(nn.modules.batchnorm, "_BatchNorm", nn.BatchNorm1d),
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+)
 
 
 def judge(

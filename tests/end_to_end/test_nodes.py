@@ -1,0 +1,91 @@
+"""Checks in a group of processes that a launcher started: two hosts on loopback."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpcheck import report as reports
+from tests.end_to_end.conftest import DEADLINE_S, Terminal
+from tests.end_to_end.wrong_files import target
+
+BROKEN = target(
+    loss="def loss(output, target):\n"
+    "    return nn.functional.cross_entropy(output, target, reduction='sum')\n"
+)
+
+
+def _port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _side_by_side(
+    commands: list[list[str]], folder: Path, environments: list[dict[str, str]]
+) -> list[tuple[int, str, str]]:
+    """Returns exit code, output and errors of commands that run together."""
+    started = [
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for command, environment in zip(commands, environments, strict=True)
+    ]
+    ended = []
+    try:
+        for process in started:
+            out, err = process.communicate(timeout=DEADLINE_S)
+            ended.append((process.returncode, out, err))
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    return ended
+
+
+@pytest.fixture
+def environment(terminal: Terminal) -> dict[str, str]:
+    """Variables of a terminal on a machine that is alone."""
+    # Two machines find each other by names and addresses; this one has loopback.
+    return terminal.environment | {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def test_two_agents_of_torchrun_make_one_check(
+    terminal: Terminal, environment: dict[str, str]
+) -> None:
+    name = terminal.write(BROKEN)
+    launch = ["torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    launch += ["--master-addr", "127.0.0.1", "--master-port", str(_port())]
+    command = ["-m", "ddpcheck", name, "--modes", "ddp"]
+    commands = [
+        [sys.executable, "-m", *launch, f"--node-rank={node}", *command]
+        for node in (0, 1)
+    ]
+    first, second = _side_by_side(commands, terminal.folder, [environment] * 2)
+    lines = first[1].splitlines()
+    assert lines[0].startswith("ddpcheck mymodel.py: Linear, 10 parameters"), first
+    assert lines[-1].startswith("DIVERGENT: 1 of 1 run, ")
+    assert second[1] == ""
+    path = terminal.folder / "reports" / "mymodel" / "report.json"
+    report = reports.from_json(path.read_text(encoding="utf-8"))
+    assert [(r.mode, r.world_size) for r in report.runs] == [("ddp", 2)]
+    (finding,) = report.findings
+    assert finding.slug == "loss/sum-reduction"
+    assert finding.fix is not None
+    assert finding.fix.verified
+    here = socket.gethostname()
+    assert report.environment["machines"] == f"{here}: rank 0, 1"
+    # torchrun's own code is 1 for any failure; it tells those of the ranks.
+    for rank, (exit_code, _, err) in enumerate((first, second)):
+        assert exit_code == 1
+        assert f"rank      : {rank} (local_rank: 0)" in err
+        assert "exitcode  : 1 (pid:" in err
