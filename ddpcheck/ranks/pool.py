@@ -33,6 +33,8 @@ _GRACE_S = 1.0
 # Ranks are forked and meet in 0.1 s; on a busy machine that is no part of a job's time.
 _START_S = 60.0
 _IMPORT_POLL_S = 0.005
+_NO_STATUS = 255  # what multiprocessing says of a child whose server has gone
+_LAST_BREATH_S = 0.3
 # For torch itself, of which the user's timeout does not speak: 5 s warm, a minute from
 # a cold network file system.
 MODULES_S = 180.0
@@ -339,7 +341,7 @@ class Pool:
         """Takes down what the ranks of a task said; replaces those that are spoilt."""
         crew = task.crew
         kinds = {o.kind for o in crew.outcomes}
-        if "died" in kinds and not self._is_server_alive():
+        if self._took_ranks_along(crew):
             raise ServerDiedError
         if failed or kinds != {"done"}:
             crew.collect_last_words()
@@ -358,6 +360,17 @@ class Pool:
             self._hosts.check()
         task.done, task.outcomes = True, crew.outcomes
         task.seconds = now - task.started
+
+    def _took_ranks_along(self, crew: Crew) -> bool:
+        """Returns whether ranks died because the fork server did.
+
+        The kernel kills ranks while the server is still on its way out.
+        """
+        codes = {o.exit_code for o in crew.outcomes if o.kind == "died"}
+        deadline = time.monotonic() + (_LAST_BREATH_S if _NO_STATUS in codes else 0)
+        while codes and self._is_server_alive() and time.monotonic() < deadline:
+            time.sleep(_IMPORT_POLL_S)
+        return bool(codes) and not self._is_server_alive()
 
     def _is_server_alive(self) -> bool:
         return self._server is not None and self._server.is_alive()
