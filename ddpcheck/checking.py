@@ -6,32 +6,24 @@ Runs in the tool's own process, which imports no torch and no user code.
 from __future__ import annotations
 
 import dataclasses
-import os
-import platform
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpcheck import assemble, memory, noise_floor, plan, reproduce
+from ddpcheck import assemble, memory, noise_floor, plan, reporting
 from ddpcheck import target as targets
 from ddpcheck.diagnose import data_parallel, engine
-from ddpcheck.errors import UsageError, cut
+from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.plan import Cell
 from ddpcheck.ranks.hosts import Hosts
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
 from ddpcheck.report import (
-    EXIT_CODES,
-    Finding,
-    NotCompared,
     Report,
     Run,
-    TargetInfo,
     Tolerance,
 )
-from ddpcheck.reproduce import Smallest
 from ddpcheck.run.spec import ReferenceResult, RunSpec
 from ddpcheck.session import (
     CannotCheckError,
@@ -152,6 +144,19 @@ def check(
     outcomes = session.run(planned.specs)
     if options.dtype == "auto" and _converts_after_wrapping(outcomes):
         base, planned, outcomes = _as_float32(session, base, options, only)
+    return _conclude(session, base, planned, outcomes, options, progress, started)
+
+
+def _conclude(
+    session: Session,
+    base: ReferenceResult,
+    planned: plan.Plan,
+    outcomes: list[RunOutcome],
+    options: Options,
+    progress: Progress,
+    started: float,
+) -> Report:
+    """Judges the runs, and says why they differ where they do."""
     assert base.spec is not None
     floor = noise_floor.measure(session, options.tolerance, base.spec, outcomes)
     outcomes, limit = floor.apply(session, outcomes), floor.limit
@@ -163,9 +168,10 @@ def check(
         runs = diagnosis.runs
     else:
         diagnosis.warnings += _luck(session, runs, outcomes, limit)
-    findings, warnings = _accept(diagnosis.findings, options.accept)
-    return _report(
-        ref=ref,
+    findings, unused = reporting.accept(diagnosis.findings, options.accept)
+    warnings = reporting.warnings_of(base, planned)
+    return reporting.make(
+        ref=session.ref,
         base=base,
         limit=limit,
         runs=runs,
@@ -173,10 +179,7 @@ def check(
         not_compared=planned.not_compared
         + assemble.not_compared(outcomes, runs)
         + diagnosis.not_compared,
-        warnings=_warnings(base, planned)
-        + floor.warnings()
-        + diagnosis.warnings
-        + warnings,
+        warnings=warnings + floor.warnings() + diagnosis.warnings + unused,
         seconds=time.perf_counter() - started,
         smallest=diagnosis.smallest,
     )
@@ -277,117 +280,6 @@ def _luck(
         f"order {worst.name} differs by {worst.rel_diff:.3g} at world size "
         f"{run.world_size}: the shards happen to hold the same counts, or belong "
         "together"
-    ]
-
-
-def _accept(
-    findings: list[Finding], accept: dict[str, str]
-) -> tuple[list[Finding], list[str]]:
-    """Marks accepted findings; an acceptance that matches nothing is a warning."""
-    marked = [
-        dataclasses.replace(f, accepted=accept[f.slug]) if f.slug in accept else f
-        for f in findings
-    ]
-    found = {f.slug for f in findings}
-    unused = [slug for slug in accept if slug not in found]
-    return marked, [f"accept: {slug} was accepted but not found" for slug in unused]
-
-
-def _report(
-    *,
-    ref: TargetRef,
-    base: ReferenceResult,
-    limit: Tolerance,
-    runs: list[Run],
-    findings: list[Finding],
-    not_compared: list[NotCompared],
-    warnings: list[str],
-    seconds: float,
-    smallest: Smallest | None,
-) -> Report:
-    verdict = _verdict(runs, findings)
-    return Report(
-        verdict=verdict,  # type: ignore[arg-type]
-        exit_code=EXIT_CODES[verdict],
-        target=_target_info(ref, base),
-        tolerance=limit,
-        environment=_environment(base),
-        runs=tuple(runs),
-        findings=tuple(findings),
-        not_compared=tuple(dict.fromkeys(not_compared)),
-        warnings=tuple(dict.fromkeys(warnings)),
-        seconds=seconds,
-        reproduce=reproduce.script(ref, findings, smallest),
-    )
-
-
-def _verdict(runs: list[Run], findings: list[Finding]) -> str:
-    divergent = {i for i, run in enumerate(runs) if run.verdict == "divergent"}
-    open_runs = {i for f in findings if f.accepted is None for i in f.runs}
-    explained = {i for f in findings for i in f.runs}
-    if divergent & (open_runs | (divergent - explained)):
-        return "divergent"
-    if any(run.verdict != "not-checked" for run in runs):
-        return "equivalent"
-    return "not-checked"
-
-
-def _target_info(ref: TargetRef, base: ReferenceResult) -> TargetInfo:
-    path = ref.path or ""
-    facts = base.facts
-    assert base.spec is not None
-    return TargetInfo(
-        name=Path(path).name or str(ref.factory or "target"),
-        path=path,
-        sha256=targets.sha256(path) if path else "",
-        model=facts["model"],
-        num_parameters=facts["num_parameters"],
-        num_tensors=facts["num_tensors"],
-        batch_size=facts["batch_size"],
-        loss=base.spec.loss,
-        optimizer=facts["optimizer"],
-        steps=base.spec.steps,
-    )
-
-
-def version(package: str) -> str:
-    """Returns the version of an installed package, "unknown" where it is not."""
-    from importlib import metadata  # noqa: PLC0415
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _environment(base: ReferenceResult) -> dict[str, str]:
-    assert base.spec is not None
-    return {
-        "ddpcheck": version("ddpcheck"),
-        "torch": version("torch"),
-        "numpy": version("numpy"),
-        "python": platform.python_version(),
-        "platform": f"{sys.platform} {platform.machine()}",
-        "cpus": str(os.cpu_count()),
-        "device": base.spec.device,
-        "backend": _backend(base.facts["gpus"]),
-        "seed": str(base.spec.seed),
-    }
-
-
-def _backend(gpus: int) -> str:
-    return f"NCCL up to world size {gpus}, gloo above" if gpus else "gloo"
-
-
-def _warnings(base: ReferenceResult, planned: plan.Plan) -> list[str]:
-    found = [*base.warnings, *planned.warnings]
-    unused = base.facts["unused"]
-    if not unused or base.facts["has_wrap"]:
-        return found
-    return [
-        *found,
-        f"{len(unused)} parameters get no gradient ({cut(unused, 3)}): DDP was built "
-        "with find_unused_parameters=True, without it the second step raises",
     ]
 
 

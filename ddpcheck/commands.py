@@ -59,10 +59,8 @@ def check(
     )
     wanted.alone()
     # Absolute: the file may change the working directory while it is imported.
-    ref = targets.TargetRef(
-        path=os.path.abspath(path),  # noqa: PTH100 (resolve() would follow links)
-        names=tuple(sorted(names.items())),
-    )
+    absolute = os.path.abspath(path)  # noqa: PTH100 (resolve() would follow links)
+    ref = targets.TargetRef(path=absolute, names=tuple(sorted(names.items())))
     check_file: Any = checking.check_file
     if member is not None:
         from ddpcheck import nodes  # noqa: PLC0415 (only where there is a group)
@@ -77,11 +75,8 @@ def check(
         Progress(sys.stderr, wanted=not wanted.quiet) as progress,
     ):
         report: Report = check_file(ref, options, progress=progress)
-    report = dataclasses.replace(
-        report,
-        command=command,
-        target=dataclasses.replace(report.target, path=str(path)),
-    )
+    told = dataclasses.replace(report.target, path=str(path))
+    report = dataclasses.replace(report, command=command, target=told)
     if known is not None:
         report = baselines.apply(report, known, baseline)
     output.show(report, wanted)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ddpcheck import checking, exits
+from ddpcheck import checking, exits, reporting
 from ddpcheck import target as targets
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.launch import Group, given
@@ -280,7 +280,7 @@ def _identity(ref: TargetRef) -> dict[str, str]:
     """Returns what must be the same in all processes, by name."""
     assert ref.path is not None
     found = {"the target file": f"{ref.path} {targets.sha256(ref.path)[:12]}"}
-    return found | {name: checking.version(name) for name in ("ddpcheck", "torch")}
+    return found | {name: reporting.version(name) for name in ("ddpcheck", "torch")}
 
 
 def _raise_first(hellos: list[Hello]) -> None:

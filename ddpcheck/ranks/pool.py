@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.ranks import preload
+from ddpcheck.ranks import environment, preload
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.folder import Folder
 from ddpcheck.ranks.forkserver import Server
@@ -139,10 +138,10 @@ class Pool:
             "arguments": self._what.arguments,
         }
         server = Server(["ddpcheck.ranks.preload"], self.folder)
-        with _environment(
+        with environment.changed(
             {
                 preload.SETTINGS: json.dumps(settings),
-                **_interface(loopback=self._loopback),
+                **environment.interface(loopback=self._loopback),
                 # Thread pools made while importing would not survive the fork.
                 "OMP_NUM_THREADS": "1",
                 "MKL_NUM_THREADS": "1",
@@ -392,30 +391,3 @@ class Pool:
 def _grace_s(task: Task) -> float:
     assert task.failed_at is not None
     return max(_GRACE_S, task.failed_at - task.started)
-
-
-def _interface(*, loopback: bool) -> dict[str, str]:
-    """Returns the variable that keeps gloo to this machine.
-
-    It would take the address of the host's name. With ranks on other machines it must,
-    or follow the user's own GLOO_SOCKET_IFNAME.
-    """
-    if not loopback:
-        return {}
-    name = "lo" if Path("/sys/class/net/lo").exists() else "lo0"
-    return {"GLOO_SOCKET_IFNAME": name}
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Sets variables for a child that is started inside, and puts them back."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

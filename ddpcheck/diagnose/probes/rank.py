@@ -20,6 +20,7 @@ from ddpcheck.diagnose.probes.teacher import (
     closest,
     distance,
     is_renumbered,
+    keeps_shape,
     key_of,
     tensors_of,
 )
@@ -221,7 +222,7 @@ class _Probe:
             return leaf.clone()
 
         new = tree.replace(output, take)
-        keeps = _keeps_shape(self.calls[f"{name}#{call}"], output)
+        keeps = keeps_shape(self.calls[f"{name}#{call}"], output)
         self._note(name, call, module, worst, scalar=scalar, keeps=keeps)
         return new
 
@@ -342,21 +343,6 @@ class _Probe:
             ratio, residual, norm = fits.fit(mine, reference)
             found.append(Direct(name=name, ratio=ratio, residual=residual, norm=norm))
         return found
-
-
-def _keeps_shape(call: tuple[Any, Any], output: Any) -> bool:
-    """Returns whether nn.Identity could stand in for the module, as far as shapes go.
-
-    Args:
-        call: the arguments and keyword arguments of the module.
-        output: what it returned.
-    """
-    args, kwargs = call
-    if len(args) != 1 or kwargs:
-        return False
-    if not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
-        return False
-    return (args[0].shape, args[0].dtype) == (output.shape, output.dtype)
 
 
 def _versions(module: nn.Module) -> tuple[list[tuple[int, float]], list[float]]:

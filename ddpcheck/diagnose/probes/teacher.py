@@ -98,6 +98,21 @@ def is_cut(tensor: Tensor) -> bool:
     return tensor.dim() > 0 and tensor.is_floating_point()
 
 
+def keeps_shape(call: tuple[Any, Any], output: Any) -> bool:
+    """Returns whether nn.Identity could stand in for the module, as far as shapes go.
+
+    Args:
+        call: the arguments and keyword arguments of the module.
+        output: what it returned.
+    """
+    args, kwargs = call
+    if len(args) != 1 or kwargs:
+        return False
+    if not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
+        return False
+    return (args[0].shape, args[0].dtype) == (output.shape, output.dtype)
+
+
 def part(
     whole: tuple[int, ...], mine: tuple[int, ...], rows: tuple[int, int, int]
 ) -> list[Callable[[Tensor], Tensor]]:

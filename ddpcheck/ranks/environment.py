@@ -1,0 +1,35 @@
+"""Environment variables of the fork server, and so of all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def interface(*, loopback: bool) -> dict[str, str]:
+    """Returns the variable that keeps gloo to this machine.
+
+    It would take the address of the host's name. With ranks on other machines it must,
+    or follow the user's own GLOO_SOCKET_IFNAME.
+    """
+    if not loopback:
+        return {}
+    name = "lo" if Path("/sys/class/net/lo").exists() else "lo0"
+    return {"GLOO_SOCKET_IFNAME": name}
+
+
+@contextlib.contextmanager
+def changed(values: dict[str, str]) -> Iterator[None]:
+    """Sets variables for a child that is started inside, and puts them back."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,138 @@
+"""What a check found, as a Report."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import sys
+from pathlib import Path
+
+from ddpcheck import plan, reproduce
+from ddpcheck import target as targets
+from ddpcheck.errors import cut
+from ddpcheck.report import (
+    EXIT_CODES,
+    Finding,
+    NotCompared,
+    Report,
+    Run,
+    TargetInfo,
+    Tolerance,
+)
+from ddpcheck.reproduce import Smallest
+from ddpcheck.run.spec import ReferenceResult
+from ddpcheck.target import TargetRef
+
+
+def accept(
+    findings: list[Finding], reasons: dict[str, str]
+) -> tuple[list[Finding], list[str]]:
+    """Marks accepted findings; an acceptance that matches nothing is a warning."""
+    marked = [
+        dataclasses.replace(f, accepted=reasons[f.slug]) if f.slug in reasons else f
+        for f in findings
+    ]
+    found = {f.slug for f in findings}
+    unused = [slug for slug in reasons if slug not in found]
+    return marked, [f"accept: {slug} was accepted but not found" for slug in unused]
+
+
+def make(
+    *,
+    ref: TargetRef,
+    base: ReferenceResult,
+    limit: Tolerance,
+    runs: list[Run],
+    findings: list[Finding],
+    not_compared: list[NotCompared],
+    warnings: list[str],
+    seconds: float,
+    smallest: Smallest | None,
+) -> Report:
+    """Returns the report; its verdict follows from runs and findings."""
+    verdict = _verdict(runs, findings)
+    return Report(
+        verdict=verdict,  # type: ignore[arg-type]
+        exit_code=EXIT_CODES[verdict],
+        target=_target_info(ref, base),
+        tolerance=limit,
+        environment=_environment(base),
+        runs=tuple(runs),
+        findings=tuple(findings),
+        not_compared=tuple(dict.fromkeys(not_compared)),
+        warnings=tuple(dict.fromkeys(warnings)),
+        seconds=seconds,
+        reproduce=reproduce.script(ref, findings, smallest),
+    )
+
+
+def _verdict(runs: list[Run], findings: list[Finding]) -> str:
+    divergent = {i for i, run in enumerate(runs) if run.verdict == "divergent"}
+    open_runs = {i for f in findings if f.accepted is None for i in f.runs}
+    explained = {i for f in findings for i in f.runs}
+    if divergent & (open_runs | (divergent - explained)):
+        return "divergent"
+    if any(run.verdict != "not-checked" for run in runs):
+        return "equivalent"
+    return "not-checked"
+
+
+def _target_info(ref: TargetRef, base: ReferenceResult) -> TargetInfo:
+    path = ref.path or ""
+    facts = base.facts
+    assert base.spec is not None
+    return TargetInfo(
+        name=Path(path).name or str(ref.factory or "target"),
+        path=path,
+        sha256=targets.sha256(path) if path else "",
+        model=facts["model"],
+        num_parameters=facts["num_parameters"],
+        num_tensors=facts["num_tensors"],
+        batch_size=facts["batch_size"],
+        loss=base.spec.loss,
+        optimizer=facts["optimizer"],
+        steps=base.spec.steps,
+    )
+
+
+def version(package: str) -> str:
+    """Returns the version of an installed package, "unknown" where it is not."""
+    from importlib import metadata  # noqa: PLC0415
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _environment(base: ReferenceResult) -> dict[str, str]:
+    assert base.spec is not None
+    return {
+        "ddpcheck": version("ddpcheck"),
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "python": platform.python_version(),
+        "platform": f"{sys.platform} {platform.machine()}",
+        "cpus": str(os.cpu_count()),
+        "device": base.spec.device,
+        "backend": _backend(base.facts["gpus"]),
+        "seed": str(base.spec.seed),
+    }
+
+
+def _backend(gpus: int) -> str:
+    return f"NCCL up to world size {gpus}, gloo above" if gpus else "gloo"
+
+
+def warnings_of(base: ReferenceResult, planned: plan.Plan) -> list[str]:
+    """Returns what to say about the way in which the target was run."""
+    found = [*base.warnings, *planned.warnings]
+    unused = base.facts["unused"]
+    if not unused or base.facts["has_wrap"]:
+        return found
+    return [
+        *found,
+        f"{len(unused)} parameters get no gradient ({cut(unused, 3)}): DDP was built "
+        "with find_unused_parameters=True, without it the second step raises",
+    ]
