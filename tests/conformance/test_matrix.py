@@ -5,10 +5,11 @@ process or the training that is predicted for it (zoo.predict), and that is asse
 
 World size 2 has all cells: 374 rows, of which 26 keep dropout. World size 3 has every
 model and loss under DDP without changed batch norms or dropout, and with them
-the 15 cases of `cells.LARGE_CASES`. World sizes 1, 4, 8 and 16 have these cases alone,
-every model and every loss among them, but for dropout and batch norm mode "local". The
-other 1593 cells are left out here, as they differ from their neighbours in the number
-of ranks alone. `ddpcheck --suite` runs them.
+the 15 cases of `cells.LARGE_CASES`. World sizes 1, 4 and 8 have these cases alone,
+every model and every loss among them, but for dropout and batch norm mode "local", and
+world size 16 has 5 of them, `cells.LARGEST_CASES`. The other 1617 cells are left out
+here, as they differ from their neighbours in the number of ranks alone.
+`ddpcheck --suite` runs them.
 """
 
 from __future__ import annotations

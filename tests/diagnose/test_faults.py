@@ -114,7 +114,7 @@ def test_fault_of_one_rank_is_told_and_ranks_are_replaced(
     name: str, short: Pool, tmp_path: Path
 ) -> None:
     bad, before = FAULTS[name], _pids(short)
-    finding = _only(checked(short, tmp_path, _target(bad.code)))
+    finding = _only(checked(short, tmp_path, _target(bad.code), fix=False))
     assert (finding.slug, finding.summary) == (bad.slug, bad.summary)
     assert finding.evidence["differs"] == [1]
     assert [row["rank"] for row in finding.evidence["ranks"]] == [0, 1]
@@ -183,7 +183,7 @@ def test_facts_say_what_every_rank_did_last(short: Pool, tmp_path: Path) -> None
 def test_different_collectives_are_the_cause_of_what_follows(
     source: str, index: int, told: str, short: Pool, tmp_path: Path
 ) -> None:
-    finding = _only(checked(short, tmp_path, source))
+    finding = _only(checked(short, tmp_path, source, fix=False))
     assert finding.slug == "sync/collective-mismatch"
     assert finding.evidence["collective"] == index
     assert finding.facts[1] == told
@@ -203,7 +203,7 @@ def test_rank_that_never_comes_to_a_collective_calls_no_other(
     source = _target(code).replace(
         "    return nn.", f"    if rank() >= 0: {COLLECTIVE}\n    return nn."
     )
-    finding = _only(checked(short, tmp_path, source))
+    finding = _only(checked(short, tmp_path, source, fix=False))
     assert (finding.slug, finding.evidence["differs"]) == (slug, [1])
 
 

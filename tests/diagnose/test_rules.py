@@ -54,12 +54,17 @@ def skip_where_too_new(name: str) -> None:
 
 
 def checked(
-    pool: Pool, folder: Path, source: str, modes: tuple[str, ...] = ("ddp",)
+    pool: Pool,
+    folder: Path,
+    source: str,
+    modes: tuple[str, ...] = ("ddp",),
+    *,
+    fix: bool = True,
 ) -> Report:
     """Returns the report of a target with this source at world size 2."""
     path = folder / "target.py"
     path.write_text(source, encoding="utf-8")
-    options = Options(world_sizes=(2,), modes=modes)
+    options = Options(world_sizes=(2,), modes=modes, fix=fix)
     return checking.check(pool, TargetRef(path=str(path)), options)
 
 

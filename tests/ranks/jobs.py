@@ -107,16 +107,6 @@ def fork_and_go_on(context: Context) -> int:
     return child
 
 
-def wait_with_child(context: Context, *, path: str) -> None:
-    """Starts a child, tells its number, and goes on for long."""
-    del context
-    child = subprocess.Popen(["sleep", "600"])  # noqa: S607
-    part = Path(path).with_suffix(".part")
-    part.write_text(str(child.pid), encoding="utf-8")
-    part.rename(path)
-    time.sleep(600)
-
-
 def contents(context: Context, *, path: str) -> tuple[str, dict[str, bytes]]:
     """Returns the path that the rank was given, and the files `path.*` there."""
     del context

@@ -18,7 +18,7 @@ DEEDS = {
     "standard streams": "os.close(1)",
     "sys.stdout": "sys.stdout = sys.stderr",
     "threads": "import threading; threading.Timer(60, print).start()",
-    "child processes": "subprocess.Popen(['true'])",
+    "child processes": "kept = subprocess.Popen(['sleep', '600'])",
     "signal handlers": "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
     "timers": "signal.setitimer(signal.ITIMER_REAL, 600)",
     "limits": "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",

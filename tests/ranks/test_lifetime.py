@@ -17,26 +17,26 @@ from ddpcheck.ranks.folder import Folder
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError, ServerDiedError
 
-HANG = {"how": "hang", "rank": 0}
-PID = Job(function="tests.ranks.jobs:pid")
+PID = Job(function="tests.ranks.plain_jobs:pid")
 ROOT = Path(__file__).parents[2]
 # Says where everything is, then waits to be killed.
 PROGRAM = """
 import sys, time
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool, Preload
-module = "sleeper" if sys.argv[1] == "stuck" else "torch"
-pool = Pool(Preload(modules=(module,)))
+modules = {"stuck": ("sleeper",), "importing": ("torch",), "busy": ()}[sys.argv[1]]
+pool = Pool(Preload(modules=modules))
 pool.start()
 if sys.argv[1] == "stuck":
     while not (pool.folder / "stuck").exists():
         time.sleep(0.01)
 if sys.argv[1] == "busy":
     pool.wait_for_imports()
-    ranks = pool.run(Job(function="tests.ranks.jobs:pid"), 2)
+    jobs = "tests.ranks.plain_jobs"
+    ranks = pool.run(Job(function=f"{jobs}:pid"), 0)
     child = pool.folder / "child"
-    busy = "tests.ranks.jobs:wait_with_child"
-    pool.submit(Job(function=busy, arguments={"path": str(child)}), 0)
+    busy = Job(function=f"{jobs}:wait_with_child", arguments={"path": str(child)})
+    pool.submit(busy, 0, 1)
     while not child.exists():
         time.sleep(0.01)
     print(*(rank.value for rank in ranks), child.read_text(), end=" ")
@@ -119,22 +119,21 @@ def test_killed_tool_leaves_no_process_and_no_folder(
 
 
 def test_killed_server_is_no_fault_of_the_job() -> None:
-    with Pool(Preload(modules=("torch",))) as pool:
+    with Pool(Preload()) as pool:
         pool.start()
         pool.wait_for_imports()
-        pids = [outcome.value for outcome in pool.run(PID, 2)]
+        pids = [outcome.value for outcome in pool.run(PID, SOLO)]
         server = pool._server  # noqa: SLF001
         assert server is not None
         assert server.pid is not None
-        hang = Job(function="tests.ranks.jobs:fail", arguments=HANG)
-        task = pool.submit(hang, 2)
+        task = pool.submit(Job(function="tests.ranks.plain_jobs:wait"), SOLO)
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises(ServerDiedError) as caught:
             pool.wait([task])
         expected = "the fork server was killed, and all ranks with it"
         assert str(caught.value) == expected
         with pytest.raises(ServerDiedError):
-            pool.run(PID, 1)
+            pool.run(PID, SOLO)
     _wait_until_gone([*pids, server.pid or 0], pool.folder)
 
 

@@ -64,7 +64,7 @@ from helper import SCALE
 def loss(output, target):
     return SCALE * nn.functional.cross_entropy(output, target)
 """
-OPTIONS = Options(world_sizes=(2,), modes=("ddp",), fix=False)
+OPTIONS = Options(world_sizes=(2,), modes=("ddp",), fix=False, steps=2)
 
 
 def _plain(report: Report) -> str:

@@ -10,8 +10,8 @@ other ranks: a hang, a timeout, or a rank killed by SIGABRT.
 How it was found
 When a rank raised, hung or died, the ranks had entered different collectives or ones
 of other sizes, one had left a collective that another never entered, or they had
-called different numbers of them, and no rank had raised or died by itself. It is told, not verified: any fix that makes all ranks do the same ends the
-wait.
+called different numbers of them, and no rank had raised or died by itself. It is
+told, not verified: any fix that makes all ranks do the same ends the wait.
 
 Example
     import torch

@@ -36,7 +36,7 @@ Ranks had called different collectives before: sync/collective-mismatch. DDP rai
 about parameters: the rules of graph/.
 
 References
-https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+https://docs.pytorch.org/docs/stable/notes/ddp.html
 """
 
 from __future__ import annotations

@@ -1,0 +1,32 @@
+"""Jobs that need no torch: a fork server without it is up in a tenth of a second."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from ddpcheck.ranks.worker import Context
+
+
+def pid(context: Context) -> int:
+    """Returns the rank's process id."""
+    del context
+    return os.getpid()
+
+
+def wait(context: Context) -> None:
+    """Waits for longer than any test."""
+    del context
+    time.sleep(600)
+
+
+def wait_with_child(context: Context, *, path: str) -> None:
+    """Starts a child, tells its number, and goes on for long."""
+    del context
+    child = subprocess.Popen(["sleep", "600"])  # noqa: S607
+    part = Path(path).with_suffix(".part")
+    part.write_text(str(child.pid), encoding="utf-8")
+    part.rename(path)
+    time.sleep(600)
