@@ -17,7 +17,7 @@ from ddpcheck.ranks.messages import Job, Seat
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.ranks.rank import LocalRank
 
-_STACK_WAIT_S = 0.3
+_STACK_WAIT_S = 1.0
 
 
 class Agent:

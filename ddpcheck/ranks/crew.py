@@ -14,7 +14,7 @@ from typing import Any
 from ddpcheck.ranks.messages import Job, Message, Outcome
 from ddpcheck.ranks.rank import Rank
 
-_STACK_WAIT_S = 0.3
+_STACK_WAIT_S = 1.0
 
 
 class Crew:

@@ -28,7 +28,7 @@ SOLO = 0  # the world size of a crew without a process group
 
 # After one rank failed, the others are given this long to fail too, or as long again
 # as it took: a rank that waits in a collective never will, its stack is worth having.
-_GRACE_S = 1.0
+_GRACE_S = 0.5
 # Ranks are forked and meet in 0.1 s; on a busy machine that is no part of a job's time.
 _START_S = 60.0
 _IMPORT_POLL_S = 0.005
