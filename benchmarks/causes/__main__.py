@@ -36,6 +36,9 @@ UNPROVABLE = {
     "graph/skipped-backward",
     "sync/collective-mismatch",
     "sync/control-desync",
+    "sync/rank-died",
+    "sync/rank-hung",
+    "sync/rank-raised",
     "sync/scaler-desync",
 }
 # What DataParallel raises is not checked: the reason names the cause, no finding does
