@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpcheck.diagnose import faults, frames, rank_table
-from ddpcheck.diagnose.case import Case
+from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.report import Fault
+
+LINK = "reduce"  # it breaks off in none of them; the others wait for it there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +30,10 @@ class RankFault:
         return f", at {self.frame.short}" if self.frame else ""
 
 
-def of(case: Case) -> RankFault | None:
-    """Returns the fault of the run, None where every rank ended."""
+def of(case: Case, kind: str) -> RankFault | None:
+    """Returns the fault that a run of this kind broke off by, None for another."""
     begun = begun_by(case.run.faults)
-    if not begun:
+    if not begun or begun[0].kind != kind:
         return None
     if begun[0].kind == "hung":
         begun = _waited_for(case, begun)
@@ -42,6 +44,24 @@ def of(case: Case) -> RankFault | None:
         ranks=tuple(f.rank for f in begun),
         first=first,
         frame=frame,
+    )
+
+
+def proposal(
+    case: Case, fault: RankFault, *, slug: str, summary: str, fix: str
+) -> Proposal:
+    """Returns what the report says of a fault; no intervention can prove it."""
+    return Proposal(
+        slug=slug,
+        link=LINK,
+        summary=summary,
+        facts=facts(case, fault),
+        fix=fix,
+        evidence={
+            "ranks": rank_table.rows(case),
+            "differs": list(fault.ranks),
+            "where": rank_table.where(fault.frame),
+        },
     )
 
 

@@ -43,29 +43,24 @@ from __future__ import annotations
 
 from ddpcheck.diagnose import rank_fault
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.rank_table import named, rows, where
+from ddpcheck.diagnose.rank_table import named
 
 SLUG = "sync/rank-died"
-LINK = "reduce"
+LINK = rank_fault.LINK
 
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where the first thing to go wrong is a death."""
-    fault = rank_fault.of(case)
-    if fault is None or fault.kind != "died":
+    fault = rank_fault.of(case, "died")
+    if fault is None:
         return None
-    return Proposal(
+    return rank_fault.proposal(
+        case,
+        fault,
         slug=SLUG,
-        link=LINK,
         summary=f"{named(fault.ranks)} {fault.first.summary}{fault.where}; one process "
         "does not",
-        facts=rank_fault.facts(case, fault),
         fix=_fix(fault.first.summary),
-        evidence={
-            "ranks": rows(case),
-            "differs": list(fault.ranks),
-            "where": where(fault.frame),
-        },
     )
 
 

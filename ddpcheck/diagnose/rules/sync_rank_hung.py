@@ -45,29 +45,24 @@ from __future__ import annotations
 
 from ddpcheck.diagnose import rank_fault
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.rank_table import named, rows, where
+from ddpcheck.diagnose.rank_table import named
 
 SLUG = "sync/rank-hung"
-LINK = "reduce"
+LINK = rank_fault.LINK
 
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where ranks wait, and none raised or died."""
-    fault = rank_fault.of(case)
-    if fault is None or fault.kind != "hung":
+    fault = rank_fault.of(case, "hung")
+    if fault is None:
         return None
     every = len(fault.ranks) == len(case.outcome.ranks)
     who = "every rank waits for the others" if every else f"{named(fault.ranks)} hangs"
-    return Proposal(
+    return rank_fault.proposal(
+        case,
+        fault,
         slug=SLUG,
-        link=LINK,
         summary=f"{who}{fault.where}; one process does not wait",
-        facts=rank_fault.facts(case, fault),
         fix="see what the rank waits for there; if it is only slow, give it time: "
         "--timeout-s",
-        evidence={
-            "ranks": rows(case),
-            "differs": list(fault.ranks),
-            "where": where(fault.frame),
-        },
     )

@@ -43,28 +43,23 @@ from __future__ import annotations
 
 from ddpcheck.diagnose import rank_fault
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.rank_table import named, rows, where
+from ddpcheck.diagnose.rank_table import named
 
 SLUG = "sync/rank-raised"
-LINK = "reduce"
+LINK = rank_fault.LINK
 
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where the first thing to go wrong is an exception."""
-    fault = rank_fault.of(case)
-    if fault is None or fault.kind != "raised":
+    fault = rank_fault.of(case, "raised")
+    if fault is None:
         return None
-    return Proposal(
+    return rank_fault.proposal(
+        case,
+        fault,
         slug=SLUG,
-        link=LINK,
         summary=f"{named(fault.ranks)} {rank_fault.verb(fault, 'raise')} "
         f"{rank_fault.message(fault)}{fault.where}; one process does not",
-        facts=rank_fault.facts(case, fault),
         fix="make this code hold on every rank: for its shard, its rank, the wrapped "
         "model",
-        evidence={
-            "ranks": rows(case),
-            "differs": list(fault.ranks),
-            "where": where(fault.frame),
-        },
     )
