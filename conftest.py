@@ -1,4 +1,4 @@
-"""Leak checks around every test, and the profile of hypothesis.
+"""Leak checks around every test, the profile of hypothesis, and compiled modules.
 
 What ddpcheck leaves behind in a user's process is a fault of its own, so no test may
 end with other variables, processes, threads, folders, or global torch state than it
@@ -16,14 +16,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import psutil
 import pytest
 
-hypothesis.settings.register_profile(
-    "ddpcheck", deadline=None, derandomize=True, database=None, max_examples=60
-)
-hypothesis.settings.load_profile("ddpcheck")
+
+def _keep_compiled_modules() -> None:
+    """Undoes PYTHONDONTWRITEBYTECODE: the tests start a hundred Pythons.
+
+    Each would compile ddpcheck again, and pytest would rewrite the tests again.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        sys.dont_write_bytecode = False
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+_keep_compiled_modules()
+
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (what the pool uses)
 # Set by pytest while a test runs, and by torch when it first imports its compiler.
@@ -129,6 +137,16 @@ def _differences(name: str, before: Any, after: Any) -> list[str]:
     if name == "environment variables":
         keys += [k for k in after if k not in before]
     return [f"{name}: {k} changed" for k in keys]
+
+
+def pytest_configure() -> None:
+    """Sets the profile of hypothesis, which pytest rewrites: compiled once."""
+    import hypothesis  # noqa: PLC0415
+
+    hypothesis.settings.register_profile(
+        "ddpcheck", deadline=None, derandomize=True, database=None, max_examples=60
+    )
+    hypothesis.settings.load_profile("ddpcheck")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,6 +7,7 @@ memory copy and reading costs nothing until a page is touched.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import pickle
 from collections.abc import Iterable
@@ -94,7 +95,7 @@ class Reader:
     """A closed trace, mapped into memory."""
 
     def __init__(self, path: Path) -> None:
-        self.index: Index = pickle.loads(path.with_suffix(".idx").read_bytes())  # noqa: S301 (our own file in a private folder)
+        self.index = _index(path.with_suffix(".idx"))
         data = path.with_suffix(".bin")
         size = data.stat().st_size
         self._typed: dict[torch.dtype, Tensor] = {}
@@ -159,6 +160,18 @@ class Reader:
         return self.index.scale.get((quantity, step), 0.0)
 
 
+def _index(path: Path) -> Index:
+    """Returns the index in a file; warm ranks read the same one job after job."""
+    found = path.stat()
+    return _unpickled(path, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@functools.lru_cache(maxsize=2)
+def _unpickled(path: Path, *_version: int) -> Index:
+    index: Index = pickle.loads(path.read_bytes())  # noqa: S301 (our own file in a private folder)
+    return index
+
+
 def _strides(shape: tuple[int, ...]) -> list[int]:
     """Returns the strides of a contiguous tensor, in elements."""
     strides = [1] * len(shape)
@@ -173,7 +186,7 @@ def as_dense(tensor: Tensor) -> Tensor:
     A complex tensor becomes real with a last dimension of 2.
     """
     plain = tensor.detach()
-    if plain.is_sparse or plain.layout != torch.strided:
+    if plain.layout != torch.strided:
         plain = plain.to_dense()
     if plain.is_complex():
         plain = torch.view_as_real(plain.resolve_conj())

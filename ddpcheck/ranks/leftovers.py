@@ -44,6 +44,9 @@ _PATCHED = (
 # Classes of these are looked into as well.
 _OF_CLASSES = ("torch._tensor", "torch.nn.modules", "torch.nn.parallel", "torch.optim")
 _SIGNALS = ("SIGABRT", "SIGALRM", "SIGCHLD", "SIGINT", "SIGPIPE", "SIGTERM", "SIGUSR2")
+_LIMITS = tuple(
+    value for name, value in vars(resource).items() if name.startswith("RLIMIT_")
+)
 # Registered for all modules or optimizers of the process.
 _HOOKS = ("torch.nn.modules.module", "torch.optim.optimizer")
 
@@ -89,10 +92,11 @@ def _changed(owner: Any, before: list[Any]) -> bool:
 
     Modules import their parts when these are asked for.
     """
-    now = list(vars(owner).values())[: len(before)]
-    # In C: 5,000 names take 0.3 ms.
-    if len(now) == len(before) and all(map(operator.is_, now, before)):
+    values = vars(owner).values()
+    # In C: 5,000 names take 0.2 ms. It stops where `before` ends.
+    if len(values) >= len(before) and all(map(operator.is_, values, before)):
         return False
+    now = list(values)[: len(before)]
     return len(now) < len(before) or any(
         new is not old and not _is_hooked_step(new, old)
         for new, old in zip(now, before, strict=True)
@@ -122,11 +126,7 @@ def _state() -> dict[str, Any]:
         "child processes": _has_children(),
         "signal handlers": [_handler(name) for name in _SIGNALS],
         "timers": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
-        "limits": [
-            resource.getrlimit(getattr(resource, name))
-            for name in dir(resource)
-            if name.startswith("RLIMIT_")
-        ],
+        "limits": [resource.getrlimit(number) for number in _LIMITS],
         "warning filters": list(warnings.filters),
         "interpreter": (gc.isenabled(), sys.getrecursionlimit(), sys.gettrace()),
         **_state_of_torch(),

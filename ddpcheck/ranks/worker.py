@@ -64,7 +64,7 @@ def rank_main(connection: Connection, seat: Seat) -> None:
 def _work(connection: Connection, seat: Seat) -> int:
     journal = Journal(Path(seat.folder) / f"{seat.name}.journal")
     context = Context(seat=seat, emit=journal.write)
-    before, own_pid = Before(), os.getpid()
+    before, own_pid, is_first = Before(), os.getpid(), True
     while True:
         job: Job | None = connection.recv()
         if job is None:
@@ -75,6 +75,9 @@ def _work(connection: Connection, seat: Seat) -> int:
             return 0  # a child that user code forked and let run on
         connection.send(replace(answer, leftovers=tuple(before.leftovers())))
         gc.collect()  # cheap: everything imported before the fork is frozen
+        if is_first:
+            gc.freeze()  # and what the first job imported and cached
+            is_first = False
         _give_back_memory()
         if seat.device != "cpu":
             from ddpcheck import devices  # noqa: PLC0415

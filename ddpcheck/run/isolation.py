@@ -39,7 +39,8 @@ def isolated() -> Iterator[None]:
             if os.environ != environment:
                 os.environ.clear()
                 os.environ.update(environment)
-            os.chdir(folder)
+            if _is_elsewhere(folder):
+                os.chdir(folder)
             sys.argv[:] = arguments
             torch.set_default_dtype(dtype)
             if torch.get_num_threads() != threads:
@@ -49,6 +50,13 @@ def isolated() -> Iterator[None]:
             random.setstate(states[0])
             np.random.set_state(states[1])  # noqa: NPY002
             torch.set_rng_state(states[2])
+
+
+def _is_elsewhere(folder: Path) -> bool:
+    try:
+        return Path.cwd() != folder
+    except FileNotFoundError:  # it went into a folder and removed it
+        return True
 
 
 def seed_everything(seed: int) -> None:

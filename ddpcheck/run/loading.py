@@ -98,6 +98,7 @@ def _load_here(ref: TargetRef) -> Target:
         _imported.modules |= {name for name in new if _is_below(name, folders)}
 
 
+@functools.lru_cache(maxsize=4)
 def _folders(path: str) -> tuple[str, ...]:
     """Returns the folder of a file, as given and without links: modules have both."""
     paths = os.path.abspath(path), os.path.realpath(path)  # noqa: PTH100

@@ -478,10 +478,17 @@ def test_it():
     ours = {name for name in sys.modules if name.split(".")[0] == "ddpcheck"}
     assert ours == {"ddpcheck", "ddpcheck.pytest_plugin"}
     assert "torch" not in sys.modules
+
+
+def test_asserts_of_the_tool_are_not_rewritten():
+    import ddpcheck.report
+
+    assert "@pytest_ar" not in vars(ddpcheck.report)
+    assert "@pytest_ar" in globals()
 """
     (tmp_path / "test_user.py").write_text(test, encoding="utf-8")
     done = run(tmp_path, "-q", "--strict-markers", autoload=True)
-    assert done.last() == "1 passed"
+    assert done.last() == "2 passed"
 
 
 def test_plugin_has_the_options_of_the_command() -> None:
