@@ -12,7 +12,8 @@ Legend: N names of a group, E elements of one tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -197,58 +198,112 @@ def is_equal(
     cand, ref, names = [], [], []
     for name, reference in references.items():
         candidate = candidates.get(name)
-        if (candidate is None) != (reference is None):
-            return False, math.inf, name
         if candidate is None or reference is None:
+            if candidate is not reference:
+                return False, math.inf, name
             continue
-        cand.append(as_dense(candidate).reshape(-1))
-        ref.append(as_dense(reference).reshape(-1))
-        names.append(name)
-        if cand[-1].shape != ref[-1].shape:
+        mine = as_dense(candidate).reshape(-1)
+        theirs = as_dense(reference).reshape(-1)
+        if mine.shape != theirs.shape:
             return False, math.inf, name
+        cand.append(mine)
+        ref.append(theirs)
+        names.append(name)
     extra = [n for n, t in candidates.items() if t is not None and n not in references]
     if extra:
         return False, math.inf, extra[0]
-    return _flat_equal(cand, ref, names, rtol, scale)
+    return _flat_equal(list(_chunks(cand, ref, names)), rtol, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Neighbouring tensors, or a part of a large one: flat, at most _CHUNK elements."""
+
+    names: list[str]
+    cand: list[Tensor]
+    ref: list[Tensor]
+
+    def laid(self) -> tuple[Tensor, Tensor]:
+        """Returns candidate and reference, each as one tensor."""
+        c, r = (torch.cat(t) if len(t) > 1 else t[0] for t in (self.cand, self.ref))
+        return c, r
+
+    def name_at(self, position: int) -> str:
+        """Returns the tensor to which an element of the laid ones belongs."""
+        for name, tensor in zip(self.names, self.ref, strict=True):
+            if position < tensor.numel():
+                return name
+            position -= tensor.numel()
+        return self.names[-1]
+
+
+def _chunks(
+    cand: list[Tensor], ref: list[Tensor], names: list[str]
+) -> Iterator[_Chunk]:
+    start = 0
+    while start < len(names):
+        if ref[start].numel() > _CHUNK:
+            parts = zip(
+                cand[start].split(_CHUNK), ref[start].split(_CHUNK), strict=True
+            )
+            yield from (_Chunk([names[start]], [c], [r]) for c, r in parts)
+            start += 1
+            continue
+        end, size = start, 0
+        while end < len(names) and size + ref[end].numel() <= _CHUNK:
+            size += ref[end].numel()
+            end += 1
+        yield _Chunk(names[start:end], cand[start:end], ref[start:end])
+        start = end
 
 
 def _flat_equal(
-    cand: list[Tensor], ref: list[Tensor], names: list[str], rtol: float, scale: float
+    chunks: list[_Chunk], rtol: float, scale: float
 ) -> tuple[bool, float, str]:
-    worst, worst_name, start = 0.0, names[0] if names else "", 0
-    while start < len(names):
-        end, size = start, 0
-        while end < len(names) and (size == 0 or size + len(ref[end]) <= _CHUNK):
-            size += len(ref[end])
-            end += 1
-        excess, position = _worst_element(
-            cand[start:end], ref[start:end], rtol, scale, worst
-        )
+    """Returns the same as `is_equal`.
+
+    The excess takes eight passes over memory, a bound on it two: it is computed where
+    the bound is largest, and where that leaves doubt.
+    """
+    worst, worst_name = 0.0, chunks[0].names[0] if chunks else ""
+    only = len(chunks) == 1
+    bounds = [math.inf if only else _bound(c, rtol, scale) for c in chunks]
+    for i in sorted(range(len(chunks)), key=lambda i: -bounds[i]):
+        if bounds[i] <= worst:
+            break
+        excess, position = _worst_element(*chunks[i].laid(), rtol, scale)
         if not excess <= 1:  # NaN too
-            return False, excess, names[start]
+            return False, excess, chunks[i].name_at(position)
         if excess > worst:
-            worst = excess
-            worst_name = _name_at(position, ref[start:end], names[start:end])
-        start = end
+            worst, worst_name = excess, chunks[i].name_at(position)
     return True, worst, worst_name
 
 
-def _worst_element(
-    cand: list[Tensor], ref: list[Tensor], rtol: float, scale: float, known: float
-) -> tuple[float, int]:
-    """Returns the largest excess over tensors laid end to end, and its position.
+def _bound(chunk: _Chunk, rtol: float, scale: float) -> float:
+    """Returns a number that no excess of the chunk is above; infinity if unknown.
 
-    Any number up to `known` where it is no larger than that: no element needs more
-    than its difference then.
+    excess <= |c - r| / (rtol * scale). A difference in float32 is off by 2**-24 of
+    itself.
     """
-    c, r = (torch.cat(part) if len(part) > 1 else part[0] for part in (cand, ref))
-    if not len(r):
+    c, r = chunk.laid()
+    if c.dtype != r.dtype or r.dtype not in (torch.float32, torch.float64):
+        return math.inf
+    if not r.numel():
+        return 0.0
+    low, high = torch.aminmax(c - r)
+    largest = max(-float(low), float(high)) * (1 + 1e-6)
+    if largest == 0:
+        return 0.0
+    return largest / (rtol * scale) if largest < math.inf and scale > 0 else math.inf
+
+
+def _worst_element(
+    cand: Tensor, ref: Tensor, rtol: float, scale: float
+) -> tuple[float, int]:
+    """Returns the largest excess of two flat tensors, and its position."""
+    if not ref.numel():
         return 0.0, 0
-    if len(r) > _CHUNK:  # one tensor larger than a chunk
-        return _worst_of_chunks(c, r, rtol, scale, known)
-    if _is_below(c, r, known * rtol * scale):
-        return 0.0, 0
-    c, r = c.to(torch.float64), r.to(torch.float64)
+    c, r = cand.to(torch.float64), ref.to(torch.float64)
     diff = (c - r).abs_()
     bound = r.abs().add_(scale).mul_(rtol)
     found = (diff / bound).max(0)
@@ -259,44 +314,6 @@ def _worst_element(
     abs_diff, excess, _, _ = _numbers(c, r, rtol, scale)
     position = int((diff / bound).nan_to_num_(0.0).argmax())
     return (math.nan if math.isnan(abs_diff) else excess), position
-
-
-def _is_below(cand: Tensor, ref: Tensor, limit: float) -> bool:
-    """Returns whether all differences are surely below, in the tensors' own dtype.
-
-    excess <= |c - r| / (rtol * scale), so `limit` is an excess times rtol * scale. A
-    difference in float32 is off by 2**-24 of itself.
-    """
-    plain = cand.dtype == ref.dtype and ref.dtype in (torch.float32, torch.float64)
-    if not (limit > 0 and plain):
-        return False
-    low, high = torch.aminmax(cand - ref)
-    return max(-float(low), float(high)) * (1 + 1e-6) < limit  # False for NaN
-
-
-def _worst_of_chunks(
-    cand: Tensor, ref: Tensor, rtol: float, scale: float, known: float
-) -> tuple[float, int]:
-    """Returns the same for one large tensor, in parts that stay in a core's cache."""
-    worst, position = 0.0, 0
-    for start in range(0, len(ref), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        excess, found = _worst_element(
-            [cand[part]], [ref[part]], rtol, scale, max(worst, known)
-        )
-        if not excess <= 1:  # NaN too
-            return excess, start + found
-        if excess > worst:
-            worst, position = excess, start + found
-    return worst, position
-
-
-def _name_at(position: int, ref: list[Tensor], names: list[str]) -> str:
-    for name, tensor in zip(names, ref, strict=True):
-        if position < len(tensor):
-            return name
-        position -= len(tensor)
-    return names[-1]
 
 
 def digest(tensors: Mapping[str, Tensor | None]) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,10 @@ Named = dict[str, Tensor | None]
 VALUES = st.floats(-1e6, 1e6, allow_nan=False, width=64)
 ROWS = st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=12)
 RTOLS = st.floats(1e-12, 1e-1)
+# References, and how many tolerances a candidate is away: some too far, most not.
+NEAR = st.lists(
+    st.tuples(VALUES, st.just(0.0) | st.floats(-1.3, 1.3)), min_size=1, max_size=12
+)
 
 
 def _pair(rows: list[tuple[float, float]]) -> tuple[Tensor, Tensor]:
@@ -201,6 +206,33 @@ def test_is_equal_names_the_worst_tensor() -> None:
     }
     found = compare.is_equal(candidates, references, rtol=0.5, scale=1.0)
     assert found == (True, 0.25, "b")
+
+
+@given(st.lists(NEAR, min_size=1, max_size=6), RTOLS, st.integers(1, 5))
+def test_is_equal_is_the_worst_difference_however_tensors_are_cut(
+    tables: list[list[tuple[float, float]]], rtol: float, chunk: int
+) -> None:
+    pairs = {f"t{i}": _pair(rows) for i, rows in enumerate(tables)}
+    scale = max(_scale(r) for r, _ in pairs.values())
+    references: Named = {name: r for name, (r, _) in pairs.items()}
+    candidates: Named = {
+        name: r + far * rtol * scale for name, (r, far) in pairs.items()
+    }
+    rows = {
+        name: compare.compare_group(
+            {name: candidates[name]}, {name: r}, rtol=rtol, scale=scale, step=0
+        ).excess_by_step[0]
+        for name, (r, _) in pairs.items()
+    }
+    with mock.patch.object(compare, "_CHUNK", chunk):
+        equal, worst, name = compare.is_equal(
+            candidates, references, rtol=rtol, scale=scale
+        )
+    assert equal == (max(rows.values()) <= 1)
+    if equal:
+        assert worst == rows[name] == max(rows.values())
+    else:
+        assert rows[name] > 1
 
 
 def test_is_equal_refuses_nan_on_one_side() -> None:
