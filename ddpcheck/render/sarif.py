@@ -2,6 +2,8 @@
 
 Source: docs.oasis-open.org/sarif/sarif/v2.1.0, sections 3.13 to 3.52. Viewers place a
 result by file and line: a finding without a place is put on the target's first line.
+Braces stay single, though 3.11.5 doubles them in texts: a viewer that does not undo it
+would show code that is wrong.
 """
 
 from __future__ import annotations
