@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpcheck import assemble, memory, noise_floor, plan, reporting
+from ddpcheck import assemble, memory, noise_floor, plan, reporting, tolerance
 from ddpcheck import target as targets
 from ddpcheck.diagnose import data_parallel, engine
 from ddpcheck.errors import UsageError
@@ -36,8 +36,8 @@ from ddpcheck.target import TargetRef
 Progress = Callable[[str], None]
 
 PRELOAD_FIRST = ("torch", "ddpcheck.run.jobs")
-# DistributedDataParallel imports it; no mistake in the target's file needs it.
-PRELOAD_LATER = ("torch._dynamo",)
+# No mistake in the target's file needs it.
+PRELOAD_LATER = ("ddpcheck.run.later",)
 PRELOAD_MODULES = PRELOAD_FIRST + PRELOAD_LATER
 
 
@@ -136,8 +136,9 @@ def check(
     session.room = memory.room(options.max_memory)
     progress("reference: one process on the global batch")
     base = session.reference(_base_spec(options))
-    assert base.spec is not None
     options = _with_settings(options, base.facts.get("settings", {}))
+    base = _at_tolerance(base, options)
+    assert base.spec is not None
     planned = plan.make(options, base.spec, base.facts, only)
     _check_memory(session, planned, base)
     steps.expect(len(planned.specs))
@@ -208,9 +209,18 @@ def _as_float32(
     """
     assert base.spec is not None
     base = session.reference(base.spec.but(dtype="float32", constants="native"))
+    base = _at_tolerance(base, options)
     assert base.spec is not None
     planned = plan.make(options, base.spec, base.facts, only)
     return base, planned, session.run(planned.specs)
+
+
+def _at_tolerance(base: ReferenceResult, options: Options) -> ReferenceResult:
+    """Lets ranks tell all of a tensor where it may be judged to differ, and no more."""
+    assert base.spec is not None
+    default = tolerance.default(base.spec.dtype).rtol
+    rtol = min(default, options.tolerance or default)
+    return dataclasses.replace(base, spec=base.spec.but(rtol=rtol))
 
 
 def _converts_after_wrapping(outcomes: list[RunOutcome]) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ddpcheck import assemble, tolerance
 from ddpcheck.errors import cut
 from ddpcheck.report import Run, Tolerance
-from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.spec import FINE_RTOL, RunSpec
 from ddpcheck.session import RunOutcome, Session
 
 
@@ -74,7 +74,9 @@ def measure(
     runs = [assemble.to_run(outcome, default.rtol) for outcome in outcomes]
     if all(run.verdict != "divergent" for run in runs):
         return Floor(limit=default, weights={})
-    again = session.run([base.but(mode="single", permute=True)])[0]
+    # In every tensor, however little it differs.
+    fine = base.but(mode="single", permute=True, rtol=FINE_RTOL)
+    again = session.run([fine])[0]
     measured = assemble.to_run(again, again.spec.rtol)
     if measured.faults or measured.gradients.worst is None:
         return Floor(limit=default, weights={})

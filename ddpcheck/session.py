@@ -16,7 +16,13 @@ from ddpcheck.errors import Problem, UsageError
 from ddpcheck.memory import Room
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, PreloadError, Task
-from ddpcheck.run.spec import RankResult, ReferenceResult, RunSpec, StepResult
+from ddpcheck.run.spec import (
+    FINE_RTOL,
+    RankResult,
+    ReferenceResult,
+    RunSpec,
+    StepResult,
+)
 from ddpcheck.target import TargetRef
 
 # Ranks at work at the same time, over all crews. More only makes them wait.
@@ -93,6 +99,7 @@ class Session:
             fixes=tuple(f for f in spec.fixes if f.startswith("target.")),
             tile=spec.tile,
             floors=(),
+            rtol=FINE_RTOL,  # a reference is compared with nothing
         )
         if key not in self._references:
             job = Job(

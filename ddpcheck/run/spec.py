@@ -13,6 +13,7 @@ MODES = ("single", "dp", "ddp", "averaged", "sim")
 BATCH_NORM_MODES = ("asis", "local", "sync", "frozen")
 NOISE_MODES = ("asis", "sample")
 QUANTITIES = ("gradients", "weights", "buffers", "outputs")
+FINE_RTOL = 1e-9  # that of float64; at it rounding in float32 is a difference
 SAMPLES = "samples"  # the countable that is the size of a shard
 
 
@@ -54,7 +55,7 @@ class RunSpec:
     # counts go. 0: the batch as it is.
     tile: int = 0
     fixes: tuple[str, ...] = ()
-    rtol: float = 1e-9
+    rtol: float = FINE_RTOL
     # (name, rtol) of weights that are judged by an rtol of their own.
     floors: tuple[tuple[str, float], ...] = ()
 
