@@ -1,19 +1,30 @@
 """What the package uses of torch that torch does not document, one test each.
 
 A torch without one of them fails here, with the name, before anything stranger happens.
-The table is complete: another test reads the sources.
+The tables are complete: other tests read the sources. What ddpcheck does without each
+is told in ddpcheck/run/private.py, and tested in tests/run/test_private.py.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad
+
+from ddpcheck.run import private
+from ddpcheck.run.data_parallel import DataParallelOnOneDevice
+from tests.run import without
 
 pytestmark = pytest.mark.usefixtures("seeded")  # layers draw their weights
 
@@ -31,7 +42,6 @@ ATTRIBUTES: dict[str, Callable[[], object]] = {
     "_modules": lambda: list(nn.Sequential(nn.ReLU())._modules) == ["0"],  # noqa: SLF001
     "_parameters": lambda: list(nn.Linear(1, 1)._parameters) == ["weight", "bias"],  # noqa: SLF001
     "_pytree": lambda: torch.utils._pytree.tree_leaves({"a": [1, 2]}) == [1, 2],  # noqa: SLF001
-    "_schema": lambda: torch.ops.aten.add_.Tensor._schema.name == "aten::add_",  # noqa: SLF001
     "_version": lambda: torch.zeros(1).add_(1)._version == 1,  # noqa: SLF001
 }
 # Modules, by their names: what is taken from them.
@@ -41,9 +51,35 @@ MODULES = {
     "torch.utils._python_dispatch": "TorchDispatchMode",
     "torch.utils._pytree": "tree_leaves",
 }
+# Names that are looked up as text, and may be missing: where torch has them.
+TEXTS: dict[str, Callable[[], object]] = {
+    "_allgather_base": lambda: dist.ProcessGroup._allgather_base,  # noqa: SLF001
+    "_clip_grads_with_norm_": lambda: clip_grad._clip_grads_with_norm_,
+    "_comm_hooks": lambda: "self._comm_hooks" in _source_of_ddp(),
+    "_ddp_params_and_buffers_to_ignore": lambda: (
+        '"_ddp_params_and_buffers_to_ignore"' in _source_of_ddp()
+    ),
+    "_engine_run_backward": lambda: torch.autograd.graph._engine_run_backward,  # noqa: SLF001
+    "_former_parameters": lambda: "weight" in _replica()._former_parameters,  # noqa: SLF001
+    "_fsdp_wrapped_module": lambda: (
+        _of("torch.distributed.fsdp._common_utils").FSDP_WRAPPED_MODULE
+        == "_fsdp_wrapped_module"
+    ),
+    "_is_replica": lambda: _replica()._is_replica,  # noqa: SLF001
+    "_orig_mod": lambda: (
+        "self._orig_mod"
+        in inspect.getsource(_of("torch._dynamo.eval_frame").OptimizedModule)
+    ),
+    "_reduce_scatter_base": lambda: dist.ProcessGroup._reduce_scatter_base,  # noqa: SLF001
+    "_register_builtin_comm_hook": lambda: (
+        "def _register_builtin_comm_hook" in _source_of_ddp()
+    ),
+    "_set_static_graph": lambda: "def _set_static_graph" in _source_of_ddp(),
+}
 # DataParallel's algorithm calls it; the emulation relies on what it makes.
 _OF_TORCH = {"_replicate_for_data_parallel"}
-_OTHER = {"_getframe", "_forkserver", "_config", "_fields"}  # Python's own
+# Python's own, and ddpcheck's.
+_OTHER = {"_getframe", "_forkserver", "_config", "_fields", "_ddpcheck_wrapper"}
 
 
 def _hooked() -> torch.Tensor:
@@ -52,10 +88,24 @@ def _hooked() -> torch.Tensor:
     return tensor
 
 
-@pytest.mark.parametrize("name", ATTRIBUTES)
+def _replica() -> Any:
+    """Returns a replica as DataParallel makes it, without its devices."""
+    made = DataParallelOnOneDevice(nn.Linear(1, 1), 2)
+    return made.replicate(made.module, made.device_ids)[1]
+
+
+def _of(module: str) -> Any:
+    return importlib.import_module(module)
+
+
+def _source_of_ddp() -> str:
+    return inspect.getsource(DistributedDataParallel)
+
+
+@pytest.mark.parametrize("name", [*ATTRIBUTES, *TEXTS])
 def test_private_attribute_is_there_and_does_what_it_did(name: str) -> None:
     try:
-        holds = ATTRIBUTES[name]()
+        holds = (ATTRIBUTES | TEXTS)[name]()
     except AttributeError as error:
         pytest.fail(f"torch {torch.__version__} has no {name}: {error}")
     assert holds, f"torch {torch.__version__}: {name} is another thing now"
@@ -77,25 +127,67 @@ def test_replicas_of_data_parallel_hold_parameters_that_are_no_leaves() -> None:
     assert "weight" not in dict(replica.named_parameters())
 
 
-def _used(source: str) -> set[str]:
-    """Returns the private attributes that a source takes of what is not its own."""
+def _taken(source: str) -> set[str]:
+    """Returns the private names that code takes of what is not its own."""
     lines = [line for line in source.splitlines() if "noqa: SLF001" in line]
     code = [line.partition("  # ")[0] for line in lines]
     found = {n for line in code for n in re.findall(r"\.(_[A-Za-z]\w*)", line)}
+    imports = re.findall(r"^ *(?:import|from) torch.*", source, re.MULTILINE)
+    return found | {
+        n for line in imports for n in re.findall(r"(?<!as )\b_[A-Za-z]\w*", line)
+    }
+
+
+def _named(source: str) -> set[str]:
+    """Returns the private names that stand in a source as text."""
     modules = re.findall(r"torch(?:\.\w+)*\._[A-Za-z]\w*", source)
-    return found | {m.rpartition(".")[2] for m in modules}
+    constants = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Constant)]
+    texts = {n.value for n in constants if isinstance(n.value, str)}
+    alone = {text for text in texts if re.fullmatch(r"_[A-Za-z]\w*", text)}
+    return alone | {m.rpartition(".")[2] for m in modules}
 
 
-def test_table_has_all_that_the_package_uses() -> None:
-    known = set(ATTRIBUTES) | _OF_TORCH | _OTHER
-    known |= {name.rpartition(".")[2] for name in MODULES}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        if path.parent.name == "ranks":  # multiprocessing's, see ranks/forkserver.py
-            continue
-        unknown = _used(path.read_text(encoding="utf-8")) - known
-        assert not unknown, f"{path.name}: add {unknown} to the table"
+# Not what knows torch by name only, and not the ranks: see ranks/forkserver.py.
+SOURCES = [*PACKAGE.glob("run/*.py"), *PACKAGE.glob("diagnose/**/*.py")]
+ELSEWHERE = [*PACKAGE.glob("*.py"), *PACKAGE.glob("zoo/*.py")]
+KNOWN = {name.rpartition(".")[2] for name in MODULES} | set(ATTRIBUTES) | set(TEXTS)
 
 
-def test_use_that_is_not_in_the_table_would_be_seen() -> None:
-    assert _used("ddp._set_static_graph()  # noqa: SLF001\n") == {"_set_static_graph"}
-    assert _used("import torch.nn._reduction\n") == {"_reduction"}
+def test_tables_have_all_that_the_package_uses() -> None:
+    for path in SOURCES:
+        source = path.read_text(encoding="utf-8")
+        unknown = (_taken(source) | _named(source)) - KNOWN - _OF_TORCH - _OTHER
+        assert not unknown, f"{path.name}: a table and run/private.py lack {unknown}"
+
+
+def test_one_module_alone_takes_private_names() -> None:
+    for path in {*SOURCES, *ELSEWHERE} - {Path(private.__file__)}:
+        assert _taken(path.read_text(encoding="utf-8")) <= _OTHER, path.name
+
+
+def test_use_that_is_not_in_a_table_would_be_seen() -> None:
+    assert _taken("ddp._set_static_graph()  # noqa: SLF001\n") == {"_set_static_graph"}
+    assert _taken("import torch.nn._reduction\n") == {"_reduction"}
+    assert _taken("    from torch.nn import _reduction\n") == {"_reduction"}
+    assert _named("a = getattr(ddp, '_comm_hooks', ())\n") == {"_comm_hooks"}
+    assert _named("import_module('torch._dynamo')\n") == {"_dynamo"}
+
+
+def test_one_module_tells_what_is_done_without_each() -> None:
+    told = set(re.findall(r"\w+", private.__doc__ or ""))
+    assert KNOWN - {"_C"} <= told
+
+
+def test_everything_that_is_chosen_has_a_stand_in() -> None:
+    tree = ast.parse(inspect.getsource(private))
+    names = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.col_offset in (0, 4)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and not target.id.startswith("_")
+    }
+    assert names - {"Named"} == set(without.NAMES)
+    other = without.found_nothing()
+    for name in without.NAMES:
+        assert getattr(other, name) != getattr(private, name), name

@@ -23,4 +23,5 @@ averaged       data parallelism by hand, without DDP's reducer
 fixes          interventions, applied to a run
 observe        what the target did with torch.distributed and DDP
 isolation      global state of a rank, put back after each job
+private        what torch does not document, and what is done without it
 """

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ddpcheck.run import submodules
+
 
 class PlainWrapper(nn.Module):
     """Stands where a DDP object stood: `.module`, `no_sync()`, buffer broadcast.
@@ -74,13 +76,7 @@ def broadcast_buffers(module: nn.Module) -> None:
 
 def replace_ddp(model: nn.Module) -> nn.Module:
     """Returns the wrapped model with every DDP object replaced, in place below it."""
-    if is_ddp(model):
-        return PlainWrapper(model)  # type: ignore[arg-type]
-    for module in list(model.modules()):
-        for name, child in list(module._modules.items()):  # noqa: SLF001
-            if is_ddp(child):
-                module._modules[name] = PlainWrapper(child)  # type: ignore[arg-type]  # noqa: SLF001
-    return model
+    return submodules.replace(model, is_ddp, PlainWrapper)
 
 
 @contextlib.contextmanager

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from ddpcheck.run import private, submodules
+from ddpcheck.run.private import BatchNorm
 
 _PLAIN = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
 
 
-class SynchronizedBatchNorm(_BatchNorm):
+class SynchronizedBatchNorm(BatchNorm):
     """Batch norm over all ranks of the default group, on any device.
 
     Shapes: input and output (N, C, *), N the rank's own, C equal on all ranks.
@@ -101,21 +103,21 @@ def apply(model: nn.Module, mode: str, *, device: str = "cpu") -> nn.Module:
     On GPUs `sync` is torch's own SyncBatchNorm.
     """
     if mode == "local":
-        return _replace(model, _is_synchronized, _to_local)
+        return submodules.replace(model, _is_synchronized, _to_local)
     if mode == "sync" and device != "cpu":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return]
     if mode == "sync":
-        return _replace(model, _is_batch_norm, _to_sync)
+        return submodules.replace(model, _is_batch_norm, _to_sync)
     if mode == "frozen":
         for module in model.modules():
-            if isinstance(module, _BatchNorm):
+            if isinstance(module, private.BATCH_NORMS):
                 _freeze(module)
     return model
 
 
 def has_batch_norm(model: nn.Module) -> bool:
     """Returns whether any module is one of torch's batch norms."""
-    return any(isinstance(m, _BatchNorm) for m in model.modules())
+    return any(isinstance(m, private.BATCH_NORMS) for m in model.modules())
 
 
 def sync_batch_norm_on(device: str) -> contextlib.AbstractContextManager[None]:
@@ -134,7 +136,7 @@ def _emulated() -> Iterator[None]:
     before = cls.__dict__["convert_sync_batchnorm"]
 
     def convert(_: Any, module: nn.Module, process_group: Any = None) -> nn.Module:  # noqa: ARG001
-        return _replace(module, _is_batch_norm, _to_sync)
+        return submodules.replace(module, _is_batch_norm, _to_sync)
 
     cls.convert_sync_batchnorm = classmethod(convert)  # type: ignore[assignment]
     try:
@@ -145,28 +147,11 @@ def _emulated() -> Iterator[None]:
 
 def emulate_existing(model: nn.Module) -> nn.Module:
     """Returns the model with its own nn.SyncBatchNorm modules emulated."""
-    return _replace(model, lambda m: isinstance(m, nn.SyncBatchNorm), _to_sync)
+    return submodules.replace(model, _is_of_torch, _to_sync)
 
 
-def _replace(
-    model: nn.Module,
-    wanted: Callable[[nn.Module], bool],
-    convert: Callable[[_BatchNorm], nn.Module],
-) -> nn.Module:
-    made: dict[int, nn.Module] = {}
-
-    def new(module: nn.Module) -> nn.Module:
-        if id(module) not in made:
-            made[id(module)] = convert(module)  # type: ignore[arg-type]
-        return made[id(module)]
-
-    if wanted(model):
-        return new(model)
-    for module in list(model.modules()):
-        for name, child in list(module._modules.items()):  # noqa: SLF001
-            if child is not None and wanted(child):
-                module._modules[name] = new(child)  # noqa: SLF001
-    return model
+def _is_of_torch(module: nn.Module) -> bool:
+    return isinstance(module, nn.SyncBatchNorm)
 
 
 def _is_synchronized(module: nn.Module) -> bool:
@@ -174,34 +159,33 @@ def _is_synchronized(module: nn.Module) -> bool:
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and not isinstance(
-        module, SynchronizedBatchNorm
-    )
+    is_ours = isinstance(module, SynchronizedBatchNorm)
+    return isinstance(module, private.BATCH_NORMS) and not is_ours
 
 
-def _to_sync(module: _BatchNorm) -> nn.Module:
+def _to_sync(module: BatchNorm) -> nn.Module:
     return _take_over(module, SynchronizedBatchNorm)
 
 
-def _to_local(module: _BatchNorm) -> nn.Module:
+def _to_local(module: BatchNorm) -> nn.Module:
     return _take_over(module, _AnyDimBatchNorm)
 
 
-class _AnyDimBatchNorm(_BatchNorm):
+class _AnyDimBatchNorm(BatchNorm):
     """Plain batch norm for any number of dimensions."""
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 (torch's name)
         pass
 
 
-def _take_over(module: _BatchNorm, kind: type[_BatchNorm]) -> nn.Module:
+def _take_over(module: BatchNorm, kind: type[BatchNorm]) -> nn.Module:
     """Returns a module of `kind` that shares parameters, buffers and hooks."""
     new = kind.__new__(kind)
     new.__dict__.update(module.__dict__)
     return new
 
 
-def _freeze(module: _BatchNorm) -> None:
+def _freeze(module: nn.Module) -> None:
     module.eval()
     # A later model.train() must not thaw it.
     module.train = types.MethodType(lambda self, mode=True: self, module)  # type: ignore[method-assign]  # noqa: ARG005

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ddpcheck.run import private
+
 _SCALES = "_clip_grads_with_norm_"
 
 
@@ -78,7 +80,7 @@ def hooked_parameters(model: nn.Module, registered: set[int]) -> list[str]:
     return [
         name
         for name, parameter in model.named_parameters()
-        if parameter._backward_hooks or id(parameter) in registered  # noqa: SLF001
+        if private.tensor_hooks(parameter) or id(parameter) in registered
     ]
 
 
@@ -98,16 +100,16 @@ def without_tensor_hooks(model: nn.Module) -> Iterator[None]:
         return handle
 
     kept = [
-        (p, p._backward_hooks)  # noqa: SLF001
+        (p, private.tensor_hooks(p))
         for p in model.parameters()
-        if p._backward_hooks  # noqa: SLF001
+        if private.tensor_hooks(p)
     ]
     for parameter, _ in kept:
-        parameter._backward_hooks = None  # noqa: SLF001
+        private.put_tensor_hooks(parameter, None)
     Tensor.register_hook = ignoring  # type: ignore[method-assign]
     try:
         yield
     finally:
         Tensor.register_hook = register  # type: ignore[method-assign]
         for parameter, hooks in kept:
-            parameter._backward_hooks = hooks  # noqa: SLF001
+            private.put_tensor_hooks(parameter, hooks)

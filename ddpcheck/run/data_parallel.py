@@ -26,9 +26,9 @@ from torch.nn.parallel import scatter_gather
 
 from ddpcheck import devices, tree
 from ddpcheck.run import data_parallel_fixes as changes
+from ddpcheck.run import private
 
 _replicate_module = importlib.import_module("torch.nn.parallel.replicate")
-_functions = importlib.import_module("torch.nn.parallel._functions")
 
 
 def data_parallel(
@@ -157,6 +157,12 @@ class DataParallelOnOneDevice(_Replicas):
         *,
         fixes: tuple[str, ...] = (),
     ) -> None:
+        if private.data_parallel_functions is None:
+            message = (
+                "torch.nn.parallel._functions.Broadcast, under which DataParallel is "
+                f"emulated on one device, is not in torch {torch.__version__}"
+            )
+            raise NotImplementedError(message)
         nn.Module.__init__(self)
         self.dim = 0
         self.module = module
@@ -268,7 +274,7 @@ class _Communication:
 @contextlib.contextmanager
 def _one_device_primitives() -> Iterator[None]:
     with (
-        mock.patch.object(_functions, "Broadcast", _Broadcast),
+        mock.patch.object(private.data_parallel_functions, "Broadcast", _Broadcast),
         mock.patch.object(_replicate_module, "comm", _Communication),
         mock.patch.object(scatter_gather, "Scatter", _Scatter),
         mock.patch.object(scatter_gather, "Gather", _Gather),

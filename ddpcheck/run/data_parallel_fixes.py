@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
+from ddpcheck.run import private
 
 # What replicate sets up on every module anew, and torch's own bookkeeping.
-_OWN = {"_parameters", "_buffers", "_modules", "_former_parameters", "_is_replica"}
+_OWN = (vars(nn.Module()).keys() - {"training"}) | {"_former_parameters", "_is_replica"}
 
 
 def fill_parameters(replica: nn.Module) -> None:
@@ -19,7 +20,7 @@ def fill_parameters(replica: nn.Module) -> None:
     for module in replica.modules():
         own = vars(module).get("_former_parameters", {})
         for name, tensor in own.items():
-            module._parameters[name] = tensor  # noqa: SLF001
+            private.parameters(module)[name] = tensor
 
 
 def with_mean_scalars(outputs: Sequence[Any], sizes: list[int]) -> list[Any]:
@@ -47,14 +48,15 @@ def keep_state(module: nn.Module, replica: nn.Module) -> None:
     """Gives a module what its replica assigned to itself: attributes and buffers."""
     for mine, theirs in zip(module.modules(), replica.modules(), strict=True):
         for name, value in vars(theirs).items():
-            is_own = name in _OWN or name in mine._parameters  # noqa: SLF001
+            is_own = name in _OWN or name in private.parameters(mine)
             if is_own or vars(mine).get(name) is value:
                 continue
             vars(mine)[name] = value.detach() if isinstance(value, Tensor) else value
-        for name, buffer in theirs._buffers.items():  # noqa: SLF001
-            known = mine._buffers.get(name)  # noqa: SLF001
+        own = private.buffers(mine)
+        for name, buffer in private.buffers(theirs).items():
+            known = own.get(name)
             if buffer is not None and not _same_memory(buffer, known):
-                mine._buffers[name] = buffer.detach()  # noqa: SLF001
+                own[name] = buffer.detach()
 
 
 def _same_memory(a: Tensor, b: Tensor | None) -> bool:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ddpcheck.run import private
+
 # Attribute access and bookkeeping: the parameter itself is wanted.
 _NOT_USES = frozenset(
     {"__get__", "__set__", "__delete__", "__repr__", "__hash__", "backward", "detach"}
@@ -53,7 +55,7 @@ class _DirectUse(TorchFunctionMode):
             return value
         if not torch.is_grad_enabled():
             return value
-        with torch._C.DisableTorchFunction():  # noqa: SLF001
+        with private.no_torch_function():
             return _ScaleGrad.apply(value, self.factor)  # type: ignore[no-untyped-call]
 
 
@@ -63,8 +65,7 @@ def scaled_direct_use(model: nn.Module, factor: float) -> Iterator[None]:
     owners = {
         id(p): module
         for module in model.modules()
-        for p in module._parameters.values()  # noqa: SLF001
-        if p is not None
+        for p in module.parameters(recurse=False)
     }
     mode = _DirectUse(owners, factor)
     handles = []

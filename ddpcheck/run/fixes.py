@@ -68,7 +68,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import tree
-from ddpcheck.run import batch_norm, clipping, countables, exact, rewriting
+from ddpcheck.run import (
+    batch_norm,
+    clipping,
+    countables,
+    exact,
+    rewriting,
+    submodules,
+)
 from ddpcheck.run.accumulation import Accumulation
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.collectives import (
@@ -139,9 +146,11 @@ def after_wrap(
     if settings or argument(fixes, "ddp.rewrap") is not None:
         trainable = argument(fixes, "ddp.rewrap_trainable") is not None
         with _all_trainable(model) if trainable else contextlib.nullcontext():
-            model = _map_ddp(model, lambda ddp: rebuild(ddp, **settings))
+            model = submodules.replace(
+                model, is_ddp, lambda ddp: rebuild(ddp, **settings)
+            )
     if argument(fixes, "ddp.plain_output") is not None:
-        model = _map_ddp(model, with_plain_output)
+        model = submodules.replace(model, is_ddp, with_plain_output)
     return model
 
 
@@ -345,15 +354,3 @@ def _nonreentrant_checkpoints() -> Iterator[None]:
             del cls.apply
         else:
             cls.apply = before  # type: ignore[method-assign]
-
-
-def _map_ddp(
-    model: nn.Module, function: Callable[[DistributedDataParallel], nn.Module]
-) -> nn.Module:
-    if is_ddp(model):
-        return function(model)  # type: ignore[arg-type]
-    for module in list(model.modules()):
-        for name, child in list(module._modules.items()):  # noqa: SLF001
-            if is_ddp(child):
-                module._modules[name] = function(child)  # type: ignore[arg-type]  # noqa: SLF001
-    return model

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ddpcheck.run import private
+
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
@@ -112,7 +114,7 @@ def _state(value: Any, depth: int) -> Any:
         plain = value.detach()
         known = plain.numel() and not plain.is_complex()
         total = float(plain.double().sum()) if known else 0.0
-        return (id(value), value._version, total)  # noqa: SLF001
+        return (id(value), private.version(value), total)
     if isinstance(value, bool | int | float | str | bytes | type(None)):
         return value
     if depth == 0 or (callable(value) and not hasattr(value, "parameters")):

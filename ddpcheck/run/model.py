@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import devices, tree
 from ddpcheck.errors import Problem, UsageError
-from ddpcheck.run import batch_norm
+from ddpcheck.run import batch_norm, private
 from ddpcheck.run.isolation import seed_everything
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import Target
@@ -72,7 +72,7 @@ def cast(model: nn.Module, dtype: torch.dtype) -> None:
             return t.to(complex_dtype)
         return t.to(dtype) if t.is_floating_point() else t
 
-    model._apply(convert)  # noqa: SLF001 (what Module.double() itself calls)
+    private.convert(model, convert)
 
 
 def cast_batch(batch: Any, dtype: str) -> Any:

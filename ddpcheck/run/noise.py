@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddpcheck.errors import Problem, UsageError
+from ddpcheck.run import private
 from ddpcheck.run.isolation import seed_torch
 
 _RANDOM = torch.Tag.nondeterministic_seeded
@@ -29,7 +30,7 @@ class NoiseMismatchError(RuntimeError):
     """A rank draws other random numbers than the reference: no equality defined."""
 
 
-class DrawCounter(TorchDispatchMode):
+class DrawCounter(private.DispatchMode):
     """Counts random operations, `own_count` those of the target's own generators."""
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class DrawCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class SampleNoise(TorchDispatchMode):
+class SampleNoise(private.DispatchMode):
     """Draws for the global batch, keeps the rows of this shard.
 
     Args:
@@ -56,6 +57,9 @@ class SampleNoise(TorchDispatchMode):
         shapes: the reference's shapes in order; None in the reference, which fills
             `self.shapes`.
         start, size, total: rows of this shard, and of the whole batch.
+
+    Raises:
+        UsageError: option-value; see ddpcheck.run.private.
     """
 
     def __init__(
@@ -68,6 +72,8 @@ class SampleNoise(TorchDispatchMode):
         size: int,
         total: int,
     ) -> None:
+        if not private.DISPATCHES:
+            raise _not_here()
         super().__init__()  # type: ignore[no-untyped-call]
         self.base = (seed * 1_000_003 + step) * 100_003
         self.expected = shapes
@@ -121,7 +127,7 @@ class SampleNoise(TorchDispatchMode):
         drawn = func(*wide, **kwargs)
         mine = _narrow(drawn, dim, first, shape[dim])
         target = args[0] if args and isinstance(args[0], Tensor) else None
-        if target is not None and func._schema.name.endswith("_"):  # noqa: SLF001
+        if target is not None and _name(func).endswith("_"):
             return target.copy_(mine)
         return mine
 
@@ -158,7 +164,24 @@ def is_own_draw(func: Any, kwargs: dict[str, Any]) -> bool:
     Not permutations: they are of no sample each.
     """
     is_random = _RANDOM in func.tags and kwargs.get("generator") is not None
-    return is_random and "randperm" not in func._schema.name  # noqa: SLF001
+    return is_random and _name(func) != "randperm"
+
+
+def _name(func: Any) -> str:
+    """Returns "normal_" for the operation aten.normal_.default."""
+    return str(func.__name__).partition(".")[0]
+
+
+def _not_here() -> UsageError:
+    return UsageError(
+        Problem(
+            slug="option-value",
+            message="--noise sample does not work with this torch",
+            expected="torch.utils._python_dispatch.TorchDispatchMode",
+            found=f"torch {torch.__version__}, which has none",
+            fix="install another torch, or leave the noise asis",
+        )
+    )
 
 
 @contextmanager

@@ -13,14 +13,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.utils._pytree
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.run import calls, clipping
+from ddpcheck.run import calls, clipping, private
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd
 
-_MODULE_APPLY = nn.Module._apply  # noqa: SLF001 (behind .to, .half, .cuda)
 _ASKED = ("is_initialized", "get_world_size", "get_rank", "is_available")
 _COLLECTIVES = (
     "all_reduce",
@@ -113,9 +111,9 @@ def observing() -> Iterator[Observed]:
         stack.enter_context(
             _patched(cls, "register_comm_hook", _hooking(seen, register))
         )
-        stack.enter_context(
-            _patched(nn.Module, "_apply", _applying(seen, _MODULE_APPLY))
-        )
+        for name in private.CONVERSIONS:
+            applying = _applying(seen, getattr(nn.Module, name))
+            stack.enter_context(_patched(nn.Module, name, applying))
         backward, grad = torch.autograd.backward, torch.autograd.grad
         stack.enter_context(
             _patched(torch.autograd, "backward", _running_backward(seen, backward))
@@ -226,7 +224,7 @@ def _running_backward(seen: Observed, function: Any) -> Any:
 def _versions(seen: Observed) -> int:
     """Returns a number that grows when a wrapped parameter is written."""
     return sum(
-        held.tensor._version  # noqa: SLF001
+        private.version(held.tensor)
         for wrapped in seen.wrapped
         for held in wrapped.parameters
     )
@@ -282,8 +280,7 @@ def _applying(seen: Observed, function: Any) -> Any:
 
 def _has_visible_tensors(output: Any) -> bool:
     """Returns whether torch's own walk, which DDP uses, finds a tensor."""
-    leaves = torch.utils._pytree.tree_leaves(output)  # noqa: SLF001
-    return any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+    return any(isinstance(leaf, torch.Tensor) for leaf in private.leaves(output))
 
 
 def _is_ours() -> bool:

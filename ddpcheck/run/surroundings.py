@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ddpcheck import devices
+from ddpcheck.run import private
 from ddpcheck.run.noise import DrawCounter, SampleNoise
 from ddpcheck.run.spec import (
     RunSpec,
@@ -80,7 +81,7 @@ def count_calls(model: nn.Module) -> dict[str, int]:
         return count
 
     for name, module in model.named_modules():
-        if module._buffers:  # noqa: SLF001
+        if private.buffers(module):
             calls[name] = 0
             module.register_forward_pre_hook(counting(name))
     return calls

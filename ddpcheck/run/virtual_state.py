@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ddpcheck.run import isolation
+from ddpcheck.run import isolation, private
 from ddpcheck.run.names import strip
 from ddpcheck.run.steps import Training
 from ddpcheck.run.virtual_ddp import Wrapper
@@ -30,11 +30,11 @@ class _Buffer:
     value: Tensor
 
     def now(self) -> Tensor | None:
-        return self.module._buffers.get(self.name)  # noqa: SLF001
+        return private.buffers(self.module).get(self.name)
 
     def restore(self) -> None:
         self.tensor.data.copy_(self.value)
-        self.module._buffers[self.name] = self.tensor  # noqa: SLF001
+        private.buffers(self.module)[self.name] = self.tensor
 
     def was_written(self) -> bool:
         now = self.now()

@@ -19,7 +19,7 @@ from ddpcheck.target import TargetRef
 from ddpcheck.zoo import matrix
 
 # What the fork server must have imported.
-PRELOAD_MODULES = ("torch", "torch._dynamo", "ddpcheck.zoo.record")
+PRELOAD_MODULES = ("torch", "ddpcheck.run.later", "ddpcheck.zoo.record")
 
 # Where a differing cell is compared with one process itself. At the others it equals
 # its prediction, and that is compared: |c - r| >= |p - r| - |c - p|, candidate c,

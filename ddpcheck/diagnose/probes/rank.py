@@ -25,7 +25,15 @@ from ddpcheck.diagnose.probes.teacher import (
     tensors_of,
 )
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import averaged, countables, exact, fixes, isolation, observe
+from ddpcheck.run import (
+    averaged,
+    countables,
+    exact,
+    fixes,
+    isolation,
+    observe,
+    private,
+)
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.loading import load
@@ -36,13 +44,6 @@ from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader
 
 _INVARIANT = 0.05  # the norm's epsilon beside a small variance
-# The class behind all of them is private; without it, those that have a name.
-_BATCH_NORMS = (
-    getattr(nn.modules.batchnorm, "_BatchNorm", nn.BatchNorm1d),
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-)
 
 
 def judge(
@@ -244,7 +245,7 @@ class _Probe:
         now = _versions(module)
         writes = now[0] != buffers
         called = len(self.seen.collectives) - collectives
-        is_norm = isinstance(module, _BATCH_NORMS)
+        is_norm = isinstance(module, private.BATCH_NORMS)
         invariant = bool(writes or called) and _is_scale_invariant(module, args, kwargs)
         normalises = is_norm or (writes and not called and invariant)
         self.modules.append(
@@ -349,7 +350,7 @@ def _versions(module: nn.Module) -> tuple[list[tuple[int, float]], list[float]]:
     """Returns what changes when the module's own buffers and parameters are written."""
     return (
         # Both: a buffer may be written over with the same, or be another tensor.
-        [(b._version, _sum(b)) for b in module.buffers(recurse=False)],  # noqa: SLF001
+        [(private.version(b), _sum(b)) for b in module.buffers(recurse=False)],
         # Not versions: writing to `.data` does not count.
         [_sum(p) for p in module.parameters(recurse=False)],
     )

@@ -1,0 +1,201 @@
+"""What is used of torch that torch does not document, and what is done without it.
+
+No other module takes a private name of torch, but those that look one up as text, at
+the end. tests/test_private_apis.py holds the package to it, and says when a torch has
+one of them no more.
+
+    _buffers, _modules      named_buffers, named_modules, and assignment
+    _parameters             named_parameters; the replicas of DataParallel are then
+                            given none, so the fix that needs it proves nothing
+    Module._apply           tensors are converted one by one; to, half, cuda, ... are
+                            watched instead of what they call
+    Tensor._version         0: writing is seen where values change; that weights were
+                            written during backward is not told
+    Tensor._backward_hooks  hooks are seen when they are registered; earlier ones
+                            cannot be taken off, so the fix that does proves nothing
+    _BatchNorm              the documented classes; BatchNorm1d as a base
+    _pytree                 ddpcheck.tree: it sees more, so that an output hides its
+                            tensors from DDP may not be told
+    DisableTorchFunction    nothing: torch has left ddpcheck's own mode by then
+    _python_dispatch        no way: `--noise sample` is refused; draws of the target's
+                            own generators are not told
+    parallel._functions     no way: DataParallel needs GPUs, its runs are refused
+    torch._dynamo           no import ahead of time, see ddpcheck.run.later
+
+Looked up as text; where a torch lacks one, nothing is done that needs it:
+
+    _clip_grads_with_norm_                         clipping: it is not noticed
+    _comm_hooks                                    fixes: DDP is built anew without them
+    _former_parameters, _is_replica                data_parallel_fixes: as _parameters
+    _ddp_params_and_buffers_to_ignore, _set_static_graph, _register_builtin_comm_hook
+                                                   virtual_ddp: nothing to refuse
+    _allgather_base, _reduce_scatter_base          virtual_group: nothing to refuse
+    _orig_mod, _fsdp_wrapped_module                names: nothing to strip
+    _engine_run_backward                           rank_table: a frame like any other
+
+All is decided once, by the import of this module; a rank pays nothing for it later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, MutableMapping
+from operator import attrgetter
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ddpcheck import tree
+
+
+class _ByName(MutableMapping[str, Any]):
+    """A module's own tensors or submodules, None left out, by documented ways."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def named(self) -> Iterator[tuple[str, Any]]:
+        """Yields what there is; what has several names comes by each of them."""
+        raise NotImplementedError
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.named())[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self.module, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self.module, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name for name, _ in self.named()])
+
+    def __len__(self) -> int:
+        return len(list(self.named()))
+
+
+class _Buffers(_ByName):
+    def named(self) -> Iterator[tuple[str, Any]]:
+        return self.module.named_buffers(recurse=False, remove_duplicate=False)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self:
+            setattr(self.module, name, value)
+        else:
+            self.module.register_buffer(name, value)
+
+
+class _Parameters(_ByName):
+    def named(self) -> Iterator[tuple[str, Any]]:
+        return self.module.named_parameters(recurse=False, remove_duplicate=False)
+
+
+class _Children(_ByName):
+    def named(self) -> Iterator[tuple[str, Any]]:
+        # Not named_children: it yields a module with two names once.
+        everything = self.module.named_modules(remove_duplicate=False)
+        return ((n, m) for n, m in everything if n and "." not in n)
+
+
+def _apply(module: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+    module._apply(function)  # noqa: SLF001 (what Module.double() itself calls)
+
+
+def _convert(module: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+    for tensor in [*module.parameters(), *module.buffers()]:
+        tensor.data = function(tensor.data)
+
+
+def _zero(_: Tensor) -> int:
+    return 0
+
+
+def _none(_: Tensor) -> None:
+    return None
+
+
+def _tensors(value: Any) -> list[Any]:
+    return [tensor for _, tensor in tree.tensors(value)]
+
+
+class _NoMode(contextlib.nullcontext[None]):
+    """A base for modes that sees no operation."""
+
+
+def _module(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+_ANY = nn.Module()
+_NORMS = nn.modules.batchnorm
+_PYTREE = _module("torch.utils._pytree")
+_DISPATCH = _module("torch.utils._python_dispatch")
+_FUNCTIONS = _module("torch.nn.parallel._functions")
+
+Named = Callable[[nn.Module], MutableMapping[str, Any]]
+
+# What a module holds by name: live, and written by assignment.
+buffers: Named = attrgetter("_buffers") if hasattr(_ANY, "_buffers") else _Buffers
+parameters: Named = (
+    attrgetter("_parameters") if hasattr(_ANY, "_parameters") else _Parameters
+)
+children: Named = attrgetter("_modules") if hasattr(_ANY, "_modules") else _Children
+
+# Puts all tensors of a module through a function, in place.
+convert = _apply if hasattr(_ANY, "_apply") else _convert
+# Methods of Module, of which user code calls one when it converts a module.
+CONVERSIONS: tuple[str, ...] = (
+    ("_apply",)
+    if hasattr(_ANY, "_apply")
+    else ("to", "type", "half", "float", "double", "bfloat16", "cpu", "cuda")
+)
+
+# Grows when the tensor is written in place.
+version: Callable[[Tensor], int] = (
+    attrgetter("_version") if hasattr(Tensor, "_version") else _zero
+)
+# The hooks that are on a tensor; nothing, or None, where there are none.
+tensor_hooks: Callable[[Tensor], Any] = (
+    attrgetter("_backward_hooks") if hasattr(Tensor, "_backward_hooks") else _none
+)
+
+
+def put_tensor_hooks(tensor: Tensor, hooks: Any) -> None:
+    """Puts the hooks on a tensor that `tensor_hooks` found, or none at all."""
+    tensor._backward_hooks = hooks  # noqa: SLF001
+
+
+# What DDP finds in an output. A context without __torch_function__ of subclasses.
+leaves: Callable[[Any], list[Any]] = getattr(_PYTREE, "tree_leaves", _tensors)
+no_torch_function: Callable[[], contextlib.AbstractContextManager[Any]] = getattr(
+    getattr(torch, "_C", None), "DisableTorchFunction", contextlib.nullcontext
+)
+
+# All batch norms of torch, for isinstance.
+BATCH_NORMS: tuple[type[nn.Module], ...] = (
+    (_NORMS._BatchNorm,)  # noqa: SLF001
+    if hasattr(_NORMS, "_BatchNorm")
+    else (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+)
+
+# Where DataParallel's Broadcast is; None where it is not.
+data_parallel_functions = _FUNCTIONS if hasattr(_FUNCTIONS, "Broadcast") else None
+
+if TYPE_CHECKING:
+    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    BatchNorm: TypeAlias = _BatchNorm
+    DispatchMode: TypeAlias = TorchDispatchMode
+else:
+    BatchNorm = getattr(_NORMS, "_BatchNorm", nn.BatchNorm1d)
+    DispatchMode = getattr(_DISPATCH, "TorchDispatchMode", _NoMode)
+
+# Whether a DispatchMode sees operations.
+DISPATCHES = hasattr(_DISPATCH, "TorchDispatchMode")

@@ -1,0 +1,261 @@
+"""What is done without the private names of torch is what is done with them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpcheck.errors import UsageError
+from ddpcheck.run import (
+    batch_norm,
+    clipping,
+    data_parallel_fixes,
+    isolation,
+    model,
+    observe,
+    private,
+    submodules,
+    surroundings,
+    virtual_ddp,
+)
+from ddpcheck.run.data_parallel import DataParallelOnOneDevice
+from ddpcheck.run.direct import scaled_direct_use
+from ddpcheck.run.noise import SampleNoise
+from ddpcheck.run.virtual_group import World
+from tests.run import without
+
+pytestmark = pytest.mark.usefixtures("seeded")  # layers draw their weights
+
+
+@pytest.fixture(params=["with", "without"], autouse=True)
+def _names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs every test in a torch that has the names, and in one that has none."""
+    if request.param == "without":
+        other = without.found_nothing()
+        for name in without.NAMES:
+            monkeypatch.setattr(private, name, getattr(other, name))
+
+
+class Shared(nn.Module):
+    """Has one norm under two names, none under a third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.BatchNorm1d(3)
+        self.inner = nn.Sequential(nn.Linear(3, 3), self.first)
+        self.again = self.first
+        self.register_module("nothing", None)
+
+
+def test_module_of_several_names_is_replaced_under_each_of_them() -> None:
+    made = submodules.replace(
+        Shared(), lambda m: isinstance(m, nn.BatchNorm1d), lambda _: nn.Identity()
+    )
+    assert isinstance(made, Shared)
+    assert isinstance(made.first, nn.Identity)
+    assert made.again is made.inner[1] is made.first
+    assert list(dict(made.named_children())) == ["first", "inner"]
+
+
+def test_root_is_replaced_by_what_is_returned() -> None:
+    made = submodules.replace(nn.ReLU(), lambda _: True, lambda _: nn.Identity())
+    assert isinstance(made, nn.Identity)
+
+
+def test_buffers_are_read_and_written_by_name() -> None:
+    module = nn.BatchNorm1d(2)
+    own = private.buffers(module)
+    mean = torch.tensor([1.0, -2.0])
+    own["running_mean"] = mean
+    own["mine"] = torch.ones(1)
+    assert module.running_mean is own["running_mean"] is mean
+    assert list(own) == ["running_mean", "running_var", "num_batches_tracked", "mine"]
+    assert list(module.state_dict())[-1] == "mine"
+    assert own.get("other") is None
+    del own["mine"]
+    assert len(own) == len(list(module.buffers())) == 3
+
+
+def test_parameters_are_read_by_name() -> None:
+    module = nn.Linear(2, 3)
+    own = private.parameters(module)
+    assert {name: p.shape for name, p in own.items()} == {
+        "weight": (3, 2),
+        "bias": (3,),
+    }
+    assert "running_mean" not in own
+
+
+def test_state_of_a_replica_is_kept() -> None:
+    module, replica = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    replica.running_mean = torch.tensor([3.0, 4.0])
+    cast("Any", replica).seen = 7
+    data_parallel_fixes.keep_state(module, replica)
+    assert module.running_mean is not None
+    assert module.running_mean.tolist() == [3.0, 4.0]
+    assert vars(module)["seen"] == 7
+    assert len(list(module.parameters())) == 2
+
+
+def test_model_is_cast_with_its_ties_and_its_counters() -> None:
+    made = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    cast("Any", made[2]).weight = made[0].weight
+    made[1].register_buffer("phase", torch.tensor([1 + 2j]))
+    before = [p.detach().clone() for p in made.parameters()]
+    model.cast(made, torch.float64)
+    assert {p.dtype for p in made.parameters()} == {torch.float64}
+    assert made[2].weight is made[0].weight
+    assert [b.dtype for b in made[1].buffers()] == [
+        *(torch.float64, torch.float64),
+        *(torch.int64, torch.complex128),
+    ]
+    for now, then in zip(made.parameters(), before, strict=True):
+        assert torch.equal(now, then.double())
+
+
+def test_written_tensor_changes_the_fingerprint_of_its_module() -> None:
+    owner = types.ModuleType("owner")
+    cast("Any", owner).state = {"mean": torch.zeros(3)}
+    before = isolation.fingerprint(owner)
+    assert isolation.fingerprint(owner) == before
+    cast("Any", owner).state["mean"].add_(1)
+    assert isolation.fingerprint(owner) != before
+
+
+@pytest.mark.parametrize("method", ["half", "double", "cpu"])
+def test_conversion_after_wrapping_is_seen(method: str) -> None:
+    module = nn.Linear(1, 1)
+    with observe.observing() as seen:
+        getattr(module, method)()
+        assert seen.applied_after_wrap == 0
+        ddp = cast("Any", None)  # what it is does not matter
+        seen.wrapped.append(observe.Wrapped(module=ddp, parameters=[]))
+        getattr(module, method)()
+        assert seen.applied_after_wrap == 1
+    getattr(module, method)()
+    assert seen.applied_after_wrap == 1
+
+
+def test_weights_written_in_backward_are_told_where_writes_are_counted() -> None:
+    module = nn.Linear(1, 1)
+    held = observe.Held(module.weight, True, torch.float32, ())
+    module.bias.register_hook(lambda _: _write(module.weight))
+    with observe.observing() as seen:
+        ddp = cast("Any", None)
+        seen.wrapped.append(observe.Wrapped(module=ddp, parameters=[held]))
+        module(torch.ones(1, 1)).sum().backward()
+    assert seen.updates_in_backward == (private.version(module.weight) > 0)
+
+
+def _write(tensor: Tensor) -> None:
+    with torch.no_grad():
+        tensor.mul_(2)
+
+
+def test_hook_is_known_by_its_registration() -> None:
+    module = nn.Linear(1, 1)
+    module.weight.register_hook(lambda grad: grad)
+    registered = {id(module.weight)}
+    assert clipping.hooked_parameters(module, registered) == ["weight"]
+    assert clipping.hooked_parameters(nn.Linear(1, 1), registered) == []
+
+
+def test_hook_of_a_step_does_not_run_where_hooks_are_off() -> None:
+    module = nn.Linear(1, 1)
+    with clipping.without_tensor_hooks(module):
+        module.weight.register_hook(lambda grad: grad * 5)
+        module(torch.ones(1, 1)).sum().backward()
+    assert module.weight.grad is not None
+    assert module.weight.grad.item() == 1
+
+
+@pytest.mark.parametrize(
+    ("output", "count"),
+    [
+        (torch.ones(2), 1),
+        ({"a": [torch.ones(1), torch.ones(2)]}, 2),
+        ((object(), "text"), 0),
+    ],
+    ids=["tensor", "nested", "opaque"],
+)
+def test_tensors_of_an_output_are_found(output: Any, count: int) -> None:
+    found = [leaf for leaf in private.leaves(output) if isinstance(leaf, Tensor)]
+    assert len(found) == count
+
+
+def test_direct_use_alone_is_scaled() -> None:
+    module = nn.Linear(2, 1, bias=False)
+    with scaled_direct_use(module, 3.0):
+        (module(torch.ones(1, 2)).sum() + 10 * module.weight.sum()).backward()
+    assert module.weight.grad is not None
+    assert module.weight.grad.tolist() == [[31.0, 31.0]]
+
+
+@pytest.mark.parametrize(
+    "kind", [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm]
+)
+def test_batch_norm_of_every_kind_is_known(kind: type[nn.Module]) -> None:
+    made = nn.Sequential(nn.Linear(2, 2), kind(2))
+    assert batch_norm.has_batch_norm(made)
+    assert not batch_norm.has_batch_norm(nn.Sequential(nn.InstanceNorm1d(2)))
+    frozen = batch_norm.apply(made, "frozen").train()
+    assert [m.training for m in frozen.children()] == [True, False]
+
+
+def test_calls_of_modules_with_buffers_are_counted() -> None:
+    made = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    calls = surroundings.count_calls(made)
+    made(torch.ones(4, 2))
+    made(torch.ones(4, 2))
+    assert calls == {"1": 2}
+
+
+def test_simulated_wrapper_needs_no_private_method(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("_set_static_graph", "_register_builtin_comm_hook"):
+        monkeypatch.delattr(DistributedDataParallel, name)
+    with virtual_ddp.installed(World(2)) as wrappers:
+        made = DistributedDataParallel(nn.Linear(1, 1))
+        assert made(torch.ones(1, 1)).shape == (1, 1)
+    assert [w.forwards for w in wrappers] == [1]
+
+
+def test_torch_without_dynamo_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)
+    monkeypatch.delitem(sys.modules, "ddpcheck.run.later", raising=False)
+    importlib.import_module("ddpcheck.run.later")
+
+
+def test_data_parallel_on_one_device_is_refused_without_its_broadcast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(private, "data_parallel_functions", None)
+    with pytest.raises(NotImplementedError) as caught:
+        DataParallelOnOneDevice(nn.Linear(1, 1), 2)
+    assert str(caught.value) == (
+        "torch.nn.parallel._functions.Broadcast, under which DataParallel is emulated "
+        f"on one device, is not in torch {torch.__version__}"
+    )
+
+
+def test_sample_noise_is_refused_without_a_dispatch_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(private, "DISPATCHES", False)
+    with pytest.raises(UsageError) as caught:
+        SampleNoise(seed=0, step=0, shapes=None, start=0, size=1, total=1)
+    assert str(caught.value) == (
+        "ddpcheck: --noise sample does not work with this torch [option-value]\n"
+        "  expected   torch.utils._python_dispatch.TorchDispatchMode\n"
+        f"  found      torch {torch.__version__}, which has none\n"
+        "  fix        install another torch, or leave the noise asis\n"
+        "  more       ddpcheck --explain option-value"
+    )
