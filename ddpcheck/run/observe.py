@@ -223,11 +223,8 @@ def _running_backward(seen: Observed, function: Any) -> Any:
 
 def _versions(seen: Observed) -> int:
     """Returns a number that grows when a wrapped parameter is written."""
-    return sum(
-        private.version(held.tensor)
-        for wrapped in seen.wrapped
-        for held in wrapped.parameters
-    )
+    tensors = [held.tensor for wrapped in seen.wrapped for held in wrapped.parameters]
+    return sum(map(private.version, tensors))
 
 
 def _grading(seen: Observed, function: Any) -> Any:
