@@ -1,14 +1,15 @@
-"""Seconds until nothing is left of a command that was ended in the middle of a run.
+"""Seconds until nothing is left of what was ended in the middle of a run.
 
 Usage: python benchmarks/endings.py
 
-The target's ranks sleep, and each has started a child; then the command, or its fork
-server alone, gets a signal. What is waited for: every process of the command's session
-and its folder in shared memory.
+The target's ranks sleep, and each has started a child; then `ddpcheck`, or `pytest
+--ddpcheck`, or the fork server of one of them alone, gets a signal. What is waited for:
+every process of its session and its folder in shared memory.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -33,6 +34,10 @@ def loss(output, target):
         child.wait()
     return nn.functional.cross_entropy(output, target)
 """
+COMMANDS = {
+    "ddpcheck": ("ddpcheck", "target.py", "--world-sizes", "2"),
+    "pytest": ("pytest", "--ddpcheck", "target.py::ddp-W2", "-p", "no:cacheprovider"),
+}
 ENDINGS = {
     "SIGINT": (signal.SIGINT,),
     "SIGINT twice": (signal.SIGINT, signal.SIGINT),
@@ -55,11 +60,11 @@ def left(session: int) -> list[str]:
     return found
 
 
-def measure(name: str, folder: Path) -> tuple[float, int]:
+def measure(command: str, name: str, folder: Path) -> tuple[float, int]:
     """Returns seconds until nothing is left, and the exit code."""
     (folder / "target.py").write_text(TARGET, encoding="utf-8")
     tool = subprocess.Popen(
-        [sys.executable, "-m", "ddpcheck", "target.py", "--world-sizes", "2"],
+        [sys.executable, "-m", *COMMANDS[command]],
         cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -84,11 +89,12 @@ def measure(name: str, folder: Path) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Prints a line per ending."""
-    for name in ENDINGS:
+    """Prints a line per command and ending."""
+    for command, name in itertools.product(COMMANDS, ENDINGS):
         with tempfile.TemporaryDirectory() as folder:
-            seconds, code = measure(name, Path(folder))
-        print(f"{name:28}  {seconds:5.2f} s  exit code {code}", flush=True)
+            seconds, code = measure(command, name, Path(folder))
+        row = f"{command:8}  {name:26}  {seconds:5.2f} s  exit code {code}"
+        print(row, flush=True)
 
 
 if __name__ == "__main__":
