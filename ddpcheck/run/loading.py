@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -53,12 +55,36 @@ def load(ref: TargetRef) -> Target:
         UsageError: as ddpcheck.target.load.
     """
     made = preload.RESULT
-    if isinstance(made, Loaded) and made.ref == ref:
+    if isinstance(made, Loaded) and made.ref == ref and not _has_changed:
         if made.problem is not None:
             raise UsageError(made.problem)
         assert made.target is not None
         return made.target
     return _load_here(ref)
+
+
+@contextlib.contextmanager
+def borrowed(ref: TargetRef) -> Iterator[Target]:
+    """Yields the target to a job after which nobody asks whether its module changed.
+
+    If it has, the next job loads it anew. What returns a run's result compares the
+    fingerprint itself, and the rank is replaced.
+    """
+    target = load(ref)
+    before = fingerprint(target)
+    try:
+        yield target
+    finally:
+        if fingerprint(target) != before:
+            _forget(target)
+
+
+def _forget(target: Target) -> None:
+    global _has_changed, _last
+    for module in _own_modules(target):
+        sys.modules.pop(module.__name__, None)
+    _names_below.cache_clear()
+    _has_changed, _last = True, None
 
 
 @dataclass(slots=True)
@@ -71,17 +97,41 @@ class _Imported:
 
 
 _imported: _Imported | None = None
+_has_changed = False  # what the fork server has loaded
+_last: tuple[tuple[TargetRef, tuple[int, ...]], Target] | None = None
 
 
 def _load_here(ref: TargetRef) -> Target:
+    """Loads the target, once for all jobs of this rank that name it one after another.
+
+    As from the fork server: a rank in which its module has changed is given no job.
+    """
+    global _last  # noqa: PLW0603 (of this process, as sys.modules is)
+    if ref.path is None:
+        return target_module.load(ref)
+    key = ref, _version(ref.path)
+    if _last is None or _last[0] != key:
+        _last = None
+        _last = key, _import(ref, ref.path)
+    return _last[1]
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """Returns numbers that differ once the file was written again; () without one."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 (a third of the time, in every job)
+    except OSError:
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _import(ref: TargetRef, path: str) -> Target:
     """Loads the target; forgets what one of another folder imported from there.
 
     Two folders may both have a models.py: the second target would get the first's.
     """
     global _imported  # noqa: PLW0603 (of this process, as sys.modules is)
-    if ref.path is None:
-        return target_module.load(ref)
-    folders = _folders(ref.path)
+    folders = _folders(path)
     if _imported is not None:
         sys.path[:] = _imported.search
         if _imported.folders != folders:

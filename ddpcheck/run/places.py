@@ -11,7 +11,7 @@ from typing import Any
 
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run import isolation
-from ddpcheck.run.loading import load
+from ddpcheck.run.loading import borrowed
 from ddpcheck.target import TargetRef
 
 LOSS, WRAP, TRAIN_STEP, MODULE = "loss", "wrap", "train_step", "module "
@@ -23,8 +23,7 @@ def find(context: Context, *, ref: TargetRef, keys: tuple[str, ...]) -> str | No
     Keys: "loss", "wrap", "train_step", "module NAME".
     """
     del context
-    with isolation.isolated():
-        target = load(ref)
+    with borrowed(ref) as target, isolation.isolated():
         for key in keys:
             thing = (
                 type(target.build().get_submodule(key.removeprefix(MODULE)))

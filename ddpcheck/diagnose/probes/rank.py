@@ -36,7 +36,7 @@ from ddpcheck.run import (
 )
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
-from ddpcheck.run.loading import load
+from ddpcheck.run.loading import borrowed
 from ddpcheck.run.spec import Defect, RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise, set_default_dtype
@@ -59,11 +59,12 @@ def judge(
     try:
         defects: list[Defect] = []
         with (
+            borrowed(ref) as target,
             isolation.isolated(),
             exact.judged(defects),
             observe.observing() as seen,
         ):
-            probe = _Probe(load(ref), spec, Reader(Path(trace)), rank, seen)
+            probe = _Probe(target, spec, Reader(Path(trace)), rank, seen)
             found = probe.run(count_names)
             defects += exact.judge_reducers([w.module for w in seen.wrapped])
             return replace(found, defects=tuple(defects))

@@ -28,7 +28,7 @@ from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import countables, isolation
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
-from ddpcheck.run.loading import load
+from ddpcheck.run.loading import borrowed
 from ddpcheck.run.noise import DrawCounter
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import batch_size
@@ -47,8 +47,7 @@ def record(
     name = f"probe-{context.seat.name}-{time.monotonic_ns()}"
     writer = Writer(Path(context.seat.folder) / name)
     try:
-        with isolation.isolated():
-            target = load(ref)
+        with borrowed(ref) as target, isolation.isolated():
             probe = _Probe(target, spec, world_size, writer)
             return probe.run(str(Path(context.seat.folder) / name))
     except Exception as error:  # noqa: BLE001 (user code under hooks; told as data)

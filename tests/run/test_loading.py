@@ -1,0 +1,89 @@
+"""A rank loads a target once, and again where a job changed its module."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from ddpcheck.ranks import preload
+from ddpcheck.run import loading
+from ddpcheck.target import TargetRef
+
+SOURCE = """\
+import loading_sibling
+
+seen = []
+
+
+def model():
+    seen.append(1)
+
+
+def batch():
+    loading_sibling.seen.append(1)
+
+
+def loss(output, target):
+    return len(seen) + 10 * len(loading_sibling.seen)
+"""
+
+
+@pytest.fixture
+def ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TargetRef]:
+    """A target and a module beside it, and this process as if it were a new rank."""
+    (tmp_path / "loading_sibling.py").write_text("seen = []\n", encoding="utf-8")
+    path = tmp_path / "loading_target.py"
+    path.write_text(SOURCE, encoding="utf-8")
+    for name, value in (("_imported", None), ("_last", None), ("_has_changed", False)):
+        monkeypatch.setattr(loading, name, value)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with mock.patch.dict(sys.modules):
+        yield TargetRef(path=str(path))
+    loading._names_below.cache_clear()  # noqa: SLF001
+
+
+def _state(ref: TargetRef) -> int:
+    """Returns what the target's modules hold: units its own, tens its sibling's."""
+    loss = loading.load(ref).loss
+    assert loss is not None
+    state: int = loss(None, None)
+    return state
+
+
+def test_target_is_loaded_once(ref: TargetRef) -> None:
+    first = loading.load(ref)
+    assert loading.load(ref) is first
+    first.model()
+    assert _state(ref) == 1
+
+
+def test_file_that_was_written_again_is_loaded_again(ref: TargetRef) -> None:
+    loading.load(ref).model()
+    assert ref.path is not None
+    Path(ref.path).write_text(SOURCE + "\n", encoding="utf-8")
+    assert _state(ref) == 0
+
+
+def test_borrowed_target_stays_where_nothing_changed(ref: TargetRef) -> None:
+    first = loading.load(ref)
+    with loading.borrowed(ref) as target:
+        assert target is first
+    assert loading.load(ref) is first
+
+
+@pytest.mark.parametrize("is_preloaded", [False, True])
+@pytest.mark.parametrize("changes", ["model", "batch"])
+def test_borrowed_target_is_loaded_again_with_its_neighbours_where_it_changed(
+    ref: TargetRef, changes: str, monkeypatch: pytest.MonkeyPatch, *, is_preloaded: bool
+) -> None:
+    if is_preloaded:
+        made = loading.Loaded(ref=ref, target=loading.load(ref))
+        monkeypatch.setattr(preload, "RESULT", made)
+    with loading.borrowed(ref) as target:
+        getattr(target, changes)()
+        assert _state(ref) == {"model": 1, "batch": 10}[changes]
+    assert _state(ref) == 0
