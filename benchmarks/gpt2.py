@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel
 
-BATCH_SIZE, SEQUENCE = 4, 64
+BATCH_SIZE = 4
+SEQUENCE = int(os.environ.get("GPT2_SEQUENCE", "64"))  # tokens; the model takes 1024
 
 
 class LanguageModel(nn.Module):
@@ -34,7 +36,7 @@ def model() -> nn.Module:
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Returns random tokens (4, 64), and those that follow them."""
+    """Returns random tokens (4, SEQUENCE), and those that follow them."""
     noise = torch.Generator().manual_seed(step)
     tokens = torch.randint(0, 50257, (BATCH_SIZE, SEQUENCE + 1), generator=noise)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -114,6 +114,8 @@ def test_fault_of_one_rank_is_told_and_ranks_are_replaced(
     name: str, short: Pool, tmp_path: Path
 ) -> None:
     bad, before = FAULTS[name], _pids(short)
+    if bad.slug != "sync/rank-hung":  # then only a busy machine meets the deadline
+        short.timeout_s = 60.0
     finding = _only(checked(short, tmp_path, _target(bad.code), fix=False))
     assert (finding.slug, finding.summary) == (bad.slug, bad.summary)
     assert finding.evidence["differs"] == [1]
