@@ -12,8 +12,8 @@ proportional set size (PSS) of all processes of the tool, this one too, plus wha
 unmapped in shared memory, over the bytes of the model and its gradients; at most W + 2.
 `message` is the largest that any process pickled for another, at most 1 MB. With
 --default-buckets DDP is the default one, which holds a third copy of the model: a
-bucket for each gradient. GPT2_SEQUENCE sets the tokens per sample, 64 by default: what a
-check adds to the passes does not grow with them.
+bucket for each gradient. GPT2_SEQUENCE sets the tokens per sample, 64 by default: most
+of what a check adds to the passes does not grow with them.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def of_this_machine() -> Budget | None:
     """
     path = Path(tempfile.gettempdir()) / f"ddpcheck-ranks-{os.getuid()}.lock"
     chosen = os.environ.get(VARIABLE, "")
-    limit = int(chosen) if chosen.isdecimal() else RANKS_PER_CORE * _cores()
+    limit = int(chosen) if chosen.isdecimal() else RANKS_PER_CORE * cores()
     budget = Budget(limit=max(1, limit), path=path)
     try:
         budget.try_take(0)
@@ -143,7 +143,7 @@ def of_this_machine() -> Budget | None:
     return budget
 
 
-def _cores() -> int:
+def cores() -> int:
     """Returns the cores that this process may use, not all that the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -124,6 +124,7 @@ class _Reference:
         folder = sizing.place(self.folder, sizes.recorded)
         self.sizes = sizing.with_place(sizes, folder == self.folder)
         memory.check(self.target.name, self.sizes, [("single", 1)], self.room)
+        torch.set_num_threads(sizing.threads(self.sizes))  # put back by `isolated`
         self.path = folder / self.name
         writer = Writer(self.path)
         try:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from ddpcheck import budget
 from ddpcheck.memory import Sizes
 from ddpcheck.ranks import folder as folders
 
 # A record larger than this goes to a disk, where there is room: the kernel can take
 # back what it caches of a file, but nothing that lies in shared memory.
 _LARGE = 1 << 30
+_THREADED = 64 << 20
 
 
 def of(model: nn.Module, optimizer: Any, steps: int) -> Sizes:
@@ -28,6 +31,17 @@ def of(model: nn.Module, optimizer: Any, steps: int) -> Sizes:
         optimizer=gradients * _copies(optimizer),
         recorded=(steps + 1) * (parameters + buffers) + steps * gradients,
     )
+
+
+def threads(sizes: Sizes) -> int:
+    """Returns how many threads compute one process's part of a run that is alone.
+
+    Small models are done sooner with one. Ranks have one each: they share the cores.
+    """
+    if sizes.parameters < _THREADED:
+        return 1
+    sharing = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return max(1, budget.cores() // sharing)
 
 
 def place(folder: Path, size: int) -> Path:
