@@ -49,6 +49,7 @@ def apply(report: Report, known: Report, path: str) -> Report:
     labels = wording.run_labels(report)
 
     def is_known(finding: Finding) -> bool:
+        """Returns whether each of its runs, if made before, had it before."""
         return finding.slug in slugs and all(
             finding.slug in old[labels[i]]
             if labels[i] in old

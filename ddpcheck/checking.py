@@ -300,10 +300,12 @@ class _Progress:
         self._say, self._total, self._done = say, 0, 0
 
     def expect(self, total: int) -> None:
+        """Says how many runs there will be."""
         self._total = total
         self._say(f"0 of {total} runs")
 
     def ran(self, outcome: RunOutcome) -> None:
+        """Says which run has ended; those of the diagnosis are not counted."""
         self._done += 1
         spec = outcome.spec
         if self._done <= self._total:

@@ -35,6 +35,7 @@ class _Column:
 
     @property
     def width(self) -> int:
+        """Characters of the widest cell, the title included."""
         return max(len(self.title), *(len(text) for text, _ in self.cells))
 
 

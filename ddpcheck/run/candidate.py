@@ -116,6 +116,7 @@ class _Candidate:
         self._frozen: dict[str, None] = {}
 
     def execute(self) -> None:
+        """Builds, wraps and trains; emits each step, sets `raised` and `facts`."""
         spec = self.spec
         torch.set_default_dtype(torch.float32)
         # Ranks differ, so that an unseeded model and unsynchronised noise show.

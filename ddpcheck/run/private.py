@@ -79,6 +79,7 @@ class _ByName(MutableMapping[str, Any]):
 
 class _Buffers(_ByName):
     def named(self) -> Iterator[tuple[str, Any]]:
+        """Yields the module's own buffers."""
         return self.module.named_buffers(recurse=False, remove_duplicate=False)
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -90,11 +91,13 @@ class _Buffers(_ByName):
 
 class _Parameters(_ByName):
     def named(self) -> Iterator[tuple[str, Any]]:
+        """Yields the module's own parameters."""
         return self.module.named_parameters(recurse=False, remove_duplicate=False)
 
 
 class _Children(_ByName):
     def named(self) -> Iterator[tuple[str, Any]]:
+        """Yields the direct submodules."""
         # Not named_children: it yields a module with two names once.
         everything = self.module.named_modules(remove_duplicate=False)
         return ((n, m) for n, m in everything if n and "." not in n)

@@ -116,6 +116,7 @@ class _Reference:
         self.draws = 0
 
     def execute(self) -> ReferenceResult:
+        """Builds and trains; returns where the trace lies and what was seen."""
         torch.set_default_dtype(torch.float32)
         model = models.build(self.target, self.spec, seed=_REFERENCE_SEED)
         calls = count_calls(model)

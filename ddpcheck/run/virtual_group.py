@@ -57,12 +57,15 @@ class _Group(dist.ProcessGroup):
         self.at, self.world_size = 0, world_size
 
     def rank(self) -> int:
+        """Returns the rank that this process plays now."""
         return self.at
 
     def size(self) -> int:
+        """Returns the world size."""
         return self.world_size
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        """Returns the name under which torch knows this group's kind."""
         return _BACKEND
 
 

@@ -30,13 +30,16 @@ class _Buffer:
     value: Tensor
 
     def now(self) -> Tensor | None:
+        """Returns what the module has under this name, None where it was removed."""
         return private.buffers(self.module).get(self.name)
 
     def restore(self) -> None:
+        """Puts the tensor back into the module, with the value it had."""
         self.tensor.data.copy_(self.value)
         private.buffers(self.module)[self.name] = self.tensor
 
     def was_written(self) -> bool:
+        """Returns whether the module has another value now, or none."""
         now = self.now()
         return now is None or not torch.equal(now, self.value)
 

@@ -43,6 +43,7 @@ class _Planned:
     outcome: RunOutcome | None = None
 
     def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of `ddpcheck.run.jobs.candidate`."""
         return {
             "ref": self.ref,
             "spec": self.spec,

@@ -96,6 +96,7 @@ class _Probe:
         self.open: list[tuple[str, str]] = []
 
     def run(self, count_names: tuple[str, ...]) -> RankEvidence:
+        """Trains one step under hooks; returns what this rank found."""
         torch.set_default_dtype(torch.float32)
         spec = self.spec
         model = models.build(

@@ -75,6 +75,7 @@ class _Probe:
         self.draws = DrawCounter()
 
     def run(self, path: str) -> ReferenceEvidence:
+        """Trains one step under hooks; writes the trace to `path`."""
         self._find_windows()
         self.dims = self._shard_shapes()
         grads, loss, direct = self._cut_pass(write=True)
