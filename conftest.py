@@ -8,6 +8,7 @@ began with. Fixtures of wider scope start before and end after the check.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import sys
@@ -31,6 +32,9 @@ def _keep_compiled_modules() -> None:
 
 
 _keep_compiled_modules()
+# What is imported and collected stays: `pytest_collection_finish` takes it away from
+# the collector, which would go through it again and again.
+gc.disable()
 
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (what the pool uses)
@@ -147,6 +151,12 @@ def pytest_configure() -> None:
         "ddpcheck", deadline=None, derandomize=True, database=None, max_examples=60
     )
     hypothesis.settings.load_profile("ddpcheck")
+
+
+def pytest_collection_finish() -> None:
+    """Lets the collector look at what comes from now on."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

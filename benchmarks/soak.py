@@ -147,7 +147,7 @@ def main() -> None:
     chosen = random.Random(0)  # noqa: S311 (an order)
     seen: Counter[str] = Counter()
     samples: list[Sample] = []
-    what = Preload(modules=(*PRELOAD_MODULES, "soak"))
+    what = Preload(modules=PRELOAD_MODULES)
     started = time.perf_counter()
     print(HEADING)
     with Pool(what, timeout_s=20) as pool:

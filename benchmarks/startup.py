@@ -1,12 +1,12 @@
-"""Cold start: a whole check against importing torch, in interleaved pairs.
+"""Cold start: a whole check against importing torch, in interleaved rounds.
 
     python benchmarks/startup.py [--repetitions 5]
 
 A check is `ddpcheck benchmarks/mlp.py`: the reference, DataParallel and
 DistributedDataParallel at world sizes 2, 4 and 8, three steps each, verdict
 equivalent. It is compared with `python -c "import torch, torch._dynamo"`, which is
-what any tool that builds a DistributedDataParallel has to import. Wall time; the
-quantity of interest is the ratio, whose median over the pairs is printed.
+what building a DistributedDataParallel imports, and with `import torch` alone. Wall
+time; the quantities of interest are the two ratios, whose medians are printed.
 """
 
 from __future__ import annotations
@@ -20,33 +20,38 @@ import time
 from pathlib import Path
 
 TARGET = Path(__file__).parent / "mlp.py"
-IMPORT = [sys.executable, "-c", "import torch, torch._dynamo"]
-CHECK = [sys.executable, "-m", "ddpcheck", str(TARGET), "-q"]
+COMMANDS = {
+    "check": [sys.executable, "-m", "ddpcheck", str(TARGET), "-q"],
+    "both": [sys.executable, "-c", "import torch, torch._dynamo"],
+    "torch": [sys.executable, "-c", "import torch"],
+}
 
 
 def main() -> None:
-    """Prints one row per pair, then the medians."""
+    """Prints one row per round, then the medians."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--repetitions", type=int, default=5)
     repetitions = parser.parse_args().repetitions
     with tempfile.TemporaryDirectory() as folder:
-        seconds(IMPORT, folder)  # fills the page cache; not counted
-        seconds(CHECK, folder)
-        print(f"{'pair':>6}  {'import s':>8}  {'check s':>8}  {'ratio':>6}")
-        pairs = []
+        round_of(folder, 0)  # fills the page cache; not counted
+        titles = ("round", "check s", "both s", "torch s", "/ both", "/ torch")
+        print("  ".join(f"{title:>7}" for title in titles))
+        rows = []
         for number in range(1, repetitions + 1):
-            pairs.append(pair(folder, first=CHECK if number % 2 else IMPORT))
-            print_row(str(number), *pairs[-1])
-    imports, checks = zip(*pairs, strict=True)
-    ratio = statistics.median(c / i for i, c in pairs)
-    print_row("median", statistics.median(imports), statistics.median(checks), ratio)
+            rows.append(with_ratios(round_of(folder, number)))
+            print_row(str(number), rows[-1])
+    print_row(
+        "median", [statistics.median(column) for column in zip(*rows, strict=True)]
+    )
 
 
-def pair(folder: str, *, first: list[str]) -> tuple[float, float]:
-    """Returns the seconds of (the import, the check), run one after the other."""
-    order = [IMPORT, CHECK] if first is IMPORT else [CHECK, IMPORT]
-    taken = {id(command): seconds(command, folder) for command in order}
-    return taken[id(IMPORT)], taken[id(CHECK)]
+def round_of(folder: str, number: int) -> list[float]:
+    """Returns the seconds of each command, run one after the other."""
+    names = list(COMMANDS)
+    first = number % len(names)
+    order = names[first:] + names[:first]
+    taken = {name: seconds(COMMANDS[name], folder) for name in order}
+    return [taken[name] for name in names]
 
 
 def seconds(command: list[str], folder: str) -> float:
@@ -56,12 +61,16 @@ def seconds(command: list[str], folder: str) -> float:
     return time.perf_counter() - started
 
 
-def print_row(
-    label: str, import_s: float, check_s: float, ratio: float | None = None
-) -> None:
+def with_ratios(taken: list[float]) -> list[float]:
+    """Returns the times, and the first as a multiple of each of the others."""
+    check, both, torch = taken
+    return [*taken, check / both, check / torch]
+
+
+def print_row(label: str, values: list[float]) -> None:
     """Prints one line of the table."""
-    ratio = check_s / import_s if ratio is None else ratio
-    print(f"{label:>6}  {import_s:8.2f}  {check_s:8.2f}  {ratio:6.2f}", flush=True)
+    cells = "  ".join(f"{value:7.2f}" for value in values)
+    print(f"{label:>7}  {cells}", flush=True)
 
 
 if __name__ == "__main__":

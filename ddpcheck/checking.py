@@ -35,7 +35,7 @@ from ddpcheck.target import TargetRef
 
 Progress = Callable[[str], None]
 
-PRELOAD_FIRST = ("torch", "ddpcheck.run.jobs")
+PRELOAD_FIRST = ("torch", "ddpcheck.run.temporary", "ddpcheck.run.jobs")
 # No mistake in the target's file needs it.
 PRELOAD_LATER = ("ddpcheck.run.later",)
 PRELOAD_MODULES = PRELOAD_FIRST + PRELOAD_LATER

@@ -121,7 +121,9 @@ def write_file(path: Path, text: str) -> bool:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8", errors="backslashreplace")
+        data = text.encode("utf-8", "backslashreplace")
+        if not _write_unnamed(part, data):
+            part.write_bytes(data)
         part.replace(path)
     except (OSError, ValueError) as error:
         _remove(part)
@@ -130,6 +132,26 @@ def write_file(path: Path, text: str) -> bool:
     except BaseException:
         _remove(part)
         raise
+    return True
+
+
+def _write_unnamed(path: Path, data: bytes) -> bool:
+    """Writes a file that gets its name when it is whole; False where nothing can.
+
+    What kills the process before that leaves nothing. Linux, most file systems.
+    """
+    try:
+        descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except (AttributeError, OSError):
+        return False
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        _remove(path)  # of a killed process with the same number
+        try:
+            os.link(f"/proc/self/fd/{descriptor}", path, follow_symlinks=True)
+        except OSError:  # no /proc
+            return False
     return True
 
 

@@ -15,7 +15,8 @@ from ddpcheck.budget import Budget
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.memory import Room
 from ddpcheck.ranks.messages import Job, Outcome
-from ddpcheck.ranks.pool import SOLO, Pool, PreloadError, Task
+from ddpcheck.ranks.pool import SOLO, Pool, PreloadError
+from ddpcheck.ranks.task import Task
 from ddpcheck.run.spec import (
     FINE_RTOL,
     RankResult,

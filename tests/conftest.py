@@ -23,6 +23,22 @@ def pool() -> Iterator[Pool]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def compiling_pool() -> Iterator[Pool]:
+    """The same with torch's compiler, for tests of the xdist group "compiling"."""
+    with Pool(Preload(modules=("torch._dynamo", *runner.PRELOAD_MODULES))) as made:
+        made.start()
+        made.wait_for_imports()
+        yield made
+
+
+@pytest.fixture(scope="session")
+def engine(request: pytest.FixtureRequest) -> Pool:
+    """The one of these whose name is the parameter."""
+    found: Pool = request.getfixturevalue(request.param)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
     """What `ddpcheck examples/digits_conv.py` said; `report` is JSON."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def _unit(name: str) -> str:
     return next((unit for unit in longest if unit in LAYERS), parts[0])
 
 
+@functools.cache
 def _imported(source: str) -> set[str]:
     """Returns the modules of the package that a source imports, without its name."""
     names = set()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +78,19 @@ def test_folder_that_cannot_be_made_is_a_warning_and_the_verdict_is_printed(
     ]
 
 
+def _ran(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a Python of its own, in this folder."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
 def test_full_disk_leaves_no_half_file(capsys: pytest.CaptureFixture[str]) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
@@ -96,15 +111,8 @@ def test_disk_that_fills_leaves_no_half_file_and_the_verdict(tmp_path: Path) -> 
         "wanted = output.Outputs(report_dir='reports', json='out.json', quiet=True)\n"
         "output.show(sample.divergent(), wanted)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    done = _ran(program, tmp_path)
+    assert done.returncode == 0
     assert done.stdout.startswith("DIVERGENT: ")
     assert done.stderr.splitlines() == [
         f"ddpcheck: warning: cannot write {path}: File too large"
@@ -128,6 +136,44 @@ def test_folder_that_takes_no_files_is_a_warning_and_the_verdict_is_printed(
     assert said.err.startswith(
         "ddpcheck: warning: cannot write /proc/self/mymodel/report.json: "
     )
+
+
+def test_kill_before_the_file_is_whole_leaves_nothing(tmp_path: Path) -> None:
+    if not hasattr(os, "O_TMPFILE"):
+        pytest.skip("needs files without a name")
+    program = (
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from ddpcheck import output\n"
+        "os.link = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "output.write_file(Path('report.json'), 'text' * 100_000)\n"
+    )
+    done = _ran(program, tmp_path)
+    assert done.returncode == -signal.SIGKILL
+    assert _names(tmp_path) == []
+
+
+@pytest.mark.parametrize("missing", ["open", "link"])
+def test_file_system_without_unnamed_files_gets_the_same_file(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.json"
+    assert output.write_file(path, "first \ud800")
+    called = []
+
+    def refused(*_: object, **__: object) -> int:
+        called.append(missing)
+        raise OSError(errno.EOPNOTSUPP, "not here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, missing, refused)
+        written = output._write_unnamed(path.with_name("part"), b"")  # noqa: SLF001
+    assert (written, called) == (False, [missing])
+    before = path.read_bytes(), path.stat().st_mode
+    monkeypatch.setattr(output, "_write_unnamed", lambda *_: False)
+    assert output.write_file(path, "first \ud800")
+    assert (path.read_bytes(), path.stat().st_mode) == before
+    assert (before[0], _names(tmp_path)) == (b"first \\ud800", ["report.json"])
 
 
 def test_failing_rename_removes_the_part(

@@ -46,6 +46,7 @@ ATTRIBUTES: dict[str, Callable[[], object]] = {
 }
 # Modules, by their names: what is taken from them.
 MODULES = {
+    "torch._compile": "_disable_dynamo",
     "torch._dynamo": "config",
     "torch.nn.parallel._functions": "Broadcast",
     "torch.utils._python_dispatch": "TorchDispatchMode",

@@ -78,6 +78,7 @@ class Case:
     facts: dict[str, Any]  # of the reference
     repeats: bool = True  # one process, seeded otherwise, computes the same again
     arm: Callable[..., Run]  # (changes of the spec) -> the run with them
+    probe_failed: str = ""  # why there is no `step`
     is_part: bool = False  # some of the outputs alone, see diagnose/parts.py
 
     @property

@@ -26,13 +26,18 @@ def explain(
     limit: Tolerance,
 ) -> list[Finding]:
     """Returns the findings with DataParallel's runs added, or one of their own."""
+    both = shared(findings)
+    if both:
+        return [_with(f, rest) if f in both else f for f in findings]
+    return [*findings, _own(session, outcomes, runs, rest, limit)]
+
+
+def shared(findings: list[Finding]) -> list[Finding]:
+    """Returns the findings of DDP's runs that explain DataParallel's, too."""
     # The loss is computed on all outputs, but where forward computes it.
-    shared = [f for f in findings if f.link == "forward"] or [
+    return [f for f in findings if f.link == "forward"] or [
         f for f in findings if f.link in ("loss", "backward", "update")
     ]
-    if shared:
-        return [_with(f, rest) if f in shared else f for f in findings]
-    return [*findings, _own(session, outcomes, runs, rest, limit)]
 
 
 def explain_faults(
@@ -132,6 +137,8 @@ def _unknown(run: Run, rest: list[int], *, ddp_is_fine: bool) -> Finding:
         slug="unknown",
         link="forward",
         runs=tuple(rest),
-        summary="the cause is unknown; under DataParallel alone the forward differs",
+        summary="the cause is unknown; under DataParallel "
+        + ("alone " if ddp_is_fine else "")
+        + "the forward differs",
         facts=tuple(facts),
     )

@@ -68,10 +68,41 @@ def diagnose(
     diagnosis.smallest = shrink.smallest(session, outcomes, runs, limit, removable)
     rest = [i for i in _by_world_size(runs, "dp") if i not in explained]
     if rest:
+        found, made = diagnosis.findings, runs
+        if not any(run.mode in ("ddp", "sim") for run in runs):
+            found, run = _under_ddp(session, outcomes, rest, limit, options, progress)
+            made = [*runs, run]
         diagnosis.findings = data_parallel.explain(
-            session, outcomes, runs, rest, diagnosis.findings, limit
+            session, outcomes, made, rest, found, limit
         )
     return diagnosis
+
+
+def _under_ddp(
+    session: Session,
+    outcomes: list[RunOutcome],
+    rest: list[int],
+    limit: Tolerance,
+    options: Options,
+    progress: Progress,
+) -> tuple[list[Finding], Run]:
+    """Returns what DataParallel shares with DDP, which nobody asked for, and DDP's run.
+
+    Most causes show under both, and what only DataParallel has is told by DDP's being
+    right.
+    """
+    spec = outcomes[rest[0]].spec.but(mode="ddp")
+    outcome = session.run([spec])[0]
+    run = assemble.to_run(outcome, limit.rtol)
+    if run.verdict != "divergent":
+        return [], run
+    progress(f"diagnosing ddp at world size {spec.world_size}")
+    search = Search(session, outcome, limit, fix=options.fix)
+    search.repeats = _repeats(session, outcome, limit)
+    causes = search.run()
+    found = findings.make(causes, search.case, search.rest, rest)
+    known = [f for f in found if f.slug != findings.UNKNOWN]
+    return data_parallel.shared(known), run
 
 
 def _diagnose_simulated(

@@ -120,6 +120,8 @@ def _unknown(case: Case, runs: list[int]) -> Finding:
             f"worst: {worst.name} in step {worst.step + 1}, relative difference "
             f"{number(worst.rel_diff)}"
         )
+    if case.probe_failed:
+        facts.append(f"no link could be judged alone: {case.probe_failed}")
     if case.ratios():
         facts.append(
             "gradient at the reference's outputs over the reference's, per rank: "

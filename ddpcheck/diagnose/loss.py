@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ddpcheck.diagnose.case import Case
-from ddpcheck.diagnose.text import listed
+from ddpcheck.diagnose.text import listed, number
+
+_SAME = 0.01  # of factors that are 1 or 2
 
 
 def ratio_fact(case: Case) -> str:
@@ -30,6 +32,46 @@ def ratio_evidence(case: Case) -> dict[str, Any]:
             "expected": case.world_size,
         }
     }
+
+
+def doubled(case: Case) -> float | None:
+    """Returns 2 for a sum, 1 for a mean: gradient of the batch twice, over once.
+
+    Of the parameters, which have what the step divides by after backward, too; of the
+    outputs where those fit no one factor, as what the model makes of more samples
+    (an embedding that scales by frequency) is in them. None where neither do.
+    """
+    if case.step is None:
+        return None
+    if case.step.reference.doubled is not None:
+        return case.step.reference.doubled
+    cuts = [c for r in case.step.ranks for c in r.cuts if c.norm > 0]
+    found = [c.doubled for c in cuts if c.doubled is not None]
+    if not found or len(found) < len(cuts) or max(found) - min(found) > _SAME:
+        return None
+    return found[0]
+
+
+def is_sum(case: Case) -> bool:
+    """Returns whether the loss of one process grows with the batch.
+
+    Where the batch cannot be taken twice, a loss of local samples that calls nobody
+    has no count of all samples to divide by.
+    """
+    factor = doubled(case)
+    if factor is None:
+        return not case.loss_collectives
+    return abs(factor - 2) <= _SAME
+
+
+def growth_fact(case: Case) -> str:
+    """Returns what `is_sum` found, as words."""
+    factor = doubled(case)
+    if factor is not None:
+        return f"the batch taken twice gives {number(factor)} times the gradient"
+    if not case.loss_collectives:
+        return "the step calls no collective that could count all samples"
+    return "the step calls collectives, as counting all samples takes"
 
 
 def counted_by(case: Case) -> str | None:

@@ -20,7 +20,7 @@ from ddpcheck.diagnose.probes.evidence import (
     ReferenceEvidence,
     StepEvidence,
 )
-from ddpcheck.ranks.messages import Job
+from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report import Control, Run, Tolerance
 from ddpcheck.run.spec import RunSpec
@@ -43,6 +43,7 @@ class Search:
         self.refuted: set[str] = set()
         self.repeats = True
         self.falls_back = False
+        self._probe_failed = ""
 
     def run(self) -> list[Cause]:
         """Returns the causes in the order of the chain, verified as far as possible.
@@ -124,12 +125,14 @@ class Search:
         made[self.spec] = self.outcome
         outcomes = [made[spec], made[by_hand]]
         runs = [assemble.to_run(o, self.limit.rtol) for o in outcomes]
+        step = self._probe(spec)
         return Case(
             run=runs[0],
             outcome=outcomes[0],
             by_hand=runs[-1],
             by_hand_outcome=outcomes[-1],
-            step=self._probe(spec),
+            step=step,
+            probe_failed="" if step else self._probe_failed,
             rtol=self.limit.rtol,
             facts=outcomes[0].reference.facts,
             repeats=self.repeats,
@@ -154,6 +157,7 @@ class Search:
         )
         first = pool.run(job, SOLO)[0]
         if not isinstance(first.value, ReferenceEvidence) or first.value.failed:
+            self._probe_failed = _why([first])
             return None
         job = Job(
             function="ddpcheck.diagnose.probes.rank:judge",
@@ -166,9 +170,10 @@ class Search:
             files=("trace",),
         )
         limit_s = self.session.timeout_s
-        told = [o.value for o in pool.run(job, spec.world_size, timeout_s=limit_s)]
-        ranks = [v for v in told if isinstance(v, RankEvidence)]
+        told = pool.run(job, spec.world_size, timeout_s=limit_s)
+        ranks = [o.value for o in told if isinstance(o.value, RankEvidence)]
         if len(ranks) < len(told) or any(r.failed for r in ranks):
+            self._probe_failed = _why(told)
             return None
         return StepEvidence(
             world_size=spec.world_size, reference=first.value, ranks=tuple(ranks)
@@ -270,3 +275,13 @@ class Search:
             cause.before, cause.after = before, after
             cause.verified = before > 1 >= after
         causes[:] = [c for c in causes if c.verified]
+
+
+def _why(outcomes: list[Outcome]) -> str:
+    """Returns what ended a probe: the last line of the first that failed."""
+    stacks = [
+        o.raised.stack if o.raised else getattr(o.value, "failed", "") for o in outcomes
+    ]
+    lines = [stack.rstrip().rpartition("\n")[2] for stack in stacks if stack]
+    others = [o.kind for o in outcomes if o.kind != "done"]
+    return (lines or others or [""])[0]

@@ -24,9 +24,11 @@ class Unused:
 def unused_parameters(case: Case) -> Unused:
     """Returns what the run with gradients averaged by hand says of local gradients."""
     ranks = range(len(case.by_hand_outcome.ranks))
-    none = [set(case.by_hand_outcome.facts(r).get("local_none", ())) for r in ranks]
-    everywhere = sorted(set.intersection(*none)) if none else []
-    somewhere = sorted(set.union(*none) - set(everywhere)) if none else []
+    told = [case.by_hand_outcome.facts(r).get("local_none", {}) for r in ranks]
+    none = [{(s, name) for s, names in t.items() for name in names} for t in told]
+    on_all = set.intersection(*none) if none else set()
+    everywhere = sorted({name for _, name in on_all})
+    somewhere = sorted({name for _, name in set().union(*none)} - set(everywhere))
     used = set(case.step.reference.used) if case.step else set()
     fault = tuple(
         f"rank {f.rank} {'raises' if f.kind == 'raised' else 'ends'} in step "

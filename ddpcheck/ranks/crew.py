@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.ranks import pauses
 from ddpcheck.ranks.messages import Job, Message, Outcome
 from ddpcheck.ranks.rank import Rank
 
@@ -48,6 +49,10 @@ class Crew:
     def is_ready(self) -> bool:
         """Whether every rank has begun, or could begin, a job."""
         return len(self._ready) == len(self.ranks)
+
+    def pauses(self) -> tuple[bool, bool]:
+        """Returns whether a rank imports within its job, and whether one has."""
+        return pauses.take(self._files.parent, self._files.name)
 
     def pids(self) -> list[int]:
         """Returns the process ids of the ranks on this machine."""

@@ -28,9 +28,7 @@ class Folder:
         sweep(Path(base))
         prefix = f"{_PREFIX}{os.getpid()}-"
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(self.path / _LOCK, flags, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._descriptor = _locked(self.path)
 
     def remove(self) -> None:
         """Removes the folder and what is in it; may be called twice."""
@@ -38,6 +36,20 @@ class Folder:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _locked(folder: Path) -> int:
+    """Makes the file that says whose `folder` is; returns its descriptor.
+
+    It gets its name when it is locked: a session that sweeps between its making and
+    its locking would take the folder for one that is left.
+    """
+    unnamed = folder / f"{_LOCK}.new"
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(unnamed, flags, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    unnamed.rename(folder / _LOCK)
+    return descriptor
 
 
 def sweep(base: Path) -> None:

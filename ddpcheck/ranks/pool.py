@@ -20,6 +20,7 @@ from ddpcheck.ranks.forkserver import Server
 from ddpcheck.ranks.hosts import Hosts
 from ddpcheck.ranks.messages import Job, Outcome, Seat
 from ddpcheck.ranks.rank import LocalRank, Rank
+from ddpcheck.ranks.task import Task
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -56,26 +57,6 @@ class ServerDiedError(Exception):
 
     def __init__(self) -> None:
         super().__init__("the fork server was killed, and all ranks with it")
-
-
-@dataclass(slots=True)
-class Task:
-    """One job on one crew, waiting or running."""
-
-    crew: Crew
-    deadline: float
-    limit_s: float  # from when all ranks are there
-    has_begun: bool = False
-    failed_at: float | None = None
-    done: bool = False
-    outcomes: list[Outcome] = field(default_factory=list)
-    started: float = 0.0
-    seconds: float = 0.0
-
-    def note_begin(self, now: float) -> None:
-        """Counts the time from here where the ranks are there at last."""
-        if self.crew.is_ready and not self.has_begun:
-            self.has_begun, self.deadline = True, now + self.limit_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,7 +311,7 @@ class Pool:
         if "running" in kinds:
             if task.failed_at is not None and now > task.failed_at + _grace_s(task):
                 crew.stop_running("stopped")
-            elif now > task.deadline:
+            elif task.is_over(now):
                 crew.stop_running("hung")
             else:
                 return

@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from pathlib import Path
@@ -81,8 +82,7 @@ def redirect_output(path: Path) -> None:
 def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
     global RESULT  # noqa: PLW0603 (inherited by forks: it must live in a module)
     try:
-        for name in settings["modules"]:
-            importlib.import_module(name)
+        _import(settings["modules"], settings["folder"])
         (Path(settings["folder"]) / MODULES_FILE).touch()
         if settings.get("call"):
             module, function = settings["call"].split(":")
@@ -90,11 +90,25 @@ def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
             RESULT = call(**settings["arguments"])
         (Path(settings["folder"]) / CALLED_FILE).touch()
         if getattr(RESULT, "needs_later", True):
-            for name in settings["later"]:
-                importlib.import_module(name)
+            _import(settings["later"], settings["folder"])
     except Exception:  # noqa: BLE001 (told to the parent, which reports it)
         return {"error": traceback.format_exc()}
     return {"error": None}
+
+
+def _import(modules: list[str], folder: str) -> None:
+    """Imports modules of torch and of ours, whose temporary files go to `folder`.
+
+    Torch 2.6 makes a temporary folder that is removed when Python ends, which this
+    process does by a signal.
+    """
+    before = tempfile.tempdir
+    tempfile.tempdir = folder
+    try:
+        for name in modules:
+            importlib.import_module(name)
+    finally:
+        tempfile.tempdir = before
 
 
 def _count_threads() -> int:

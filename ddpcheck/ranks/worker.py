@@ -13,6 +13,7 @@ import gc
 import importlib
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.ranks import parent
+from ddpcheck.ranks import parent, pauses
 from ddpcheck.ranks.journal import Journal
 from ddpcheck.ranks.leftovers import Before
 from ddpcheck.ranks.messages import Job, Message, Raised, Seat
@@ -143,6 +144,7 @@ def _tie_to_parent() -> None:
 def _open_files(seat: Seat) -> None:
     folder = Path(seat.folder)
     redirect_output(folder / f"{seat.name}.log")
+    pauses.tell_by(folder / seat.name)
     stack = (folder / f"{seat.name}.stack").open("w", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     # Not to stderr, whose last lines would be nothing else.
@@ -150,13 +152,13 @@ def _open_files(seat: Seat) -> None:
 
 
 def _join_group(seat: Seat) -> None:
-    import torch  # noqa: PLC0415 (inherited by the fork; the pool never imports it)
-
-    torch.set_num_threads(seat.threads)
+    # Inherited by the fork; the pool never imports it.
+    if seat.world_size:
+        import torch.distributed as dist  # noqa: PLC0415
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(seat.threads)
     if seat.world_size == 0:
         return
-    import torch.distributed as dist  # noqa: PLC0415
-
     local_rank, local_world_size = seat.local
     os.environ["RANK"], os.environ["LOCAL_RANK"] = str(seat.rank), str(local_rank)
     os.environ["WORLD_SIZE"] = str(seat.world_size)

@@ -20,6 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddpcheck.run import submodules
 
+_BUCKET = 1 << 20  # elements: what is copied to be reduced together
+
 
 class PlainWrapper(nn.Module):
     """Stands where a DDP object stood: `.module`, `no_sync()`, buffer broadcast.
@@ -81,13 +83,14 @@ def replace_ddp(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def averaging(
-    parameters: Callable[[], dict[str, nn.Parameter]], unused: set[str]
+    parameters: Callable[[], dict[str, nn.Parameter]], unused: Callable[[], set[str]]
 ) -> Iterator[None]:
     """Averages all gradients over ranks after each outermost backward.
 
-    `parameters` is asked at that moment. Averaging twice is harmless, so gradients
-    that accumulate over several backwards come out right. Gradients made by
-    `torch.autograd.grad` reach `.grad` by hand: averaged before the optimizer steps.
+    Both are asked at that moment; `unused` takes the names without gradient. Averaging
+    twice is harmless, so gradients that accumulate over several backwards come out
+    right. Gradients made by `torch.autograd.grad` reach `.grad` by hand: averaged
+    before the optimizer steps.
     """
     depth = 0
     backward = torch.autograd.backward
@@ -100,11 +103,11 @@ def averaging(
         finally:
             depth -= 1
         if depth == 0:
-            average(parameters(), unused)
+            average(parameters(), unused())
 
     def before_update(optimizer: Any, *_: Any) -> None:
         del optimizer
-        average(parameters(), unused)
+        average(parameters(), unused())
 
     torch.autograd.backward = run
     hook = register_optimizer_step_pre_hook(before_update)
@@ -126,25 +129,56 @@ def average(parameters: dict[str, nn.Parameter], unused: set[str]) -> None:
     )
     has = torch.tensor([float(parameters[n].grad is not None) for n in names])
     dist.all_reduce(has, dist.ReduceOp.MAX)
-    world_size = dist.get_world_size()
+    gradients = []
     for name, any_rank in zip(names, has.tolist(), strict=True):
         parameter = parameters[name]
         if not any_rank:
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        _mean(parameter, world_size)
+        gradients.append(_as_dense(parameter))
+    for bucket in _buckets(gradients):
+        _mean(bucket)
 
 
-def _mean(parameter: nn.Parameter, world_size: int) -> None:
+def _as_dense(parameter: nn.Parameter) -> Tensor:
+    """Returns the parameter's gradient, real and dense: gloo reduces no other."""
     grad = parameter.grad
     assert grad is not None
-    with torch.no_grad():
-        if grad.is_sparse:
-            parameter.grad = grad = grad.to_dense()
-        flat: Tensor = torch.view_as_real(grad) if grad.is_complex() else grad
-        dense = flat.contiguous()
-        dist.all_reduce(dense)
-        dense /= world_size
-        if dense.data_ptr() != flat.data_ptr():
-            flat.copy_(dense)
+    if grad.is_sparse:
+        parameter.grad = grad = grad.to_dense()
+    grad = grad.detach()
+    return torch.view_as_real(grad) if grad.is_complex() else grad
+
+
+def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Yields neighbours of one kind together: each collective takes a millisecond.
+
+    All ranks cut alike, as devices change between the same two parameters on each.
+    """
+    bucket: list[Tensor] = []
+    for gradient in gradients:
+        size = sum(g.numel() for g in bucket) + gradient.numel()
+        is_kin = {(g.dtype, g.device) for g in bucket} <= {
+            (gradient.dtype, gradient.device)
+        }
+        if bucket and not (is_kin and size <= _BUCKET):
+            yield bucket
+            bucket = []
+        bucket.append(gradient)
+    if bucket:
+        yield bucket
+
+
+def _mean(bucket: list[Tensor]) -> None:
+    if len(bucket) == 1 and bucket[0].is_contiguous():
+        flat = bucket[0]
+    else:
+        flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    if flat is bucket[0]:
+        return
+    parts = flat.split([gradient.numel() for gradient in bucket])
+    for gradient, part in zip(bucket, parts, strict=True):
+        gradient.copy_(part.view(gradient.shape))

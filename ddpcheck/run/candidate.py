@@ -276,11 +276,13 @@ class _Candidate:
     def _backward(self, training: Training) -> Any:
         """Returns what stands around the backward passes of this mode."""
         if self.spec.mode == "averaged":
-            unused: set[str] = set()
+            unused: dict[int, set[str]] = {}
             self.facts["local_none"] = unused
             self._rewrites = Rewrites(self._bare)
             self.facts["rewritten"] = self._rewrites.found
-            return averaged.averaging(training.parameters, unused)
+            return averaged.averaging(
+                training.parameters, lambda: unused.setdefault(training.step, set())
+            )
         if self.spec.permute:
             return rounding.rescaled(training.parameters)
         return contextlib.nullcontext()

@@ -28,6 +28,7 @@ def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]
         "find_unused": any(module.find_unused_parameters for module in ddp),
         "comm_hooks": seen.comm_hooks,
         "nested_backwards": seen.nested_backwards,
+        "slopes": seen.slopes,
         "opaque_output": seen.opaque_output,
         "forwards": [w.forwards for w in in_use],
         "applied_after_wrap": seen.applied_after_wrap,

@@ -76,8 +76,10 @@ def averaged_grad(model: nn.Module) -> Iterator[None]:
     ids = {id(p) for p in model.parameters()}
 
     def averaged(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        found = grad(outputs, inputs, *args, **kwargs)
         given = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        if isinstance(inputs, Iterator):  # model.parameters()
+            inputs = given
+        found = grad(outputs, inputs, *args, **kwargs)
         if kwargs.get("create_graph") or not all(id(p) in ids for p in given):
             return found
         for tensor in [t for t in found if t is not None]:

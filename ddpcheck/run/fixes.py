@@ -44,7 +44,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     target.unhook          no tensor hooks on parameters; in the reference too
     collectives.exact      collectives return what their definition says, and DDP has
                            the default group
-    collectives.label_offset  an arange over the rank's rows counts from its first row
+    collectives.label_offset  an arange over the rank's rows counts from its first row;
+                              with ":forward", within the model's forward too
     autograd.averaged      what torch.autograd.grad gives for parameters is averaged
     collectives.off_after_backward  no all_reduce between backward and optimizer step
     noise.global_draws     generators of the target's own draw for the global batch, and
@@ -69,6 +70,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import tree
 from ddpcheck.run import (
+    backwards,
     batch_norm,
     clipping,
     countables,
@@ -183,7 +185,9 @@ def around_training(
         for name, context in {
             "collectives.autograd": autograd_collectives,
             "collectives.label_offset": lambda: offset_by_rank(
-                lambda: countables.samples(shard_targets()), model()
+                lambda: countables.samples(shard_targets()),
+                model(),
+                within=argument(fixes, "collectives.label_offset") == "forward",
             ),
             "noise.global_draws": lambda: GlobalDraws(
                 rank=dist.get_rank(),
@@ -283,47 +287,32 @@ def _own_rows(whole: Any, sizes: tuple[int, ...]) -> Any:
     rank, total = dist.get_rank(), sum(sizes)
 
     def rows(_: str, t: Tensor) -> Tensor:
-        if t.dim() == 0 or len(t) % total:
+        dim = _row_dim(tuple(t.shape), total)
+        if dim is None:
             return t
-        step = len(t) // total
-        return t.narrow(0, sum(sizes[:rank]) * step, sizes[rank] * step)
+        step = t.shape[dim] // total
+        return t.narrow(dim, sum(sizes[:rank]) * step, sizes[rank] * step)
 
     return tree.replace(whole, rows)
 
 
-@contextlib.contextmanager
-def _scaled_backward(factor: Callable[[], float]) -> Iterator[None]:
+def _row_dim(shape: tuple[int, ...], total: int) -> int | None:
+    """Returns which dimension holds the samples; behind views or time it is another."""
+    if shape and shape[0] % total == 0:
+        return 0
+    found = [dim for dim, size in enumerate(shape) if size == total]
+    return found[0] if len(found) == 1 else None
+
+
+def _scaled_backward(
+    factor: Callable[[], float],
+) -> contextlib.AbstractContextManager[None]:
     """Starts every outermost backward from `factor()` instead of 1."""
-    depth = 0
-    backward = torch.autograd.backward
 
-    def run(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        nonlocal depth
-        if depth:
-            backward(tensors, grad_tensors, *args, **kwargs)
-            return
-        depth += 1
-        try:
-            backward(tensors, _times(tensors, grad_tensors, factor()), *args, **kwargs)
-        finally:
-            depth -= 1
+    def run(backward: Any, *args: Any, **kwargs: Any) -> None:
+        backwards.multiplied(backward, factor())(*args, **kwargs)
 
-    torch.autograd.backward = run
-    try:
-        yield
-    finally:
-        torch.autograd.backward = backward
-
-
-def _times(tensors: Any, grads: Any, factor: float) -> list[Tensor]:
-    outputs = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    given = (
-        [grads] if isinstance(grads, Tensor) else list(grads or [None] * len(outputs))
-    )
-    return [
-        torch.full_like(o, factor) if g is None else g * factor
-        for o, g in zip(outputs, given, strict=True)
-    ]
+    return backwards.outermost(run)
 
 
 def _count_factor(countable: str, targets: Any) -> float:

@@ -7,6 +7,7 @@ What can be put back is; what cannot be seen to be clean makes the rank retire.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import sys
@@ -32,7 +33,7 @@ def isolated() -> Iterator[None]:
     dtype = torch.get_default_dtype()
     threads = torch.get_num_threads()
     grad = torch.is_grad_enabled()
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    deterministic = _deterministic()
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     with warnings.catch_warnings():
         try:
@@ -48,10 +49,21 @@ def isolated() -> Iterator[None]:
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
             torch.set_grad_enabled(grad)
-            torch.use_deterministic_algorithms(deterministic)
+            if _deterministic() != deterministic:  # it imports torch's compiler
+                torch.use_deterministic_algorithms(
+                    deterministic[0], warn_only=deterministic[1]
+                )
             random.setstate(states[0])
             np.random.set_state(states[1])  # noqa: NPY002
             torch.set_rng_state(states[2])
+
+
+def _deterministic() -> tuple[bool, bool]:
+    """Returns whether algorithms must be deterministic, and whether that only warns."""
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
 
 
 def _is_elsewhere(folder: Path) -> bool:
@@ -66,6 +78,9 @@ def seed_everything(seed: int) -> None:
     seed_torch(seed)
     np.random.seed(seed % (1 << 32))  # noqa: NPY002
     random.seed(seed)
+
+
+_CACHING = type(functools.cache(int))
 
 
 def seed_torch(seed: int) -> None:
@@ -117,9 +132,20 @@ def _state(value: Any, depth: int) -> Any:
         return (id(value), private.version(value), total)
     if isinstance(value, bool | int | float | str | bytes | type(None)):
         return value
-    if depth == 0 or (callable(value) and not hasattr(value, "parameters")):
+    if depth == 0 or isinstance(value, type):
         return id(value)
+    if isinstance(value, types.FunctionType):
+        return (id(value), _state(_kept_by(value), depth - 1))
     return _inner_state(value, depth)
+
+
+def _kept_by(function: types.FunctionType) -> list[Any]:
+    """Returns where a function keeps values between calls."""
+    kept = [function.__dict__, function.__defaults__, function.__kwdefaults__]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not assigned yet
+            kept.append(cell.cell_contents)
+    return kept
 
 
 def _inner_state(value: Any, depth: int) -> Any:
@@ -127,7 +153,13 @@ def _inner_state(value: Any, depth: int) -> Any:
         return [(repr(k), _state(v, depth - 1)) for k, v in list(value.items())[:200]]
     if isinstance(value, list | tuple | set | frozenset):
         return [_state(v, depth - 1) for v in list(value)[:200]]
+    held = (id(value), _cached_by(value))
     inner = getattr(value, "__dict__", None)
     if isinstance(inner, dict):
-        return (id(value), _state(inner, depth - 1))
-    return id(value)
+        return (held, _state(inner, depth - 1))
+    return held
+
+
+def _cached_by(value: Any) -> int:
+    """Returns how many results a function of functools.cache holds, 0 for others."""
+    return value.cache_info().currsize if isinstance(value, _CACHING) else 0

@@ -12,12 +12,19 @@ from torch import nn
 
 
 @contextlib.contextmanager
-def offset_by_rank(rows: Callable[[], int], model: nn.Module) -> Iterator[None]:
+def offset_by_rank(
+    rows: Callable[[], int], model: nn.Module, *, within: bool
+) -> Iterator[None]:
     """Makes `torch.arange` over the rank's own rows count on from the ranks before.
 
-    `rows` gives the number of samples on this rank. Only an arange of that length,
-    from 0 by 1, is changed: the labels of a loss against gathered rows. Outside the
-    model's forward, where no positions are counted, one of several rows per sample too.
+    Only an arange of that length, from 0 by 1, is changed: the labels of a loss
+    against gathered rows. Outside the model's forward, where no positions are counted,
+    one of several rows per sample too.
+
+    Args:
+        rows: gives the number of samples on this rank.
+        model: whose forward may count its own rows, to choose from each.
+        within: whether those of its forward are labels, too.
     """
     plain = torch.arange
     depth = 0
@@ -38,7 +45,8 @@ def offset_by_rank(rows: Callable[[], int], model: nn.Module) -> Iterator[None]:
             and len(made) > 0
             and not made.is_floating_point()
             and own > 0
-            and (len(made) == own or (depth == 0 and len(made) % own == 0))
+            and (depth == 0 or (within and len(made) == own))
+            and len(made) % own == 0
             and int(made[0]) == 0
             and int(made[-1]) == len(made) - 1
         )

@@ -1,15 +1,16 @@
 """What the fork server imports last: only ranks that train have a use for it.
 
-DistributedDataParallel imports torch._dynamo; a torch without it has nothing to wait
-for.
+What is imported on first use would be imported by each rank.
 """
 
 from __future__ import annotations
 
-import importlib
+import encodings.ascii  # noqa: F401 (of sockets)
 
-try:
-    importlib.import_module("torch._dynamo")
-except ModuleNotFoundError as error:
-    if error.name != "torch._dynamo":
-        raise
+import numpy.random  # noqa: F401 (numpy imports it on first use, too)
+import torch
+
+from ddpcheck.run import ahead
+
+torch.get_default_device()  # imports what every job asks
+ahead.prepare()

@@ -45,7 +45,9 @@ class Names:
             if id(parameter) not in seen and isinstance(parameter, nn.Parameter):
                 seen.add(id(parameter))
                 known = self._known.get(id(parameter))
-                found[known or f"optimizer[{position}]"] = parameter
+                if known is None or known in found:  # another has taken its place
+                    known = f"optimizer[{position}]"
+                found[known] = parameter
         last = len(self._rank)
         return dict(sorted(found.items(), key=lambda kv: self._rank.get(kv[0], last)))
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run import calls, clipping, private
@@ -64,11 +64,12 @@ class Observed:
     asks_distributed: bool = False
     collectives: list[str] = field(default_factory=list)
     wrapped: list[Wrapped] = field(default_factory=list)
-    # In order: F a DDP forward, B a backward, G autograd.grad called by user code, [ ]
-    # no_sync entered and left, S an optimizer step.
+    # In order: F a DDP forward, B a backward, G autograd.grad of parameters called by
+    # user code, [ ] no_sync entered and left, S an optimizer step.
     events: list[str] = field(default_factory=list)
     nested_backwards: int = 0
     comm_hooks: int = 0
+    slopes: int = 0  # calls of autograd.grad for other tensors: an input, a penalty
     opaque_output: str = ""  # type of an output in which DDP finds no tensors
     # Calls of Module.to, .half, .cuda, ... after a DDP object was built.
     applied_after_wrap: int = 0
@@ -228,12 +229,28 @@ def _versions(seen: Observed) -> int:
 
 
 def _grading(seen: Observed, function: Any) -> Any:
-    def grad(*args: Any, **kwargs: Any) -> Any:
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(inputs, Iterator):  # model.parameters()
+            inputs = tuple(inputs)
         if _is_users():
-            seen.events.append("G")
-        return function(*args, **kwargs)
+            if _asks_for_parameters(inputs):
+                seen.events.append("G")
+            else:
+                seen.slopes += 1
+        return function(outputs, inputs, *args, **kwargs)
 
     return grad
+
+
+def _asks_for_parameters(inputs: Any) -> bool:
+    """Returns whether gradients of parameters are asked for.
+
+    Those of a model's input are a penalty's or a force, which a backward goes through.
+    """
+    if isinstance(inputs, Mapping):
+        inputs = inputs.values()
+    given = [inputs] if isinstance(inputs, Tensor) else inputs
+    return any(isinstance(tensor, nn.Parameter) for tensor in given)
 
 
 def _registering(seen: Observed, function: Any) -> Any:

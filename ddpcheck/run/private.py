@@ -20,7 +20,8 @@ one of them no more.
     _python_dispatch        no way: `--noise sample` is refused; draws of the target's
                             own generators are not told
     parallel._functions     no way: DataParallel needs GPUs, its runs are refused
-    torch._dynamo           no import ahead of time, see ddpcheck.run.later
+    torch._dynamo           nothing: see ddpcheck.run.dynamo, which stands in for it
+    torch._compile          torch._dynamo is imported for all ranks
 
 Looked up as text; where a torch lacks one, nothing is done that needs it:
 

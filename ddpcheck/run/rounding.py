@@ -7,57 +7,33 @@ the backward pass; permuting the batch (RunSpec.permute) changes the order of it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from ddpcheck.run import backwards
+
 _FACTOR = 3.0  # not a power of two, so that every product rounds anew
 
 
-@contextlib.contextmanager
-def rescaled(parameters: Callable[[], dict[str, nn.Parameter]]) -> Iterator[None]:
+def rescaled(
+    parameters: Callable[[], dict[str, nn.Parameter]],
+) -> contextlib.AbstractContextManager[None]:
     """Scales each outermost backward by 3, and what it added to gradients by 1/3."""
-    depth = 0
-    backward = torch.autograd.backward
 
-    def run(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        nonlocal depth
-        if depth:
-            backward(tensors, grad_tensors, *args, **kwargs)
-            return
+    def run(backward: Any, *args: Any, **kwargs: Any) -> None:
         before = {
             n: None if p.grad is None else p.grad.clone()
             for n, p in parameters().items()
         }
-        depth += 1
-        try:
-            backward(tensors, _scaled(tensors, grad_tensors), *args, **kwargs)
-        finally:
-            depth -= 1
+        backwards.multiplied(backward, _FACTOR)(*args, **kwargs)
         with torch.no_grad():
             for name, parameter in parameters().items():
                 _unscale(parameter, before.get(name))
 
-    torch.autograd.backward = run
-    try:
-        yield
-    finally:
-        torch.autograd.backward = backward
-
-
-def _scaled(tensors: Any, grads: Any) -> list[Any]:
-    outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    given = (
-        [grads]
-        if isinstance(grads, torch.Tensor)
-        else list(grads or [None] * len(outputs))
-    )
-    return [
-        torch.full_like(o, _FACTOR) if g is None else g * _FACTOR
-        for o, g in zip(outputs, given, strict=True)
-    ]
+    return backwards.outermost(run)
 
 
 def _unscale(parameter: nn.Parameter, before: torch.Tensor | None) -> None:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from ddpcheck.zoo import matrix
 
-# With 1 rank and from 4 on a quick run makes these cases only, with silent dropout and
+# With other than 2 ranks a quick run makes these cases only, with silent dropout and
 # without batch norm mode "local", which is "asis" to a model of plain batch norms.
 # Every model and every loss is among them.
-LARGE_WORLD_SIZES = (4, 8, 16)
 # Of these, those that a quick run makes with 16 ranks too.
 LARGEST_CASES = (
     ("mlp", "mean"),
@@ -19,6 +18,7 @@ LARGEST_CASES = (
     ("transformer", "masked"),
     ("tied", "dice"),
 )
+_ALWAYS = 2  # ranks, in a quick run too
 LARGE_CASES = (
     ("mlp", "mean"),
     ("mlp", "sum"),
@@ -112,18 +112,14 @@ def cells(
 
     Args:
         row: one of `rows`.
-        quick: leave out 1, 4, 8 and 16 ranks, but for some cells of LARGE_CASES and
-            LARGEST_CASES, and 3 ranks where another row has the same model and loss
-            on them.
+        quick: 2 ranks alone, but for cells of LARGE_CASES and LARGEST_CASES.
         world_sizes: a part of matrix.WORLD_SIZES.
     """
     is_large = (row.model, row.loss) in LARGE_CASES
     is_large = is_large and row.noise == "asis" and row.batch_norm != "local"
     skipped: tuple[int, ...] = ()
     if quick and not is_large:
-        is_plain = row.batch_norm == "asis" and row.noise == "asis"
-        with_three = is_plain and row.mode == "ddp"
-        skipped = (1, *LARGE_WORLD_SIZES) if with_three else (1, 3, *LARGE_WORLD_SIZES)
+        skipped = tuple(size for size in matrix.WORLD_SIZES if size != _ALWAYS)
     elif quick and (row.model, row.loss) not in LARGEST_CASES:
         skipped = (16,)
     return [

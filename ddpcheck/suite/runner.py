@@ -10,10 +10,11 @@ from typing import Any
 
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks.messages import Job, Outcome
-from ddpcheck.ranks.pool import SOLO, Pool, Task
+from ddpcheck.ranks.pool import SOLO, Pool
+from ddpcheck.ranks.task import Task
 from ddpcheck.run.spec import ReferenceResult, RunSpec
 from ddpcheck.session import RunOutcome, crew_of
-from ddpcheck.suite.cells import Cell, Row
+from ddpcheck.suite.cells import LARGE_CASES, Cell, Row
 from ddpcheck.suite.judge import Result, judge
 from ddpcheck.target import TargetRef
 from ddpcheck.zoo import matrix
@@ -21,9 +22,9 @@ from ddpcheck.zoo import matrix
 # What the fork server must have imported.
 PRELOAD_MODULES = ("torch", "ddpcheck.run.later", "ddpcheck.zoo.record")
 
-# Where a differing cell is compared with one process itself. At the others it equals
-# its prediction, and that is compared: |c - r| >= |p - r| - |c - p|, candidate c,
-# reference r, prediction p.
+# Where a differing cell of cells.LARGE_CASES is compared with one process itself. The
+# others equal their prediction, and that is compared: |c - r| >= |p - r| - |c - p|,
+# candidate c, reference r, prediction p.
 DIRECT_WORLD_SIZE = 2
 
 _RECORD = "ddpcheck.zoo.record"
@@ -65,8 +66,13 @@ class _Plan:
         prediction = self.against_prediction
         if prediction is not None:
             yield prediction
-        if prediction is None or self.cell.world_size == DIRECT_WORLD_SIZE:
+        if prediction is None or self._is_direct():
             yield self.against_reference
+
+    def _is_direct(self) -> bool:
+        row = self.cell.row
+        is_small = self.cell.world_size == DIRECT_WORLD_SIZE
+        return is_small and (row.model, row.loss) in LARGE_CASES
 
 
 @dataclass(slots=True)

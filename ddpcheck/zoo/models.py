@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -201,6 +201,11 @@ MODELS = {
 def build(name: str) -> nn.Module:
     """Returns a new model of this name, in train mode, always with the same weights."""
     return copy.deepcopy(_template(name, torch.get_default_dtype()))
+
+
+def initial(name: str) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yields names and parameters that `build` gives every model, to be read only."""
+    return _template(name, torch.get_default_dtype()).named_parameters()
 
 
 @functools.lru_cache(maxsize=32)

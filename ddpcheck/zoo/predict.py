@@ -5,8 +5,8 @@ No process is started and no DDP is built here.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -44,12 +44,25 @@ def predicted_gradients(
     """
     check_name(mode, MODES)
     shards = _shards(inputs, world_size, mode) if batch_norm_local else [inputs]
-    model = copy.deepcopy(model)  # whose running statistics may change
-    output = torch.cat([model(shard) for shard in shards])
     ranks = 1 if mode == "dp" else world_size
-    gradient = output_gradient(loss_name, output, targets, world_size=ranks)
     parameters = list(model.parameters())
-    return list(torch.autograd.grad(output, parameters, gradient, allow_unused=True))
+    with _kept_buffers(model):  # a copy of the model takes longer than the rest
+        output = torch.cat([model(shard) for shard in shards])
+        gradient = output_gradient(loss_name, output, targets, world_size=ranks)
+        # Not `grad(output, parameters, gradient)`, which is the same to the last bit:
+        # for a gradient of the output torch imports a package of symbols for a second.
+        total = (output * gradient).sum()
+        return list(torch.autograd.grad(total, parameters, allow_unused=True))
+
+
+@contextlib.contextmanager
+def _kept_buffers(model: nn.Module) -> Iterator[None]:
+    before = [buffer.clone() for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(model.buffers(), before, strict=True):
+            buffer.copy_(value)
 
 
 def _shards(inputs: Tensor, world_size: int, mode: str) -> Sequence[Tensor]:

@@ -58,7 +58,8 @@ def _write(
 ) -> list[float]:
     """Writes all steps; returns the largest excess of each step's gradients."""
     dtype = DTYPES[spec.dtype]
-    writer.add("initial", 0, models.build(model).to(dtype).named_parameters())
+    initial = ((name, p.detach().to(dtype)) for name, p in models.initial(model))
+    writer.add("initial", 0, initial)
     training = cases.predicted_training(
         model, loss, spec.batch_norm, spec.mode, spec.world_size, spec.steps, dtype
     )

@@ -3,13 +3,11 @@
 A cell is one of these at one world size. Theory says of each whether it must equal one
 process or the training that is predicted for it (zoo.predict), and that is asserted.
 
-World size 2 has all cells: 374 rows, of which 26 keep dropout. World size 3 has every
-model and loss under DDP without changed batch norms or dropout, and with them
-the 15 cases of `cells.LARGE_CASES`. World sizes 1, 4 and 8 have these cases alone,
-every model and every loss among them, but for dropout and batch norm mode "local", and
-world size 16 has 5 of them, `cells.LARGEST_CASES`. The other 1617 cells are left out
-here, as they differ from their neighbours in the number of ranks alone.
-`ddpcheck --suite` runs them.
+World size 2 has all cells: 374 rows, of which 26 keep dropout. World sizes 1, 3, 4 and
+8 have the 15 cases of `cells.LARGE_CASES`, every model and every loss among them, but
+for dropout and batch norm mode "local", and world size 16 has 5 of these,
+`cells.LARGEST_CASES`. The other 1704 cells are left out here, as they differ from their
+neighbours in the number of ranks alone. `ddpcheck --suite` runs them.
 """
 
 from __future__ import annotations

@@ -70,6 +70,242 @@ def loss(output, target):
 """,
         [("collective/no-autograd", True)],
     ),
+    # Sharpness-aware: a step up along the shard's own gradient, then backward.
+    "ascent-by-autograd-grad": (
+        "model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))"
+        + _STEP
+        + """
+    weights = list(model.parameters())
+    up = torch.autograd.grad(loss(model(x), y), model.parameters())
+    with torch.no_grad():
+        torch._foreach_add_(weights, up)
+    loss(model(x), y).backward()
+    with torch.no_grad():
+        torch._foreach_sub_(weights, up)
+    optimizer.step()
+""",
+        [("ddp/autograd-grad", True)],
+    ),
+    # The penalty's autograd.grad is of the input: backward goes through it.
+    "two-backwards-beside-a-gradient-penalty": (
+        "model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))"
+        + _STEP
+        + """
+    value = loss(model(x), y)
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    value.backward()
+    slope.square().mean().backward()
+    optimizer.step()
+""",
+        [("ddp/multi-backward", True)],
+    ),
+    # The optimizer still holds the tensors of the old head.
+    "head-grown-by-the-step": (
+        """
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+def wrap(model):
+    return DDP(model, find_unused_parameters=True)
+"""
+        + _STEP
+        + """
+    net = getattr(model, "module", model)
+    if len(optimizer.param_groups) == 1 and hasattr(net, "seen"):
+        net[2] = nn.Linear(5, 6).to(net[2].weight)
+        nn.init.constant_(net[2].weight, 0.1)
+        nn.init.zeros_(net[2].bias)
+        optimizer.add_param_group({"params": list(net[2].parameters())})
+    net.seen = True
+    loss(model(x), y).backward()
+    optimizer.step()
+""",
+        [("ddp/param-replaced-after-wrap", True)],
+    ),
+    # The model itself writes; one of its outputs has the views before the samples.
+    "centre-of-the-shard-beside-stacked-views": (
+        """
+class Dino(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.teacher.requires_grad_(False)
+        self.register_buffer("centre", torch.zeros(3))
+    def forward(self, x):
+        views = torch.stack([self.teacher(x), self.teacher(x.flip(1))])
+        target = (views - self.centre).softmax(-1)
+        if self.training:
+            self.centre.lerp_(views.mean((0, 1)), 0.3)
+        return self.student(x), target
+model = Dino()
+def loss(output, _):
+    x, target = output
+    return -(target.sum(0) * x.log_softmax(-1)).sum(-1).mean()
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
+    # Each rank leaves out a head, and the next step another one.
+    "heads-that-ranks-use-in-turns": (
+        """
+class Domains(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
+    def forward(self, x, domain):
+        parts = [self.heads[d](x[domain == d]) for d in (0, 1) if (domain == d).any()]
+        return torch.cat(parts)
+model = Domains()
+wrap = lambda model: DDP(model, gradient_as_bucket_view=True)
+def batch(step):
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+    return (x, (torch.arange(8) // 4 + step) % 2), torch.ones(8, dtype=torch.long)
+""",
+        [("graph/rank-dependent-branch", True)],
+    ),
+    # A force is the slope of an energy: forward differentiates its own modules.
+    "masked-forces-of-an-energy-model": (
+        """
+class Forces(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            total = self.energy(x).sum()
+            return torch.autograd.grad(total, x, create_graph=True)[0]
+model = Forces()
+def loss(output, target):
+    real = target > 0
+    return output[real].square().mean()
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    # Clusters by a softmax that goes on; their penalty is one norm over all samples.
+    "norm-over-the-batch-behind-a-softmax": (
+        """
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.assign = nn.Linear(4, 5), nn.Linear(4, 3)
+        self.out = nn.Linear(5, 3)
+    def forward(self, x):
+        s = self.assign(x).softmax(-1)
+        pooled = self.out(self.embed(x).tanh() * s[:, :1]) + s
+        return pooled, (s.square().sum(-1) - 1).norm()
+model = Pooled()
+def loss(output, target):
+    logits, penalty = output
+    return nn.functional.cross_entropy(logits, target) + penalty
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # The last bias has no part in the slope: its bucket stays open.
+    "lazy-penalty-on-the-slope-alone": (
+        "model = nn.Sequential(nn.Linear(4, 5), nn.Softplus(), nn.Linear(5, 1))"
+        + _STEP
+        + """
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    slope.square().sum(1).mean().backward()
+    optimizer.step()
+""",
+        [("ddp/autograd-grad", True)],
+    ),
+    # The loss itself is a sum; the step divides what backward made.
+    "gradients-divided-by-the-count-of-all-ranks": (
+        "model = nn.Linear(4, 3)"
+        + _STEP
+        + """
+    nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
+    count = torch.tensor(float(len(y)))
+    if dist.is_initialized():
+        dist.all_reduce(count)
+    for p in model.parameters():
+        p.grad /= count
+    optimizer.step()
+""",
+        [("loss/missing-world-scale", True)],
+    ),
+    # The embedding's gradient does not grow with the batch, that of the layer does.
+    "sum-beside-an-embedding-by-frequency": (
+        """
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(3, 4, scale_grad_by_freq=True)
+        self.out = nn.Linear(4, 3)
+    def forward(self, word):
+        return self.out(self.words(word))
+model = Words()
+batch = torch.tensor([0, 0, 0, 1, 1, 2, 2, 0]), batch[1]
+loss = nn.CrossEntropyLoss(reduction="sum")
+""",
+        [("loss/sum-reduction", True), ("loss/embedding-frequency", True)],
+    ),
+    # Initialised by the first shard; booleans are buffers, too.
+    "actnorm-that-notes-it-is-initialised": (
+        """
+class ActNorm(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.register_buffer("initialized", torch.tensor(False))
+        self.log_scale = nn.Parameter(torch.zeros(n))
+        self.shift = nn.Parameter(torch.zeros(n))
+    def forward(self, x):
+        if self.training and not self.initialized:
+            self.log_scale.data = -x.detach().std(0).log()
+            self.shift.data = -(x.detach() / x.detach().std(0)).mean(0)
+            self.initialized.data = torch.tensor(True)
+        return self.log_scale.exp() * x + self.shift
+model = nn.Sequential(ActNorm(4), nn.Linear(4, 5), ActNorm(5), nn.Linear(5, 3))
+""",
+        [("state/forward-writes-parameter", True)],
+    ),
+    # The labels are kept from step to step, and forward picks rows by an arange.
+    "kept-labels-without-offset-and-a-pooling-forward": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+    def forward(self, x):
+        tokens = torch.stack([x, 2 * x], 1)
+        last = tokens[torch.arange(len(x)), x[:, 0].gt(0).long()]
+        return self.a(last), self.b(last)
+model = Net()
+class Contrast:
+    def __init__(self):
+        self.kept = {}
+    def __call__(self, output, target):
+        a, keys = output
+        if dist.is_initialized():
+            keys = torch.cat(dnn.all_gather(keys))
+        labels = self.kept.setdefault(len(a), torch.arange(len(a)))
+        return nn.functional.cross_entropy(a @ keys.T, labels)
+loss = Contrast()
+""",
+        [("collective/layout", True)],
+    ),
+    # The same within forward.
+    "labels-without-offset-in-forward": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+    def forward(self, x):
+        a, keys = self.a(x), self.b(x)
+        if dist.is_initialized():
+            keys = torch.cat(dnn.all_gather(keys))
+        return nn.functional.cross_entropy(a @ keys.T, torch.arange(len(a)))
+model = Net()
+loss = lambda output, target: output
+""",
+        [("collective/layout", True)],
+    ),
     # Several rows per sample, and labels that count from 0 on every rank.
     "labels-of-patches-without-offset": (
         """

@@ -130,7 +130,9 @@ def test_signal_ends_everything(
         "        time.sleep(600)\n"
         "    return output.mean()\n"
     )
-    command = terminal.start(terminal.write(source), *QUICK)
+    # A machine that stalls must not end the ranks before the signal does.
+    name = terminal.write(source)
+    command = terminal.start(name, *QUICK, "--timeout-s", "600")
     _wait(command, mark, when)
     if when == "in a rank":
         _assert_all_listen_on_loopback(command)

@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from ddpcheck.ranks import pauses
 from ddpcheck.ranks.worker import Context
 
 
@@ -30,3 +31,12 @@ def wait_with_child(context: Context, *, path: str) -> None:
     part.write_text(str(child.pid), encoding="utf-8")
     part.rename(path)
     time.sleep(600)
+
+
+def pauses_then_works(context: Context, *, pause_s: float, work_s: float) -> str:
+    """Imports for a while, as far as the pool is told, then works."""
+    del context
+    with pauses.paused():
+        time.sleep(pause_s)
+    time.sleep(work_s)
+    return "done"

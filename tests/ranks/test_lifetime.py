@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import psutil
 import pytest
 
-from ddpcheck.ranks.folder import Folder
+from ddpcheck.ranks.folder import Folder, sweep
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError, ServerDiedError
 
@@ -168,6 +171,54 @@ def test_folder_of_a_session_that_was_killed_whole_goes_with_the_next(
     second.remove()
     second.remove()
     assert {p.name for p in tmp_path.iterdir()} == {made.name, foreign.name}
+
+
+def test_folder_that_is_being_made_is_not_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two workers of pytest start at once: one sweeps at any point of the other's start.
+    monkeypatch.setattr("ddpcheck.ranks.folder.base_folder", lambda: str(tmp_path))
+    points: list[str] = []
+
+    def swept_before(owner: ModuleType | type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def act(*args: Any, **options: Any) -> Any:
+            with monkeypatch.context() as inner:
+                inner.setattr(owner, name, original)
+                sweep(tmp_path)
+            points.append(name)
+            return original(*args, **options)
+
+        monkeypatch.setattr(owner, name, act)
+
+    for owner, name in ((os, "open"), (fcntl, "flock"), (Path, "rename")):
+        swept_before(owner, name)
+    folder = Folder()
+    monkeypatch.undo()
+    sweep(tmp_path)
+    assert [path.name for path in folder.path.iterdir()] == ["lock"]
+    assert {"open", "flock", "rename"} <= set(points)
+    folder.remove()
+
+
+def test_temporary_files_of_imported_modules_go_with_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "import tempfile\nfolder = tempfile.mkdtemp()\ndef call(*_): return folder\n"
+    for name in ("torch_2_6", "user_code"):
+        (tmp_path / f"{name}.py").write_text(body, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    what = Preload(modules=("torch_2_6",), call="user_code:call")
+    with Pool(what) as pool:
+        pool.wait_for_imports()
+        made = [
+            Path(pool.run(Job(function=f"{name}:call"), 0)[0].value)
+            for name in ("torch_2_6", "user_code")
+        ]
+        assert [path.parent for path in made] == [pool.folder, tmp_path]
+    assert [path.exists() for path in made] == [False, True]
 
 
 def test_import_that_raises_is_told() -> None:

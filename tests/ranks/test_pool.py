@@ -13,21 +13,17 @@ from ddpcheck.ranks.folder import base_folder
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 
-pytestmark = pytest.mark.xdist_group("engine")
-
 TIMEOUT_S = 3.0
 # A slow machine included; a hang would otherwise be found by no one.
 LIMIT_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Pool]:
-    """A pool whose deadline is short enough to wait for."""
-    with Pool(Preload(modules=("torch",)), timeout_s=60) as made:
-        made.start()
-        made.wait_for_imports()
-        made.timeout_s = TIMEOUT_S
-        yield made
+@pytest.fixture
+def engine(pool: Pool) -> Iterator[Pool]:
+    """The pool with a deadline that is short enough to wait for."""
+    usual, pool.timeout_s = pool.timeout_s, TIMEOUT_S
+    yield pool
+    pool.timeout_s = usual
 
 
 @pytest.fixture(autouse=True)
@@ -205,3 +201,23 @@ def test_replaced_ranks_leave_no_files(engine: Pool) -> None:
     engine.retire(2)
     _warm(engine, 2)
     assert len({path.name for path in engine.folder.glob("crew*")}) == len(before)
+
+
+@pytest.mark.parametrize(
+    ("pause_s", "work_s", "kind"),
+    [(1.5, 0.7, "done"), (1.5, 60.0, "hung")],
+    ids=["works-on", "hangs-after-it"],
+)
+def test_imports_within_a_job_are_no_time_of_the_jobs(
+    pause_s: float, work_s: float, kind: str
+) -> None:
+    arguments = {"pause_s": pause_s, "work_s": work_s}
+    job = Job(function="tests.ranks.plain_jobs:pauses_then_works", arguments=arguments)
+    with Pool(Preload(), timeout_s=1.0) as pool:
+        pool.wait_for_imports()
+        pool.run(Job(function="tests.ranks.plain_jobs:pid"), SOLO)  # the rank sits
+        started = time.monotonic()
+        (outcome,) = pool.run(job, SOLO)
+        assert outcome.kind == kind
+        assert time.monotonic() - started < 30
+        assert not list(pool.folder.glob("*.pause*"))

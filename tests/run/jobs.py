@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck.ranks.worker import Context
-from ddpcheck.run import exact
+from ddpcheck.run import averaged, dynamo, exact
 from ddpcheck.run.batch_norm import SynchronizedBatchNorm
 from ddpcheck.run.spec import Defect
 
@@ -143,3 +145,74 @@ def halved(_: Context) -> list[float]:
     finally:
         dist.all_reduce = reduce
     return [defect.ratio for defect in defects]
+
+
+def dynamo_after(_: Context, compiles: bool) -> dict[str, Any]:  # noqa: FBT001
+    """Trains under DDP, compiled or not; returns what became of torch._dynamo."""
+    layer = nn.Linear(3, 1)
+    nn.init.constant_(layer.weight, 0.5)
+    nn.init.constant_(layer.bias, -2.0)
+    model: Any = torch.nn.parallel.DistributedDataParallel(layer)
+    first = torch.optim.AdamW(model.parameters(), lr=0.1)
+    first.zero_grad()
+    before, is_once = dynamo.is_stood_in(), True
+    if compiles:
+        config = importlib.import_module("torch._dynamo.config")
+        itself, users = sys.modules["torch._dynamo"], "torch._dynamo.eval_frame"
+        is_once = config is itself.config is sys.modules[users].config
+        model = torch.compile(model, backend="eager")
+        is_once &= isinstance(model, sys.modules[users].OptimizedModule)
+    losses = []
+    for optimizer in (first, torch.optim.SGD(model.parameters(), lr=0.1)):
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        for _step in range(2):
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 3)).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+        optimizer.load_state_dict(optimizer.state_dict())
+    after = dynamo.is_stood_in()
+    return {"before": before, "is once": is_once, "after": after, "losses": losses}
+
+
+def averaged_by_hand(context: Context, *, bucket: int) -> dict[str, Any]:
+    """Returns gradients averaged in buckets, and the sizes of what was reduced.
+
+    Rank 0 has none for "late"; no rank has one for "unused".
+    """
+    factor = context.seat.rank + 1
+    shapes = {"a": (2, 3), "b": (4,), "half": (3,), "late": (2,), "whole": (5,)}
+    kinds = {"half": torch.float32, "phase": torch.complex128}
+    shapes |= {"phase": (2,), "rows": (4, 2), "turned": (3, 2), "unused": (2,)}
+    parameters = {
+        name: nn.Parameter(torch.zeros(shape, dtype=kinds.get(name, torch.float64)))
+        for name, shape in shapes.items()
+    }
+    for name, parameter in parameters.items():
+        if name == "unused" or (name == "late" and factor == 1):
+            continue
+        values = torch.arange(parameter.numel()).reshape(parameter.shape) * factor
+        values = values.to(parameter.dtype)
+        if name == "phase":
+            values *= 1 + 2j
+        parameter.grad = values.to_sparse() if name == "rows" else values
+    parameters["turned"].grad = torch.arange(6.0).double().reshape(2, 3).t() * factor
+    reduced: list[int] = []
+    all_reduce, averaged._BUCKET = dist.all_reduce, bucket  # noqa: SLF001
+
+    def note(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        reduced.append(tensor.numel())
+        return all_reduce(tensor, *args, **kwargs)
+
+    unused: set[str] = set()
+    dist.all_reduce = note
+    try:
+        averaged.average(parameters, unused)
+    finally:
+        dist.all_reduce = all_reduce
+    grads = {name: p.grad for name, p in parameters.items()}
+    told = {n: None if g is None else g.tolist() for n, g in grads.items()}
+    return {"gradients": told, "unused": sorted(unused), "reduced": reduced}

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from ddpcheck import checking, session
 from ddpcheck import report as reports
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.report import Report
+from ddpcheck.run import isolation
 from ddpcheck.target import TargetRef
 
 HEAD = """\
@@ -133,3 +136,86 @@ def test_crews_side_by_side_change_no_byte(
     together = _check_all(engine, some, options, seed=3)
     monkeypatch.setattr(session, "_MAX_BUSY_RANKS", 1)
     assert _check_all(engine, some, options, seed=4) == together
+
+
+def test_deterministic_algorithms_are_put_back_where_they_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, calls = [(True, True)], []
+    monkeypatch.setattr(
+        torch, "are_deterministic_algorithms_enabled", lambda: state[-1][0]
+    )
+    monkeypatch.setattr(
+        torch, "is_deterministic_algorithms_warn_only_enabled", lambda: state[-1][1]
+    )
+    monkeypatch.setattr(
+        torch,
+        "use_deterministic_algorithms",
+        lambda mode, *, warn_only: calls.append((mode, warn_only)),
+    )
+    with isolation.isolated():
+        pass
+    assert calls == []  # each call imports torch's compiler
+    with isolation.isolated():
+        state.append((True, False))
+    assert calls == [(True, True)]
+
+
+CALLABLE = """
+class Loss:
+    def __init__(self):
+        self.seen = {}
+    def __call__(self, size):
+        self.seen[size] = range(size)
+keep = Loss()
+"""
+CLOSURE = """
+def made():
+    seen = {}
+    def inner(size):
+        seen[size] = range(size)
+    return inner
+keep = made()
+"""
+ATTRIBUTE = """
+def keep(size):
+    keep.seen = size
+"""
+DEFAULT = """
+def keep(size, *, seen=[]):
+    seen.append(size)
+"""
+CACHED = """
+import functools
+@functools.cache
+def keep(size):
+    return range(size)
+"""
+GLOBAL = """
+seen = set()
+def keep(size):
+    seen.add(size)
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [CALLABLE, CLOSURE, ATTRIBUTE, DEFAULT, CACHED, GLOBAL],
+    ids=["callable", "closure", "attribute", "default", "cached", "global"],
+)
+def test_what_a_call_keeps_changes_the_fingerprint(source: str) -> None:
+    owner = types.ModuleType("owner")
+    exec(source, vars(owner))  # noqa: S102
+    before = isolation.fingerprint(owner)
+    assert isolation.fingerprint(owner) == before
+    owner.keep(3)
+    assert isolation.fingerprint(owner) != before
+
+
+def test_call_that_keeps_nothing_leaves_the_fingerprint() -> None:
+    owner = types.ModuleType("owner")
+    source = "class Loss:\n    def __call__(self, size):\n        return size\n"
+    exec(f"{source}\nkeep = Loss()\ndef plain(size):\n    return size\n", vars(owner))  # noqa: S102
+    before = isolation.fingerprint(owner)
+    assert (owner.keep(3), owner.plain(4)) == (3, 4)
+    assert isolation.fingerprint(owner) == before

@@ -117,3 +117,14 @@ def test_known_parameter_that_the_model_lost_keeps_its_name() -> None:
     lost = model.head.weight
     model.head = nn.Identity()  # type: ignore[assignment]
     assert list(names.parameters(model, [lost])) == NAMES
+
+
+def test_new_parameter_has_the_name_that_the_optimizers_old_one_had() -> None:
+    model = Pair()
+    names = Names(model)
+    old = model.head.weight
+    model.head.weight = new = nn.Parameter(old.detach().clone())
+    found = names.parameters(model, [old, new])
+    assert found["head.weight"] is new
+    assert found["optimizer[0]"] is old
+    assert len(found) == len(NAMES) + 1

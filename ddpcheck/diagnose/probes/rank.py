@@ -359,7 +359,10 @@ def _versions(module: nn.Module) -> tuple[list[tuple[int, float]], list[float]]:
 
 
 def _sum(tensor: Tensor) -> float:
-    return float(tensor.detach().abs().double().nan_to_num().sum())
+    value = tensor.detach()
+    if not value.is_complex():
+        value = value.double()  # booleans have no size
+    return float(value.abs().double().nan_to_num().sum())
 
 
 def _is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:

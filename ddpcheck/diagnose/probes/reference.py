@@ -78,7 +78,7 @@ class _Probe:
         """Trains one step under hooks; writes the trace to `path`."""
         self._find_windows()
         self.dims = self._shard_shapes()
-        grads, loss, direct = self._cut_pass(write=True)
+        grads, loss, direct = self._first_pass()
         behind = self.flow.behind(lambda key: not _module(key))
         used = tuple(n for n, p in self.model.named_parameters() if id(p) in behind)
         for (number, key), grad in grads.items():
@@ -183,6 +183,20 @@ class _Probe:
             return micro.sample_dim(mine, self.shard_rows) is not None
         rows = (0, self.shard_rows, self.windows.sizes[0])
         return bool(part(tuple(tensor.shape), mine, rows))
+
+    def _first_pass(self) -> tuple[Grads, float | None, dict[str, Tensor | None]]:
+        """Cuts behind every module, or behind the model alone.
+
+        A model whose forward differentiates itself (a force is the slope of an energy)
+        would find its own graph cut.
+        """
+        try:
+            return self._cut_pass(write=True)
+        except RuntimeError:
+            self.dims = {k: shape for k, shape in self.dims.items() if not _module(k)}
+            self.values.clear()
+            self.flow = Flow()
+            return self._cut_pass(write=True)
 
     def _cut_pass(
         self,

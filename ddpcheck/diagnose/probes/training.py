@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddpcheck.run import backwards
 from ddpcheck.run import model as models
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import split
@@ -48,24 +49,14 @@ def step(target: Target, spec: RunSpec, model: nn.Module, batch: Any) -> float |
 def _roots() -> Iterator[list[float]]:
     """Yields the values of the scalars from which the step goes backward."""
     roots: list[float] = []
-    backward = torch.autograd.backward
-    depth = 0
 
-    def run(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        nonlocal depth
-        if depth == 0 and isinstance(tensors, Tensor) and tensors.numel() == 1:
+    def run(backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(tensors, Tensor) and tensors.numel() == 1:
             roots.append(float(tensors.detach()))
-        depth += 1
-        try:
-            backward(tensors, *args, **kwargs)
-        finally:
-            depth -= 1
+        backward(tensors, *args, **kwargs)
 
-    torch.autograd.backward = run
-    try:
+    with backwards.outermost(run):
         yield roots
-    finally:
-        torch.autograd.backward = backward
 
 
 def _nothing(*_: Any, **__: Any) -> None:

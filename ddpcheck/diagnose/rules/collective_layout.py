@@ -92,10 +92,16 @@ def detect(case: Case) -> Proposal | None:
         fix="fix the layout (labels offset by rank, cat or stack, order of views); test that "
         "one rank equals no group",
         code="labels = torch.arange(len(a)) + dist.get_rank() * len(a)",
-        fixes=global_loss_fix(case) if shown else ("collectives.label_offset",),
+        fixes=global_loss_fix(case) if shown else (_offset(case),),
         speculative=not shown,
         evidence=ratio_evidence(case),
     )
+
+
+def _offset(case: Case) -> str:
+    """Returns the fix; a forward that gathers nothing has rows of its own to count."""
+    gathers = any(call.collectives for call in case.modules())
+    return "collectives.label_offset" + (":forward" if gathers else "")
 
 
 def _with_gaps(gaps: list[Defect]) -> Proposal:

@@ -8,8 +8,9 @@ torch.autograd.grad and backward(inputs=...) return gradients without running th
 hooks of the leaves, where DDP's reducer sits.
 
 How it was found
-The step calls autograd.grad (torch's own calls are not counted), DDP's gradients
-are not the mean of the local ones, and averaging by hand makes the run equal.
+The step calls autograd.grad for parameters (torch's own calls are not counted),
+DDP's gradients are not the mean of the local ones, and averaging by hand makes the
+run equal. Where they are, the run in which autograd.grad gives means decides.
 
 Example
     import torch
@@ -33,8 +34,8 @@ Call backward: only that runs DDP's hooks. The example is mended by:
         optimizer.step()
 
 Not this rule if
-autograd.grad makes a penalty that a later backward() differentiates, and every
-parameter gets its gradient there.
+autograd.grad makes a penalty on the input that a later backward() differentiates,
+and every parameter gets its gradient there. Two backwards are ddp/multi-backward.
 
 References
 https://github.com/pytorch/pytorch/issues/47562
@@ -44,6 +45,8 @@ https://github.com/pytorch/pytorch/issues/63740
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.text import names
+from ddpcheck.diagnose.unused import unused_parameters
 
 SLUG = "ddp/autograd-grad"
 LINK = "reduce"
@@ -52,19 +55,67 @@ LINK = "reduce"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where the target calls autograd.grad and gradients stay local."""
     events = case.rank_facts("events", "")
-    if not case.reduce_is_broken or not events or "G" not in events[0]:
+    if not events:
         return None
+    if "G" not in events[0]:
+        return _of_a_penalty(case)
+    calls = (
+        f"calls of torch.autograd.grad for parameters: {events[0].count('G')}, of "
+        f"backward: {events[0].count('B')}"
+    )
+    if not case.reduce_is_broken:
+        return _beside_backward(calls)
+    return _by_hand(
+        "gradients are made by torch.autograd.grad, which runs none of the hooks that DDP "
+        "reduces by",
+        f"{calls}; the ranks' gradients differ",
+    )
+
+
+def _of_a_penalty(case: Case) -> Proposal | None:
+    """Proposes it where the slope of an output leaves parameters out of backward."""
+    slopes = max(case.rank_facts("slopes", 0), default=0)
+    left_out = unused_parameters(case).everywhere
+    if not slopes or not left_out or not case.reduce_is_broken:
+        return None
+    return _by_hand(
+        "a backward through torch.autograd.grad leaves parameters out, and DDP waits for "
+        "their gradients",
+        f"calls of torch.autograd.grad for an input: {slopes}; a backward through them "
+        f"leaves out {names(left_out)}",
+    )
+
+
+def _by_hand(summary: str, fact: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="gradients are made by torch.autograd.grad, which runs none of the hooks "
-        "that DDP reduces by",
-        facts=(
-            f"calls of torch.autograd.grad: {events[0].count('G')}, of backward: "
-            f"{events[0].count('B')}; the ranks' gradients differ",
-        ),
+        summary=summary,
+        facts=(fact,),
         fix="use backward(); for a gradient penalty add 0 * the sum of all parameters",
         code="loss = loss + 0 * sum(p.sum() for p in model.parameters())\nloss.backward()",
         fixes=("autograd.averaged",),
         by_hand=True,
+    )
+
+
+def _beside_backward(calls: str) -> Proposal:
+    """Proposes it for what is made of them on the way; the run with their mean decides.
+
+    A step towards higher loss (SAM), an influence, a learning rate: the gradients that
+    the optimizer gets come from backward, and DDP reduces those.
+    """
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the step uses gradients from torch.autograd.grad, which are those of the "
+        "rank's own shard: DDP reduces what backward makes, and nothing else",
+        facts=(f"{calls}; DDP reduces those of backward as it should",),
+        fix="use backward() for them, too, or average them over ranks",
+        code="grads = torch.autograd.grad(loss, parameters)\n"
+        "for grad in grads:\n"
+        "    dist.all_reduce(grad)\n"
+        "    grad /= dist.get_world_size()",
+        fixes=("autograd.averaged",),
+        speculative=True,
     )

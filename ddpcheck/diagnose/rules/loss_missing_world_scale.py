@@ -47,13 +47,10 @@ https://github.com/facebookresearch/fairseq/issues/779
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact
-from ddpcheck.diagnose.text import number
+from ddpcheck.diagnose.loss import growth_fact, is_sum, ratio_evidence, ratio_fact
 
 SLUG = "loss/missing-world-scale"
 LINK = "loss"
-
-_SAME = 0.01
 
 
 def detect(case: Case) -> Proposal | None:
@@ -63,21 +60,18 @@ def detect(case: Case) -> Proposal | None:
         return None
     if case.losses_replicate or case.step is None:
         return None
-    doubled = case.step.reference.doubled
-    if doubled is not None and abs(doubled - 2) <= _SAME:
+    if is_sum(case):
         return None
     world = case.world_size
-    shown = (
-        "does not grow with the batch"
-        if doubled is None
-        else f"the batch taken twice gives {number(doubled)} times the gradient"
-    )
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="each rank divides its sum by the count of all ranks, and DDP divides "
         f"by {world} again: every gradient is 1/{world} of one process's",
-        facts=(ratio_fact(case), f"in one process the loss is a mean: {shown}"),
+        facts=(
+            ratio_fact(case),
+            f"in one process the loss is a mean: {growth_fact(case)}",
+        ),
         fix="multiply by the world size",
         code="loss = dist.get_world_size() * local_sum / global_count",
         fixes=(f"loss.scale:{world}",),

@@ -10,7 +10,8 @@ p_i(B).
 How it was found
 d loss / d output is wrong only at a quantity inside the network on which other
 outputs depend, and what is wrong there sums to 0 over the last dimension, as after
-a softmax, within 1e-6. The loss on all ranks' outputs decides.
+a softmax, within 1e-6. Small changes of other samples do not move it: it counts them.
+The loss on all ranks' outputs decides.
 
 Example
     import torch
@@ -43,7 +44,8 @@ mended by:
         return cross_entropy(output[0], target) + (share * p.mean(0)).sum()
 
 Not this rule if
-Outputs of the model are wrong too: loss/batch-coupled.
+Outputs of the model are wrong too, or small changes of other samples move the
+gradient: loss/batch-coupled.
 
 References
 https://github.com/NVIDIA/Megatron-LM/issues/3672
@@ -60,7 +62,7 @@ from ddpcheck.diagnose.text import names, number
 SLUG = "loss/router-aux"
 LINK = "loss"
 
-_SMOOTH = 1e-2
+_SMOOTH = 1e-4
 
 _SUMMARY = (
     "a load-balancing term multiplies two means over the shard, the share of tokens and "
@@ -86,6 +88,8 @@ def detect(case: Case) -> Proposal | None:
     ]
     if not broken or (len(broken) == len(cuts) and not case.is_part):
         return None
+    if _is_smooth(case, broken):
+        return None
     if not all(c.on_the_way and c.row_sum <= close for c in broken):
         return _of_probabilities(case, broken)
     modules = list(dict.fromkeys(c.module for c in broken))
@@ -107,6 +111,20 @@ def detect(case: Case) -> Proposal | None:
     )
 
 
+def _is_smooth(case: Case, broken: list[Cut]) -> bool:
+    """Returns whether small changes of other samples move the gradient, too.
+
+    The share of tokens is a count: they do not. A penalty on all samples' scores, be
+    they behind a softmax, is no load balancing.
+    """
+    assert case.step is not None
+    keys = {c.key for c in broken}
+    found = case.step.reference.couplings.only(keys)
+    return any(
+        found.slope.get(key, 0.0) > _SMOOTH * found.copied.get(key, 0.0) for key in keys
+    )
+
+
 def _of_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
     """Proposes it where the loss begins at the probabilities themselves.
 
@@ -117,10 +135,8 @@ def _of_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
     keys = {c.key for c in broken}
     found = case.step.reference.couplings.only(keys)
     counts = set(found.copied) >= keys and min(found.copied.values()) > case.close
-    is_smooth = not set(found.slope) >= keys or any(
-        found.slope[key] > _SMOOTH * found.copied[key] for key in keys
-    )
-    if not counts or is_smooth or any(c.row_spread > case.close for c in broken):
+    is_known = set(found.slope) >= keys
+    if not (counts and is_known) or any(c.row_spread > case.close for c in broken):
         return None
     return Proposal(
         slug=SLUG,

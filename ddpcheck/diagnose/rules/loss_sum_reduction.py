@@ -37,13 +37,16 @@ https://github.com/nyu-mll/jiant/pull/989
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence, ratio_fact
-from ddpcheck.diagnose.text import number
+from ddpcheck.diagnose.loss import (
+    global_loss_fix,
+    growth_fact,
+    is_sum,
+    ratio_evidence,
+    ratio_fact,
+)
 
 SLUG = "loss/sum-reduction"
 LINK = "loss"
-
-_DOUBLES = 0.01
 
 
 def detect(case: Case) -> Proposal | None:
@@ -55,8 +58,7 @@ def detect(case: Case) -> Proposal | None:
         return None
     if case.losses_replicate or case.step is None:
         return None
-    doubled = case.step.reference.doubled
-    if doubled is None or abs(doubled - 2) > _DOUBLES:
+    if not is_sum(case):
         return None
     world = case.world_size
     return Proposal(
@@ -66,8 +68,7 @@ def detect(case: Case) -> Proposal | None:
         f"gradients by {world}: every gradient is 1/{world} of one process's",
         facts=(
             ratio_fact(case),
-            "the batch taken twice gives "
-            f"{number(doubled)} times the gradient: the loss grows with the batch",
+            f"{growth_fact(case)}: the loss grows with the batch",
         ),
         fix="take the mean, or multiply the summed loss by the world size",
         code="loss = dist.get_world_size() * loss  # or reduction='mean'",

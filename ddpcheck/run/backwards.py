@@ -1,0 +1,78 @@
+"""Backward passes of a training step, run in another way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@contextlib.contextmanager
+def outermost(run: Callable[..., None]) -> Iterator[None]:
+    """Calls `run` instead of each backward that is not within another one.
+
+    Args:
+        run: called with torch.autograd.backward, then with its arguments.
+    """
+    depth = 0
+    backward = torch.autograd.backward
+
+    def replacement(*args: Any, **kwargs: Any) -> None:
+        nonlocal depth
+        if depth:
+            backward(*args, **kwargs)
+            return
+        depth += 1
+        try:
+            run(backward, *args, **kwargs)
+        finally:
+            depth -= 1
+
+    torch.autograd.backward = replacement
+    try:
+        yield
+    finally:
+        torch.autograd.backward = backward
+
+
+def multiplied(backward: Callable[..., None], factor: float) -> Callable[..., None]:
+    """Returns a backward that starts from `factor` times what it is given.
+
+    Args:
+        backward: torch.autograd.backward.
+        factor: of all gradients.
+    """
+
+    # The names are those of torch: its callers use them.
+    def run(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        is_loss = isinstance(tensors, Tensor) and grad_tensors is None
+        if is_loss and tensors.requires_grad:
+            # At the first gradient that it is given, torch imports a package of symbols
+            # for most of a second.
+            hook = tensors.register_hook(lambda grad: grad * factor)
+            try:
+                backward(tensors, None, *args, **kwargs)
+            finally:
+                hook.remove()
+        else:
+            backward(tensors, _times(tensors, grad_tensors, factor), *args, **kwargs)
+
+    return run
+
+
+def _times(tensors: Any, grads: Any, factor: float) -> list[Tensor | None]:
+    outputs = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    given = (
+        [grads] if isinstance(grads, Tensor) else list(grads or [None] * len(outputs))
+    )
+    return [_start(o, g, factor) for o, g in zip(outputs, given, strict=True)]
+
+
+def _start(output: Tensor, grad: Tensor | None, factor: float) -> Tensor | None:
+    if grad is not None:
+        return grad * factor
+    # Without a gradient several elements are an error, as they are without a factor.
+    return torch.full_like(output, factor) if output.numel() == 1 else None

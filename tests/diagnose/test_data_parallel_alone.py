@@ -1,0 +1,68 @@
+"""Runs of DataParallel without one of DDP: that is made to tell the causes apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.ranks.pool import Pool
+from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.test_rules import checked
+
+BATCH_NORM = """
+model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+"""
+COUNTER = """
+class Annealed(nn.Linear):
+    calls = 0
+    def forward(self, x):
+        weight = self.calls
+        self.calls += 1
+        return weight * super().forward(x)
+model = Annealed(4, 3)
+"""
+# Under DDP a sum makes gradients 1 / W; DataParallel has it as one process.
+SUM_BESIDE = "loss = nn.CrossEntropyLoss(reduction='sum')\n"
+REPLICA = """
+class Peeking(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * (2 if len(list(self.parameters())) == 0 else 1)
+model = Peeking(4, 3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "slug"),
+    [
+        (BATCH_NORM, "norm/local-batch-stats"),
+        (BATCH_NORM + SUM_BESIDE, "norm/local-batch-stats"),
+        (COUNTER, "dp/replica-state-lost"),
+        (REPLICA, "dp/replica-parameters-empty"),
+    ],
+    ids=["shared", "shared-beside-another", "counter", "replica"],
+)
+def test_cause_is_found_and_its_fix_verified(
+    source: str, slug: str, pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, tmp_path, HEAD + source, ("dp",))
+    found = [(f.slug, f.runs, f.fix and f.fix.verified) for f in report.findings]
+    assert found == [(slug, (0,), True)]
+    assert [run.mode for run in report.runs] == ["dp"]
+
+
+SHIFTED = """
+class Shifted(nn.Linear):
+    def forward(self, x):
+        is_replica = "_is_replica" in vars(self)
+        return super().forward(x) + is_replica * torch.arange(3)
+model = Shifted(4, 3)
+"""
+
+
+def test_unknown_says_that_ddp_is_right(pool: Pool, tmp_path: Path) -> None:
+    (finding,) = checked(pool, tmp_path, HEAD + SHIFTED, ("dp",)).findings
+    assert (finding.slug, finding.runs) == ("unknown", (0,))
+    expected = "the cause is unknown; under DataParallel alone the forward differs"
+    assert finding.summary == expected
+    assert finding.facts[-1] == "DDP at world size 2 equals one process"
