@@ -20,7 +20,8 @@ from ddpcheck.ranks.forkserver import Server
 from ddpcheck.ranks.hosts import Hosts
 from ddpcheck.ranks.messages import Job, Outcome, Seat
 from ddpcheck.ranks.rank import LocalRank, Rank
-from ddpcheck.ranks.task import Task
+from ddpcheck.ranks.starvation import standstill
+from ddpcheck.ranks.task import LOOK_S, Task
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -262,8 +263,11 @@ class Pool:
         pending = list(tasks)
         while pending:
             handles = [h for task in pending for h in task.crew.waiting_for()]
-            ready = set(wait(handles, timeout=self._next_deadline(pending)))
+            wait_s, before = self._next_look(pending), time.monotonic()
+            ready = set(wait(handles, timeout=wait_s))
+            now = time.monotonic()
             for task in list(pending):
+                task.give_back(now, standstill(wait_s, now - before))
                 self._update(task, ready)
                 if task.done:
                     pending.remove(task)
@@ -290,12 +294,13 @@ class Pool:
             self._server = None
         self._folder.remove()
 
-    def _next_deadline(self, pending: list[Task]) -> float:
+    def _next_look(self, pending: list[Task]) -> float:
+        """Returns the seconds to wait for messages at most."""
         deadlines = [t.deadline for t in pending]
         deadlines += [
             t.failed_at + _grace_s(t) for t in pending if t.failed_at is not None
         ]
-        return max(0.0, min(deadlines) - time.monotonic())
+        return min(LOOK_S, max(0.0, min(deadlines) - time.monotonic()))
 
     def _update(self, task: Task, ready: Collection[Any]) -> None:
         crew = task.crew

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.messages import Outcome
+from ddpcheck.ranks.starvation import Starvation
 
 # For imports of torch's own, by as many ranks as there are, on few cores.
 _PAUSES_S = 600.0
-_POLL_S = 0.5
+# A deadline is this many times as far away at most, however loaded the machine is.
+_MOST_TIMES = 10.0
+LOOK_S = 0.5  # between looks at a task that runs
 
 
 @dataclass(slots=True)
@@ -25,11 +28,31 @@ class Task:
     outcomes: list[Outcome] = field(default_factory=list)
     started: float = 0.0
     seconds: float = 0.0
+    _last_look: float = 0.0
+    _given_s: float = 0.0
+    _starvation: Starvation = field(default_factory=Starvation)
 
     def note_begin(self, now: float) -> None:
         """Counts the time from here where the ranks are there at last."""
         if self.crew.is_ready and not self.has_begun:
             self.has_begun, self.deadline = True, now + self.limit_s
+
+    def give_back(self, now: float, standstill_s: float) -> None:
+        """Moves the deadline by the time in which the ranks could not run.
+
+        Args:
+            now: of the monotonic clock, in seconds.
+            standstill_s: seconds just now in which nothing ran on this machine.
+        """
+        lost_s = standstill_s
+        since = self._last_look or self.started
+        if now - since >= LOOK_S:
+            waited_s = self._starvation.look(self.crew.pids())
+            lost_s = max(lost_s, min(waited_s, now - since))
+            self._last_look = now
+        lost_s = min(lost_s, (_MOST_TIMES - 1) * self.limit_s - self._given_s)
+        self._given_s += lost_s
+        self.deadline += lost_s
 
     def is_over(self, now: float) -> bool:
         """Returns whether the deadline has passed; pauses move it."""
@@ -39,5 +62,5 @@ class Task:
         if was_paused:
             self.deadline = now + self.limit_s
         elif is_paused and now < self.started + self.limit_s + _PAUSES_S:
-            self.deadline = now + _POLL_S
+            self.deadline = now + LOOK_S
         return now > self.deadline

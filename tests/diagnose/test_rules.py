@@ -103,7 +103,7 @@ def test_example_yields_its_finding(name: str, engine: Pool, tmp_path: Path) -> 
     report = checked(engine, tmp_path, pages.targets(name)[0], modes_of(name))
     verified = None if name in UNVERIFIED else True
     found = [(f.slug, f.fix and f.fix.verified) for f in report.findings]
-    assert (report.verdict, found) == ("divergent", [(name, verified)])
+    assert (report.verdict, found) == ("divergent", [(name, verified)]), report
 
 
 @pytest.mark.parametrize("slug", RAISES)

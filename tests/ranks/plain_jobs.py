@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -31,6 +32,30 @@ def wait_with_child(context: Context, *, path: str) -> None:
     part.write_text(str(child.pid), encoding="utf-8")
     part.rename(path)
     time.sleep(600)
+
+
+def sleep(context: Context, *, seconds: float) -> None:
+    """Sleeps."""
+    del context
+    time.sleep(seconds)
+
+
+def works_on_a_busy_core(context: Context, *, cpu_s: float, others: int) -> float:
+    """Computes on a core with as many others; returns the seconds that it took."""
+    del context
+    started, cores = time.monotonic(), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    busy = [sys.executable, "-S", "-c", "while True: pass"]
+    children = [subprocess.Popen(busy) for _ in range(others)]
+    try:
+        while time.process_time() < cpu_s:
+            pass
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+        os.sched_setaffinity(0, cores)
+    return time.monotonic() - started
 
 
 def pauses_then_works(context: Context, *, pause_s: float, work_s: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from multiprocessing import connection
 from typing import Any
 
 import psutil
@@ -221,3 +222,36 @@ def test_imports_within_a_job_are_no_time_of_the_jobs(
         assert outcome.kind == kind
         assert time.monotonic() - started < 30
         assert not list(pool.folder.glob("*.pause*"))
+
+
+def test_waiting_for_a_core_is_no_time_of_the_jobs() -> None:
+    job = Job(
+        function="tests.ranks.plain_jobs:works_on_a_busy_core",
+        arguments={"cpu_s": 0.8, "others": 3},
+    )
+    with Pool(Preload(), timeout_s=2.0) as pool:
+        pool.wait_for_imports()
+        pool.run(Job(function="tests.ranks.plain_jobs:pid"), SOLO)  # the rank sits
+        (outcome,) = pool.run(job, SOLO)
+    assert outcome.kind == "done"
+    assert outcome.value > 2.0
+
+
+def test_standstill_of_the_machine_is_no_time_of_the_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = iter([3.0])
+
+    def wait_late(handles: list[Any], timeout: float) -> list[Any]:
+        if (seconds := next(late, 0.0)) == 0.0:
+            return connection.wait(handles, timeout)
+        time.sleep(timeout + seconds)
+        return []
+
+    job = Job(function="tests.ranks.plain_jobs:sleep", arguments={"seconds": 3.8})
+    with Pool(Preload(), timeout_s=2.0) as pool:
+        pool.wait_for_imports()
+        pool.run(Job(function="tests.ranks.plain_jobs:pid"), SOLO)  # the rank sits
+        monkeypatch.setattr("ddpcheck.ranks.pool.wait", wait_late)
+        (outcome,) = pool.run(job, SOLO)
+    assert outcome.kind == "done"
