@@ -7,6 +7,7 @@ deadline.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -48,6 +49,7 @@ def rank_main(connection: Connection, seat: Seat) -> None:
     code = 1
     try:
         _tie_to_parent()
+        _take_turns()
         _open_files(seat)
         _join_group(seat)
         connection.send(Message(kind="ready", payload=os.getpid()))
@@ -139,6 +141,17 @@ def _tie_to_parent() -> None:
     if inherited._forkserver_alive_fd is not None:  # type: ignore[attr-defined]  # noqa: SLF001
         os.close(inherited._forkserver_alive_fd)  # type: ignore[attr-defined]  # noqa: SLF001
         inherited._forkserver_alive_fd = None  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _take_turns() -> None:
+    """Lets a thread that wakes wait for its turn, here and in all later threads.
+
+    Ranks on few cores wake each other with every message of a collective, and each
+    would take its core from one that is about to send: eight ranks on two cores train
+    four times as fast without.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # no Linux; forbidden
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _open_files(seat: Seat) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from multiprocessing import connection
@@ -105,6 +106,12 @@ def test_two_crews_of_one_size_are_two_sets_of_ranks(engine: Pool) -> None:
 def test_ranks_have_the_variables_of_a_launcher(engine: Pool) -> None:
     found = _values(engine.run(_job("variables"), 3))
     assert found == [[str(rank), "3", str(rank)] for rank in range(3)]
+
+
+def test_all_threads_of_a_rank_take_turns_with_those_of_others(engine: Pool) -> None:
+    for found in _values(engine.run(_job("policies"), 2)):
+        assert len(found) > 1  # gloo has threads of its own
+        assert set(found.values()) == {os.SCHED_BATCH}
 
 
 def test_raising_rank_is_told_as_data(engine: Pool) -> None:
