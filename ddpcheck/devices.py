@@ -85,12 +85,27 @@ def warnings(device: str, dtype: str) -> list[str]:
             "cuDNN may choose other algorithms in other processes: results differ by "
             "rounding (torch.backends.cudnn.deterministic = True, benchmark = False)"
         )
-    if dtype == "float32" and torch.backends.cuda.matmul.allow_tf32:
+    if dtype == "float32" and _uses_tf32():
         found.append(
             "TF32 is on: products of float32 matrices have 10 bits of mantissa "
             "(torch.backends.cuda.matmul.allow_tf32 = False)"
         )
     return found
+
+
+def _uses_tf32() -> bool:
+    """Returns whether products of float32 matrices are rounded to TF32.
+
+    Since torch 2.9 there are two settings, and the old one cannot be read where the
+    new one was used.
+    """
+    matmul = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)
+    if precision is None:
+        return bool(matmul.allow_tf32)
+    if precision == "none":  # not set for products: the one of all backends counts
+        precision = getattr(torch.backends, "fp32_precision", "none")
+    return bool(precision == "tf32")
 
 
 def random_state(device: str) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 A trace is a folder entry pair: `NAME.bin` holds the bytes of all tensors, `NAME.idx`
 says which tensor lies where. The folder is in shared memory, so that writing is a
-memory copy and reading costs nothing until a page is touched.
+memory copy and reading costs nothing until a page is touched; a trace that finds no
+room there goes to a disk.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 import mmap
 import pickle
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from ddpcheck import space
 
 _ALIGN = 64
 
@@ -43,12 +47,21 @@ class Index:
 
 
 class Writer:
-    """Writes a trace; a context manager. Only a closed trace can be read."""
+    """Writes a trace. Only a closed trace can be read, at `path`.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.with_suffix(".bin").open("wb")
+    Args:
+        path: where it shall lie.
+        overflow: the folder to which it moves where that has no room for it.
+    """
+
+    def __init__(self, path: Path, overflow: Path | None = None) -> None:
+        self.path, self._overflow = path, overflow
+        self._file = self._data.open("wb")
         self.index = Index()
+
+    @property
+    def _data(self) -> Path:
+        return self.path.with_suffix(".bin")
 
     def add(
         self, quantity: str, step: int, named: Iterable[tuple[str, Tensor | None]]
@@ -69,22 +82,37 @@ class Writer:
         """Writes the index; the trace is complete."""
         self._pad()
         self._file.close()
-        part = self._path.with_suffix(".part")
+        part = self.path.with_suffix(".part")
         part.write_bytes(pickle.dumps(self.index))
-        part.rename(self._path.with_suffix(".idx"))
+        part.rename(self.path.with_suffix(".idx"))
 
     def discard(self) -> None:
         """Removes what was written."""
         self._file.close()
-        self._path.with_suffix(".bin").unlink(missing_ok=True)
+        self._data.unlink(missing_ok=True)
 
     def _append(self, tensor: Tensor) -> Entry:
         self._pad()
+        if not space.has_room(self.path.parent, tensor.nbytes):
+            self._move(tensor.nbytes)
         entry = Entry(self._file.tell(), tuple(tensor.shape), tensor.dtype)
         if tensor.numel():
             flat = tensor.contiguous().reshape(-1).view(torch.uint8)
             self._file.write(memoryview(flat.numpy()))  # type: ignore[arg-type]
         return entry
+
+    def _move(self, more: int) -> None:
+        """Goes on in the other folder, with what is written so far."""
+        places = [self.path.parent]
+        if self._overflow is not None and self._overflow not in places:
+            self._overflow.mkdir(mode=0o700, exist_ok=True)
+            places.append(self._overflow)
+        size = self._file.tell() + more
+        space.check(places, size)
+        self._file.close()
+        before, self.path = self._data, places[-1] / self.path.name
+        shutil.move(before, self._data)
+        self._file = self._data.open("ab")
 
     def _pad(self) -> None:
         """Aligns: the whole file can be looked at as numbers of any type."""

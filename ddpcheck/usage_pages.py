@@ -34,6 +34,14 @@ the whole traceback. A torch that does not fit numpy or the driver is the usual 
 torch built for CUDA, a driver, and CUDA_VISIBLE_DEVICES not empty. With --device cpu
 the same check runs without one.
 """,
+    "environment-no-space": """
+Neither shared memory nor the temporary folder has room for what one process computes.
+
+Every step's gradients, weights and buffers are kept for the ranks to compare theirs
+with, in /dev/shm or, where that is too small, where TMPDIR points. Containers have 64
+MB of shared memory unless started with more (docker run --shm-size=2g; in Kubernetes an
+emptyDir of medium Memory at /dev/shm).
+""",
     "explain-unknown": """
 --explain was given a slug that is neither a rule's nor an error's.
 

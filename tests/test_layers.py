@@ -85,4 +85,4 @@ def test_upward_import_is_found() -> None:
 
 
 def test_import_within_a_line_of_the_diagram_is_found() -> None:
-    assert _upward("trace", "from ddpcheck.report import Report") == ["report"]
+    assert _upward("tree", "from ddpcheck.report import Report") == ["report"]

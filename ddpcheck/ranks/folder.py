@@ -15,9 +15,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from ddpcheck import space
+
 _PREFIX = "ddpcheck-"
 _LOCK = "lock"
 _MAX_BASE = 55
+_MESSAGES = 8 << 20  # bytes of all that ranks write beside records
 
 
 class Folder:
@@ -90,8 +93,15 @@ def _is_left(path: Path) -> bool:
 def base_folder() -> str:
     """Returns where the pool's folder goes: in memory, and with a short path.
 
-    The folder holds a socket, whose whole path has at most 103 bytes (macOS).
+    The folder holds a socket, whose whole path has at most 103 bytes (macOS). Shared
+    memory that others have filled is no place for it.
     """
     places = ("/dev/shm", tempfile.gettempdir(), "/tmp")  # noqa: S108
-    usable = [p for p in places if os.access(p, os.W_OK) and len(p) <= _MAX_BASE]
+    usable = [
+        p
+        for p in places
+        if os.access(p, os.W_OK)
+        and len(p) <= _MAX_BASE
+        and space.has_room(Path(p), _MESSAGES)
+    ]
     return usable[0] if usable else tempfile.gettempdir()

@@ -14,6 +14,7 @@ from torch import nn
 
 from ddpcheck import devices, memory
 from ddpcheck.errors import Problem, UsageError
+from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run import countables, fixes, isolation, observe, sizing
 from ddpcheck.run import model as models
@@ -126,8 +127,7 @@ class _Reference:
         self.sizes = sizing.with_place(sizes, folder == self.folder)
         memory.check(self.target.name, self.sizes, [("single", 1)], self.room)
         torch.set_num_threads(sizing.threads(self.sizes))  # put back by `isolated`
-        self.path = folder / self.name
-        writer = Writer(self.path)
+        writer = Writer(folder / self.name, folders.on_disk(self.folder))
         try:
             return self._train(model, optimizer, writer, calls)
         except BaseException:
@@ -173,7 +173,7 @@ class _Reference:
         }
         writer.close()
         return ReferenceResult(
-            trace=str(self.path),
+            trace=str(writer.path),
             spec=self.spec,
             warnings=tuple(devices.warnings(self.spec.device, self.spec.dtype)),
             losses=tuple(training.losses),

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from ddpcheck import budget
+from ddpcheck import budget, space
 from ddpcheck.memory import Sizes
 from ddpcheck.ranks import folder as folders
 
 # A record larger than this goes to a disk, where there is room: the kernel can take
-# back what it caches of a file, but nothing that lies in shared memory.
+# back what it caches of a file, but nothing that lies in shared memory. One that shared
+# memory has no room for goes there, too.
 _LARGE = 1 << 30
 _THREADED = 64 << 20
 
@@ -46,12 +46,12 @@ def threads(sizes: Sizes) -> int:
 
 def place(folder: Path, size: int) -> Path:
     """Returns the folder for a record: the session's own, or its folder on a disk."""
-    if size <= _LARGE:
+    if size <= _LARGE and space.has_room(folder, size):
         return folder
     disk = folders.on_disk(folder)
     try:
         disk.mkdir(mode=0o700, exist_ok=True)
-        return disk if shutil.disk_usage(disk).free > size else folder
+        return disk if space.has_room(disk, size) else folder
     except OSError:
         return folder
 

@@ -39,22 +39,24 @@ COMPILES = ("torch.compile", "checkpoint(")
 HANGS = {"graph/skipped-backward", "sync/collective-mismatch", "sync/rank-hung"}
 
 
-# What torch did not have yet in the first versions that ddpcheck runs on; seen with
-# 2.6.0. The verdicts there are right: training on ranks does raise.
-_IN_PLACE = "its DDP writes buffers in place, which backward refuses"
+# What torch did not have yet in versions that ddpcheck runs on, and the first that was
+# seen to have it. The verdicts there are right: training on ranks does raise.
+_IN_PLACE = ((2, 13), "its DDP writes buffers in place, which backward refuses")
 TOO_NEW = {
-    "complex-parameter": "its gloo knows no complex numbers",
-    "reduce-op-avg": "its gloo has no ReduceOp.AVG",
+    "complex-parameter": ((2, 9), "its gloo knows no complex numbers"),
+    "reduce-op-avg": ((2, 9), "its gloo has no ReduceOp.AVG"),
     "two-forwards-with-frozen-batch-norm": _IN_PLACE,
     "state/inplace-buffer-version": _IN_PLACE,
-    "state/buffer-not-synced": "its DDP has no init_sync",
+    "state/buffer-not-synced": ((2, 9), "its DDP has no init_sync"),
 }
 
 
 def skip_where_too_new(name: str) -> None:
-    """Skips a case that needs more than the first supported torch."""
-    if name in TOO_NEW and metadata.version("torch").startswith("2.6."):
-        pytest.skip(f"torch 2.6: {TOO_NEW[name]}")
+    """Skips a case that needs a newer torch."""
+    first, why = TOO_NEW.get(name, ((0, 0), ""))
+    version = metadata.version("torch")
+    if tuple(map(int, version.split(".")[:2])) < first:
+        pytest.skip(f"torch {version}: {why}")
 
 
 def on_engine(named: Iterable[tuple[str, str]]) -> pytest.MarkDecorator:

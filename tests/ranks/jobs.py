@@ -91,15 +91,12 @@ def variables(context: Context) -> list[str]:
     return [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
 
 
-def policies(context: Context) -> dict[str, int]:
-    """Returns the kernel's scheduling policy of every thread, by its name."""
+def policies(context: Context) -> list[int]:
+    """Returns the kernel's scheduling policy of every thread."""
     del context
     dist.all_reduce(torch.ones(1))
-    threads = [p.parent for p in Path("/proc/self/task").glob("*/comm")]
-    return {
-        (thread / "comm").read_text(): os.sched_getscheduler(int(thread.name))
-        for thread in threads
-    }
+    threads = Path("/proc/self/task").iterdir()
+    return [os.sched_getscheduler(int(thread.name)) for thread in threads]
 
 
 def deed(context: Context, *, code: str) -> None:

@@ -82,7 +82,15 @@ def test_folder_goes_where_a_socket_has_room(
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, _: path in writable)
     monkeypatch.setattr("tempfile.tempdir", temporary)
+    monkeypatch.setattr("ddpcheck.space.has_room", lambda *_: True)
     assert base_folder() == expected
+
+
+def test_folder_goes_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = {"/dev/shm"}  # noqa: S108
+    monkeypatch.setattr("ddpcheck.space.has_room", lambda p, _: str(p) not in full)
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")  # noqa: S108
+    assert base_folder() == "/tmp"  # noqa: S108
 
 
 def test_solo_process_has_no_group(engine: Pool) -> None:
@@ -111,7 +119,7 @@ def test_ranks_have_the_variables_of_a_launcher(engine: Pool) -> None:
 def test_all_threads_of_a_rank_take_turns_with_those_of_others(engine: Pool) -> None:
     for found in _values(engine.run(_job("policies"), 2)):
         assert len(found) > 1  # gloo has threads of its own
-        assert set(found.values()) == {os.SCHED_BATCH}
+        assert set(found) == {os.SCHED_BATCH}
 
 
 def test_raising_rank_is_told_as_data(engine: Pool) -> None:

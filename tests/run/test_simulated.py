@@ -132,10 +132,13 @@ def test_what_cannot_be_played_is_not_checked_and_says_why(
 ) -> None:
     outcome = Session(pool, ref).run([RunSpec(mode="sim", world_size=2)])[0]
     run = assemble.to_run(outcome, _RTOL)
-    assert (run.verdict, run.why) == ("not-checked", why)
+    assert run.why is not None
+    # Versions of torch differ in whether the virtual group learns the name of it.
+    told = run.why.removesuffix(": allgather base")
+    assert (run.verdict, told) == ("not-checked", why)
     assert run.gradients.compared == 0
     (listed,) = assemble.not_compared([outcome], [run])
-    assert (listed.what, listed.why) == ("sim at world size 2", why)
+    assert (listed.what, listed.why) == ("sim at world size 2", run.why)
 
 
 def test_one_rank_per_sample_is_one_process(pool: Pool) -> None:

@@ -63,8 +63,9 @@ def test_training_at_world_size_one_is_plain_training(model: str) -> None:
     assert target.loss is not None
     optimizer = target.optimizer(module.parameters())
     for step, (gradients, weights) in enumerate(_train(model, "masked", world_size=1)):
-        inputs, targets = target.batch_at(step)
-        inputs = inputs.double() if inputs.is_floating_point() else inputs
+        inputs, targets = (
+            t.double() if t.is_floating_point() else t for t in target.batch_at(step)
+        )
         optimizer.zero_grad()
         target.loss(module(inputs), targets).backward()
         optimizer.step()

@@ -15,8 +15,9 @@ ALL = tuple(models.MODELS)
 def test_model_trained_on_one_batch_lowers_its_loss(name: str) -> None:
     target = cases.target(name, "mean")
     model = models.silence_dropout(target.build()).double()
-    inputs, targets = target.batch_at(0)
-    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    inputs, targets = (
+        t.double() if t.is_floating_point() else t for t in target.batch_at(0)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for _ in range(10):

@@ -24,6 +24,7 @@ from ddpcheck.diagnose.probes.teacher import (
     snapshot,
     tensors_of,
 )
+from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import countables, isolation
 from ddpcheck.run import model as models
@@ -45,11 +46,12 @@ def record(
     `spec` is the reference's. `world_size` says how the shards will look.
     """
     name = f"probe-{context.seat.name}-{time.monotonic_ns()}"
-    writer = Writer(Path(context.seat.folder) / name)
+    folder = Path(context.seat.folder)
+    writer = Writer(folder / name, folders.on_disk(folder))
     try:
         with borrowed(ref) as target, isolation.isolated():
             probe = _Probe(target, spec, world_size, writer)
-            return probe.run(str(Path(context.seat.folder) / name))
+            return probe.run()
     except Exception as error:  # noqa: BLE001 (user code under hooks; told as data)
         writer.discard()
         return ReferenceEvidence(failed=describe(error).stack)
@@ -74,8 +76,8 @@ class _Probe:
         self.flow = Flow()
         self.draws = DrawCounter()
 
-    def run(self, path: str) -> ReferenceEvidence:
-        """Trains one step under hooks; writes the trace to `path`."""
+    def run(self) -> ReferenceEvidence:
+        """Trains one step under hooks; writes the trace."""
         self._find_windows()
         self.dims = self._shard_shapes()
         grads, loss, direct = self._first_pass()
@@ -98,7 +100,7 @@ class _Probe:
         targets = countables.targets_of(self.target, self.batch)
         names = list(countables.names(targets))
         return ReferenceEvidence(
-            trace=path,
+            trace=str(self.writer.path),
             loss=loss,
             couplings=couplings,
             doubled=doubled,
