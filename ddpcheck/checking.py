@@ -17,8 +17,9 @@ from ddpcheck.diagnose import data_parallel, engine
 from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.plan import Cell
+from ddpcheck.ranks.failures import PreloadError
 from ddpcheck.ranks.hosts import Hosts
-from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
+from ddpcheck.ranks.pool import SOLO, Pool, Preload
 from ddpcheck.report import (
     Report,
     Run,

@@ -13,7 +13,8 @@ from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.output import Outputs
 from ddpcheck.progress import Progress
-from ddpcheck.ranks.pool import Pool, Preload, PreloadError
+from ddpcheck.ranks.failures import PreloadError
+from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.report import EXIT_EQUIVALENT, EXIT_NOT_CHECKED, Report
 from ddpcheck.session import CannotCheckError, preload_problem
 from ddpcheck.target import TargetRef

@@ -65,7 +65,7 @@ def guarded(
 
 
 def _failure_text(error: Exception, *, verbose: bool) -> str:
-    from ddpcheck.ranks.pool import ServerDiedError  # noqa: PLC0415 (rarely needed)
+    from ddpcheck.ranks.failures import ServerDiedError  # noqa: PLC0415 (rarely needed)
     from ddpcheck.session import CannotCheckError  # noqa: PLC0415
 
     if isinstance(error, CannotCheckError):

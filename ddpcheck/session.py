@@ -14,8 +14,9 @@ from typing import Any
 from ddpcheck.budget import Budget
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.memory import Room
+from ddpcheck.ranks.failures import PreloadError
 from ddpcheck.ranks.messages import Job, Outcome
-from ddpcheck.ranks.pool import SOLO, Pool, PreloadError
+from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.ranks.task import Task
 from ddpcheck.run.spec import (
     FINE_RTOL,

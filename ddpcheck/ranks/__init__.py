@@ -1,10 +1,22 @@
 """The rank engine: runs functions in sets of processes; knows nothing of gradients.
 
+pool         all crews of a session: jobs in, outcomes out, deadlines
+task         one job on one crew, and how long it may take
+pauses       imports within a job, which are no time of the job's
+starvation   what ranks waited for cores, which is no time of the job's either
+crew         W ranks with one process group
+rank         one rank of this machine, and what a crew wants of any
+hosts        ranks that other processes of a given group hold; agent: their side
+wire         messages between those
+messages     what travels between the pool and its ranks
+failures     what keeps the engine itself from working
+
 forkserver   one server process that has imported torch and the target
 preload      what runs inside that server before the first fork
+environment  its variables
 worker       the life of one rank process
-crew         W rank processes with one process group
-pool         all crews of a session, jobs in, results out, deadlines
-collectives  which collective a rank entered last
-memory       tensors of one process, readable by the others
+leftovers    what a job changed in its rank and did not put back
+journal      what a rank told before it ended
+parent       a process that dies with its parent
+folder       the private folder of a session, and what is left of killed ones
 """

@@ -75,10 +75,11 @@ class Crew:
                 message = rank.next_message()
                 if message is None:
                     break
-                self._ready.add(outcome.rank)
+                if message.kind != "unseated":
+                    self._ready.add(outcome.rank)
                 _apply(message, outcome)
             if outcome.kind == "running" and not rank.is_alive():
-                outcome.kind = "died"
+                outcome.kind = "died" if outcome.rank in self._ready else "unseated"
                 outcome.exit_code = rank.exit_code
         if all(o.kind != "running" for o in self.outcomes):
             self.busy = False
@@ -132,5 +133,5 @@ def _apply(message: Message, outcome: Outcome) -> None:
     outcome.leftovers = message.leftovers
     if message.kind == "done":
         outcome.kind, outcome.value = "done", message.payload
-    elif message.kind == "raised":
-        outcome.kind, outcome.raised = "raised", message.payload
+    elif message.kind in ("raised", "unseated"):
+        outcome.kind, outcome.raised = message.kind, message.payload

@@ -62,9 +62,9 @@ class Raised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Rank to pool: `ready`, `done` or `raised`."""
+    """Rank to pool: `ready`, `unseated` (what raised before that), `done`, `raised`."""
 
-    kind: Literal["ready", "done", "raised"]
+    kind: Literal["ready", "unseated", "done", "raised"]
     payload: Any = None
     leftovers: tuple[str, ...] = ()
 
@@ -74,11 +74,14 @@ class Outcome:
     """How one job ended on one rank.
 
     `progress` is what it emitted, `value` what it returned. `leftovers` names what the
-    job changed in the process and did not put back.
+    job changed in the process and did not put back. A rank is unseated that was never
+    ready: no code of the user's has run in it.
     """
 
     rank: int
-    kind: Literal["running", "done", "raised", "died", "hung", "stopped"] = "running"
+    kind: Literal[
+        "running", "done", "raised", "died", "hung", "stopped", "unseated"
+    ] = "running"
     value: Any = None
     progress: list[Any] = field(default_factory=list)
     raised: Raised | None = None

@@ -15,6 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck.ranks import environment, preload
 from ddpcheck.ranks.crew import Crew
+from ddpcheck.ranks.failures import (
+    NoMoreProcessesError,
+    PreloadError,
+    ServerDiedError,
+)
 from ddpcheck.ranks.folder import Folder
 from ddpcheck.ranks.forkserver import Server
 from ddpcheck.ranks.hosts import Hosts
@@ -39,25 +44,6 @@ _LAST_BREATH_S = 0.3
 # For torch itself, of which the user's timeout does not speak: 5 s warm, a minute from
 # a cold network file system.
 MODULES_S = 180.0
-
-
-class PreloadError(Exception):
-    """The fork server did not get through its imports.
-
-    `kind` is "raised", "died" or "hung"; `detail` a traceback, a stack or output.
-    """
-
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(f"{kind}: {detail}")
-        self.kind = kind
-        self.detail = detail
-
-
-class ServerDiedError(Exception):
-    """The fork server was killed, and all ranks with it: no fault of any job's."""
-
-    def __init__(self) -> None:
-        super().__init__("the fork server was killed, and all ranks with it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,12 +202,19 @@ class Pool:
         """Forks a rank; its crew may be one of another pool, on several machines.
 
         Raises:
+            NoMoreProcessesError: the system gives none.
             ServerDiedError: the fork server is not there any more.
         """
         assert self._server is not None
         if not self._server.is_alive():
             raise ServerDiedError
-        return LocalRank(self._server, seat)
+        try:
+            return LocalRank(self._server, seat)
+        except (EOFError, OSError) as error:
+            # A server that cannot fork ends, and takes its log along.
+            is_end = isinstance(error, EOFError)
+            detail = "fork failed" if is_end else f"{type(error).__name__}: {error}"
+            raise NoMoreProcessesError(seat.world_size, detail) from error
 
     def retire(self, world_size: int, index: int = 0) -> None:
         """Replaces the crew before its next job: its processes are not clean."""
@@ -308,7 +301,7 @@ class Pool:
         now = time.monotonic()
         task.note_begin(now)
         kinds = {o.kind for o in crew.outcomes}
-        failed = bool(kinds & {"raised", "died"}) or any(
+        failed = bool(kinds & {"raised", "died", "unseated"}) or any(
             getattr(o.value, "failed", False) for o in crew.outcomes
         )
         if failed and task.failed_at is None:
@@ -328,6 +321,9 @@ class Pool:
         kinds = {o.kind for o in crew.outcomes}
         if self._took_ranks_along(crew):
             raise ServerDiedError
+        if unseated := [o for o in crew.outcomes if o.kind == "unseated"]:
+            crew.kill()
+            raise NoMoreProcessesError(crew.world_size, _why(unseated[0]))
         if failed or kinds != {"done"}:
             crew.collect_last_words()
         if kinds != {"done"}:
@@ -351,7 +347,8 @@ class Pool:
 
         The kernel kills ranks while the server is still on its way out.
         """
-        codes = {o.exit_code for o in crew.outcomes if o.kind == "died"}
+        ended = [o for o in crew.outcomes if o.kind in ("died", "unseated")]
+        codes = {o.exit_code for o in ended if o.raised is None}
         deadline = time.monotonic() + (_LAST_BREATH_S if _NO_STATUS in codes else 0)
         while codes and self._is_server_alive() and time.monotonic() < deadline:
             time.sleep(_IMPORT_POLL_S)
@@ -372,6 +369,13 @@ class Pool:
         with contextlib.suppress(OSError):
             return (self.folder / name).read_text(encoding="utf-8", errors="replace")
         return ""
+
+
+def _why(unseated: Outcome) -> str:
+    """Returns what kept a rank from its seat."""
+    if unseated.raised is not None:
+        return f"{unseated.raised.type_name}: {unseated.raised.message}"
+    return f"a rank ended with exit code {unseated.exit_code} before it was ready"
 
 
 def _grace_s(task: Task) -> float:

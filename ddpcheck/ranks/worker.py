@@ -46,18 +46,20 @@ class Context:
 
 def rank_main(connection: Connection, seat: Seat) -> None:
     """Runs jobs from `connection` until it closes; never returns."""
-    code = 1
+    code, is_seated = 1, False
     try:
         _tie_to_parent()
         _take_turns()
         _open_files(seat)
         _join_group(seat)
         connection.send(Message(kind="ready", payload=os.getpid()))
+        is_seated = True
         code = _work(connection, seat)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         code = 0  # the tool has gone
     except Exception as error:  # noqa: BLE001 (sent to the pool)
-        connection.send(Message(kind="raised", payload=describe(error)))
+        kind: Any = "raised" if is_seated else "unseated"
+        connection.send(Message(kind=kind, payload=describe(error)))
     finally:
         # No atexit handlers, no thread joins, no destructors of DDP or gloo: each of
         # them is known to hang or abort now and then.

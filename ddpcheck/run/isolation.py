@@ -125,18 +125,25 @@ def _state_of_class(kind: type) -> Any:
 
 
 def _state(value: Any, depth: int) -> Any:
-    if isinstance(value, Tensor):
-        plain = value.detach()
-        known = plain.numel() and not plain.is_complex()
-        total = float(plain.double().sum()) if known else 0.0
-        return (id(value), private.version(value), total)
     if isinstance(value, bool | int | float | str | bytes | type(None)):
         return value
     if depth == 0 or isinstance(value, type):
         return id(value)
-    if isinstance(value, types.FunctionType):
-        return (id(value), _state(_kept_by(value), depth - 1))
-    return _inner_state(value, depth)
+    try:
+        if isinstance(value, Tensor):
+            return _state_of_tensor(value)
+        if isinstance(value, types.FunctionType):
+            return (id(value), _state(_kept_by(value), depth - 1))
+        return _inner_state(value, depth)
+    except Exception:  # noqa: BLE001 (a meta tensor, a list that has no length)
+        return id(value)
+
+
+def _state_of_tensor(value: Tensor) -> Any:
+    plain = value.detach()
+    known = plain.numel() and not plain.is_complex()
+    total = float(plain.double().sum()) if known else 0.0
+    return (id(value), private.version(value), total)
 
 
 def _kept_by(function: types.FunctionType) -> list[Any]:

@@ -16,7 +16,8 @@ from ddpcheck import tolerance
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.options import Options
 from ddpcheck.progress import Progress
-from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
+from ddpcheck.ranks.failures import PreloadError
+from ddpcheck.ranks.pool import SOLO, Pool, Preload
 from ddpcheck.suite import cells as cells_module
 from ddpcheck.suite import table
 from ddpcheck.suite.cells import Cell

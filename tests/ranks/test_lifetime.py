@@ -16,9 +16,14 @@ from typing import Any
 import psutil
 import pytest
 
+from ddpcheck.ranks.failures import (
+    NoMoreProcessesError,
+    PreloadError,
+    ServerDiedError,
+)
 from ddpcheck.ranks.folder import Folder, sweep
 from ddpcheck.ranks.messages import Job
-from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError, ServerDiedError
+from ddpcheck.ranks.pool import SOLO, Pool, Preload
 
 PID = Job(function="tests.ranks.plain_jobs:pid")
 ROOT = Path(__file__).parents[2]
@@ -283,3 +288,63 @@ def test_environment_of_the_tool_is_left_alone() -> None:
         pool.start()
         assert dict(os.environ) == before
         pool.wait_for_imports()
+
+
+CANNOT_FORK = """
+import os
+def load():
+    def fork():
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    os.fork = fork
+"""
+CANNOT_MEET = """
+from ddpcheck.ranks import worker
+def load():
+    def join(seat):
+        raise RuntimeError("no interface")
+    worker._join_group = join
+"""
+DIES_EARLY = """
+import os
+from ddpcheck.ranks import worker
+def load():
+    worker._join_group = lambda seat: os._exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (CANNOT_FORK, "fork failed"),
+        (CANNOT_MEET, "RuntimeError: no interface"),
+        (DIES_EARLY, "a rank ended with exit code 7 before it was ready"),
+    ],
+    ids=["fork", "meet", "dies"],
+)
+def test_rank_that_never_sat_is_no_fault_of_the_job(
+    source: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "poor.py").write_text(source, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    with Pool(Preload(call="poor:load")) as pool:
+        pool.start()
+        pool.wait_for_imports()
+        with pytest.raises(NoMoreProcessesError) as caught:
+            pool.run(PID, SOLO)
+    assert str(caught.value) == (
+        f"no process for all ranks of world size 0: {said}\n"
+        "  raise the limit (ulimit -u, ulimit -n, the container's pids) or ask for "
+        "fewer ranks"
+    )
+
+
+def test_too_many_open_files_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spawn(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("ddpcheck.ranks.forkserver.Server.spawn", spawn)
+    with Pool(Preload()) as pool:
+        pool.start()
+        pool.wait_for_imports()
+        with pytest.raises(NoMoreProcessesError, match="Too many open files"):
+            pool.run(PID, 2)

@@ -219,3 +219,25 @@ def test_call_that_keeps_nothing_leaves_the_fingerprint() -> None:
     before = isolation.fingerprint(owner)
     assert (owner.keep(3), owner.plain(4)) == (3, 4)
     assert isolation.fingerprint(owner) == before
+
+
+UNREADABLE = """
+import torch
+class Irreps(tuple):
+    def __len__(self):
+        raise NotImplementedError
+shapes = Irreps((1, 2))
+plan = [torch.empty(3, device="meta")]
+seen = []
+def keep(size):
+    seen.append(size)
+"""
+
+
+def test_what_cannot_be_looked_into_does_not_end_the_rank() -> None:
+    owner = types.ModuleType("owner")
+    exec(UNREADABLE, vars(owner))  # noqa: S102
+    before = isolation.fingerprint(owner)
+    assert isolation.fingerprint(owner) == before
+    owner.keep(3)
+    assert isolation.fingerprint(owner) != before

@@ -1,0 +1,38 @@
+"""What keeps the engine itself from working; no fault of what it runs."""
+
+from __future__ import annotations
+
+
+class PreloadError(Exception):
+    """The fork server did not get through its imports.
+
+    `kind` is "raised", "died" or "hung"; `detail` a traceback, a stack or output.
+    """
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.detail = detail
+
+
+class ServerDiedError(Exception):
+    """The fork server was killed, and all ranks with it: no fault of any job's."""
+
+    def __init__(
+        self, message: str = "the fork server was killed, and all ranks with it"
+    ) -> None:
+        super().__init__(message)
+
+
+class NoMoreProcessesError(ServerDiedError):
+    """Ranks could not be started, or could not meet: no code of the user's has run.
+
+    `detail` is what the system said.
+    """
+
+    def __init__(self, world_size: int, detail: str) -> None:
+        super().__init__(
+            f"no process for all ranks of world size {world_size}: {detail}\n"
+            "  raise the limit (ulimit -u, ulimit -n, the container's pids) or ask for "
+            "fewer ranks",
+        )
