@@ -30,14 +30,15 @@ def compare_group(
     references: Mapping[str, Tensor | None],
     *,
     rtol: float,
-    scale: float,
+    scale: float | Mapping[str, float],
     step: int,
     rank: int | None = None,
 ) -> Quantity:
     """Returns how all tensors of one quantity and step differ.
 
-    Every name of either side is in the result: one that only one side has is a
-    mismatch. Names that are None on both sides are not counted as compared.
+    `scale` is one for all, or by name, 0 for names that it lacks. Every name of either
+    side is in the result: one that only one side has is a mismatch. Names that are None
+    on both sides are not counted as compared.
     """
     names = [n for n in references if references[n] is not None]
     extra = [n for n in candidates if candidates[n] is not None and n not in references]
@@ -49,11 +50,34 @@ def compare_group(
             continue
         if reference is None:
             compared += 1
-        rows.append(_row(name, candidate, reference, rtol, scale, step, rank))
+        own = scale.get(name, 0.0) if isinstance(scale, Mapping) else scale
+        rows.append(_row(name, candidate, reference, rtol, own, step, rank))
     rows += [
         missing(n, "missing in the reference", step=step, rank=rank) for n in extra
     ]
     return quantity(rows, compared=compared)
+
+
+def buffer_scales(references: Mapping[str, Tensor | None]) -> dict[str, float]:
+    """Returns the size beside which a difference of each buffer is rounding.
+
+    Buffers have no common scale, a mean beside a count of batches, but those of one
+    name have: a mean that is zero by construction differs by its rounding alone. What
+    is a whole number has none.
+    """
+    known = {n: t for n, t in references.items() if t is not None and t.numel()}
+    sizes = {n: max_abs(t) for n, t in known.items() if t.is_floating_point()}
+    by_leaf: dict[str, float] = {}
+    for name, size in sizes.items():
+        leaf = name.rpartition(".")[2]
+        by_leaf[leaf] = max(by_leaf.get(leaf, 0.0), size)
+    scales = {name: by_leaf[name.rpartition(".")[2]] for name in sizes}
+    for name, scale in scales.items():
+        owner, _, leaf = name.rpartition("running_mean")
+        spread = sizes.get(f"{owner}running_var")
+        if not leaf and spread is not None:
+            scales[name] = max(scale, math.sqrt(spread))
+    return {n: s if math.isfinite(s) else 0.0 for n, s in scales.items()}
 
 
 def _row(

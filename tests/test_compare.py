@@ -321,3 +321,42 @@ def test_digest_of_rounding_differs_by_rounding() -> None:
     first, second = compare.digest({"w": tensor}), compare.digest({"w": near})
     for one, other in zip(first[:2], second[:2], strict=True):
         assert abs(one - other) <= 1e-13 * first[2]
+
+
+def test_buffers_of_one_name_have_one_scale() -> None:
+    named: dict[str, Tensor | None] = {
+        "a.running_mean": torch.tensor([3.0, -5.0]),
+        "b.running_mean": torch.tensor([1e-17, 0.0]),
+        "b.running_var": torch.tensor([49.0, 4.0]),
+        "b.num_batches_tracked": torch.tensor(3),
+        "queue": torch.tensor([2.0]),
+        "c.empty": torch.empty(0),
+        "c.none": None,
+    }
+    assert compare.buffer_scales(named) == {
+        "a.running_mean": 5.0,
+        "b.running_mean": 7.0,  # the spread of what it is the mean of
+        "b.running_var": 49.0,
+        "queue": 2.0,
+    }
+
+
+def test_mean_that_is_zero_by_construction_differs_by_its_rounding_alone() -> None:
+    reference: dict[str, Tensor | None] = {
+        "running_mean": torch.tensor([2e-17]),
+        "running_var": torch.tensor([4.0]),
+        "num_batches_tracked": torch.tensor(1),
+    }
+    scales = compare.buffer_scales(reference)
+
+    def judged(**changes: Tensor) -> Quantity:
+        return compare.compare_group(
+            reference | changes, reference, rtol=1e-9, scale=scales, step=0
+        )
+
+    assert judged(running_mean=torch.tensor([-3e-17])).mismatched == 0
+    shifted = judged(running_mean=torch.tensor([1e-8])).worst
+    assert shifted is not None
+    assert shifted.name == "running_mean"
+    assert math.isclose(shifted.excess, 5.0, rel_tol=1e-6)
+    assert judged(num_batches_tracked=torch.tensor(2)).mismatched == 1

@@ -153,17 +153,20 @@ class Case:
         if any(self.rank_facts("start_differs", [])):
             return []
         found: dict[str, ModuleCall] = {}
+        norms = {m.name: m for m in self.modules() if m.is_batch_norm or m.normalises}
         for m in self.modules():
             if m.input_diff > self.close and (m.caller or m.name):
+                # A norm may hold an activation, which is called with its rows.
+                own = norms.get(m.caller)
                 caller = dataclasses.replace(
-                    m,
+                    own or m,
                     name=m.caller,
                     kind=m.caller_kind,
                     rel_diff=m.input_diff,
-                    is_batch_norm=False,
-                    normalises=False,
-                    writes_buffers=False,
-                    collectives=0,
+                    is_batch_norm=own is not None and own.is_batch_norm,
+                    normalises=own is not None,
+                    writes_buffers=own is not None and own.writes_buffers,
+                    collectives=own.collectives if own else 0,
                 )
                 found.setdefault(m.caller, caller)
             if m.rel_diff is not None and m.rel_diff > self.close:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ddpcheck.run import private, submodules
 from ddpcheck.run.private import BatchNorm
@@ -44,32 +45,91 @@ class SynchronizedBatchNorm(BatchNorm):
         if not (uses_batch and dist.is_available() and dist.is_initialized()):
             return super().forward(input)
         self._check_input_dim(input)
-        dims = [d for d in range(input.dim()) if d != 1]
-        shape = [1, -1] + [1] * (input.dim() - 2)
-        count = input.new_tensor([input.numel() / input.shape[1]])
-        dist.all_reduce(count)
-        mean = all_reduce_sum(input.sum(dims)) / count
-        centred = input - mean.view(shape)
-        var = all_reduce_sum(centred.pow(2).sum(dims)) / count
-        if self.training and self.track_running_stats:
-            self._update(mean.detach(), var.detach(), count)
-        out = centred * (var + self.eps).rsqrt().view(shape)
-        if self.weight is not None:
-            out = out * self.weight.view(shape)
-        return out if self.bias is None else out + self.bias.view(shape)
+        factor = 0.0 if self.momentum is None else self.momentum
+        is_tracked = self.training and self.track_running_stats
+        if is_tracked:
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                factor = 1.0 / float(self.num_batches_tracked)
+        return _normalized(
+            input,
+            self.running_mean if is_tracked else None,
+            self.running_var if is_tracked else None,
+            self.weight,
+            self.bias,
+            factor=factor,
+            eps=self.eps,
+        )
 
-    def _update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        factor = self.momentum
-        if factor is None:
-            factor = 1.0 / float(self.num_batches_tracked)
-        with torch.no_grad():
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+
+def _normalized(
+    input: Tensor,  # noqa: A002 (torch's name)
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    factor: float,
+    eps: float,
+) -> Tensor:
+    """Returns the input normalised over all ranks; updates running statistics."""
+    dims = [d for d in range(input.dim()) if d != 1]
+    shape = [1, -1] + [1] * (input.dim() - 2)
+    count = input.new_tensor([input.numel() / input.shape[1]])
+    dist.all_reduce(count)
+    mean = all_reduce_sum(input.sum(dims)) / count
+    centred = input - mean.view(shape)
+    var = all_reduce_sum(centred.pow(2).sum(dims)) / count
+    with torch.no_grad():
+        if running_mean is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), factor)
+        if running_var is not None:
             unbiased = var * (count / (count - 1))
-            self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+            running_var.lerp_(unbiased.to(running_var.dtype), factor)
+    out = centred * (var + eps).rsqrt().view(shape)
+    if weight is not None:
+        out = out * weight.view(shape)
+    return out if bias is None else out + bias.view(shape)
+
+
+class _OwnForward:
+    """A batch norm of a library, whose forward computes more than batch norm.
+
+    An activation, as timm's BatchNormAct2d. `functional.batch_norm` inside it is the
+    synchronised one.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the library's forward does."""
+        before = functional.batch_norm
+        if dist.is_available() and dist.is_initialized():
+            functional.batch_norm = _synchronized(before)
+        try:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            functional.batch_norm = before
+
+
+def _synchronized(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Returns `functional.batch_norm` over all ranks; `plain` in evaluation."""
+
+    def batch_norm(
+        input: Tensor,  # noqa: A002
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,  # noqa: FBT001, FBT002
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        given = input, running_mean, running_var, weight, bias
+        if not training:
+            return plain(*given, training, momentum, eps)
+        return _normalized(*given, factor=momentum, eps=eps)
+
+    return batch_norm
 
 
 class _AllReduceSum(torch.autograd.Function):
@@ -100,14 +160,15 @@ def all_reduce_sum(value: Tensor) -> Tensor:
 def apply(model: nn.Module, mode: str, *, device: str = "cpu") -> nn.Module:
     """Returns the model with its batch norm as `mode` says; changes it in place.
 
-    On GPUs `sync` is torch's own SyncBatchNorm.
+    On GPUs `sync` is torch's own SyncBatchNorm, where its conversion loses nothing.
     """
     if mode == "local":
         return submodules.replace(model, _is_synchronized, _to_local)
-    if mode == "sync" and device != "cpu":
+    loses = any(_is_batch_norm(m) and _computes_more(m) for m in model.modules())
+    if mode == "sync" and device != "cpu" and not loses:
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return]
     if mode == "sync":
-        return submodules.replace(model, _is_batch_norm, _to_sync)
+        return submodules.replace(model, _is_batch_norm, _to_complete_sync)
     if mode == "frozen":
         for module in model.modules():
             if isinstance(module, private.BATCH_NORMS):
@@ -159,12 +220,31 @@ def _is_synchronized(module: nn.Module) -> bool:
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
-    is_ours = isinstance(module, SynchronizedBatchNorm)
+    is_ours = isinstance(module, SynchronizedBatchNorm | _OwnForward)
     return isinstance(module, private.BATCH_NORMS) and not is_ours
 
 
 def _to_sync(module: BatchNorm) -> nn.Module:
     return _take_over(module, SynchronizedBatchNorm)
+
+
+def _to_complete_sync(module: BatchNorm) -> nn.Module:
+    """Returns the module synchronised, with all that its forward computes."""
+    if not _computes_more(module):
+        return _to_sync(module)
+    kind = type(module)
+    name = f"Synchronized{kind.__name__}"
+    return _take_over(module, type(name, (_OwnForward, kind), {}))
+
+
+def _computes_more(module: nn.Module) -> bool:
+    """Returns whether the class of a batch norm has a forward of its own.
+
+    Not those of SyncBatchNorm, which refuse the CPU: torch's DDP does not take them.
+    """
+    plain = BatchNorm.forward
+    is_torchs = isinstance(module, nn.SyncBatchNorm)
+    return not is_torchs and type(module).forward is not plain
 
 
 def _to_local(module: BatchNorm) -> nn.Module:

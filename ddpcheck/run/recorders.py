@@ -64,7 +64,9 @@ class ComparingRecorder:
             skip = self.uncomparable()
             named, references = _without(named, skip), _without(references, skip)
             named = self._known(named, references)
-        scale = self.reader.scale(quantity, step)
+        scale: float | dict[str, float] = self.reader.scale(quantity, step)
+        if quantity == "buffers":
+            scale = compare.buffer_scales(references)
         result = self._compare(quantity, step, named, references, scale)
         name = quantity.partition("@")[0]
         earlier = self.quantities.get(name)
@@ -91,7 +93,7 @@ class ComparingRecorder:
         step: int,
         named: dict[str, Tensor | None],
         references: dict[str, Tensor | None],
-        scale: float,
+        scale: float | dict[str, float],
     ) -> Quantity:
         """Compares in parts: what is mapped of the trace stays small."""
         parts = _parts(references)
@@ -113,20 +115,28 @@ class ComparingRecorder:
         step: int,
         named: dict[str, Tensor | None],
         references: dict[str, Tensor | None],
-        scale: float,
+        scale: float | dict[str, float],
     ) -> Quantity:
+        if isinstance(scale, dict):
+            return compare.compare_group(
+                named,
+                references,
+                rtol=self.rtol,
+                scale=scale,
+                step=step,
+                rank=self.rank,
+            )
         if quantity == "weights" and self.floors:
             return self._by_own_floors(step, named, references, scale)
         equal, worst, name = compare.is_equal(
             named, references, rtol=self.rtol, scale=scale
         )
-        if not equal or quantity == "buffers":
+        if not equal:
             return compare.compare_group(
                 named,
                 references,
                 rtol=self.rtol,
-                # Buffers have no common scale: a mean beside a count of batches.
-                scale=0.0 if quantity == "buffers" else scale,
+                scale=scale,
                 step=step,
                 rank=self.rank,
             )

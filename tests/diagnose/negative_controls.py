@@ -52,6 +52,14 @@ def loss(output, target):
 """
 
 CONTROLS = {
+    # The second norm's mean is zero but for rounding: its rows are a norm's, weighted.
+    "synchronised-norm-behind-another": """
+model = nn.Sequential(
+    nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3, bias=False), nn.BatchNorm1d(3)
+)
+def wrap(model):
+    return DDP(nn.SyncBatchNorm.convert_sync_batchnorm(model))
+""",
     "rank-dependent-init-before-wrapping": """
 def model():
     torch.manual_seed(rank())

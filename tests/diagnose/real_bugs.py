@@ -13,6 +13,38 @@ def train_step(model, optimizer, batch):
 """
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The norm calls its activation with other rows: it is the norm's own doing.
+    "batch-norm-with-its-activation": (
+        """
+class NormAct(nn.BatchNorm1d):
+    def __init__(self, features):
+        super().__init__(features)
+        self.act = nn.ReLU()
+    def forward(self, x):
+        return self.act(super().forward(x))
+model = nn.Sequential(nn.Linear(4, 8), NormAct(8), nn.Linear(8, 8), NormAct(8))
+""",
+        [("norm/local-batch-stats", True)],
+    ),
+    # Directions do not change with scale: a loss that keeps a queue is no norm.
+    "queue-in-a-module-that-returns-the-loss": (
+        """
+class Memory(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3, bias=False)
+        self.register_buffer("queue", torch.ones(8, 3))
+    def forward(self, x):
+        rows = nn.functional.normalize(self.net(x))
+        similarity = rows @ nn.functional.normalize(self.queue).t()
+        self.queue = torch.cat([self.net(x).detach(), self.queue])[:8]
+        return similarity.exp().mean()
+model = Memory()
+def loss(output, target):
+    return output
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
     # The loss normalises its targets: no output moves any other sample's gradient.
     "advantages-standardised-in-the-shard": (
         """

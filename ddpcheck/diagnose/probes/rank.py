@@ -369,7 +369,8 @@ def _is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
     """Returns whether twice the input gives the same output: it normalises.
 
     Up to the epsilon of the norm. Where outputs have the shape of an input, these are
-    judged: a flow's norm returns the log-determinant beside. Buffers are put back.
+    judged: a flow's norm returns the log-determinant beside. A scalar is no output of a
+    norm: losses of directions do not change with scale, either. Buffers are put back.
     """
     buffers = {n: b.clone() for n, b in module.named_buffers()}
     state = torch.get_rng_state()
@@ -389,6 +390,7 @@ def _is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
                 buffer.copy_(buffers[name])
     shapes = {t.shape for _, t in tree.tensors((args, kwargs))}
     pairs = [(a, b) for (_, a), (_, b) in zip(once, both, strict=False)]
+    pairs = [(a, b) for a, b in pairs if a.dim()]
     alike = [(a, b) for a, b in pairs if a.shape in shapes] or pairs
     return bool(alike) and all(
         a.shape == b.shape and distance(b, a) < _INVARIANT for a, b in alike

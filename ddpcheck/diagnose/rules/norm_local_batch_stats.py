@@ -44,6 +44,8 @@ from ddpcheck.diagnose.text import names, number
 SLUG = "norm/local-batch-stats"
 LINK = "forward"
 
+_PLAIN = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
+
 
 def detect(case: Case) -> Proposal | None:
     """Proposes synchronised batch norm where batch norms' outputs differ."""
@@ -78,12 +80,22 @@ def detect(case: Case) -> Proposal | None:
             f"modules that do: {names(layers)}",
         ),
         fix="synchronise batch norm over ranks, freeze it, or use GroupNorm",
-        code="model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)\n"
-        "model = DistributedDataParallel(model)",
+        code=_conversion(torchs) + "\nmodel = DistributedDataParallel(model)",
         safe=True,
         fixes=tuple(dict.fromkeys(fixes)),
         module=first.name,
         speculative=case.outputs_agree,
+    )
+
+
+def _conversion(torchs: list[ModuleCall]) -> str:
+    """Returns the line that converts: torch's own keeps nothing but batch norm."""
+    derived = [m.kind for m in torchs if m.kind not in _PLAIN]
+    if not derived:
+        return "model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"
+    return (
+        f"# not torch's conversion: it loses what {derived[0]} adds to batch norm\n"
+        "model = timm.layers.convert_sync_batchnorm(model)  # or its library's own"
     )
 
 
