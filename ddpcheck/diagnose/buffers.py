@@ -53,9 +53,11 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
 
     `batch_norm` asks for modules that behave as a batch norm, or for all others.
     """
-    if case.diverging() or case.first_broken("buffers") != 0:
+    wrong = case.diverging()
+    if case.first_broken("buffers") != 0 or not all(m.through_buffers for m in wrong):
         return None
-    if case.first_broken("gradients") == 0 and (case.step is None or silenced(case)):
+    later = case.first_broken("gradients")
+    if not wrong and later == 0 and (case.step is None or silenced(case)):
         return None  # more than buffers is wrong with them, or may be
     kinds = {m.name: m.is_batch_norm or m.normalises for m in case.modules()}
     rows = _wrong_rows(case)
@@ -66,12 +68,15 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
         return None
     worst = max(rows, key=lambda t: t.rel_diff)
     modules = tuple(dict.fromkeys(t.name.rpartition(".")[0] for t in rows))
-    later = case.first_broken("gradients")
+    outputs = (
+        "with one process's buffers they return its rows"
+        if wrong
+        else "their outputs in the first step are right"
+    )
     facts = [
         f"after the first step {worst.name} differs from one process by "
         f"{number(worst.rel_diff)} relative, on rank {worst.rank}",
-        f"modules whose buffers differ: {names(modules)}; their outputs in the first "
-        "step are right",
+        f"modules whose buffers differ: {names(modules)}; {outputs}",
     ]
     facts.append(
         "gradients are right in all steps"

@@ -13,6 +13,61 @@ def train_step(model, optimizer, batch):
 """
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Statistics of the shard are in what it returns, and it is what it keeps.
+    "running-statistics-updated-before-they-are-used": (
+        """
+class Normalizer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.ones(4))
+        self.register_buffer("count", torch.tensor(3.0))
+    def forward(self, x):
+        if self.training:
+            self.total += x.square().sum(0)
+            self.count += len(x)
+        return x * (self.count / self.total).sqrt()
+model = nn.Sequential(Normalizer(), nn.Linear(4, 3))
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
+    # What the norm wrote into its parameters reaches the loss by a scalar, too.
+    "parameters-initialised-from-the-first-batch": (
+        """
+class ActNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.is_new = True
+    def forward(self, x):
+        if self.is_new:
+            self.scale.data.copy_(1 / x.std(0))
+            self.is_new = False
+        return x * self.scale, self.scale.log().sum()
+class Flow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = ActNorm(), nn.Linear(4, 4)
+    def forward(self, x):
+        rows, volume = self.norm(x)
+        return self.out(rows).tanh(), volume + 0 * rows.sum(1)
+model = Flow()
+def loss(output, target):
+    return output[0].square().sum(1).mean() - output[1].mean()
+""",
+        [("state/forward-writes-parameter", True)],
+    ),
+    # Every second sample would be as many positives on each rank, by chance.
+    "no-positives-on-one-rank": (
+        """
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.tensor([1, 1, 0, 2, 0, 0, 0, 0])
+def loss(output, target):
+    positive = target > 0
+    each = nn.functional.cross_entropy(output, target, reduction="none")
+    return output.square().mean() + each[positive].sum() / positive.sum()
+""",
+        [("loss/empty-shard", True)],
+    ),
     # The norm calls its activation with other rows: it is the norm's own doing.
     "batch-norm-with-its-activation": (
         """
@@ -25,25 +80,6 @@ class NormAct(nn.BatchNorm1d):
 model = nn.Sequential(nn.Linear(4, 8), NormAct(8), nn.Linear(8, 8), NormAct(8))
 """,
         [("norm/local-batch-stats", True)],
-    ),
-    # Directions do not change with scale: a loss that keeps a queue is no norm.
-    "queue-in-a-module-that-returns-the-loss": (
-        """
-class Memory(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(4, 3, bias=False)
-        self.register_buffer("queue", torch.ones(8, 3))
-    def forward(self, x):
-        rows = nn.functional.normalize(self.net(x))
-        similarity = rows @ nn.functional.normalize(self.queue).t()
-        self.queue = torch.cat([self.net(x).detach(), self.queue])[:8]
-        return similarity.exp().mean()
-model = Memory()
-def loss(output, target):
-    return output
-""",
-        [("state/buffer-broadcast-overwrites", True)],
     ),
     # The loss normalises its targets: no output moves any other sample's gradient.
     "advantages-standardised-in-the-shard": (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.diagnose.probes import fits, micro, training
+from ddpcheck.diagnose.probes import fits, micro, modules, training
 from ddpcheck.diagnose.probes.evidence import Cut, Direct, ModuleCall, RankEvidence
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
@@ -22,7 +22,6 @@ from ddpcheck.diagnose.probes.teacher import (
     is_renumbered,
     keeps_shape,
     key_of,
-    tensors_of,
 )
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import (
@@ -43,7 +42,7 @@ from ddpcheck.run.surroundings import bound_noise, set_default_dtype
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader
 
-_INVARIANT = 0.05  # the norm's epsilon beside a small variance
+_SAME = 1e-6  # relative; a statistic of other rows differs by far more
 
 
 def judge(
@@ -184,7 +183,7 @@ class _Probe:
         new = tree.replace((args, kwargs), take)
         key = f"{name}#{call}"
         self.inputs[key] = worst
-        self.before[key] = (len(self.seen.collectives), *_versions(module))
+        self.before[key] = (len(self.seen.collectives), *modules.versions(module))
         self.calls[key] = new
         self.callers[key] = self.open[-1] if self.open else ("", "")
         self.open.append((name, type(module).__name__))
@@ -244,11 +243,13 @@ class _Probe:
         args, kwargs = self.calls.pop(key)
         self.open.pop()
         caller, caller_kind = self.callers.pop(key)
-        now = _versions(module)
+        now = modules.versions(module)
         writes = now[0] != buffers
         called = len(self.seen.collectives) - collectives
         is_norm = isinstance(module, private.BATCH_NORMS)
-        invariant = bool(writes or called) and _is_scale_invariant(module, args, kwargs)
+        invariant = bool(writes or called) and modules.is_scale_invariant(
+            module, args, kwargs
+        )
         normalises = is_norm or (writes and not called and invariant)
         self.modules.append(
             ModuleCall(
@@ -264,6 +265,9 @@ class _Probe:
                 keeps_shape=keeps,
                 collectives=called,
                 writes_buffers=writes,
+                through_buffers=writes
+                and bool(rel_diff)
+                and self._is_right_with_buffers(key, module, args, kwargs),
                 writes_parameters=now[1] != parameters,
                 scales_by_frequency=bool(getattr(module, "scale_grad_by_freq", False)),
                 is_batch_norm=is_norm,
@@ -271,6 +275,33 @@ class _Probe:
                 normalises=normalises,
             )
         )
+
+    def _is_right_with_buffers(
+        self, key: str, module: nn.Module, args: Any, kwargs: Any
+    ) -> bool:
+        """Returns whether a module differs by what it wrote into its buffers alone."""
+        name, _, call = key.rpartition("#")
+        kept = {
+            n: self._recorded("kept", key_of(name, int(call), n), b)
+            for n, b in module.named_buffers(recurse=False)
+        }
+        outputs = modules.evaluated(module, args, kwargs, kept)
+        return outputs is not None and self._are_right(name, int(call), outputs)
+
+    def _are_right(
+        self, name: str, call: int, outputs: list[tuple[str, Tensor]]
+    ) -> bool:
+        judged = False
+        for path, tensor in outputs:
+            key = key_of(name, call, path or "output")
+            reference = self._recorded("outputs", key, tensor)
+            if reference is None or not tensor.dim():
+                continue
+            rows, diff = closest(tensor, reference, self.rows)
+            if rows is None or diff > _SAME:
+                return False
+            judged = True
+        return judged
 
     def _recorded(self, quantity: str, key: str, actual: Tensor) -> Tensor | None:
         """Returns the reference's tensor; micro-batches are put together."""
@@ -346,52 +377,3 @@ class _Probe:
             ratio, residual, norm = fits.fit(mine, reference)
             found.append(Direct(name=name, ratio=ratio, residual=residual, norm=norm))
         return found
-
-
-def _versions(module: nn.Module) -> tuple[list[tuple[int, float]], list[float]]:
-    """Returns what changes when the module's own buffers and parameters are written."""
-    return (
-        # Both: a buffer may be written over with the same, or be another tensor.
-        [(private.version(b), _sum(b)) for b in module.buffers(recurse=False)],
-        # Not versions: writing to `.data` does not count.
-        [_sum(p) for p in module.parameters(recurse=False)],
-    )
-
-
-def _sum(tensor: Tensor) -> float:
-    value = tensor.detach()
-    if not value.is_complex():
-        value = value.double()  # booleans have no size
-    return float(value.abs().double().nan_to_num().sum())
-
-
-def _is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
-    """Returns whether twice the input gives the same output: it normalises.
-
-    Up to the epsilon of the norm. Where outputs have the shape of an input, these are
-    judged: a flow's norm returns the log-determinant beside. A scalar is no output of a
-    norm: losses of directions do not change with scale, either. Buffers are put back.
-    """
-    buffers = {n: b.clone() for n, b in module.named_buffers()}
-    state = torch.get_rng_state()
-    twice = tree.replace(
-        (args, kwargs), lambda _, t: t * 2 if t.is_floating_point() else t
-    )
-    try:
-        with torch.no_grad():
-            once = tensors_of(module.forward(*args, **kwargs))
-            both = tensors_of(module.forward(*twice[0], **twice[1]))
-    except Exception:  # noqa: BLE001 (a module may refuse scaled inputs)
-        return False
-    finally:
-        torch.set_rng_state(state)
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name])
-    shapes = {t.shape for _, t in tree.tensors((args, kwargs))}
-    pairs = [(a, b) for (_, a), (_, b) in zip(once, both, strict=False)]
-    pairs = [(a, b) for a, b in pairs if a.dim()]
-    alike = [(a, b) for a, b in pairs if a.shape in shapes] or pairs
-    return bool(alike) and all(
-        a.shape == b.shape and distance(b, a) < _INVARIANT for a, b in alike
-    )

@@ -217,10 +217,12 @@ class _Probe:
                 self.writer.add("inputs", hooks.micro, named)
 
         def after(name: str, call: int, module: nn.Module, output: Any) -> Any:
-            del module
             if write:
                 named = [(key_of(name, call, p), t) for p, t in tensors_of(output)]
                 self.writer.add("outputs", hooks.micro, named)
+                kept = module.named_buffers(recurse=False)
+                named = [(key_of(name, call, n), b) for n, b in kept]
+                self.writer.add("kept", hooks.micro, named)
 
             def cut(path: str, t: Tensor) -> Tensor:
                 key = key_of(name, call, path or "output")

@@ -43,6 +43,7 @@ References
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.rules import loss_empty_shard, loss_local_normalizer
 
 SLUG = "data/batch-layout"
 LINK = "data"
@@ -61,6 +62,8 @@ def detect(case: Case) -> Proposal | None:
         return None
     if len(set(case.run.shard_sizes)) > 1:
         return None
+    if loss_empty_shard.detect(case) or loss_local_normalizer.detect(case):
+        return None  # strided shards may have equal counts by chance
     world = case.world_size
     return Proposal(
         slug=SLUG,

@@ -52,12 +52,16 @@ LINK = "forward"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for modules whose rows depend on the other rows."""
+    found = case.diverging()
+    # What a module makes of parameters that a part of it wrote is no doing of its own.
+    writers = [m.name for m in found if m.writes_parameters]
     calls = [
         m
-        for m in case.diverging()
+        for m in found
         if not m.is_batch_norm
         and not m.normalises
-        and not m.writes_parameters
+        and not m.through_buffers
+        and not any(_is_within(name, m.name) for name in writers)
         and not (m.collectives and m.writes_buffers)
     ]
     if not calls:
@@ -86,6 +90,11 @@ def detect(case: Case) -> Proposal | None:
         module=first.name,
         speculative=case.outputs_agree,
     )
+
+
+def _is_within(name: str, outer: str) -> bool:
+    """Returns whether a module is `outer` or a part of it."""
+    return not outer or name == outer or name.startswith(f"{outer}.")
 
 
 def _with_rows_first(case: Case, name: str) -> str:

@@ -1,0 +1,89 @@
+"""What a module is like, from its own forward: what it keeps, what it normalises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddpcheck import tree
+from ddpcheck.diagnose.probes.teacher import distance, tensors_of
+from ddpcheck.run import private
+
+_INVARIANT = 0.05  # the norm's epsilon beside a small variance
+
+
+def versions(module: nn.Module) -> tuple[list[tuple[int, float]], list[float]]:
+    """Returns what changes when the module's own buffers and parameters are written."""
+    return (
+        # Both: a buffer may be written over with the same, or be another tensor.
+        [(private.version(b), _sum(b)) for b in module.buffers(recurse=False)],
+        # Not versions: writing to `.data` does not count.
+        [_sum(p) for p in module.parameters(recurse=False)],
+    )
+
+
+def _sum(tensor: Tensor) -> float:
+    value = tensor.detach()
+    if not value.is_complex():
+        value = value.double()  # booleans have no size
+    return float(value.abs().double().nan_to_num().sum())
+
+
+def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Returns whether twice the input gives the same output: it normalises.
+
+    Up to the epsilon of the norm. Where outputs have the shape of an input, these are
+    judged: a flow's norm returns the log-determinant beside. A scalar is no output of a
+    norm: losses of directions do not change with scale, either. Buffers are put back.
+    """
+    buffers = {n: b.clone() for n, b in module.named_buffers()}
+    state = torch.get_rng_state()
+    twice = tree.replace(
+        (args, kwargs), lambda _, t: t * 2 if t.is_floating_point() else t
+    )
+    try:
+        with torch.no_grad():
+            once = tensors_of(module.forward(*args, **kwargs))
+            both = tensors_of(module.forward(*twice[0], **twice[1]))
+    except Exception:  # noqa: BLE001 (a module may refuse scaled inputs)
+        return False
+    finally:
+        torch.set_rng_state(state)
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(buffers[name])
+    shapes = {t.shape for _, t in tree.tensors((args, kwargs))}
+    pairs = [(a, b) for (_, a), (_, b) in zip(once, both, strict=False)]
+    pairs = [(a, b) for a, b in pairs if a.dim()]
+    alike = [(a, b) for a, b in pairs if a.shape in shapes] or pairs
+    return bool(alike) and all(
+        a.shape == b.shape and distance(b, a) < _INVARIANT for a, b in alike
+    )
+
+
+def evaluated(
+    module: nn.Module, args: Any, kwargs: Any, buffers: dict[str, Tensor | None]
+) -> list[tuple[str, Tensor]] | None:
+    """Returns the outputs in evaluation with other buffers, which are put back.
+
+    None for a module with parts, and where a buffer is None or forward raises.
+    """
+    if any(module.children()) or any(b is None for b in buffers.values()):
+        return None
+    own = dict(module.named_buffers(recurse=False))
+    before = {n: b.clone() for n, b in own.items()}
+    training = module.training
+    try:
+        with torch.no_grad():
+            for n, b in own.items():
+                b.copy_(buffers[n])  # type: ignore[arg-type]
+            return tensors_of(module.eval().forward(*args, **kwargs))
+    except Exception:  # noqa: BLE001 (a forward that is for training alone)
+        return None
+    finally:
+        module.train(training)
+        with torch.no_grad():
+            for n, b in own.items():
+                b.copy_(before[n])

@@ -1,0 +1,71 @@
+"""What is measured of one module, by its own forward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddpcheck.diagnose.probes import modules
+
+ROWS = torch.tensor([[3.0, -4.0], [0.5, 2.0], [1.0, -1.0]])
+
+
+class Directions(nn.Module):
+    """A loss that does not change with scale: no norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns a scalar."""
+        return nn.functional.normalize(x).sum()
+
+
+class Counting(nn.Module):
+    """Divides by what it has counted."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor(5.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Counts in training."""
+        if self.training:
+            self.count += len(x)
+        return x / self.count
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [(nn.LayerNorm(2), True), (Directions(), False), (nn.Identity(), False)],
+    ids=["norm", "loss", "identity"],
+)
+def test_norms_are_what_returns_rows_of_one_scale(
+    module: nn.Module, *, expected: bool
+) -> None:
+    assert modules.is_scale_invariant(module, (ROWS,), {}) is expected
+
+
+def test_module_is_evaluated_with_other_buffers_and_left_as_it_was() -> None:
+    module = Counting()
+    given: dict[str, Tensor | None] = {"count": torch.tensor(2.0)}
+    outputs = modules.evaluated(module, (ROWS,), {}, given)
+    assert outputs is not None
+    assert torch.equal(outputs[0][1], ROWS / 2)
+    assert module.training
+    assert module.count == 5
+
+
+@pytest.mark.parametrize(
+    ("module", "buffers"),
+    [
+        (nn.Sequential(Counting()), {}),
+        (Counting(), {"count": None}),
+        (Counting(), {"count": torch.zeros(3)}),
+    ],
+    ids=["parts", "unknown", "shape"],
+)
+def test_module_that_cannot_be_evaluated_alone_is_not(
+    module: nn.Module, buffers: dict[str, Tensor | None]
+) -> None:
+    assert modules.evaluated(module, (ROWS,), {}, buffers) is None
