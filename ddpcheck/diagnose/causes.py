@@ -53,6 +53,8 @@ def mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -
         return True
     if after.step is None and before.step is not None:
         return False
+    if after.run.faults and not before.run.faults:
+        return False
     if cause.proposal.slug not in {p.slug for p in proposals}:
         return True
     if cause.proposal.link in _PROBED:

@@ -13,6 +13,48 @@ def train_step(model, optimizer, batch):
 """
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The object computes its tensors in the loss: none can be handed through DDP.
+    "object-that-computes-later-with-a-static-graph": (
+        """
+class Later:
+    def __init__(self, net, x):
+        self.net, self.x = net, x
+    def logits(self):
+        return self.net(self.x)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+    def forward(self, x):
+        return Later(self.net, x)
+model = Net()
+def wrap(model):
+    return DDP(model, static_graph=True)
+def loss(output, target):
+    return nn.functional.cross_entropy(output.logits(), target)
+""",
+        [("graph/opaque-output", True)],
+    ),
+    # The mended module writes its parameters still, and what one process writes.
+    "labels-not-offset-beside-bounded-rows": (
+        """
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(4, 3)
+        self.items = nn.Embedding(9, 3, max_norm=0.5)
+    def forward(self, x, item):
+        return self.query(x), self.items(item)
+model = Towers()
+batch = (torch.randn(8, 4), torch.arange(8)), torch.zeros(8)
+def loss(output, target):
+    query, item = output
+    if dist.is_initialized():
+        item = torch.cat(dnn.all_gather(item.contiguous()))
+    return nn.functional.cross_entropy(query @ item.t(), torch.arange(len(query)))
+""",
+        [("state/forward-writes-parameter", True), ("collective/layout", True)],
+    ),
     # Statistics of the shard are in what it returns, and it is what it keeps.
     "running-statistics-updated-before-they-are-used": (
         """

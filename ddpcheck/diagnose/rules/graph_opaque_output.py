@@ -72,4 +72,6 @@ def detect(case: Case) -> Proposal | None:
         fix="return tensors, tuples or dicts, or register the class as a pytree node",
         code='return {"logits": logits}',
         fixes=("ddp.plain_output",),
+        # Tensors that an object computes later cannot be handed through DDP.
+        or_by_hand=True,
     )

@@ -59,7 +59,12 @@ LINK = "forward"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for modules that change their parameters in forward."""
-    modules = [m.name for m in case.modules() if m.writes_parameters]
+    mended = case.outcome.spec.fixes  # these write what one process writes
+    modules = [
+        m.name
+        for m in case.modules()
+        if m.writes_parameters and f"module.global:{m.name}" not in mended
+    ]
     if not modules:
         return None
     first = case.first_broken("weights")
