@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run import private, submodules
 from ddpcheck.run.private import BatchNorm
@@ -43,7 +44,7 @@ class SynchronizedBatchNorm(BatchNorm):
         """Returns the normalised input."""
         uses_batch = self.training or self.running_mean is None
         if not (uses_batch and dist.is_available() and dist.is_initialized()):
-            return super().forward(input)
+            return BatchNorm.forward(self, input)  # what a library's class calls, too
         self._check_input_dim(input)
         factor = 0.0 if self.momentum is None else self.momentum
         is_tracked = self.training and self.track_running_stats
@@ -97,18 +98,20 @@ class _OwnForward:
     """A batch norm of a library, whose forward computes more than batch norm.
 
     An activation, as timm's BatchNormAct2d. `functional.batch_norm` inside it is the
-    synchronised one.
+    synchronised one, and so is what a class derived from SyncBatchNorm calls.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns what the library's forward does."""
-        before = functional.batch_norm
+        before = functional.batch_norm, nn.SyncBatchNorm.forward
         if dist.is_available() and dist.is_initialized():
-            functional.batch_norm = _synchronized(before)
+            functional.batch_norm = _synchronized(before[0])
+        nn.SyncBatchNorm.forward = SynchronizedBatchNorm.forward  # type: ignore[assignment, method-assign]
         try:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         finally:
-            functional.batch_norm = before
+            functional.batch_norm = before[0]
+            nn.SyncBatchNorm.forward = before[1]  # type: ignore[method-assign]
 
 
 def _synchronized(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -191,28 +194,50 @@ def _emulated() -> Iterator[None]:
     """Lets `nn.SyncBatchNorm.convert_sync_batchnorm` work on the CPU.
 
     DistributedDataParallel refuses SyncBatchNorm modules on the CPU, and their forward
-    refuses CPU tensors; inside, conversion gives `SynchronizedBatchNorm` instead.
+    refuses CPU tensors; inside, conversion gives `SynchronizedBatchNorm` instead. What
+    a library's own conversion made is emulated when DDP takes it.
     """
     cls = nn.SyncBatchNorm
     before = cls.__dict__["convert_sync_batchnorm"]
+    build = DistributedDataParallel.__init__
+
+    def build_emulated(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        module = emulate_existing(module)
+        with _unnoticed():
+            build(self, module, *args, **kwargs)
 
     def convert(_: Any, module: nn.Module, process_group: Any = None) -> nn.Module:  # noqa: ARG001
         return submodules.replace(module, _is_batch_norm, _to_sync)
 
     cls.convert_sync_batchnorm = classmethod(convert)  # type: ignore[assignment]
+    DistributedDataParallel.__init__ = build_emulated  # type: ignore[method-assign]
     try:
         yield
     finally:
+        DistributedDataParallel.__init__ = build  # type: ignore[method-assign]
         cls.convert_sync_batchnorm = before  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _unnoticed() -> Iterator[None]:
+    """Keeps DDP from refusing emulated classes that derive from SyncBatchNorm."""
+    names: Any = nn.modules
+    before = names.SyncBatchNorm
+    names.SyncBatchNorm = type("NoSyncBatchNorm", (nn.Module,), {})
+    try:
+        yield
+    finally:
+        names.SyncBatchNorm = before
 
 
 def emulate_existing(model: nn.Module) -> nn.Module:
     """Returns the model with its own nn.SyncBatchNorm modules emulated."""
-    return submodules.replace(model, _is_of_torch, _to_sync)
+    return submodules.replace(model, _is_of_torch, _to_complete_sync)
 
 
 def _is_of_torch(module: nn.Module) -> bool:
-    return isinstance(module, nn.SyncBatchNorm)
+    is_ours = isinstance(module, _OwnForward)
+    return isinstance(module, nn.SyncBatchNorm) and not is_ours
 
 
 def _is_synchronized(module: nn.Module) -> bool:
@@ -238,13 +263,8 @@ def _to_complete_sync(module: BatchNorm) -> nn.Module:
 
 
 def _computes_more(module: nn.Module) -> bool:
-    """Returns whether the class of a batch norm has a forward of its own.
-
-    Not those of SyncBatchNorm, which refuse the CPU: torch's DDP does not take them.
-    """
-    plain = BatchNorm.forward
-    is_torchs = isinstance(module, nn.SyncBatchNorm)
-    return not is_torchs and type(module).forward is not plain
+    """Returns whether the class of a batch norm has a forward of its own."""
+    return type(module).forward not in (BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
 def _to_local(module: BatchNorm) -> nn.Module:

@@ -44,6 +44,7 @@ from ddpcheck.run.steps import Training, batch_size, split
 from ddpcheck.run.surroundings import (
     autocast,
     count_calls,
+    count_new_calls,
     loss_function,
     set_default_dtype,
     unlike_calls,
@@ -135,6 +136,7 @@ class _Candidate:
         set_default_dtype(spec)
         isolation.seed_everything(spec.seed + 1 + self.rank)
         wrapped = self._wrap(model, size)
+        count_new_calls(wrapped, counts)
         self._check_start(names, wrapped)
         recorder = ComparingRecorder(
             reader=self.reader,

@@ -11,6 +11,7 @@ from torch import nn
 
 from ddpcheck import devices
 from ddpcheck.run import private
+from ddpcheck.run.names import strip
 from ddpcheck.run.noise import DrawCounter, SampleNoise
 from ddpcheck.run.spec import (
     RunSpec,
@@ -70,21 +71,35 @@ def counting_draws(step: int, device: str = "cpu") -> Iterator[DrawCounter | Non
         counter.count += 1
 
 
+# In a module's own dictionary, which what takes its place and its hooks takes over.
+_COUNTED = "_counted_by_ddpcheck"
+
+
 def count_calls(model: nn.Module) -> dict[str, int]:
     """Counts forward calls of the modules that own buffers."""
     calls: dict[str, int] = {}
-
-    def counting(name: str) -> Callable[..., None]:
-        def count(*_: Any) -> None:
-            calls[name] = calls.get(name, 0) + 1
-
-        return count
-
     for name, module in model.named_modules():
         if private.buffers(module):
-            calls[name] = 0
-            module.register_forward_pre_hook(counting(name))
+            _count(module, name, calls)
     return calls
+
+
+def count_new_calls(wrapped: nn.Module, calls: dict[str, int]) -> None:
+    """Counts those of modules that wrapping put in the place of counted ones."""
+    for path, module in wrapped.named_modules():
+        name = strip(path)
+        if name in calls and not vars(module).get(_COUNTED):
+            _count(module, name, calls)
+
+
+def _count(module: nn.Module, name: str, calls: dict[str, int]) -> None:
+    calls[name] = 0
+    vars(module)[_COUNTED] = True
+
+    def count(*_: Any) -> None:
+        calls[name] += 1
+
+    module.register_forward_pre_hook(count)
 
 
 def unlike_calls(

@@ -52,6 +52,21 @@ def loss(output, target):
 """
 
 CONTROLS = {
+    # As timm's: torch's conversion would lose the activation, and DDP refuses the CPU.
+    "synchronised-by-a-conversion-of-its-own": """
+class NormAct(nn.BatchNorm1d):
+    def forward(self, x):
+        return super().forward(x).relu()
+class SyncNormAct(nn.SyncBatchNorm):
+    def forward(self, x):
+        return super().forward(x).relu()
+model = nn.Sequential(nn.Linear(4, 8), NormAct(8), nn.Linear(8, 3))
+def wrap(model):
+    norm = SyncNormAct(8)
+    norm.load_state_dict(model[1].state_dict())
+    model[1] = norm
+    return DDP(model)
+""",
     # The second norm's mean is zero but for rounding: its rows are a norm's, weighted.
     "synchronised-norm-behind-another": """
 model = nn.Sequential(
