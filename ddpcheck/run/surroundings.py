@@ -72,7 +72,7 @@ def counting_draws(step: int, device: str = "cpu") -> Iterator[DrawCounter | Non
 
 
 # In a module's own dictionary, which what takes its place and its hooks takes over.
-_COUNTED = "_counted_by_ddpcheck"
+_COUNTED = "counted_by_ddpcheck"
 
 
 def count_calls(model: nn.Module) -> dict[str, int]:
@@ -87,9 +87,9 @@ def count_calls(model: nn.Module) -> dict[str, int]:
 def count_new_calls(wrapped: nn.Module, calls: dict[str, int]) -> None:
     """Counts those of modules that wrapping put in the place of counted ones."""
     for path, module in wrapped.named_modules():
-        name = strip(path)
-        if name in calls and not vars(module).get(_COUNTED):
-            _count(module, name, calls)
+        is_new = private.buffers(module) and not vars(module).get(_COUNTED)
+        if is_new and strip(path) in calls:
+            _count(module, strip(path), calls)
 
 
 def _count(module: nn.Module, name: str, calls: dict[str, int]) -> None:
