@@ -31,6 +31,7 @@ from ddpcheck.ranks.messages import Job, Message, Raised, Seat
 from ddpcheck.ranks.preload import redirect_output
 
 _LARGE = 512 << 20  # bytes resident: twice what importing torch takes
+_IDLE_S = 0.002  # without a next job
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +80,35 @@ def _work(connection: Connection, seat: Seat) -> int:
         if os.getpid() != own_pid:
             return 0  # a child that user code forked and let run on
         connection.send(replace(answer, leftovers=tuple(before.leftovers())))
-        gc.collect()  # cheap: everything imported before the fork is frozen
+        is_large = _is_large()
+        # Half a millisecond, as everything imported before the fork is frozen: not
+        # between small jobs that follow at once, after which Python itself collects.
+        if is_first or is_large or not connection.poll(_IDLE_S):
+            gc.collect()
         if is_first:
             gc.freeze()  # and what the first job imported and cached
             is_first = False
-        _give_back_memory()
+        if is_large:
+            _give_back_memory()
         if seat.device != "cpu":
             from ddpcheck import devices  # noqa: PLC0415
 
             devices.free_memory()
 
 
-def _give_back_memory() -> None:
-    """Returns what a large model took to the kernel; glibc would keep most of it."""
+def _is_large() -> bool:
+    """Returns whether a large model is or was here."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        if pages * os.sysconf("SC_PAGE_SIZE") > _LARGE:
-            ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):  # no Linux, no glibc
-        return
+    except OSError:  # no Linux
+        return False
+    return pages * os.sysconf("SC_PAGE_SIZE") > _LARGE
+
+
+def _give_back_memory() -> None:
+    """Returns what a large model took to the kernel; glibc would keep most of it."""
+    with contextlib.suppress(OSError, AttributeError):  # no glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _do(job: Job, context: Context) -> Message:
