@@ -167,10 +167,10 @@ def apply(model: nn.Module, mode: str, *, device: str = "cpu") -> nn.Module:
     """
     if mode == "local":
         return submodules.replace(model, _is_synchronized, _to_local)
-    loses = any(_is_batch_norm(m) and _computes_more(m) for m in model.modules())
-    if mode == "sync" and device != "cpu" and not loses:
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return]
     if mode == "sync":
+        loses = any(_is_batch_norm(m) and _computes_more(m) for m in model.modules())
+        if device != "cpu" and not loses:
+            return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return]
         return submodules.replace(model, _is_batch_norm, _to_complete_sync)
     if mode == "frozen":
         for module in model.modules():

@@ -117,21 +117,14 @@ class ComparingRecorder:
         references: dict[str, Tensor | None],
         scale: float | dict[str, float],
     ) -> Quantity:
-        if isinstance(scale, dict):
-            return compare.compare_group(
-                named,
-                references,
-                rtol=self.rtol,
-                scale=scale,
-                step=step,
-                rank=self.rank,
+        equal, worst, name = False, 0.0, ""
+        if not isinstance(scale, dict):
+            if quantity == "weights" and self.floors:
+                return self._by_own_floors(step, named, references, scale)
+            equal, worst, name = compare.is_equal(
+                named, references, rtol=self.rtol, scale=scale
             )
-        if quantity == "weights" and self.floors:
-            return self._by_own_floors(step, named, references, scale)
-        equal, worst, name = compare.is_equal(
-            named, references, rtol=self.rtol, scale=scale
-        )
-        if not equal:
+        if isinstance(scale, dict) or not equal:
             return compare.compare_group(
                 named,
                 references,

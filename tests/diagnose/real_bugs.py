@@ -102,7 +102,7 @@ def loss(output, target):
     "no-positives-on-one-rank": (
         """
 model = nn.Linear(4, 3)
-batch = torch.randn(8, 4), torch.tensor([1, 1, 0, 2, 0, 0, 0, 0])
+batch = torch.randn(8, 4), torch.tensor([1, 2, 0, 0, 0, 0, 0, 0])
 def loss(output, target):
     positive = target > 0
     each = nn.functional.cross_entropy(output, target, reduction="none")
