@@ -3,10 +3,11 @@
     python benchmarks/peers.py [--world-sizes 2,8] [--cases 100]
 
 Needs `pip install expecttest`, which PyTorch's own test classes import. Every case is
-the same work, three steps of `mlp.py` under DistributedDataParallel in float64, and a
-comparison of the gradients with one process's. Per case, in ms:
+the same work: three steps of `mlp.py` under DistributedDataParallel in float64, the
+outputs, gradients and weights of each compared with one process's, which runs once
+per process and suite. Per case, in ms:
 
-    warm         ddpcheck on ranks that are up: every gradient, weight and buffer
+    warm         ddpcheck on ranks that are up (it compares losses and buffers, too)
     continuous   torch.testing's MultiProcContinuousTest, its processes already up
     per-test     torch.testing's MultiProcessTestCase, new processes for each test
     spawn        torch.multiprocessing.spawn
@@ -110,10 +111,10 @@ def cold(world_size: int) -> None:
 
 def train_under_torchrun() -> None:
     """Trains as one of the launcher's ranks."""
-    from peer_tests import train_and_compare  # noqa: PLC0415 (needs expecttest)
+    from peer_tests import train_as_rank  # noqa: PLC0415 (needs expecttest)
 
     dist.init_process_group("gloo")
-    train_and_compare()
+    train_as_rank()
     dist.destroy_process_group()
 
 

@@ -7,8 +7,8 @@ one process on the global batch, without any checking: the mathematics. `warm` i
 whole case as `ddpcheck` runs it, from the request to the compared result: sharding,
 DistributedDataParallel, every gradient, weight and buffer against the reference.
 `bare` is the training of that case alone, on the same ranks: what DDP itself takes.
-`spawn` is that training in processes of `torch.multiprocessing.spawn`, gradients of
-the last step compared. Wall time in ms: the median, and the spread between quartiles.
+`spawn` is that training in processes of `torch.multiprocessing.spawn`: outputs,
+gradients and weights of each step compared. Wall time in ms: the median, and the spread between quartiles.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import mlp
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.checking import PRELOAD_MODULES
@@ -38,6 +39,20 @@ from ddpcheck.target import TargetRef
 
 STEPS = 3
 TARGET = str(Path(__file__).parent / "mlp.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one process and ranks are compared by."""
+
+    output: Tensor
+    gradients: list[Tensor]
+    weights: list[Tensor]
+
+    def kept(self) -> Step:
+        """Returns a copy that the next step leaves alone."""
+        gradients = [t.clone() for t in self.gradients]
+        return Step(self.output, gradients, [t.clone() for t in self.weights])
 
 
 def main() -> None:
@@ -101,19 +116,14 @@ def bare_case(pool: Pool, world_size: int) -> Callable[[], None]:
 
 def train_on_rank(context: Context) -> None:
     """Trains in a rank of the pool, which has its process group."""
-    train_distributed(context.seat.rank, context.seat.world_size)
+    model = DistributedDataParallel(mlp.model().double())
+    for _ in train(model, context.seat.rank, context.seat.world_size):
+        pass
 
 
-def train_plain() -> list[Tensor]:
-    """Returns the last gradients of three steps in this process."""
-    model = mlp.model().double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(STEPS):
-        x, y = mlp.batch(step)
-        optimizer.zero_grad()
-        mlp.loss(model(x.double()), y.double()).backward()
-        optimizer.step()
-    return [p.grad for p in model.parameters() if p.grad is not None]
+def train_plain() -> list[Step]:
+    """Returns the steps of one process on the global batch."""
+    return [step.kept() for step in train(mlp.model().double(), rank=0, world_size=1)]
 
 
 def train_spawned(world_size: int) -> None:
@@ -123,31 +133,43 @@ def train_spawned(world_size: int) -> None:
         mp.spawn(train_rank, arguments, nprocs=world_size)
 
 
-def train_rank(rank: int, world_size: int, store: str, reference: list[Tensor]) -> None:
-    """Trains one rank and compares its gradients."""
+def train_rank(rank: int, world_size: int, store: str, reference: list[Step]) -> None:
+    """Trains one rank and compares it with one process."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size
     )
-    model = train_distributed(rank, world_size)
-    for parameter, expected in zip(model.parameters(), reference, strict=True):
-        torch.testing.assert_close(parameter.grad, expected, rtol=1e-9, atol=1e-12)
-    del model
+    train_and_compare(rank, world_size, reference)
     dist.destroy_process_group()
     # torch 2.13 aborts now and then where the interpreter ends right after that.
     os._exit(0)
 
 
-def train_distributed(rank: int, world_size: int) -> DistributedDataParallel:
-    """Returns the model after three steps on this rank's shards."""
+def train_and_compare(rank: int, world_size: int, reference: list[Step]) -> None:
+    """Trains one rank: outputs, gradients and weights of each step are one process's."""
     model = DistributedDataParallel(mlp.model().double())
+    for step, expected in zip(train(model, rank, world_size), reference, strict=True):
+        rows = expected.output.chunk(world_size)[rank]
+        for found, wanted in (
+            (step.output, rows),
+            (step.gradients, expected.gradients),
+            (step.weights, expected.weights),
+        ):
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+def train(model: nn.Module, rank: int, world_size: int) -> Iterator[Step]:
+    """Yields each of three steps on this rank's shards, after the optimizer's."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(STEPS):
-        x, y = (part.chunk(world_size)[rank].double() for part in mlp.batch(step))
+    for number in range(STEPS):
+        x, y = (part.chunk(world_size)[rank].double() for part in mlp.batch(number))
         optimizer.zero_grad()
-        mlp.loss(model(x), y).backward()
+        output = model(x)
+        mlp.loss(output, y).backward()
         optimizer.step()
-    return model
+        parameters = list(model.parameters())
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        yield Step(output.detach(), gradients, [p.detach() for p in parameters])
 
 
 def measure(work: Callable[[], object], repetitions: int) -> list[float]:

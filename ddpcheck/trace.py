@@ -216,6 +216,8 @@ def as_dense(tensor: Tensor) -> Tensor:
     plain = tensor.detach()
     if plain.layout != torch.strided:
         plain = plain.to_dense()
+    elif plain.is_cpu and not plain.is_complex() and not plain.is_neg():
+        return plain  # as nearly all are
     if plain.is_complex():
         plain = torch.view_as_real(plain.resolve_conj())
     return plain.resolve_neg().cpu()

@@ -13,6 +13,7 @@ import faulthandler
 import gc
 import importlib
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -31,6 +32,8 @@ from ddpcheck.ranks.messages import Job, Message, Raised, Seat
 from ddpcheck.ranks.preload import redirect_output
 
 _LARGE = 512 << 20  # bytes resident: twice what importing torch takes
+# What the kernel counts a process's largest size in.
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 _IDLE_S = 0.002  # without a next job
 
 
@@ -98,6 +101,8 @@ def _work(connection: Connection, seat: Seat) -> int:
 
 def _is_large() -> bool:
     """Returns whether a large model is or was here."""
+    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT <= _LARGE:
+        return False  # nor was it ever: known without reading a file
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:  # no Linux

@@ -153,8 +153,11 @@ def test_deterministic_algorithms_are_put_back_where_they_changed(
         "use_deterministic_algorithms",
         lambda mode, *, warn_only: calls.append((mode, warn_only)),
     )
+    seeds: list[int] = []  # this process draws other numbers, which stay as they are
+    monkeypatch.setattr(isolation, "seed_everything", seeds.append)
     with isolation.isolated():
         pass
+    assert seeds == [0]
     assert calls == []  # each call imports torch's compiler
     with isolation.isolated():
         state.append((True, False))
