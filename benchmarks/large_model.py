@@ -28,23 +28,18 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import gpt2
 import psutil
-import torch
 
-from ddpcheck import checking, tree
+from ddpcheck import checking
 from ddpcheck.options import Options
 from ddpcheck.ranks import journal
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO, Pool
-from ddpcheck.ranks.worker import Context
-from ddpcheck.run.model import DTYPES, cast
 from ddpcheck.target import TargetRef
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-STEPS = 3
 TARGET = Path(__file__).parent / "gpt2.py"
 _EVERY_S = 0.1  # between two looks at the memory; a look takes about 20 ms
 
@@ -95,26 +90,11 @@ def measure(ref: TargetRef, dtype: str, world_size: int) -> None:
 
 def plain(pool: Pool, dtype: str, world_size: int) -> float:
     """Returns the seconds of all forward and backward passes by themselves."""
-    job = Job(function="large_model:passes", arguments={"dtype": dtype})
+    job = Job(function="passes:passes", arguments={"dtype": dtype})
     return sum(
         max(float(outcome.value) for outcome in pool.run(job, size))
         for size in (SOLO, world_size)
     )
-
-
-def passes(context: Context, *, dtype: str) -> float:
-    """Returns the seconds of three forwards and backwards on this rank's shard."""
-    model = gpt2.model()
-    cast(model, DTYPES[dtype])
-    seat = context.seat
-    taken = 0.0
-    for step in range(STEPS):
-        batch = tree.shard(gpt2.batch(step), seat.rank, max(1, seat.world_size))
-        started = time.perf_counter()
-        model.zero_grad()
-        gpt2.loss(model(batch[0]), batch[1]).backward()
-        taken += time.perf_counter() - started
-    return taken
 
 
 class Memory:
@@ -196,5 +176,4 @@ def messages_measured() -> Iterator[list[int]]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main()

@@ -9,6 +9,7 @@ room there goes to a disk.
 from __future__ import annotations
 
 import functools
+import math
 import mmap
 import pickle
 import shutil
@@ -22,6 +23,8 @@ from torch import Tensor
 
 from ddpcheck import space
 
+# Bytes of a trace that are looked at before they are released.
+PART = 64 << 20
 _ALIGN = 64
 
 
@@ -129,6 +132,7 @@ class Reader:
         self._typed: dict[torch.dtype, Tensor] = {}
         self._map: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._read = 0  # bytes handed out since the last release
         if size:
             with data.open("rb") as file:
                 # Private and writable: torch warns of memory that it must not write.
@@ -153,6 +157,7 @@ class Reader:
         entry = self.index.groups[(quantity, step)][name]
         if entry is None:
             return None
+        self._read += math.prod(entry.shape) * entry.dtype.itemsize
         whole = self._typed.get(entry.dtype)
         if whole is None:
             whole = self._typed[entry.dtype] = self._bytes.view(entry.dtype)
@@ -160,11 +165,15 @@ class Reader:
             entry.shape, _strides(entry.shape), entry.offset // entry.dtype.itemsize
         )
 
-    def release(self) -> None:
+    def release(self, above: int = -1) -> None:
         """Forgets the pages that were read; they come back from the file when needed.
 
-        What was mapped counts as this process's memory until then.
+        What is mapped counts as this process's memory until then. Up to `above` bytes
+        are left where they are.
         """
+        if self._read <= above:
+            return
+        self._read = 0
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
@@ -179,9 +188,11 @@ class Reader:
         if reference is None or reference.shape != mine.shape:
             return True
         mine = mine.to(reference.dtype)
-        if torch.equal(reference, mine):
-            return False
-        return not torch.equal(reference.nan_to_num(), mine.nan_to_num())
+        is_equal = torch.equal(reference, mine) or torch.equal(
+            reference.nan_to_num(), mine.nan_to_num()
+        )
+        self.release(above=PART)
+        return not is_equal
 
     def scale(self, quantity: str, step: int) -> float:
         """Returns the largest absolute value in the group, 0 for an empty one."""

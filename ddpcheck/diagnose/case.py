@@ -360,16 +360,20 @@ class Case:
             if s.step == step and name in s.quantities
         ]
 
+    def mismatched(self, name: str, step: int) -> list[str]:
+        """Returns the tensors of a quantity that differ at a step on any rank."""
+        found = (
+            t.name
+            for quantity in self.step_quantity(name, step)
+            for t in quantity.tensors
+            if t.excess * self.outcome.spec.rtol > self.rtol
+        )
+        return list(dict.fromkeys(found))
+
     def first_broken(self, name: str) -> int | None:
         """Returns the first step at which a quantity differs."""
-        for step in range(self.outcome.spec.steps):
-            for quantity in self.step_quantity(name, step):
-                if any(
-                    t.excess * self.outcome.spec.rtol > self.rtol
-                    for t in quantity.tensors
-                ):
-                    return step
-        return None
+        steps = range(self.outcome.spec.steps)
+        return next((step for step in steps if self.mismatched(name, step)), None)
 
 
 def _combine(parts: Any) -> tuple[float, float]:

@@ -8,8 +8,9 @@ import math
 from ddpcheck.diagnose import magnitude
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import Cause
+from ddpcheck.diagnose.events import ranks_disagree
 from ddpcheck.diagnose.registry import FAULT_RULES
-from ddpcheck.diagnose.text import number
+from ddpcheck.diagnose.text import names, number
 from ddpcheck.report import Finding, Fix
 
 UNKNOWN = "unknown"
@@ -114,7 +115,7 @@ def _unknown(case: Case, runs: list[int]) -> Finding:
         ),
         None,
     )
-    facts = []
+    facts = _first(case)
     if worst is not None:
         facts.append(
             f"worst: {worst.name} in step {worst.step + 1}, relative difference "
@@ -147,7 +148,23 @@ def _where(case: Case) -> tuple[str, str]:
         return "loss", ""
     if case.reduce_is_broken:
         return "reduce", ""
-    step = case.first_broken("gradients")
-    if step is None or math.isinf(step):
+    gradients, weights = case.first_broken("gradients"), case.first_broken("weights")
+    if weights is not None and (gradients is None or weights < gradients):
+        return "update", f", in step {weights + 1}"
+    if gradients is None:
         return "update", ""
-    return ("backward" if step == 0 else "update"), f", in step {step + 1}"
+    return ("update" if gradients else "backward"), f", in step {gradients + 1}"
+
+
+def _first(case: Case) -> list[str]:
+    """Returns a sentence on what differs first, none where that is an output."""
+    for step in range(case.outcome.spec.steps):
+        for quantity in ("gradients", "weights", "buffers"):
+            found = case.mismatched(quantity, step)
+            if found:
+                agree = "differ" if ranks_disagree(case, quantity, step) else "agree"
+                return [
+                    f"first to differ: {quantity} in step {step + 1}, of {names(found)}; "
+                    f"the ranks {agree}"
+                ]
+    return []

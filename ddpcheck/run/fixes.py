@@ -33,6 +33,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     dp.replica_parameters  parameters() of DataParallel's replicas filled
     ddp.rewrap_trainable   the same, with requires_grad=True while it is built
     ddp.no_comm_hook       DDP built anew without the hooks that were registered
+    ddp.always_sync        no_sync does nothing: every backward is reduced
     ddp.broadcast          the reference's first weights and buffers to all ranks after
                            wrapping
     ddp.broadcast_forward  rank 0's weights and buffers to all ranks before the first
@@ -197,6 +198,7 @@ def around_training(
             "collectives.off_after_backward": off_after_backward,
             "collectives.exact": exact.exact,
             "autograd.averaged": lambda: averaged_grad(model()),
+            "ddp.always_sync": _without_no_sync,
             "ddp.broadcast_forward": lambda: rewriting.broadcast_before(model()),
             "checkpoint.nonreentrant": _nonreentrant_checkpoints,
             "target.clip_last": clipping.deferred,
@@ -321,6 +323,17 @@ def _count_factor(countable: str, targets: Any) -> float:
     total = mine.clone()
     dist.all_reduce(total)
     return float(dist.get_world_size() * mine / total)
+
+
+@contextlib.contextmanager
+def _without_no_sync() -> Iterator[None]:
+    cls = DistributedDataParallel
+    before = cls.no_sync
+    cls.no_sync = lambda _: contextlib.nullcontext()  # type: ignore[method-assign,assignment,misc,return-value]
+    try:
+        yield
+    finally:
+        cls.no_sync = before  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

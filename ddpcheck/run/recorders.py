@@ -12,9 +12,7 @@ from torch import Tensor
 from ddpcheck import compare
 from ddpcheck.report import Difference, Quantity
 from ddpcheck.run.spec import StepResult
-from ddpcheck.trace import Reader, Writer
-
-_PART = 64 << 20  # bytes of the trace that are compared before they are released
+from ddpcheck.trace import PART, Reader, Writer
 
 
 @dataclass(slots=True)
@@ -75,6 +73,7 @@ class ComparingRecorder:
         if (result.mismatched and quantity != "outputs") or strict:
             values = compare.digest(named)
             self.digests[name] = self.digests.get(name, ()) + values
+        self.reader.release(above=PART)
 
     def finish(self, step: int, loss: float | None) -> StepResult:
         """Returns and forgets what was taken since the last call."""
@@ -198,12 +197,12 @@ class ComparingRecorder:
 
 
 def _parts(references: dict[str, Tensor | None]) -> list[list[str]]:
-    """Returns the names in parts of at most _PART bytes, or one tensor."""
+    """Returns the names in parts of at most PART bytes, or one tensor."""
     parts: list[list[str]] = [[]]
     size = 0
     for name, tensor in references.items():
         needed = tensor.numel() * tensor.element_size() if tensor is not None else 0
-        if parts[-1] and size + needed > _PART:
+        if parts[-1] and size + needed > PART:
             parts.append([])
             size = 0
         parts[-1].append(name)

@@ -595,6 +595,61 @@ def wrap(model):
 """,
         [("sync/no-sync-off-by-one", True), ("sync/clip-norm-overreduced", True)],
     ),
+    # The first gradient, of the rank's own shard, moves the weights (SAM).
+    "gradient-of-no-sync-that-moves-the-weights": (
+        "model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))"
+        + _STEP
+        + """
+    import contextlib
+    with model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext():
+        nn.functional.cross_entropy(model(x), y).backward()
+    moves = [0.5 * p.grad for p in model.parameters()]
+    for sign in (1, -1):
+        if sign == -1:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            for p, move in zip(model.parameters(), moves):
+                p += sign * move
+    optimizer.step()
+""",
+        [("sync/no-sync-scope", True)],
+    ),
+    # torch.func's transforms, through which no collective goes.
+    "jacobian-of-two-losses-by-vmap": (
+        "model = nn.Linear(4, 3)"
+        + _STEP
+        + """
+    output = model(x)
+    losses = torch.stack([output.square().mean(), output.sin().mean()])
+    parameters = list(model.parameters())
+    def row(which):
+        return torch.autograd.grad(losses, parameters, which, retain_graph=True)
+    for p, rows in zip(parameters, torch.vmap(row)(torch.eye(2))):
+        p.grad = rows.mean(0)
+    optimizer.step()
+""",
+        [("ddp/autograd-grad", True)],
+    ),
+    # Each rank updates the parameters that it owns and shares some. No number of the
+    # optimizer differs, no update is left out: not sync/control-desync.
+    "owned-parameters-not-shared": (
+        """
+class Owner(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for i, p in enumerate(group["params"]):
+                if i % world() == rank():
+                    p -= 0.1 * p.grad
+                if world() > 1 and p.dim() > 1:
+                    dist.broadcast(p, src=i % world())
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+def optimizer(params):
+    return Owner(params, lr=0.1)
+""",
+        [("unknown", None)],
+    ),
     # Two terms of one loss, on outputs of their own, wrong in ways of their own.
     "gather-without-gradient-beside-a-token-mean": (
         """

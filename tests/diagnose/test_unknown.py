@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ddpcheck.ranks.pool import Pool
 from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.real_bugs import BUGS
 from tests.diagnose.test_rules import checked
 
 ASKS_FOR_ITS_RANK = """
@@ -46,3 +47,14 @@ def test_why_nothing_could_be_judged_alone_is_told(pool: Pool, tmp_path: Path) -
     assert finding.slug == "unknown"
     expected = "no link could be judged alone: TypeError: no linear layer"
     assert finding.facts[-1] == expected
+
+
+def test_what_differs_first_is_told(pool: Pool, tmp_path: Path) -> None:
+    source, _ = BUGS["owned-parameters-not-shared"]
+    report = checked(pool, tmp_path, HEAD + source)
+    (finding,) = report.findings
+    expected = "the cause is unknown; it starts in the update link, in step 1"
+    assert (finding.link, finding.summary) == ("update", expected)
+    assert finding.facts[0] == (
+        "first to differ: weights in step 1, of 0.bias and 2.bias; the ranks differ"
+    )

@@ -71,13 +71,11 @@ def detect(case: Case) -> Proposal | None:
     first = case.first_broken("gradients")
     if first is not None and first <= step:
         return None
-    found = [
-        t.name
-        for q in case.step_quantity("weights", step)
-        for t in q.tensors
-        if t.excess * case.outcome.spec.rtol > case.rtol
-    ]
+    found = case.mismatched("weights", step)
     if set(found) <= set(case.facts["untrained"]):
+        return None
+    numbers_differ, updates_differ = _decided(case, step)
+    if not numbers_differ and not updates_differ:
         return None
     return Proposal(
         slug=SLUG,
@@ -86,20 +84,21 @@ def detect(case: Case) -> Proposal | None:
         "learning rate, a skip or a stop is decided on the rank's own numbers",
         facts=(
             f"gradients are equal up to step {step + 1}; after its update "
-            f"{len(set(found))} parameters differ between ranks: {names(dict.fromkeys(found))}",
+            f"{len(found)} parameters differ between ranks: {names(found)}",
         ),
         fix="reduce the number that decides, then decide alike on all ranks",
         code="dist.all_reduce(metric)\nscheduler.step(metric / dist.get_world_size())",
-        fixes=("update.schedule",) if _numbers_differ(case, step) else (),
+        fixes=("update.schedule",) if numbers_differ else (),
     )
 
 
-def _numbers_differ(case: Case, step: int) -> bool:
-    """Returns whether a rank's learning rate, or its like, is not one process's.
+def _decided(case: Case, step: int) -> tuple[bool, bool]:
+    """Returns whether learning rates or their like differ, and whether updates do.
 
-    A rank that skips an update has other updates than one process, not other numbers.
+    From one process's; a rank that skips an update has fewer, not other numbers.
     """
     told = [case.facts["schedule"], *case.rank_facts("schedule", [])]
     known, *ranks = [[numbers for at, numbers in t if at <= step] for t in told]
-    same_updates = all(len(rank) == len(known) for rank in ranks)
-    return same_updates and any(rank != known for rank in ranks)
+    if any(len(rank) != len(known) for rank in ranks):
+        return False, True
+    return any(rank != known for rank in ranks), False

@@ -1,15 +1,16 @@
 """no_sync covers the forward or the backward, not both.
 
 What it means
-no_sync covers a forward without its backward, or the reverse.
+no_sync covers a forward without its backward, or the reverse; or the step uses what a
+backward inside has left.
 
 Why it happens
 DDP reads the flag in forward: the last forward decides whether the next backward is
-reduced.
+reduced. Gradients made inside are the rank's own until a backward outside.
 
 How it was found
-A forward is inside no_sync and its backward outside, or the reverse. Averaging by
-hand decides.
+A forward is inside no_sync and its backward outside, or the reverse: averaging by
+hand decides. Where both are inside, the run without no_sync decides.
 
 Example
     import contextlib
@@ -46,7 +47,7 @@ https://github.com/pytorch/pytorch/issues/108556
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import is_torn
+from ddpcheck.diagnose.events import ends_unsynchronised, is_torn
 
 SLUG = "sync/no-sync-scope"
 LINK = "reduce"
@@ -55,19 +56,42 @@ LINK = "reduce"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where a forward and its backward lie on two sides of no_sync."""
     events = case.rank_facts("events", "")
-    if not case.reduce_is_broken or not events or not is_torn(events[0]):
+    if not events or "[" not in events[0]:
+        return None
+    order = (
+        "order of DDP forwards (F), backwards (B) and no_sync ( [ ] ): "
+        f"{events[0][:32]}"
+    )
+    if not is_torn(events[0]):
+        return None if ends_unsynchronised(events[0]) else _used_while_local(order)
+    if not case.reduce_is_broken:
         return None
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="no_sync covers a forward without its backward, or the reverse; DDP reads "
         "the flag in forward, and the last forward decides",
-        facts=(
-            "order of DDP forwards (F), backwards (B) and no_sync ( [ ] ): "
-            f"{events[0][:32]}",
-        ),
+        facts=(order,),
         fix="put forward and backward of a micro-batch inside, and leave both of the last "
         "one outside",
         code="with model.no_sync():\n    criterion(model(x), y).backward()",
         by_hand=True,
+    )
+
+
+def _used_while_local(order: str) -> Proposal:
+    """Proposes it for gradients that the step reads inside; the run without decides.
+
+    A step towards higher loss (SAM), a norm: what accumulates only is reduced later.
+    """
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the step uses what a backward inside no_sync left, which is the gradient "
+        "of the rank's own shard: DDP reduces it with the next backward outside",
+        facts=(order,),
+        fix="take no_sync away where gradients are used before the next backward",
+        code="criterion(model(x), y).backward()  # not within model.no_sync()",
+        fixes=("ddp.always_sync",),
+        speculative=True,
     )
