@@ -56,5 +56,5 @@ def test_what_differs_first_is_told(pool: Pool, tmp_path: Path) -> None:
     expected = "the cause is unknown; it starts in the update link, in step 1"
     assert (finding.link, finding.summary) == ("update", expected)
     assert finding.facts[0] == (
-        "first to differ: weights in step 1, of 0.bias and 2.bias; the ranks differ"
+        "first to differ: weights in step 1, of 2.bias, 0.bias; the ranks differ"
     )
