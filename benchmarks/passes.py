@@ -13,11 +13,11 @@ from ddpcheck import tree
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run.model import DTYPES, cast
 
-STEPS = 3
+STEPS = 4
 
 
 def passes(context: Context, *, dtype: str) -> float:
-    """Returns the seconds of three forwards and backwards on this rank's shard."""
+    """Returns the seconds of four forwards and backwards on this rank's shard."""
     model = gpt2.model()
     cast(model, DTYPES[dtype])
     seat = context.seat

@@ -8,7 +8,8 @@ whole case as `ddpcheck` runs it, from the request to the compared result: shard
 DistributedDataParallel, every gradient, weight and buffer against the reference.
 `bare` is the training of that case alone, on the same ranks: what DDP itself takes.
 `spawn` is that training in processes of `torch.multiprocessing.spawn`: outputs,
-gradients and weights of each step compared. Wall time in ms: the median, and the spread between quartiles.
+gradients and weights of each step compared. Wall time in ms: the median, and the
+spread between quartiles.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def train_rank(rank: int, world_size: int, store: str, reference: list[Step]) ->
 
 
 def train_and_compare(rank: int, world_size: int, reference: list[Step]) -> None:
-    """Trains one rank: outputs, gradients and weights of each step are one process's."""
+    """Trains one rank: outputs, gradients, weights of each step are one process's."""
     model = DistributedDataParallel(mlp.model().double())
     for step, expected in zip(train(model, rank, world_size), reference, strict=True):
         rows = expected.output.chunk(world_size)[rank]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ddpcheck import compare
+from ddpcheck import compare, trace
 from ddpcheck.trace import Reader, Writer, as_dense, max_abs
 
 DTYPES = (
@@ -140,3 +140,31 @@ def test_trace_matches_itself_at_zero_tolerance(
     again = {name: read.get("gradients", 1, name) for name in named}
     found = compare.compare_group(again, named, rtol=0.0, scale=0.0, step=1)
     assert (found.compared, found.mismatched) == (len(named), 0)
+
+
+def _mapped(path: Path) -> int:
+    """Returns the bytes of a file that are in this process's memory."""
+    lines = iter(Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines())
+    size = 0
+    for line in lines:
+        if line.endswith(str(path)):
+            size += next(int(x.split()[1]) for x in lines if x.startswith("Rss:"))
+    return 1024 * size
+
+
+def test_what_was_read_leaves_memory_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = {f"p{i}": torch.full((1 << 18,), float(i)) for i in range(5)}  # 1 MiB each
+    reader = _written(tmp_path / "trace", dict(named))
+    monkeypatch.setattr(trace, "PART", 2 << 20)
+    sizes = []
+    for name, tensor in named.items():
+        assert not reader.differs("gradients", 1, name, tensor)
+        sizes.append(_mapped(tmp_path / "trace.bin") >> 20)
+    assert sizes == [1, 2, 0, 1, 2]
+    kept = reader.get("gradients", 1, "p3")
+    assert kept is not None
+    reader.release()
+    assert _mapped(tmp_path / "trace.bin") == 0
+    assert kept[-1] == 3  # it comes back

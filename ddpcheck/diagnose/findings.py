@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from ddpcheck.diagnose import magnitude
 from ddpcheck.diagnose.case import Case, Proposal
@@ -162,9 +161,7 @@ def _first(case: Case) -> list[str]:
         for quantity in ("gradients", "weights", "buffers"):
             found = case.mismatched(quantity, step)
             if found:
-                agree = "differ" if ranks_disagree(case, quantity, step) else "agree"
-                return [
-                    f"first to differ: {quantity} in step {step + 1}, of {names(found)}; "
-                    f"the ranks {agree}"
-                ]
+                do = "differ" if ranks_disagree(case, quantity, step) else "agree"
+                where = f"{quantity} in step {step + 1}, of {names(found)}"
+                return [f"first to differ: {where}; the ranks {do}"]
     return []

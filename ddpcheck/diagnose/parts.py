@@ -40,7 +40,10 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
         parts[first.slug] = first, known | keys
     if len(parts) + bool(taken) < 2:  # noqa: PLR2004
         return found
-    mine = [_of_part(proposal, keys) for proposal, keys in parts.values()]
+    assert case.step is not None
+    # What has no samples is in no group: mended with the first.
+    whole = case.step.reference.whole_outputs
+    mine = [_of_part(proposal, keys, whole) for proposal, keys in parts.values()]
     place = next((i for i, p in enumerate(found) if p.link == "loss"), len(found))
     others = [p for p in found if p.link != "loss"]
     return [*others[:place], *mine, *others[place:]]
@@ -53,7 +56,7 @@ def _is_separable(case: Case) -> bool:
         return False
     return (
         not step.reference.micros
-        and not step.reference.direct
+        and bool(step.reference.whole_outputs or not step.reference.direct)
         and step.reference.frontier == ("",)
     )
 
@@ -96,23 +99,24 @@ def _only(case: Case, keys: set[str]) -> Case:
     reference = dataclasses.replace(
         case.step.reference,
         loss=None,  # of all terms together
+        direct=(),
         couplings=case.step.reference.couplings.only(keys),
         doubled=next(iter(factors)) if len(factors) == 1 else None,
     )
     ranks = []
     for rank in case.step.ranks:
         kept = tuple(c for c in rank.cuts if c.key in keys)
-        ranks.append(dataclasses.replace(rank, loss=None, cuts=kept))
+        ranks.append(dataclasses.replace(rank, loss=None, cuts=kept, direct=()))
     step = dataclasses.replace(case.step, reference=reference, ranks=tuple(ranks))
     return dataclasses.replace(case, step=step, is_part=True)
 
 
-def _of_part(proposal: Proposal, keys: set[str]) -> Proposal:
+def _of_part(proposal: Proposal, keys: set[str], whole: tuple[str, ...]) -> Proposal:
     paths = sorted(map(_path, keys))
     return dataclasses.replace(
         proposal,
         facts=(*proposal.facts, f"so at the model's output {', '.join(paths)}"),
-        fixes=(f"{FIX}:{','.join(paths)}",),
+        fixes=(f"{FIX}:{','.join([*paths, *whole])}",),
         control=(),
         fallback=None,
     )

@@ -329,7 +329,7 @@ def _count_factor(countable: str, targets: Any) -> float:
 def _without_no_sync() -> Iterator[None]:
     cls = DistributedDataParallel
     before = cls.no_sync
-    cls.no_sync = lambda _: contextlib.nullcontext()  # type: ignore[method-assign,assignment,misc,return-value]
+    cls.no_sync = lambda _: contextlib.nullcontext()  # type: ignore[method-assign,assignment,return-value]
     try:
         yield
     finally:

@@ -676,6 +676,25 @@ def loss(output, target):
 """,
         [("collective/no-autograd", True), ("loss/local-normalizer", True)],
     ),
+    # The temperature has no samples: it belongs to neither term's outputs.
+    "contrast-with-a-temperature-beside-a-token-mean": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+    def forward(self, x):
+        return self.a(x), self.b(x), self.head(x), self.scale.exp()
+model = Net()
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, -100, -100, 1, -100, 0])
+def loss(output, target):
+    a, b, logits, scale = output
+    contrast = nn.functional.cross_entropy(scale * a @ b.t(), torch.arange(len(a)))
+    return contrast + nn.functional.cross_entropy(logits, target)
+""",
+        [("loss/batch-coupled", True), ("loss/local-normalizer", True)],
+    ),
     "router-beside-a-token-mean": (
         """
 class Net(nn.Module):

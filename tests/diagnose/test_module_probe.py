@@ -35,15 +35,46 @@ class Counting(nn.Module):
         return x / self.count
 
 
+class Renorm(nn.Module):
+    """Batch renormalisation: constants bring the running scale back (1702.03275)."""
+
+    running_std: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_std", torch.tensor([3.0, 0.5]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalises by the batch, scales to the running statistics."""
+        mean, std = x.mean(0), x.std(0)
+        return (x - mean) / std * (std / self.running_std).detach() + mean.detach()
+
+
+class Centred(nn.Module):
+    """Grows with its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the input without its mean."""
+        return x - x.mean(0)
+
+
 @pytest.mark.parametrize(
     ("module", "expected"),
-    [(nn.LayerNorm(2), True), (Directions(), False), (nn.Identity(), False)],
-    ids=["norm", "loss", "identity"],
+    [
+        (nn.LayerNorm(2), True),
+        (Renorm(), True),
+        (Directions(), False),
+        (nn.Identity(), False),
+        (Centred(), False),
+        (nn.Tanh(), False),
+    ],
+    ids=["norm", "renorm", "loss", "identity", "centred", "tanh"],
 )
 def test_norms_are_what_returns_rows_of_one_scale(
     module: nn.Module, *, expected: bool
 ) -> None:
     assert modules.is_scale_invariant(module, (ROWS,), {}) is expected
+    assert modules.is_scale_invariant(module, (ROWS.repeat(400, 1),), {}) is expected
 
 
 def test_module_is_evaluated_with_other_buffers_and_left_as_it_was() -> None:

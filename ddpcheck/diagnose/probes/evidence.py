@@ -151,6 +151,8 @@ class ReferenceEvidence:
     counts: dict[str, float] = field(default_factory=dict)
     frontier: tuple[str, ...] = ()
     direct: tuple[str, ...] = ()  # parameters that the loss itself uses
+    # Outputs without samples (paths) through which it uses all of them.
+    whole_outputs: tuple[str, ...] = ()
     used: tuple[str, ...] = ()  # parameters that the model's outputs depend on
     own_draws: int = 0  # random draws with a generator of the target's own
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch

@@ -32,21 +32,19 @@ def _sum(tensor: Tensor) -> float:
 
 
 def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
-    """Returns whether twice the input gives the same output: it normalises.
+    """Returns whether the input's scale is not in the output: the module normalises.
 
-    Up to the epsilon of the norm. Where outputs have the shape of an input, these are
-    judged: a flow's norm returns the log-determinant beside. A scalar is no output of a
-    norm: losses of directions do not change with scale, either. Buffers are put back.
+    Up to the epsilon of the norm. Either twice the input gives the same output, or the
+    gradient at the input is at right angles to it (Euler's theorem for functions that
+    do not change with scale): so it is where running statistics, taken as constants,
+    bring a scale back. Buffers and random state are put back.
     """
     buffers = {n: b.clone() for n, b in module.named_buffers()}
     state = torch.get_rng_state()
-    twice = tree.replace(
-        (args, kwargs), lambda _, t: t * 2 if t.is_floating_point() else t
-    )
     try:
-        with torch.no_grad():
-            once = tensors_of(module.forward(*args, **kwargs))
-            both = tensors_of(module.forward(*twice[0], **twice[1]))
+        # Both on every rank: a forward may communicate.
+        judged = [_is_same_for_twice, _is_at_right_angles]
+        return any([judge(module, args, kwargs) for judge in judged])
     except Exception:  # noqa: BLE001 (a module may refuse scaled inputs)
         return False
     finally:
@@ -54,6 +52,20 @@ def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
         with torch.no_grad():
             for name, buffer in module.named_buffers():
                 buffer.copy_(buffers[name])
+
+
+def _is_same_for_twice(module: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Where outputs have the shape of an input, these are judged.
+
+    A flow's norm returns the log-determinant beside. A scalar is no output of a norm:
+    losses of directions do not change with scale, either.
+    """
+    twice = tree.replace(
+        (args, kwargs), lambda _, t: t * 2 if t.is_floating_point() else t
+    )
+    with torch.no_grad():
+        once = tensors_of(module.forward(*args, **kwargs))
+        both = tensors_of(module.forward(*twice[0], **twice[1]))
     shapes = {t.shape for _, t in tree.tensors((args, kwargs))}
     pairs = [(a, b) for (_, a), (_, b) in zip(once, both, strict=False)]
     pairs = [(a, b) for a, b in pairs if a.dim()]
@@ -61,6 +73,36 @@ def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
     return bool(alike) and all(
         a.shape == b.shape and distance(b, a) < _INVARIANT for a, b in alike
     )
+
+
+def _is_at_right_angles(module: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Judges one input by one output of its shape.
+
+    The gradient there is the output at random weights, all positive: what grows with
+    the input is far from right angles then, however many elements there are.
+    """
+    given: list[Tensor] = []
+
+    def leaf(_: str, t: Tensor) -> Tensor:
+        if not t.is_floating_point():
+            return t
+        given.append(t.detach().clone().requires_grad_())
+        return given[-1]
+
+    args, kwargs = tree.replace((args, kwargs), leaf)
+    if len(given) != 1:
+        return False
+    (x,) = given
+    with torch.enable_grad():
+        outputs = [t for _, t in tensors_of(module.forward(*args, **kwargs))]
+        same = [t for t in outputs if t.shape == x.shape and t.requires_grad]
+        if len(same) != 1 or same[0] is x:
+            return False
+        torch.manual_seed(0)
+        weights = 0.5 + torch.rand_like(x)
+        (slope,) = torch.autograd.grad(same[0], x, weights * same[0].detach())
+    size = float(slope.norm() * x.detach().norm())
+    return size > 0 and abs(float((slope * x.detach()).sum())) < _INVARIANT * size
 
 
 def evaluated(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ class _Probe:
         self.shard_rows = tree.shard_range(self.size, 0, world_size)[1]
         self.dims: dict[str, tuple[int, ...]] = {}
         self.values: dict[tuple[int, str], Tensor] = {}
+        self.whole: set[str] = set()  # keys of model outputs without samples
         self.flow = Flow()
         self.draws = DrawCounter()
 
@@ -86,6 +88,7 @@ class _Probe:
         for (number, key), grad in grads.items():
             self.writer.add("cut", number, [(key, grad)])
         self.writer.add("direct", 0, direct.items())
+        whole = self._used_through_outputs() if direct else ()
         own_draws = self.draws.own_count
         self._write_doubled(grads)
         couplings = self._measure_couplings(grads)
@@ -108,6 +111,7 @@ class _Probe:
             frontier=self._frontier(k for (_, k), g in grads.items() if g is not None),
             micros=micro.described(self.windows.sizes, 0, targets, names),
             direct=tuple(direct),
+            whole_outputs=whole,
             used=used,
             own_draws=own_draws,
         )
@@ -206,6 +210,7 @@ class _Probe:
         write: bool = False,
         perturb: Perturb | None = None,
         batch: Any = None,
+        detach: AbstractSet[str] = frozenset(),
     ) -> tuple[Grads, float | None, dict[str, Tensor | None]]:
         leaves: dict[tuple[int, str], Tensor] = {}
 
@@ -230,7 +235,9 @@ class _Probe:
                 if write:
                     self.flow.note(key, t)
                 if place not in self.values if perturb else not self._can_cut(key, t):
-                    return t
+                    if not name and t.requires_grad:
+                        self.whole.add(key)
+                    return t.detach() if key in detach else t
                 if perturb:
                     # On the values of the first pass: what a perturbed module feeds
                     # the next one must not count as coupling.
@@ -253,6 +260,20 @@ class _Probe:
             if p.grad is not None and bool(p.grad.to_dense().any())
         }
         return grads, loss, direct  # type: ignore[return-value]
+
+    def _used_through_outputs(self) -> tuple[str, ...]:
+        """Returns the paths of the model's outputs without samples, a temperature.
+
+        None where the loss uses parameters past them, in a penalty.
+        """
+        paths = tuple(sorted(key.rpartition("/")[2] for key in self.whole))
+        if not paths:
+            return ()
+        try:
+            direct = self._cut_pass(perturb=lambda _, t: t, detach=self.whole)[2]
+        except RuntimeError:  # the loss itself is such an output
+            return ()
+        return () if direct else paths
 
     def _dim(self, key: str, value: Tensor) -> int:
         mine = self.dims[key]

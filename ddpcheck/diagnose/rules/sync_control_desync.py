@@ -72,10 +72,8 @@ def detect(case: Case) -> Proposal | None:
     if first is not None and first <= step:
         return None
     found = case.mismatched("weights", step)
-    if set(found) <= set(case.facts["untrained"]):
-        return None
-    numbers_differ, updates_differ = _decided(case, step)
-    if not numbers_differ and not updates_differ:
+    decided = _decided_by(case, step)
+    if set(found) <= set(case.facts["untrained"]) or decided is None:
         return None
     return Proposal(
         slug=SLUG,
@@ -88,17 +86,17 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="reduce the number that decides, then decide alike on all ranks",
         code="dist.all_reduce(metric)\nscheduler.step(metric / dist.get_world_size())",
-        fixes=("update.schedule",) if numbers_differ else (),
+        fixes=("update.schedule",) if decided == "numbers" else (),
     )
 
 
-def _decided(case: Case, step: int) -> tuple[bool, bool]:
-    """Returns whether learning rates or their like differ, and whether updates do.
+def _decided_by(case: Case, step: int) -> str | None:
+    """Returns what is not one process's: "numbers" of the optimizer, or "updates".
 
-    From one process's; a rank that skips an update has fewer, not other numbers.
+    A rank that skips an update has fewer of them, not other numbers.
     """
     told = [case.facts["schedule"], *case.rank_facts("schedule", [])]
     known, *ranks = [[numbers for at, numbers in t if at <= step] for t in told]
     if any(len(rank) != len(known) for rank in ranks):
-        return False, True
-    return any(rank != known for rank in ranks), False
+        return "updates"
+    return "numbers" if any(rank != known for rank in ranks) else None
