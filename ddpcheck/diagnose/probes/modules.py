@@ -42,9 +42,9 @@ def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
     buffers = {n: b.clone() for n, b in module.named_buffers()}
     state = torch.get_rng_state()
     try:
-        # Both on every rank: a forward may communicate.
-        judged = [_is_same_for_twice, _is_at_right_angles]
-        return any([judge(module, args, kwargs) for judge in judged])
+        # Both on every rank, whatever it finds: a forward may communicate.
+        same = _is_same_for_twice(module, args, kwargs)
+        upright = _is_at_right_angles(module, args, kwargs)
     except Exception:  # noqa: BLE001 (a module may refuse scaled inputs)
         return False
     finally:
@@ -52,6 +52,7 @@ def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
         with torch.no_grad():
             for name, buffer in module.named_buffers():
                 buffer.copy_(buffers[name])
+    return same or upright
 
 
 def _is_same_for_twice(module: nn.Module, args: Any, kwargs: Any) -> bool:
