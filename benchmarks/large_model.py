@@ -10,10 +10,10 @@ four steps of one process on the global batch, then four steps of W processes on
 shards, no DDP and no optimizer; `of plain` the check's time over that, at most 1.5.
 `peak` is the largest sum of the proportional set size (PSS) of all processes of the
 tool, this one too, plus what lies unmapped in shared memory, over the bytes of the
-model and its gradients; at most W + 2. `alone` is that of the plain passes. `message`
-is the largest that any process pickled for another, at most 1 MB. With
---default-buckets DDP is the default one, which holds a third copy of the model: a
-bucket for each gradient. GPT2_SEQUENCE sets the tokens per sample, 64 by default: most
+model and its gradients; at most W + 2. `bare` is that of the ranks' training under DDP
+and nothing else: no check of theirs can do with less. `message` is the largest that any
+process pickled for another, at most 1 MB. With --default-buckets DDP is the default
+one, which holds a third copy of the model: a bucket for each gradient. GPT2_SEQUENCE sets the tokens per sample, 64 by default: most
 of what a check adds to the passes does not grow with them.
 """
 
@@ -54,7 +54,7 @@ def main() -> None:
     options = parser.parse_args()
     print(
         f"{'dtype':<8} {'W':>2}  {'check s':>8}  {'plain s':>8}  {'of plain':>8}  "
-        f"{'peak GiB':>8}  {'peak':>5}  {'alone':>5}  {'bound':>5}  {'message':>9}  "
+        f"{'peak GiB':>8}  {'peak':>5}  {'bare':>5}  {'bound':>5}  {'message':>9}  "
         "verdict"
     )
     names = (("wrap", "default_wrap"),) if options.default_buckets else ()
@@ -78,14 +78,17 @@ def measure(ref: TargetRef, dtype: str, world_size: int) -> None:
             report = checking.check(pool, ref, asked)
             check_s = time.perf_counter() - started
         index = [p.stat().st_size for p in memory.indices if p.exists()]
-        with Memory(pool) as alone:
-            plain_s = plain(pool, dtype, world_size)
+        plain_s = plain(pool, dtype, world_size)
+        wrap = dict(ref.names).get("wrap", "wrap")
+        job = Job(function="passes:train", arguments={"dtype": dtype, "wrap": wrap})
+        with Memory(pool) as bare:
+            pool.run(job, world_size)
     width = 8 if dtype == "float64" else 4
     unit = 2 * width * report.target.num_parameters
     print(
         f"{dtype:<8} {world_size:>2}  {check_s:8.1f}  {plain_s:8.1f}  "
         f"{check_s / plain_s:8.2f}  {memory.peak / 2**30:8.2f}  "
-        f"{memory.peak / unit:5.2f}  {alone.peak / unit:5.2f}  {world_size + 2:5}  "
+        f"{memory.peak / unit:5.2f}  {bare.peak / unit:5.2f}  {world_size + 2:5}  "
         f"{max(sizes + index):>9,}  "
         f"{report.verdict}",
         flush=True,

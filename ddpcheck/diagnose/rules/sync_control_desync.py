@@ -8,8 +8,8 @@ A learning rate, a stop or a skip is decided on the rank's own loss or metric.
 
 How it was found
 Up to a step all gradients are equal, and after its update trained weights differ
-between ranks. Where learning rates or their like differ, the run with one process's
-decides; a skip or a stop no run can prove.
+between ranks; so do learning rates or their like, or how often the optimizer steps.
+The run with one process's numbers decides; a skip or a stop no run can prove.
 
 Example
     import torch
@@ -40,7 +40,8 @@ Reduce the number that decides. The example is mended by:
         optimizer.step()
 
 Not this rule if
-Gradients differ first.
+Gradients differ first, or the optimizer has the same numbers and steps on all ranks: a
+step of its own may share too little of what each rank updates.
 
 References
 https://github.com/huggingface/accelerate/issues/3797
