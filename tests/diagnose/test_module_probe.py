@@ -58,23 +58,27 @@ class Centred(nn.Module):
         return x - x.mean(0)
 
 
+@pytest.mark.parametrize("repeats", [1, 400])
 @pytest.mark.parametrize(
-    ("module", "expected"),
+    ("module", "scale", "slope"),
     [
-        (nn.LayerNorm(2), True),
-        (Renorm(), True),
-        (Directions(), False),
-        (nn.Identity(), False),
-        (Centred(), False),
-        (nn.Tanh(), False),
+        (nn.BatchNorm1d(2), True, True),
+        (Renorm(), False, True),
+        (Directions(), False, False),
+        (nn.Identity(), False, False),
+        (Centred(), False, False),
+        (nn.Tanh(), False, False),
     ],
     ids=["norm", "renorm", "loss", "identity", "centred", "tanh"],
 )
 def test_norms_are_what_returns_rows_of_one_scale(
-    module: nn.Module, *, expected: bool
+    module: nn.Module, repeats: int, *, scale: bool, slope: bool
 ) -> None:
-    assert modules.is_scale_invariant(module, (ROWS,), {}) is expected
-    assert modules.is_scale_invariant(module, (ROWS.repeat(400, 1),), {}) is expected
+    inputs = ROWS.repeat(repeats, 1)
+    state = torch.get_rng_state()
+    assert modules.is_scale_invariant(module, (inputs,), {}) is scale
+    assert modules.has_slope_across(module, (inputs,), {}) is slope
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_module_is_evaluated_with_other_buffers_and_left_as_it_was() -> None:

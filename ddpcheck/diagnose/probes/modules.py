@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,41 +34,22 @@ def _sum(tensor: Tensor) -> float:
 
 
 def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
-    """Returns whether the input's scale is not in the output: the module normalises.
+    """Returns whether twice the input gives the same output: it normalises.
 
-    Up to the epsilon of the norm. Either twice the input gives the same output, or the
-    gradient at the input is at right angles to it (Euler's theorem for functions that
-    do not change with scale): so it is where running statistics, taken as constants,
-    bring a scale back. Buffers and random state are put back.
-    """
-    buffers = {n: b.clone() for n, b in module.named_buffers()}
-    state = torch.get_rng_state()
-    try:
-        # Both on every rank, whatever it finds: a forward may communicate.
-        same = _is_same_for_twice(module, args, kwargs)
-        upright = _is_at_right_angles(module, args, kwargs)
-    except Exception:  # noqa: BLE001 (a module may refuse scaled inputs)
-        return False
-    finally:
-        torch.set_rng_state(state)
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name])
-    return same or upright
-
-
-def _is_same_for_twice(module: nn.Module, args: Any, kwargs: Any) -> bool:
-    """Where outputs have the shape of an input, these are judged.
-
-    A flow's norm returns the log-determinant beside. A scalar is no output of a norm:
-    losses of directions do not change with scale, either.
+    Up to the epsilon of the norm. Where outputs have the shape of an input, these are
+    judged: a flow's norm returns the log-determinant beside. A scalar is no output of a
+    norm: losses of directions do not change with scale, either. Buffers are put back.
     """
     twice = tree.replace(
         (args, kwargs), lambda _, t: t * 2 if t.is_floating_point() else t
     )
-    with torch.no_grad():
-        once = tensors_of(module.forward(*args, **kwargs))
-        both = tensors_of(module.forward(*twice[0], **twice[1]))
+    with _as_before(module):
+        try:
+            with torch.no_grad():
+                once = tensors_of(module.forward(*args, **kwargs))
+                both = tensors_of(module.forward(*twice[0], **twice[1]))
+        except Exception:  # noqa: BLE001 (a module may refuse scaled inputs)
+            return False
     shapes = {t.shape for _, t in tree.tensors((args, kwargs))}
     pairs = [(a, b) for (_, a), (_, b) in zip(once, both, strict=False)]
     pairs = [(a, b) for a, b in pairs if a.dim()]
@@ -76,34 +59,52 @@ def _is_same_for_twice(module: nn.Module, args: Any, kwargs: Any) -> bool:
     )
 
 
-def _is_at_right_angles(module: nn.Module, args: Any, kwargs: Any) -> bool:
-    """Judges one input by one output of its shape.
+def has_slope_across(module: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Returns whether the gradient at the input is at right angles to the input.
 
-    The gradient there is the output at random weights, all positive: what grows with
-    the input is far from right angles then, however many elements there are.
+    So it is where the input's scale is not in the output (Euler's theorem), also where
+    running statistics, taken as constants, bring a scale back. One input is judged by
+    one output of its shape, and the gradient there is that output at random positive
+    weights: what grows with the input is far from right angles then, however many
+    elements there are. Buffers are put back.
     """
-    given: list[Tensor] = []
+    inputs: list[Tensor] = []
 
     def leaf(_: str, t: Tensor) -> Tensor:
         if not t.is_floating_point():
             return t
-        given.append(t.detach().clone().requires_grad_())
-        return given[-1]
+        inputs.append(t.detach().clone().requires_grad_())
+        return inputs[-1]
 
     args, kwargs = tree.replace((args, kwargs), leaf)
-    if len(given) != 1:
+    if len(inputs) != 1:
         return False
-    (x,) = given
-    with torch.enable_grad():
-        outputs = [t for _, t in tensors_of(module.forward(*args, **kwargs))]
-        same = [t for t in outputs if t.shape == x.shape and t.requires_grad]
-        if len(same) != 1 or same[0] is x:
-            return False
+    (x,) = inputs
+    with _as_before(module), torch.enable_grad():
         torch.manual_seed(0)
         weights = 0.5 + torch.rand_like(x)
-        (slope,) = torch.autograd.grad(same[0], x, weights * same[0].detach())
-    size = float(slope.norm() * x.detach().norm())
-    return size > 0 and abs(float((slope * x.detach()).sum())) < _INVARIANT * size
+        try:
+            outputs = [t for _, t in tensors_of(module.forward(*args, **kwargs))]
+            (y,) = (t for t in outputs if t.shape == x.shape)
+            (slope,) = torch.autograd.grad(y, x, weights * y.detach())
+        except Exception:  # noqa: BLE001 (two outputs of that shape, or one without graph)
+            return False
+    x, size = x.detach(), float(slope.norm() * x.detach().norm())
+    return size > 0 and abs(float((slope * x).sum())) < _INVARIANT * size
+
+
+@contextlib.contextmanager
+def _as_before(module: nn.Module) -> Iterator[None]:
+    """Puts buffers and random state back."""
+    buffers = {n: b.clone() for n, b in module.named_buffers()}
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(buffers[name])
 
 
 def evaluated(

@@ -250,7 +250,12 @@ class _Probe:
         invariant = bool(writes or called) and modules.is_scale_invariant(
             module, args, kwargs
         )
-        normalises = is_norm or (writes and not called and invariant)
+        # The slope only where it costs no collective: each is judged.
+        normalises = is_norm or (
+            writes
+            and not called
+            and (invariant or modules.has_slope_across(module, args, kwargs))
+        )
         self.modules.append(
             ModuleCall(
                 name=name,
