@@ -205,6 +205,8 @@ class _Candidate:
         )
 
     def _after_step(self, names: Names, wrapped: nn.Module) -> None:
+        if self._rewrites is not None:
+            self._rewrites.end()
         fixes.after_step(wrapped, self.spec.fixes)
         modules = fixes.argument(self.spec.fixes, "state.one_process")
         if modules is None:
@@ -280,8 +282,9 @@ class _Candidate:
         if self.spec.mode == "averaged":
             unused: dict[int, set[str]] = {}
             self.facts["local_none"] = unused
-            self._rewrites = Rewrites(self._bare)
-            self.facts["rewritten"] = self._rewrites.found
+            self._rewrites = Rewrites(self._bare, training.optimizer)
+            self.facts["rewritten_before"] = self._rewrites.before
+            self.facts["rewritten_after"] = self._rewrites.after
             return averaged.averaging(
                 training.parameters, lambda: unused.setdefault(training.step, set())
             )

@@ -38,6 +38,7 @@ changes one thing, so that a run with it proves or disproves one cause.
                            wrapping
     ddp.broadcast_forward  rank 0's weights and buffers to all ranks before the first
                            forward of every step
+    ddp.broadcast_after    rank 0's weights and buffers to all ranks after every step
     target.accum:COUNTABLE every micro-batch weighed by its share of one count over all
                            micro-batches and ranks; in the reference too
     target.clip_last       clipping by norm once, when the optimizer steps; in the
@@ -212,6 +213,8 @@ def around_training(
 
 def after_step(model: nn.Module, fixes: tuple[str, ...]) -> None:
     """Does what an intervention does between two steps."""
+    if argument(fixes, "ddp.broadcast_after") is not None:
+        rewriting.broadcast(model, {})
     if argument(fixes, "state.broadcast") is None:
         return
     with torch.no_grad():

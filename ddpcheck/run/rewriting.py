@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,37 +13,51 @@ from torch import Tensor, nn
 from ddpcheck import compare
 from ddpcheck.run.names import strip
 
+Digest = tuple[float, ...]
+
 
 class Rewrites:
-    """Digests of the weights at the beginning of each step and at its first forward.
+    """Digests of the weights around what user code may write in a step.
 
-    A checkpoint that a training step loads, or a reset, shows between the two. What
-    forward itself writes comes later.
+    A checkpoint that a training step loads, or a reset, shows between the beginning of
+    the step and its first forward; what forward itself writes comes later. Between the
+    optimizer's last step and the end show a constraint, or neurons revived.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, optimizer: Any) -> None:
         self._model = model
-        self._begun: tuple[float, ...] | None = None
+        self._begun: Digest | None = None
+        self._updated: Digest | None = None
         # (at the beginning, at the first forward) by step
-        self.found: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = {}
+        self.before: dict[int, tuple[Digest, Digest]] = {}
+        # (after the optimizer's last step, at the end) by step
+        self.after: dict[int, tuple[Digest, Digest]] = {}
         self._step = 0
-        self._hook = model.register_forward_pre_hook(self._enter)
-
-    def remove(self) -> None:
-        """Takes the hook off the model."""
-        self._hook.remove()
+        model.register_forward_pre_hook(self._enter)
+        if hasattr(optimizer, "register_step_post_hook"):
+            optimizer.register_step_post_hook(self._update)
 
     def begin(self, step: int) -> None:
         """Notes the weights before a step."""
-        self._step, self._begun = step, self._digest()
+        self._step, self._begun, self._updated = step, self._digest(), None
+
+    def end(self) -> None:
+        """Notes the weights after a step."""
+        if self._updated is not None:
+            self.after[self._step] = self._updated, self._digest()
+
+    def _update(self, *_: object) -> None:
+        self._updated = self._digest()
 
     def _enter(self, *_: object) -> None:
         if self._begun is not None:
-            self.found[self._step] = self._begun, self._digest()
+            self.before[self._step] = self._begun, self._digest()
             self._begun = None
 
-    def _digest(self) -> tuple[float, ...]:
-        return compare.digest(dict(self._model.named_parameters()))
+    def _digest(self) -> Digest:
+        named = self._model.named_parameters()
+        # What is not trained, a teacher, is written as a part of the method.
+        return compare.digest({n: p for n, p in named if p.requires_grad})
 
 
 def broadcast(model: nn.Module, initial: Mapping[str, Tensor]) -> None:

@@ -631,6 +631,20 @@ def wrap(model):
 """,
         [("ddp/autograd-grad", True)],
     ),
+    # Rank 0 alone keeps the weights in their bounds.
+    "weights-bounded-on-the-first-rank": (
+        "model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))"
+        + _STEP
+        + """
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    if rank() == 0:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.clamp_(-0.2, 0.2)
+""",
+        [("ddp/rank-local-weights", True)],
+    ),
     # Each rank updates the parameters that it owns and shares some. No number of the
     # optimizer differs, no update is left out: not sync/control-desync.
     "owned-parameters-not-shared": (

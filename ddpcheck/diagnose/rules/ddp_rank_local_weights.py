@@ -1,7 +1,7 @@
-"""Weights differ between ranks before the first step.
+"""Weights are written on some ranks and not on others.
 
 What it means
-The ranks start from different weights.
+The ranks start from different weights, or part within a step.
 
 Why it happens
 DDP sends rank 0's weights once, when it is built. Loading, resetting or
@@ -9,8 +9,9 @@ initialising on some ranks after that, or init_sync=False, is not undone; averag
 gradients keep the difference for good.
 
 How it was found
-Before the first step a rank's weights are not the reference's. The run in which
-rank 0's weights are sent again decides.
+Before the first step a rank's weights are not the reference's; or the ranks' are equal
+and differ while user code alone is at work: before a step's forward, or after the
+optimizer. The run in which rank 0's weights are sent again decides.
 
 Example
     import torch
@@ -75,23 +76,46 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _rewritten(case: Case) -> Proposal | None:
-    """Proposes a broadcast where ranks part between a step's beginning and its forward."""
+    """Proposes a broadcast where ranks part while only user code is at work."""
+    step = _parting(case, "rewritten_before")
+    if step is not None:
+        return _broadcast(
+            "ddp.broadcast_forward",
+            "a training step writes weights on some ranks before its forward: DDP sent "
+            "rank 0's to all when it was built, and not since",
+            f"at the beginning of step {step + 1} the ranks' weights are equal, at its "
+            "first forward they are not",
+        )
+    step = _parting(case, "rewritten_after")
+    if step is None:
+        return None
+    return _broadcast(
+        "ddp.broadcast_after",
+        "a training step writes weights on some ranks after the optimizer's step: DDP "
+        "sent rank 0's to all when it was built, and not since",
+        f"after the optimizer's step {step + 1} the ranks' weights are equal, at the end "
+        "of the training step they are not",
+    )
+
+
+def _parting(case: Case, fact: str) -> int | None:
+    """Returns the first step in which ranks' weights are equal first and not later."""
     ranks = range(len(case.by_hand_outcome.ranks))
-    told = [case.by_hand_outcome.facts(r).get("rewritten", {}) for r in ranks]
+    told = [case.by_hand_outcome.facts(r).get(fact, {}) for r in ranks]
     for step in sorted(set.intersection(*(set(t) for t in told)) if told else ()):
-        begun, entered = zip(*(t[step] for t in told), strict=True)
-        if not digests_differ(begun, case.rtol) and digests_differ(entered, case.rtol):
-            return Proposal(
-                slug=SLUG,
-                link=LINK,
-                summary="a training step writes weights on some ranks before its forward: "
-                "DDP sent rank 0's to all when it was built, and not since",
-                facts=(
-                    f"at the beginning of step {step + 1} the ranks' weights are equal, at "
-                    "its first forward they are not",
-                ),
-                fix="load or reset on all ranks alike, or broadcast afterwards",
-                code="for p in model.parameters():\n    dist.broadcast(p.data, 0)",
-                fixes=("ddp.broadcast_forward",),
-            )
+        first, later = zip(*(t[step] for t in told), strict=True)
+        if not digests_differ(first, case.rtol) and digests_differ(later, case.rtol):
+            return int(step)
     return None
+
+
+def _broadcast(fix: str, summary: str, fact: str) -> Proposal:
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary=summary,
+        facts=(fact,),
+        fix="load or reset on all ranks alike, or broadcast afterwards",
+        code="for p in model.parameters():\n    dist.broadcast(p.data, 0)",
+        fixes=(fix,),
+    )
