@@ -12,7 +12,6 @@ import torch
 from ddpcheck import space
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks import folder as folders
-from ddpcheck.run import sizing
 from ddpcheck.trace import Reader, Writer
 
 MIB = 1 << 20
@@ -91,6 +90,6 @@ def test_large_record_is_placed_where_it_fits(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     disk = folders.on_disk(memory)
     free.update({memory: 64 * MIB, disk: 100 * MIB})
-    assert sizing.place(memory, 50 * MIB) == memory
-    assert sizing.place(memory, 60 * MIB) == disk
-    assert sizing.place(memory, 99 * MIB) == memory  # nowhere: told when it is written
+    assert folders.place(memory, 50 * MIB) == memory
+    assert folders.place(memory, 60 * MIB) == disk
+    assert folders.place(memory, 99 * MIB) == memory  # nowhere: told when it is written

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.hosts import Ended
 from ddpcheck.ranks.messages import Job, Seat
 from ddpcheck.ranks.pool import Pool
@@ -66,8 +67,11 @@ class Agent:
         seen = (folder for folder in folders if Path(folder).is_dir())
         self._connection.send(next(seen, ""))
 
-    def _file(self, name: str, chunk: bytes) -> None:
-        with (self.pool.folder / name).open("ab") as stream:
+    def _place(self, size: int) -> None:
+        self._connection.send(str(folders.place(self.pool.folder, size)))
+
+    def _file(self, path: str, chunk: bytes) -> None:
+        with Path(path).open("ab") as stream:
             stream.write(chunk)
 
     def _written(self) -> None:

@@ -20,6 +20,10 @@ from ddpcheck import space
 _PREFIX = "ddpcheck-"
 _LOCK = "lock"
 _MAX_BASE = 55
+# A record larger than this goes to a disk, where there is room: the kernel can take
+# back what it caches of a file, but nothing that lies in shared memory. One that shared
+# memory has no room for goes there, too.
+_LARGE = 1 << 30
 _MESSAGES = 8 << 20  # bytes of all that ranks write beside records
 
 
@@ -70,6 +74,23 @@ def on_disk(folder: Path) -> Path:
     one folder can remove the other.
     """
     return Path(tempfile.gettempdir()) / f"{folder.name}-large"
+
+
+def place(folder: Path, size: int) -> Path:
+    """Returns the folder for a record: the session's own, or its folder on a disk.
+
+    Args:
+        folder: the session's own.
+        size: bytes of the record.
+    """
+    if size <= _LARGE and space.has_room(folder, size):
+        return folder
+    disk = on_disk(folder)
+    try:
+        disk.mkdir(mode=0o700, exist_ok=True)
+        return disk if space.has_room(disk, size) else folder
+    except OSError:
+        return folder
 
 
 def remove(folder: Path) -> None:

@@ -222,7 +222,7 @@ class Host:
         self._ended: dict[str, Ended] = {}
         # Where it finds rank 0's files; None: it sees rank 0's folder.
         self.owner: Host | None = self
-        self._sent: set[str] = set()
+        self._sent: dict[str, Path] = {}  # by name, where it is now
 
     def tell(self, *message: Any) -> None:
         """Sends a message; one who does not take it in time has gone."""
@@ -282,13 +282,16 @@ class Host:
     def put(self, path: Path) -> str:
         """Sends the files `path.*` once; returns where they are now."""
         if path.name not in self._sent:
-            self._sent.add(path.name)
-            for file in sorted(path.parent.glob(f"{path.name}.*")):
+            files = sorted(path.parent.glob(f"{path.name}.*"))
+            # None from one who has gone: nothing is written there any more.
+            folder = self.ask("place", sum(file.stat().st_size for file in files))
+            self._sent[path.name] = place = Path(folder or self.hello.folder)
+            for file in files:
                 with file.open("rb") as stream:
                     while chunk := stream.read(_CHUNK):
-                        self.tell("file", file.name, chunk)
+                        self.tell("file", str(place / file.name), chunk)
             self.ask("written")
-        return str(Path(self.hello.folder) / path.name)
+        return str(self._sent[path.name] / path.name)
 
     def _lose(self) -> None:
         self.gone = True

@@ -123,7 +123,7 @@ class _Reference:
         calls = count_calls(model)
         optimizer = models.make_optimizer(self.target, model)
         sizes = sizing.of(model, optimizer, self.spec.steps)
-        folder = sizing.place(self.folder, sizes.recorded)
+        folder = folders.place(self.folder, sizes.recorded)
         self.sizes = sizing.with_place(sizes, folder == self.folder)
         memory.check(self.target.name, self.sizes, [("single", 1)], self.room)
         torch.set_num_threads(sizing.threads(self.sizes))  # put back by `isolated`

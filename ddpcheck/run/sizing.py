@@ -1,22 +1,16 @@
-"""How large the tensors of a target are, and where what is recorded of them goes."""
+"""How large the tensors of a target are, and how many threads they are worth."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from ddpcheck import budget, space
+from ddpcheck import budget
 from ddpcheck.memory import Sizes
-from ddpcheck.ranks import folder as folders
 
-# A record larger than this goes to a disk, where there is room: the kernel can take
-# back what it caches of a file, but nothing that lies in shared memory. One that shared
-# memory has no room for goes there, too.
-_LARGE = 1 << 30
 _THREADED = 64 << 20
 
 
@@ -42,18 +36,6 @@ def threads(sizes: Sizes) -> int:
         return 1
     sharing = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return max(1, budget.cores() // sharing)
-
-
-def place(folder: Path, size: int) -> Path:
-    """Returns the folder for a record: the session's own, or its folder on a disk."""
-    if size <= _LARGE and space.has_room(folder, size):
-        return folder
-    disk = folders.on_disk(folder)
-    try:
-        disk.mkdir(mode=0o700, exist_ok=True)
-        return disk if space.has_room(disk, size) else folder
-    except OSError:
-        return folder
 
 
 def with_place(sizes: Sizes, in_memory: bool) -> Sizes:  # noqa: FBT001

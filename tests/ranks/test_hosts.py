@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.launch import Group
+from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks import hosts as hosts_module
 from ddpcheck.ranks import wire
 from ddpcheck.ranks.agent import Agent
@@ -144,6 +145,25 @@ def test_files_of_a_job_come_to_another_machine_once(group: Given) -> None:
     assert third == (theirs, files)
     assert group.hosts.hosts[1].owner is group.hosts.hosts[1]
     assert group.hosts.hosts[2].owner is group.hosts.hosts[1]
+
+
+def test_files_go_where_the_other_machine_has_room(
+    group: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = group.leader.folder / "trace-2"
+    path.with_name("trace-2.bin").write_bytes(b"\x02" * 3_000_000)
+    asked: list[tuple[Path, int]] = []
+
+    def on_disk(folder: Path, size: int) -> Path:
+        asked.append((folder, size))
+        return tmp_path
+
+    monkeypatch.setattr(folders, "place", on_disk)
+    job = _job("contents", ("path",), path=str(path))
+    _, second, third = _values(group.leader.run(job, WORLD_SIZE))
+    assert asked == [(group.local.folder, 3_000_000)]
+    files = {"trace-2.bin": b"\x02" * 3_000_000}
+    assert second == third == (str(tmp_path / "trace-2"), files)
 
 
 def test_rank_that_raises_elsewhere_is_told_as_data(group: Given) -> None:
