@@ -45,18 +45,28 @@ def first_scalars(gathered: Any, one: Any) -> Any:
 
 
 def keep_state(module: nn.Module, replica: nn.Module) -> None:
-    """Gives a module what its replica assigned to itself: attributes and buffers."""
+    """Gives a module what its replica assigned to itself.
+
+    Attributes, buffers, and the data of parameters that are not trained.
+    """
     for mine, theirs in zip(module.modules(), replica.modules(), strict=True):
         for name, value in vars(theirs).items():
-            is_own = name in _OWN or name in private.parameters(mine)
-            if is_own or vars(mine).get(name) is value:
-                continue
-            vars(mine)[name] = value.detach() if isinstance(value, Tensor) else value
-        own = private.buffers(mine)
+            if name in private.parameters(mine):
+                _keep_data(private.parameters(mine)[name], value)
+            elif name not in _OWN and vars(mine).get(name) is not value:
+                kept = value.detach() if isinstance(value, Tensor) else value
+                vars(mine)[name] = kept
+        buffers = private.buffers(mine)
         for name, buffer in private.buffers(theirs).items():
-            known = own.get(name)
-            if buffer is not None and not _same_memory(buffer, known):
-                own[name] = buffer.detach()
+            if buffer is not None and not _same_memory(buffer, buffers.get(name)):
+                buffers[name] = buffer.detach()
+
+
+def _keep_data(parameter: nn.Parameter | None, replicas: Any) -> None:
+    if parameter is None or parameter.requires_grad:
+        return
+    if isinstance(replicas, Tensor):
+        parameter.data = replicas.detach()
 
 
 def _same_memory(a: Tensor, b: Tensor | None) -> bool:

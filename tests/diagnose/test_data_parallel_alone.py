@@ -22,6 +22,18 @@ class Annealed(nn.Linear):
         return weight * super().forward(x)
 model = Annealed(4, 3)
 """
+# What is not trained, and is given other data in forward (power iterations).
+DIRECTION = """
+class Turned(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.turn = nn.Parameter(torch.ones(4), requires_grad=False)
+    def forward(self, x):
+        y = super().forward(x * self.turn)
+        self.turn.data = (self.weight.T @ self.weight @ self.turn).detach()
+        return y
+model = Turned()
+"""
 # Under DDP a sum makes gradients 1 / W; DataParallel has it as one process.
 SUM_BESIDE = "loss = nn.CrossEntropyLoss(reduction='sum')\n"
 REPLICA = """
@@ -38,9 +50,10 @@ model = Peeking(4, 3)
         (BATCH_NORM, "norm/local-batch-stats"),
         (BATCH_NORM + SUM_BESIDE, "norm/local-batch-stats"),
         (COUNTER, "dp/replica-state-lost"),
+        (DIRECTION, "dp/replica-state-lost"),
         (REPLICA, "dp/replica-parameters-empty"),
     ],
-    ids=["shared", "shared-beside-another", "counter", "replica"],
+    ids=["shared", "shared-beside-another", "counter", "direction", "replica"],
 )
 def test_cause_is_found_and_its_fix_verified(
     source: str, slug: str, pool: Pool, tmp_path: Path
