@@ -219,6 +219,6 @@ def unseeded(target: Target, name: str) -> UsageError:
             message=f"{target.name}: model() makes other weights each time",
             expected="the same initial weights from every call",
             found=f"{name} differs between two calls of model()",
-            fix="seed at the start of model(): torch.manual_seed(0), numpy.random.seed(0), ...",
+            fix="at the start of model(): torch.manual_seed(0), np.random.seed(0)",
         )
     )
