@@ -268,8 +268,6 @@ class Case:
         if self.step is None or self.loss_is_sound or self.uniform_ratio is not None:
             return False
         cuts = [c for r in self.step.ranks for c in r.cuts]
-        if not any(c.residual > self.close for c in cuts):
-            return False
         return all(c.mixed <= self.close for c in cuts if c.norm or c.residual)
 
     @property

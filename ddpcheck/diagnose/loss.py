@@ -103,5 +103,5 @@ def global_loss_fix(case: Case) -> tuple[str, ...]:
     if case.step is None:
         return ()
     reference = case.step.reference
-    what = f"{','.join(reference.frontier)}|{','.join(reference.direct)}"
-    return (f"loss.global:{what}",)
+    what = (reference.frontier, reference.direct, reference.whole_outputs)
+    return ("loss.global:" + "|".join(",".join(names) for names in what),)

@@ -32,8 +32,12 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
     if len(groups) + bool(taken) < 2:  # noqa: PLR2004
         return found
     parts: dict[str, tuple[Proposal, set[str]]] = {}
+    lost = [keys for keys in groups if _is_lost(case, keys)]
     for keys in groups:
-        firm = [p for p in detect(_only(case, keys)) if not p.speculative]
+        part = _only(case, keys)
+        if lost and keys not in lost:
+            part = _without_collectives(part)
+        firm = [p for p in detect(part) if not p.speculative]
         if not firm:
             return found
         first, known = parts.get(firm[0].slug, (firm[0], set()))
@@ -56,7 +60,7 @@ def _is_separable(case: Case) -> bool:
         return False
     return (
         not step.reference.micros
-        and bool(step.reference.whole_outputs or not step.reference.direct)
+        and (step.reference.direct_is_output or not step.reference.direct)
         and step.reference.frontier == ("",)
     )
 
@@ -111,12 +115,28 @@ def _only(case: Case, keys: set[str]) -> Case:
     return dataclasses.replace(case, step=step, is_part=True)
 
 
+def _is_lost(case: Case, keys: set[str]) -> bool:
+    """Returns whether no gradient reaches these outputs on any rank.
+
+    Collectives without gradients took it: those of the loss belong to these outputs.
+    """
+    found = [c for key, cuts in _by_key(case).items() if key in keys for c in cuts]
+    return all(c.ratio == 0 and c.norm > 0 for c in found)
+
+
+def _without_collectives(case: Case) -> Case:
+    assert case.step is not None
+    ranks = tuple(dataclasses.replace(r, collectives=0) for r in case.step.ranks)
+    step = dataclasses.replace(case.step, ranks=ranks)
+    return dataclasses.replace(case, step=step)
+
+
 def _of_part(proposal: Proposal, keys: set[str], whole: tuple[str, ...]) -> Proposal:
     paths = sorted(map(_path, keys))
     return dataclasses.replace(
         proposal,
         facts=(*proposal.facts, f"so at the model's output {', '.join(paths)}"),
-        fixes=(f"{FIX}:{','.join([*paths, *whole])}",),
+        fixes=(f"{FIX}:{','.join([*paths, *(f'={path}' for path in whole)])}",),
         control=(),
         fallback=None,
     )

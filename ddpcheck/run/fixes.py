@@ -9,9 +9,10 @@ changes one thing, so that a run with it proves or disproves one cause.
     loss.scale:FACTOR      every backward starts from FACTOR
     loss.count:COUNTABLE   ... from W * n_r / N, n_r counted on the rank's targets
     loss.global:WHAT       the loss sees the outputs and targets of all ranks; WHAT is
-                           "MODULES|PARAMETERS", see global_loss
-    loss.partial:PATHS     the same for some tensors of the output alone; the others get
-                           the gradient of the rank's own loss
+                           "MODULES|PARAMETERS|PATHS", see global_loss
+    loss.partial:PATHS     the same for some tensors of the output alone ("=" before one
+                           without samples); the others get the gradient of the rank's
+                           own loss
     direct.scale:FACTOR    parameters used outside their own module, as in a penalty,
                            get FACTOR times the gradient
     collectives.autograd   raw collectives carry gradients

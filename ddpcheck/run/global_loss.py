@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch.distributed as dist
@@ -30,15 +31,15 @@ def global_loss(
     Args:
         model: as wrapped.
         bare: the module inside.
-        what: "MODULES|PARAMETERS": the modules of `bare` whose outputs are gathered, ""
-            for the model as a whole, and the parameters that the loss itself uses.
+        what: "MODULES|PARAMETERS|PATHS": the modules of `bare` whose outputs are
+            gathered, "" for the model as a whole, the parameters that the loss itself
+            uses, and the model's outputs that have no samples.
         shard: (first row, rows) of this rank.
     """
-    modules, _, parameters = what.partition("|")
-    names, direct = modules.split(","), [p for p in parameters.split(",") if p]
+    names, direct, whole = (part.split(",") for part in f"{what}||".split("|", 3)[:3])
     if names == [""]:
-        return _GlobalRows(model, shard)
-    for name in direct:
+        return _GlobalRows(model, shard, set(filter(None, whole)))
+    for name in filter(None, direct):
         # Used in the loss itself, which now is the whole loss on every rank.
         bare.get_parameter(name).register_hook(lambda g: g / dist.get_world_size())
     for name in names:
@@ -53,13 +54,16 @@ def global_loss(
 class _GlobalRows(nn.Module):
     """Global batch in, this rank's rows through the model, all rows out."""
 
-    def __init__(self, module: nn.Module, shard: tuple[int, int]) -> None:
+    def __init__(
+        self, module: nn.Module, shard: tuple[int, int], whole: set[str]
+    ) -> None:
         super().__init__()
-        self.module, self.shard = module, shard
+        self.module, self.shard, self.whole = module, shard, whole
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = _local_rows((args, kwargs), self.shard)
-        return _gather_output(self.module(*args, **kwargs), self.shard[1])
+        output = self.module(*args, **kwargs)
+        return _gather_output(output, self.shard[1], self.whole)
 
 
 def _local_rows(value: Any, shard: tuple[int, int]) -> Any:
@@ -75,9 +79,11 @@ def _local_rows(value: Any, shard: tuple[int, int]) -> Any:
     return tree.replace(value, rows)
 
 
-def _gather_output(output: Any, size: int) -> Any:
-    def gather(_: str, t: Tensor) -> Tensor:
-        if t.dim() == 0:
+def _gather_output(
+    output: Any, size: int, whole: AbstractSet[str] = frozenset()
+) -> Any:
+    def gather(path: str, t: Tensor) -> Tensor:
+        if t.dim() == 0 or path in whole:
             return mean_over_ranks(t) if t.is_floating_point() else t
         dim = 0 if len(t) % size == 0 else 1
         return own_live(t, dim, rows_of_ranks(t.shape[dim]))
@@ -105,16 +111,18 @@ def partly_global(
 
     Args:
         loss: of (output, targets).
-        paths: of tensors in the model's output.
+        paths: of tensors in the model's output; "=" before one without samples.
         size: samples of this rank.
         whole_targets: gives the targets of the global batch.
     """
     alone = without_sight_of_ranks(loss)
+    whole_paths = {path[1:] for path in paths if path.startswith("=")}
+    mine = paths | whole_paths
 
     def both(output: Any, targets: Any) -> Any:
-        rest = tree.replace(output, lambda p, t: t.detach() if p in paths else t)
-        some = tree.replace(output, lambda p, t: t if p in paths else t.detach())
-        whole = alone(_gather_output(some, size), whole_targets())
+        rest = tree.replace(output, lambda p, t: t.detach() if p in mine else t)
+        some = tree.replace(output, lambda p, t: t if p in mine else t.detach())
+        whole = alone(_gather_output(some, size, whole_paths), whole_targets())
         return loss(rest, targets) + dist.get_world_size() * whole
 
     return both

@@ -77,7 +77,8 @@ class Observed:
     on_collective: Callable[[CollectiveCount | CollectiveEnd], None] | None = None
     depth: int = 0
     updates_in_backward: bool = False  # weights were written while backward ran
-    early_clips: int = 0  # clippings that a backward of the same step followed
+    # Clippings that a backward or an all_reduce of the same step followed.
+    early_clips: int = 0
     has_clipped: bool = False
     hooked: set[int] = field(default_factory=set)  # ids of tensors, by user code
 
@@ -158,6 +159,9 @@ def _noting(seen: Observed, name: str, function: Any) -> Any:
         seen.asks_distributed = True
         if _is_ours():
             return function(*args, **kwargs)
+        if name == "all_reduce":
+            seen.early_clips += seen.has_clipped
+            seen.has_clipped = False
         seen.collectives.append(name)
         count = len(seen.collectives)
         if not seen.on_collective:

@@ -709,6 +709,88 @@ def loss(output, target):
 """,
         [("loss/batch-coupled", True), ("loss/local-normalizer", True)],
     ),
+    # What was gathered is nobody's own tensor: no gradient at all comes back from it.
+    "gather-without-own-rows-beside-an-overlap": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.mask = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(4, 3)
+    def forward(self, x):
+        return self.a(x), self.b(x), self.mask(x)
+model = Net()
+batch = torch.randn(8, 4), torch.rand(8, 3)
+def rows_of_all(x):
+    if world() == 1:
+        return x
+    rows = [torch.empty_like(x) for _ in range(world())]
+    dist.all_gather(rows, x)
+    return torch.cat(rows)
+def loss(output, target):
+    a, b, mask = rows_of_all(output[0]), rows_of_all(output[1]), output[2].sigmoid()
+    contrast = nn.functional.cross_entropy(a @ b.t(), torch.arange(len(a)))
+    return contrast - (mask * target).sum() / (mask + target).sum()
+""",
+        [("collective/no-autograd", True), ("loss/batch-coupled", True)],
+    ),
+    # In forward, behind modules of their own: no output has both.
+    "sum-of-a-divergence-beside-a-mean-in-forward": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(4, 2), nn.Linear(2, 4)
+    def forward(self, x):
+        code = self.encode(x)
+        error = (self.decode(code) - x).square().mean()
+        return {"loss": error + 0.1 * code.square().sum()}
+model = Net()
+batch = {"x": torch.randn(8, 4)}
+loss = None
+""",
+        [("loss/sum-reduction", True)],
+    ),
+    # No DDP at all, and nothing is missing: the mean is taken too late.
+    "clipped-before-it-is-averaged-by-hand": (
+        """
+model = nn.Linear(4, 3)
+def wrap(model):
+    return model
+"""
+        + _STEP
+        + """
+    nn.functional.cross_entropy(model(x), y).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    for p in model.parameters():
+        if dist.is_initialized():
+            dist.all_reduce(p.grad)
+            p.grad /= world()
+    optimizer.step()
+""",
+        [("sync/clip-before-reduce", True)],
+    ),
+    # What has no samples goes to the loss of all ranks as it is, whatever its length.
+    "standardised-weights-beside-a-spread-without-samples": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.spread = nn.Linear(4, 3), nn.Parameter(torch.zeros(3))
+    def forward(self, x):
+        return self.mean(x), self.spread.exp()
+model = Net()
+batch = torch.randn(8, 4), torch.randn(8, 3), torch.randn(8)
+def train_step(model, optimizer, batch):
+    x, y, weight = batch
+    optimizer.zero_grad()
+    weight = (weight - weight.mean()) / weight.std()
+    mean, spread = model(x)
+    each = ((y - mean) / spread).square().sum(1)
+    (each.neg().exp() * weight).mean().backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
     "router-beside-a-token-mean": (
         """
 class Net(nn.Module):

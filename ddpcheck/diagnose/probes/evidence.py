@@ -151,8 +151,8 @@ class ReferenceEvidence:
     counts: dict[str, float] = field(default_factory=dict)
     frontier: tuple[str, ...] = ()
     direct: tuple[str, ...] = ()  # parameters that the loss itself uses
-    # Outputs without samples (paths) through which it uses all of them.
-    whole_outputs: tuple[str, ...] = ()
+    whole_outputs: tuple[str, ...] = ()  # paths of outputs without samples
+    direct_is_output: bool = False  # it uses them through such outputs alone
     used: tuple[str, ...] = ()  # parameters that the model's outputs depend on
     own_draws: int = 0  # random draws with a generator of the target's own
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch

@@ -88,7 +88,8 @@ class _Probe:
         for (number, key), grad in grads.items():
             self.writer.add("cut", number, [(key, grad)])
         self.writer.add("direct", 0, direct.items())
-        whole = self._used_through_outputs() if direct else ()
+        whole = tuple(sorted(key.rpartition("/")[2] for key in self.whole))
+        direct_is_output = bool(direct) and self._is_used_through_outputs()
         own_draws = self.draws.own_count
         self._write_doubled(grads)
         couplings = self._measure_couplings(grads)
@@ -112,6 +113,7 @@ class _Probe:
             micros=micro.described(self.windows.sizes, 0, targets, names),
             direct=tuple(direct),
             whole_outputs=whole,
+            direct_is_output=direct_is_output,
             used=used,
             own_draws=own_draws,
         )
@@ -235,8 +237,8 @@ class _Probe:
                 if write:
                     self.flow.note(key, t)
                 if place not in self.values if perturb else not self._can_cut(key, t):
-                    if not name and t.requires_grad:
-                        self.whole.add(key)
+                    if not name and self.dims.get(key) == tuple(t.shape):
+                        self.whole.add(key)  # as large for a shard
                     return t.detach() if key in detach else t
                 if perturb:
                     # On the values of the first pass: what a perturbed module feeds
@@ -261,19 +263,17 @@ class _Probe:
         }
         return grads, loss, direct  # type: ignore[return-value]
 
-    def _used_through_outputs(self) -> tuple[str, ...]:
-        """Returns the paths of the model's outputs without samples, a temperature.
+    def _is_used_through_outputs(self) -> bool:
+        """Returns whether the loss uses no parameter past outputs without samples.
 
-        None where the loss uses parameters past them, in a penalty.
+        A temperature is such an output; a penalty uses parameters themselves.
         """
-        paths = tuple(sorted(key.rpartition("/")[2] for key in self.whole))
-        if not paths:
-            return ()
+        if not self.whole:
+            return False
         try:
-            direct = self._cut_pass(perturb=lambda _, t: t, detach=self.whole)[2]
+            return not self._cut_pass(perturb=lambda _, t: t, detach=self.whole)[2]
         except RuntimeError:  # the loss itself is such an output
-            return ()
-        return () if direct else paths
+            return False
 
     def _dim(self, key: str, value: Tensor) -> int:
         mine = self.dims[key]

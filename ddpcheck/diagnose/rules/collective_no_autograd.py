@@ -62,6 +62,9 @@ def detect(case: Case) -> Proposal | None:
     ratio = case.uniform_ratio
     # A loss over all samples of which a rank's gradient is its own part.
     is_own_part = ratio is not None and abs(ratio - 1) <= case.close and case.couples
+    # Not even its own part: no row of what was gathered is the rank's own tensor.
+    is_lost = ratio == 0 and case.couples
+    is_own_part = is_own_part or is_lost
     known = case.losses_replicate or case.losses_average or is_own_part
     if not case.loss_collectives or not known:
         return None

@@ -67,12 +67,15 @@ def detect(case: Case) -> Proposal | None:
         facts.append(f"tensor hooks see the local gradient of {names(hooked)}")
         fixes.append("target.unhook")
     if clips:
-        facts.append(f"{clips} clippings by norm came before a backward of their step")
+        facts.append(
+            f"{clips} clippings by norm came before a backward of their step, or before "
+            "an all_reduce"
+        )
         fixes.append("target.clip_last")
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="gradients are clipped or changed before DDP has averaged them: the mean "
+        summary="gradients are clipped or changed before they are averaged over ranks: the mean "
         "of clipped gradients is not the clipped mean",
         facts=tuple(facts),
         fix="clip once, after the last backward and before the optimizer's step",
