@@ -32,10 +32,10 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
     if len(groups) + bool(taken) < 2:  # noqa: PLR2004
         return found
     parts: dict[str, tuple[Proposal, set[str]]] = {}
-    lost = [keys for keys in groups if _is_lost(case, keys)]
+    lost = _lost(case)
     for keys in groups:
         part = _only(case, keys)
-        if lost and keys not in lost:
+        if lost and not keys <= lost:
             part = _without_collectives(part)
         firm = [p for p in detect(part) if not p.speculative]
         if not firm:
@@ -115,13 +115,16 @@ def _only(case: Case, keys: set[str]) -> Case:
     return dataclasses.replace(case, step=step, is_part=True)
 
 
-def _is_lost(case: Case, keys: set[str]) -> bool:
-    """Returns whether no gradient reaches these outputs on any rank.
+def _lost(case: Case) -> set[str]:
+    """Returns the keys of outputs that no gradient reaches on any rank.
 
     Collectives without gradients took it: those of the loss belong to these outputs.
     """
-    found = [c for key, cuts in _by_key(case).items() if key in keys for c in cuts]
-    return all(c.ratio == 0 and c.norm > 0 for c in found)
+    return {
+        key
+        for key, cuts in _by_key(case).items()
+        if all(c.ratio == 0 and c.norm > 0 for c in cuts)
+    }
 
 
 def _without_collectives(case: Case) -> Case:

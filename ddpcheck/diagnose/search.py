@@ -15,6 +15,7 @@ from ddpcheck import assemble
 from ddpcheck.diagnose import findings
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import Cause, can_run, mended, proposed, scaled_to
+from ddpcheck.diagnose.hidden import hidden
 from ddpcheck.diagnose.probes.evidence import (
     RankEvidence,
     ReferenceEvidence,
@@ -58,6 +59,8 @@ class Search:
                 causes = again
             else:
                 self.rest = first
+        if self.case is not None and self.rest is None:
+            causes += hidden(self.case, causes)
         for cause in causes:
             cause.where = self._place(cause.proposal)
         return causes

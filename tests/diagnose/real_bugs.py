@@ -791,6 +791,19 @@ def train_step(model, optimizer, batch):
 """,
         [("loss/batch-coupled", True)],
     ),
+    # The run with the loss of all samples gives all ranks one rate, too.
+    "rate-by-the-own-loss-beside-an-overlap": (
+        "model = nn.Linear(4, 3)"
+        + _STEP
+        + """
+    p = model(x).softmax(1)[torch.arange(len(y)), y]
+    value = 1 - p.sum() / (p + 1).sum() + p.square().sum() / len(p) ** 2
+    value.backward()
+    optimizer.param_groups[0]["lr"] = 0.5 * value.item()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True), ("sync/control-desync", None)],
+    ),
     "router-beside-a-token-mean": (
         """
 class Net(nn.Module):

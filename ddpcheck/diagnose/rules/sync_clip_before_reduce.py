@@ -1,8 +1,8 @@
 """Gradients are clipped before they are reduced.
 
 What it means
-Gradients are clipped before DDP has averaged them, or in the middle of
-accumulation.
+Gradients are clipped before they are averaged over ranks, by DDP or by hand, or in the
+middle of accumulation.
 
 Why it happens
 The mean of clipped gradients is not the clipped mean: clip(g_r) is bounded by each
@@ -10,8 +10,8 @@ rank's own norm.
 
 How it was found
 Outputs and d loss / d output are right, and parameters have tensor hooks, or
-clip_grad_norm_ was followed by another backward of the same step. The run without
-them, in one process too, decides.
+clip_grad_norm_ was followed by another backward of the same step, or by an
+all_reduce. The run without them, in one process too, decides.
 
 Example
     import torch

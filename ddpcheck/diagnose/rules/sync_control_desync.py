@@ -56,6 +56,8 @@ from ddpcheck.diagnose.text import names
 
 SLUG = "sync/control-desync"
 LINK = "update"
+FIX = "reduce the number that decides, then decide alike on all ranks"
+CODE = "dist.all_reduce(metric)\nscheduler.step(metric / dist.get_world_size())"
 
 
 def detect(case: Case) -> Proposal | None:
@@ -85,8 +87,8 @@ def detect(case: Case) -> Proposal | None:
             f"gradients are equal up to step {step + 1}; after its update "
             f"{len(found)} parameters differ between ranks: {names(found)}",
         ),
-        fix="reduce the number that decides, then decide alike on all ranks",
-        code="dist.all_reduce(metric)\nscheduler.step(metric / dist.get_world_size())",
+        fix=FIX,
+        code=CODE,
         fixes=("update.schedule",) if decided == "numbers" else (),
     )
 
