@@ -34,7 +34,8 @@ Wrap the module that holds all trained parameters. The example is mended by:
     wrap = DDP
 
 Not this rule if
-The ranks have equal gradients: something averages them. The parameter was inside and was replaced: ddp/param-replaced-after-wrap.
+The ranks have equal gradients: something averages them. The parameter was inside and
+was replaced: ddp/param-replaced-after-wrap.
 
 References
 https://github.com/KevinMusgrave/pytorch-metric-learning/issues/710
