@@ -13,8 +13,9 @@ tool, this one too, plus what lies unmapped in shared memory, over the bytes of 
 model and its gradients; at most W + 2. `bare` is that of the ranks' training under DDP
 and nothing else: no check of theirs can do with less. `message` is the largest that any
 process pickled for another, at most 1 MB. With --default-buckets DDP is the default
-one, which holds a third copy of the model: a bucket for each gradient. GPT2_SEQUENCE sets the tokens per sample, 64 by default: most
-of what a check adds to the passes does not grow with them.
+one, which holds a third copy of the model: a bucket for each gradient. GPT2_SEQUENCE
+sets the tokens per sample, 64 by default: most of what a check adds to the passes does
+not grow with them.
 """
 
 from __future__ import annotations
