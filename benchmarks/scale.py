@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import psutil
 
 from ddpcheck.checking import PRELOAD_MODULES
 from ddpcheck.ranks.messages import Job
@@ -104,16 +103,16 @@ def measured(
     pool: Pool, world_size: int, work: Callable[[], object]
 ) -> tuple[float, float]:
     """Returns wall time, and processor time of the ranks and this process."""
-    ranks = [psutil.Process(pid) for pid in pool.open(world_size).pids()]
-    processes = [psutil.Process(), *ranks]
-    before, started = cpu_s(processes), time.perf_counter()
+    pids = [os.getpid(), *pool.open(world_size).pids()]
+    before, started = cpu_s(pids), time.perf_counter()
     work()
-    return time.perf_counter() - started, cpu_s(processes) - before
+    return time.perf_counter() - started, cpu_s(pids) - before
 
 
-def cpu_s(processes: list[psutil.Process]) -> float:
-    """Returns the processor time that processes have had; in steps of 10 ms each."""
-    return sum(p.cpu_times().user + p.cpu_times().system for p in processes)
+def cpu_s(pids: list[int]) -> float:
+    """Returns the processor time of all threads of processes (man 5 proc)."""
+    files = (f for pid in pids for f in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
 def played(world_sizes: list[int], repetitions: int) -> None:
