@@ -22,6 +22,7 @@ def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]
         "updates_in_backward": seen.updates_in_backward,
         "schedule": training.schedule,
         "early_clips": seen.early_clips,
+        "reduced_after_clip": seen.reduced_after_clip,
         "hooked": clipping.hooked_parameters(bare, seen.hooked),
         "static_graph": any(module.static_graph for module in ddp),
         "bucket_view": any(module.gradient_as_bucket_view for module in ddp),

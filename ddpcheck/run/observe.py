@@ -77,8 +77,8 @@ class Observed:
     on_collective: Callable[[CollectiveCount | CollectiveEnd], None] | None = None
     depth: int = 0
     updates_in_backward: bool = False  # weights were written while backward ran
-    # Clippings that a backward or an all_reduce of the same step followed.
-    early_clips: int = 0
+    early_clips: int = 0  # clippings that a backward of the same step followed
+    reduced_after_clip: bool = False  # whatever it was
     has_clipped: bool = False
     hooked: set[int] = field(default_factory=set)  # ids of tensors, by user code
 
@@ -160,8 +160,7 @@ def _noting(seen: Observed, name: str, function: Any) -> Any:
         if _is_ours():
             return function(*args, **kwargs)
         if name == "all_reduce":
-            seen.early_clips += seen.has_clipped
-            seen.has_clipped = False
+            seen.reduced_after_clip |= seen.has_clipped
         seen.collectives.append(name)
         count = len(seen.collectives)
         if not seen.on_collective:

@@ -769,6 +769,29 @@ def wrap(model):
 """,
         [("sync/clip-before-reduce", True)],
     ),
+    # A metric is reduced after a clipping: neither is the cause.
+    "clipped-before-a-metric-is-reduced": (
+        """
+class Own(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p -= 0.1 * (1 + 0.1 * rank()) * p.grad
+model = nn.Linear(4, 3)
+def optimizer(params):
+    return Own(params, lr=0.1)
+"""
+        + _STEP
+        + """
+    value = nn.functional.cross_entropy(model(x), y)
+    value.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    if dist.is_initialized():
+        dist.all_reduce(value.detach().clone())
+    optimizer.step()
+""",
+        [("unknown", None)],
+    ),
     # What has no samples goes to the loss of all ranks as it is, whatever its length.
     "standardised-weights-beside-a-spread-without-samples": (
         """

@@ -58,7 +58,8 @@ def detect(case: Case) -> Proposal | None:
     if not case.forward_is_sound or (case.has_cuts and not case.loss_is_sound):
         return None
     hooked: list[str] = next((h for h in case.rank_facts("hooked", []) if h), [])
-    clips = max(case.rank_facts("early_clips", 0), default=0)
+    early = max(case.rank_facts("early_clips", 0), default=0)
+    clips = early or any(case.rank_facts("reduced_after_clip", False))
     if not hooked and not clips:
         return None
     facts = ["outputs and the loss's gradient at them are right"]
@@ -68,8 +69,9 @@ def detect(case: Case) -> Proposal | None:
         fixes.append("target.unhook")
     if clips:
         facts.append(
-            f"{clips} clippings by norm came before a backward of their step, or before "
-            "an all_reduce"
+            f"{early} clippings by norm came before a backward of their step"
+            if early
+            else "a clipping by norm came before an all_reduce of its step"
         )
         fixes.append("target.clip_last")
     return Proposal(
@@ -84,4 +86,6 @@ def detect(case: Case) -> Proposal | None:
         "optimizer.step()",
         safe=False,
         fixes=tuple(fixes),
+        # What was reduced after a clipping may be a metric.
+        speculative=not hooked and not early,
     )
