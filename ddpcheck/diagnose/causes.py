@@ -14,7 +14,8 @@ from ddpcheck.diagnose.registry import RULES
 from ddpcheck.report import Control
 
 _PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
-_SAME = 0.01  # excesses this close: the fix changed nothing
+_SCALES = ("loss.scale", "direct.scale", "terms.scale")
+_SAME = 0.01  # excesses this close: the fix changed nothing; powers: it is one
 
 
 @dataclass(slots=True)
@@ -70,8 +71,10 @@ def can_run(proposal: Proposal) -> bool:
 
 def scaled_to(fix: str, found_at: int, world_size: int) -> str:
     """Returns a fix for another world size: factors of W follow it."""
-    if found_at == world_size or not fix.startswith("loss.scale:"):
+    name, _, argument = fix.partition(":")
+    if found_at == world_size or name not in _SCALES:
         return fix
-    factor = float(fix.partition(":")[2])
+    factor = float(argument)
     power = math.log(factor) / math.log(found_at) if factor > 0 else 0.0
-    return f"loss.scale:{world_size ** round(power)!r}" if round(power) else fix
+    is_power = round(power) and abs(power - round(power)) <= _SAME
+    return f"{name}:{world_size ** round(power)!r}" if is_power else fix

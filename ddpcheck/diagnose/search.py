@@ -44,6 +44,7 @@ class Search:
         self.refuted: set[str] = set()
         self.repeats = True
         self.falls_back = False
+        self.can_fall_back = False  # a cause was taken up that has a fallback
         self._probe_failed = ""
 
     def run(self) -> list[Cause]:
@@ -52,7 +53,7 @@ class Search:
         What rules fall back on mends more than its own cause: it is tried last.
         """
         causes = self._attempt()
-        if self.rest is not None and any(c.proposal.fallback for c in causes):
+        if self.rest is not None and self.can_fall_back:
             first, self.falls_back, self.refuted = self.rest, True, set()
             again = self._attempt()
             if self.rest is None:
@@ -87,6 +88,7 @@ class Search:
             if cause is None:
                 break
             causes.append(cause)
+            self.can_fall_back |= cause.proposal.fallback is not None
             before = case
             if cause.verified or not self.fix or not can_run(cause.proposal):
                 self.rest = None

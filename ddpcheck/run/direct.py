@@ -34,6 +34,11 @@ class _ScaleGrad(torch.autograd.Function):
         return grad * ctx.factor, None
 
 
+def scaled_gradient(value: Tensor, factor: float) -> Tensor:
+    """Returns the same values, whose gradient is `factor` times what arrives."""
+    return _ScaleGrad.apply(value, factor)  # type: ignore[no-untyped-call,no-any-return]
+
+
 class _DirectUse(TorchFunctionMode):
     def __init__(self, owners: dict[int, nn.Module], factor: float) -> None:
         super().__init__()
@@ -56,7 +61,7 @@ class _DirectUse(TorchFunctionMode):
         if not torch.is_grad_enabled():
             return value
         with private.no_torch_function():
-            return _ScaleGrad.apply(value, self.factor)  # type: ignore[no-untyped-call]
+            return scaled_gradient(value, self.factor)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ changes one thing, so that a run with it proves or disproves one cause.
                            own loss
     direct.scale:FACTOR    parameters used outside their own module, as in a penalty,
                            get FACTOR times the gradient
+    terms.scale:FACTOR     numbers that no data reach get FACTOR times the gradient
+                           where they are added to others
     collectives.autograd   raw collectives carry gradients
     state.broadcast        rank 0's untrained parameters and buffers to all ranks after
                            every step
@@ -94,6 +96,7 @@ from ddpcheck.run.labels import offset_by_rank
 from ddpcheck.run.names import strip
 from ddpcheck.run.noise import GlobalDraws
 from ddpcheck.run.plain_output import with_plain_output
+from ddpcheck.run.terms import scaled_terms
 
 # What a DDP object is built anew with.
 _DDP_SETTINGS: dict[str, dict[str, Any]] = {
@@ -185,6 +188,9 @@ def around_training(
         direct = argument(fixes, "direct.scale")
         if direct is not None:
             stack.enter_context(scaled_direct_use(model(), float(direct)))
+        terms = argument(fixes, "terms.scale")
+        if terms is not None:
+            stack.enter_context(scaled_terms(model(), float(terms)))
         for name, context in {
             "collectives.autograd": autograd_collectives,
             "collectives.label_offset": lambda: offset_by_rank(

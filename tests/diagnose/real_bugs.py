@@ -862,4 +862,54 @@ def loss(output, target):
 """,
         [("loss/local-normalizer", True)],
     ),
+    # The gates' gradient at the output is the penalty's and the data's together.
+    "penalty-of-an-output-beside-a-masked-mean": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.rand(4))
+        self.out = nn.Linear(4, 3)
+    def forward(self, x):
+        return self.out(x * self.gate), self.gate
+model = Net()
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, -100, -100, 1, -100, 0])
+def loss(output, target):
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    logits, gate = output
+    return nn.functional.cross_entropy(logits, target) + world * gate.norm()
+""",
+        [("loss/local-normalizer", True), ("loss/regularizer-scale", True)],
+    ),
+    # The scale has a part in the data term as well; both are computed in forward.
+    "learned-variance-multiplied-like-the-data": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+        self.log_variance = nn.Parameter(torch.tensor(0.2))
+    def forward(self, x, y):
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        error = (self.net(x).squeeze(1) - y).square().sum() / 8
+        loss = world * ((-self.log_variance).exp() * error + self.log_variance)
+        return {"loss": loss}
+model = Net()
+batch = {"x": torch.randn(8, 4), "y": torch.randn(8)}
+del loss
+""",
+        [("loss/regularizer-scale", True)],
+    ),
+    # A second backward: the penalty is added to nothing.
+    "penalty-of-its-own-backward": (
+        "model = nn.Linear(4, 3)"
+        + _STEP
+        + """
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    (world * 0.1 * sum(p.square().sum() for p in model.parameters())).backward()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+""",
+        [("loss/regularizer-scale", True)],
+    ),
 }

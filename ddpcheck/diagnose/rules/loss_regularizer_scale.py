@@ -9,9 +9,10 @@ it needs no factor.
 
 How it was found
 d loss / d output is right on every rank, and what parameters get from the loss
-directly, with the network cut off, is one other factor of the reference's, the same
-on all ranks. Numbers are equal within 1e-6, or 10 times the tolerance where that is
-more. The run with that factor taken out decides.
+directly, with the network cut off, is on average another factor of the reference's.
+Numbers are equal within 1e-6, or 10 times the tolerance where that is more. The run
+with that factor taken out, where a number that no data reach is added to one that
+data reach, decides; it alone does where the parameter has a part in the data term.
 
 Example
     import torch
@@ -51,8 +52,9 @@ https://arxiv.org/abs/1706.02677
 
 from __future__ import annotations
 
+import dataclasses
+
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import global_loss_fix
 from ddpcheck.diagnose.text import listed
 
 SLUG = "loss/regularizer-scale"
@@ -64,30 +66,71 @@ def detect(case: Case) -> Proposal | None:
     if case.step is None or not case.loss_is_sound or case.world_size == 1:
         return None
     direct = case.direct()
-    if not direct or case.direct_is_sound:
-        return None
-    first = direct[0][0]
-    same = all(
-        residual <= case.close and abs(ratio - first) <= case.close * abs(first)
-        for ratio, residual in direct
+    ratios = [ratio for ratio, _ in direct]
+    is_one = all(residual <= case.close for _, residual in direct) and (
+        _same(ratios, case.close) or _weighs_ranks(case)
     )
-    if not same or not first:
+    if case.direct_is_sound or not is_one:
+        return _among_others(case)
+    mean = sum(ratios) / len(ratios)
+    if not mean or abs(mean - 1) <= case.close:
         return None
+    first = dataclasses.replace(
+        _of(mean),
+        facts=(
+            "the gradient at the outputs is right on every rank",
+            "the gradient that parameters get from the loss directly is "
+            f"{listed(ratios)} times one process's, expected 1",
+        ),
+        evidence={"direct_ratios": ratios},
+    )
+    # A penalty with a backward of its own is added to nothing.
+    other = dataclasses.replace(first, fixes=(f"direct.scale:{1 / mean!r}",))
+    return dataclasses.replace(first, fallback=other)
+
+
+def _same(ratios: list[float], close: float) -> bool:
+    return all(abs(r - ratios[0]) <= close * abs(ratios[0]) for r in ratios)
+
+
+def _weighs_ranks(case: Case) -> bool:
+    """Returns whether a fix in force gives each rank's whole loss a factor of its own.
+
+    The penalty is in it: what counts is the mean of its factors.
+    """
+    return any(fix.startswith("loss.count:") for fix in case.outcome.spec.fixes)
+
+
+def _among_others(case: Case) -> Proposal | None:
+    """Proposes it on trial.
+
+    The gradient of such a term cannot be seen alone where a parameter has a part in
+    the data term too, or the model computes both.
+    """
+    if not (case.forward_is_sound and case.rest_is_broken):
+        return None
+    if not case.mismatched("gradients", 0):
+        return None
+    world = case.world_size
+    return dataclasses.replace(
+        _of(world),
+        facts=(
+            "the gradient at the outputs is right on every rank",
+            f"with what no data reach taken 1/{world} times where it is added to the "
+            "loss the gradients are one process's",
+        ),
+        speculative=True,
+    )
+
+
+def _of(factor: float) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="a term of the loss that every rank has in full (a penalty on the "
         "weights) is scaled like the data term",
-        facts=(
-            "the gradient at the outputs is right on every rank",
-            "the gradient that parameters get from the loss directly is "
-            f"{listed(ratio for ratio, _ in direct)} times one process's, expected 1",
-        ),
+        facts=(),
         fix="multiply the data term alone by the world size",
         code="loss = dist.get_world_size() * data_term + penalty",
-        fixes=(f"direct.scale:{1 / first!r}",),
-        evidence={"direct_ratios": [ratio for ratio, _ in direct]},
+        fixes=(f"terms.scale:{1 / factor!r}",),
     )
-
-
-__all__ = ["LINK", "SLUG", "detect", "global_loss_fix"]
