@@ -81,15 +81,14 @@ def measure(
     if measured.faults or measured.gradients.worst is None:
         return Floor(limit=default, weights={})
     gradients = measured.gradients.worst.excess * again.spec.rtol
-    if gradients <= tolerance.LARGEST_FLOOR[base.dtype]:
-        limit = tolerance.from_floor(base.dtype, gradients)
+    first = measured.gradients.excess_by_step[0] * again.spec.rtol
+    if tolerance.is_rounding(base.dtype, first, gradients):
+        limit = tolerance.from_floor(base.dtype, gradients, first)
         weights = _amplified(again, limit)
         if weights:
             return Floor(limit=limit, weights=weights)
-    return Floor(
-        limit=tolerance.from_floor(base.dtype, _worst(measured) * again.spec.rtol),
-        weights={},
-    )
+    worst = _worst(measured) * again.spec.rtol
+    return Floor(limit=tolerance.from_floor(base.dtype, worst, first), weights={})
 
 
 def _worst(run: Run) -> float:

@@ -24,36 +24,49 @@ def test_chosen_says_who_chose() -> None:
 
 
 def test_low_floor_leaves_the_default() -> None:
-    found = tolerance.from_floor("float64", 1e-14)
+    found = tolerance.from_floor("float64", 1e-14, 1e-14)
     assert (found.rtol, found.noise_floor) == (1e-9, 1e-14)
     assert found.origin == "float64 default"
 
 
 def test_floor_of_float32_raises_rtol_to_32_times_it() -> None:
-    found = tolerance.from_floor("float32", 5e-6)
+    found = tolerance.from_floor("float32", 5e-6, 5e-6)
     assert found.rtol == pytest.approx(32 * 5e-6)
     assert found.origin.startswith("32 x the noise floor 5e-06, measured")
 
 
 def test_float64_floor_that_shows_float32_arithmetic_takes_its_epsilon() -> None:
-    found = tolerance.from_floor("float64", 2e-12)
+    found = tolerance.from_floor("float64", 2e-12, 2e-12)
     assert found.rtol == 2.0**-23
     assert found.origin.startswith("the epsilon of float32")
 
 
 def test_floor_too_large_for_rounding_is_not_used() -> None:
-    found = tolerance.from_floor("float64", 2e-5)
+    found = tolerance.from_floor("float64", 2e-5, 2e-5)
     assert found.rtol == 1e-9
     assert "the order of the samples matters" in found.origin
     assert found.noise_floor == 2e-5
 
 
+def test_rounding_that_grows_with_each_update_is_rounding() -> None:
+    found = tolerance.from_floor("float64", 5e-5, 7e-7)
+    assert found.rtol == pytest.approx(32 * 5e-5)
+    assert found.origin.startswith("32 x the noise floor 5e-05, measured")
+
+
+def test_rounding_that_grows_too_much_is_not_used() -> None:
+    found = tolerance.from_floor("float64", 2e-3, 7e-7)
+    assert found.rtol == 1e-9
+    assert "the order of the samples matters" in found.origin
+
+
 @given(st.sampled_from(sorted(tolerance.DEFAULT_RTOL)), st.floats(0, 1))
 def test_tolerance_never_falls_below_the_default(dtype: str, floor: float) -> None:
-    assert tolerance.from_floor(dtype, floor).rtol >= tolerance.DEFAULT_RTOL[dtype]
+    found = tolerance.from_floor(dtype, floor, floor)
+    assert found.rtol >= tolerance.DEFAULT_RTOL[dtype]
 
 
 @given(st.sampled_from(sorted(tolerance.DEFAULT_RTOL)), st.floats(0, 1))
 def test_run_at_its_own_floor_passes_unless_refused(dtype: str, floor: float) -> None:
-    found = tolerance.from_floor(dtype, floor)
+    found = tolerance.from_floor(dtype, floor, floor)
     assert found.rtol >= floor or floor > tolerance.LARGEST_FLOOR[dtype]

@@ -29,7 +29,8 @@ class Proposal:
     averaging by hand verifies it too: what is found is a fact about the wrapper, which
     user code may bring about again after `fixes` mended it. Where `control` is given
     and does not mend it as well, the cause is another one. `fallback` is the same cause
-    less precisely, for where `fixes` do not mend it.
+    less precisely, for where `fixes` do not mend it. What a `last_resort` does would
+    mend many causes: it comes after all others.
     """
 
     slug: str
@@ -48,6 +49,7 @@ class Proposal:
     or_by_hand: bool = False
     evidence: dict[str, Any] = field(default_factory=dict)
     fallback: Proposal | None = None
+    last_resort: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,8 @@ class Cause:
 
 def proposed(case: Case) -> list[Proposal]:
     """Returns what all rules propose, in the order of the chain."""
-    return parts.separated(case, _detect(case, RULES), _of_the_loss)
+    found = parts.separated(case, _detect(case, RULES), _of_the_loss)
+    return sorted(found, key=lambda p: p.last_resort)
 
 
 def _detect(case: Case, rules: Iterable[ModuleType]) -> list[Proposal]:

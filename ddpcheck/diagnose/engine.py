@@ -13,7 +13,6 @@ from ddpcheck.options import Options
 from ddpcheck.report import Finding, NotCompared, Run, Tolerance
 from ddpcheck.reproduce import Smallest
 from ddpcheck.session import RunOutcome, Session
-from ddpcheck.tolerance import LARGEST_FLOOR
 
 Progress = Callable[[str], None]
 
@@ -143,7 +142,7 @@ def _repeats(session: Session, outcome: RunOutcome, limit: Tolerance) -> bool:
     rest: a target that draws from it says so itself.
     """
     floor = limit.noise_floor
-    if floor is None or floor <= LARGEST_FLOOR[outcome.spec.dtype]:
+    if floor is None or floor <= limit.rtol:
         return True
     if outcome.reference.facts["draws"]:
         return True

@@ -105,3 +105,35 @@ def global_loss_fix(case: Case) -> tuple[str, ...]:
     reference = case.step.reference
     what = (reference.frontier, reference.direct, reference.whole_outputs)
     return ("loss.global:" + "|".join(",".join(names) for names in what),)
+
+
+def numbers_of_modules(case: Case) -> dict[str, tuple[float, float]]:
+    """Returns what modules compute of their samples together, as a term of the loss.
+
+    By the innermost module that returns such a number: (its mean over ranks, one
+    process's), where these differ and no sum over samples tells why. The loss itself
+    is none: it may be wrong in any way.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    calls: dict[tuple[str, int], list[tuple[tuple[float, float], ...]]] = {}
+    for rank in case.step.ranks if case.step else ():
+        for m in rank.modules:
+            calls.setdefault((m.name, m.call), []).append(m.numbers)
+    for (name, _), told in calls.items():
+        for pairs in zip(*told, strict=False):
+            if [mine for mine, _ in pairs] == case.rank_losses():
+                continue
+            reference, total = pairs[0][1], sum(mine for mine, _ in pairs)
+            bound = case.close * max(abs(reference), abs(total))
+            mean = total / len(pairs)
+            if abs(mean - reference) > bound and abs(total - reference) > bound:
+                found[name] = mean, reference
+    return {
+        name: value
+        for name, value in found.items()
+        if not any(other != name and _is_within(other, name) for other in found)
+    }
+
+
+def _is_within(name: str, outer: str) -> bool:
+    return not outer or name.startswith(f"{outer}.")

@@ -64,8 +64,8 @@ changes one thing, so that a run with it proves or disproves one cause.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -91,7 +91,7 @@ from ddpcheck.run.collectives import (
     off_after_backward,
 )
 from ddpcheck.run.direct import scaled_direct_use
-from ddpcheck.run.gather import gathered, rows_of_ranks, without_group
+from ddpcheck.run.gather import alone, gathered, rows_of_ranks
 from ddpcheck.run.labels import offset_by_rank
 from ddpcheck.run.names import strip
 from ddpcheck.run.noise import GlobalDraws
@@ -131,8 +131,7 @@ def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
     for fix in fixes:
         head, _, name = fix.partition(":")
         if head in ("module.global", "module.in_group"):
-            hides = without_group if head == "module.global" else contextlib.nullcontext
-            _see_all_rows(model.get_submodule(name), hides)
+            _see_all_rows(model.get_submodule(name), hides=head == "module.global")
     return model
 
 
@@ -270,11 +269,10 @@ def rebuild(
     return made
 
 
-def _see_all_rows(
-    module: nn.Module, surroundings: Callable[[], AbstractContextManager[None]]
-) -> None:
+def _see_all_rows(module: nn.Module, *, hides: bool) -> None:
     """Makes a module compute on the rows of all ranks and return this rank's."""
     forward = module.forward
+    compute = functools.partial(alone, forward) if hides else forward
 
     def global_forward(*args: Any, **kwargs: Any) -> Any:
         if not (module.training and dist.is_initialized()):
@@ -288,8 +286,7 @@ def _see_all_rows(
             return gathered(t, 0, sizes[path])
 
         args, kwargs = tree.replace((args, kwargs), gather)
-        with surroundings():
-            whole = forward(*args, **kwargs)
+        whole = compute(*args, **kwargs)
         return _own_rows(whole, next(iter(sizes.values()), (1,)))
 
     module.forward = global_forward

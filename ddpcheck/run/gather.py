@@ -8,7 +8,7 @@ ranks say of a rank's rows, which is the derivative of sum_r L_r.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -85,15 +85,35 @@ def rows_of_ranks(count: int) -> tuple[int, ...]:
     return tuple(int(t) for t in every)
 
 
+def alone(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Returns what a function computes in one process: no group is in sight.
+
+    User code that asked once and keeps the answer calls collectives all the same: then
+    it computes again, and the group in sight is one of this rank alone.
+    """
+    try:
+        with _group_in_sight(None):
+            return function(*args, **kwargs)
+    except (ValueError, RuntimeError) as error:
+        if "process group has not been initialized" not in str(error):
+            raise
+    group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    try:
+        with _group_in_sight(group):
+            return function(*args, **kwargs)
+    finally:
+        dist.destroy_process_group(group)
+
+
 @contextlib.contextmanager
-def without_group() -> Iterator[None]:
-    """Makes torch.distributed look uninitialised, as it is in one process.
+def _group_in_sight(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Makes a group the default one, or torch.distributed look uninitialised.
 
     `dist.is_initialized` asks one module attribute, whatever name it was imported by.
     """
     member = dist.GroupMember
     before = member.WORLD
-    member.WORLD = None
+    member.WORLD = group
     try:
         yield
     finally:

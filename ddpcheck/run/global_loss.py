@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -10,12 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.run.gather import (
-    mean_over_ranks,
-    own_live,
-    rows_of_ranks,
-    without_group,
-)
+from ddpcheck.run.gather import alone, mean_over_ranks, own_live, rows_of_ranks
 
 Loss = Callable[[Any, Any], Any]
 
@@ -93,12 +89,7 @@ def _gather_output(
 
 def without_sight_of_ranks(loss: Loss) -> Loss:
     """Returns the loss as one process computes it: no process group is in sight."""
-
-    def alone(output: Any, targets: Any) -> Any:
-        with without_group():
-            return loss(output, targets)
-
-    return alone
+    return functools.partial(alone, loss)
 
 
 def partly_global(
@@ -115,14 +106,13 @@ def partly_global(
         size: samples of this rank.
         whole_targets: gives the targets of the global batch.
     """
-    alone = without_sight_of_ranks(loss)
     whole_paths = {path[1:] for path in paths if path.startswith("=")}
     mine = paths | whole_paths
 
     def both(output: Any, targets: Any) -> Any:
         rest = tree.replace(output, lambda p, t: t.detach() if p in mine else t)
         some = tree.replace(output, lambda p, t: t if p in mine else t.detach())
-        whole = alone(_gather_output(some, size, whole_paths), whole_targets())
+        whole = alone(loss, _gather_output(some, size, whole_paths), whole_targets())
         return loss(rest, targets) + dist.get_world_size() * whole
 
     return both

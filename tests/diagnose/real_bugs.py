@@ -912,4 +912,54 @@ del loss
 """,
         [("loss/regularizer-scale", True)],
     ),
+    # Its gradient passes by the outputs of all modules: it is one of the weights.
+    "norm-of-all-gradients-penalised-in-forward": (
+        """
+class Critic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    def forward(self, real, between):
+        between.requires_grad_()
+        slope, = torch.autograd.grad(
+            self.net(between).sum(), between, create_graph=True
+        )
+        return self.net(real), (slope.norm() - 1).square()
+model = Critic()
+batch = (torch.randn(8, 4), torch.randn(8, 4)), torch.zeros(8)
+def loss(output, target):
+    return output[1] - output[0].mean()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # Asked once, the answer kept; the sum over ranks is lost, its division is not.
+    "entropy-of-codes-with-a-lost-sum-over-ranks": (
+        """
+import functools
+@functools.cache
+def distributed():
+    return dist.is_initialized() and dist.get_world_size() > 1
+def mean_over_ranks(t):
+    if not distributed():
+        return t
+    dnn.all_reduce(t)
+    return t / dist.get_world_size()
+class Codes(nn.Module):
+    def forward(self, x):
+        p = mean_over_ranks(x.softmax(1).mean(0))
+        return x.sign() + x - x.detach(), (p * p.log()).sum()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.codes, self.decode = nn.Linear(4, 3), Codes(), nn.Linear(3, 4)
+    def forward(self, x):
+        q, entropy = self.codes(self.encode(x))
+        return self.decode(q), entropy
+model = Net()
+batch = torch.randn(8, 4), torch.randn(8, 4)
+def loss(output, target):
+    return nn.functional.mse_loss(output[0], target) + output[1]
+""",
+        [("loss/batch-coupled", True)],
+    ),
 }

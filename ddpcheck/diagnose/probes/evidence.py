@@ -25,7 +25,8 @@ class ModuleCall:
     caller_kind: str = ""
     input_diff: float = 0.0
     rows_first: bool = True  # the samples are dimension 0 of its output
-    is_scalar: bool = False
+    # Its outputs of no dimension, a term of the loss for one: own, one process's.
+    numbers: tuple[tuple[float, float], ...] = ()
     keeps_shape: bool = False  # one tensor in, one of its shape and dtype out
     collectives: int = 0
     writes_buffers: bool = False

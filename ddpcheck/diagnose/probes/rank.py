@@ -191,17 +191,18 @@ class _Probe:
 
     def _after(self, name: str, call: int, module: nn.Module, output: Any) -> Any:
         worst: float | None = None
-        scalar = False
+        numbers: list[tuple[float, float]] = []
         self.rows_first = True
 
         def take(path: str, actual: Tensor) -> Tensor:
-            nonlocal worst, scalar
+            nonlocal worst
             key = key_of(name, call, path or "output")
             reference = self._recorded("outputs", key, actual)
-            if actual.dim() == 0:
-                scalar = True
-                return actual
             if reference is None:
+                return actual
+            if actual.dim() == 0:
+                if actual.is_floating_point() and reference.dim() == 0:
+                    numbers.append((float(actual.detach()), float(reference)))
                 return actual
             if actual.shape[1:] != reference.shape[1:]:
                 self.rows_first = False
@@ -225,7 +226,7 @@ class _Probe:
 
         new = tree.replace(output, take)
         keeps = keeps_shape(self.calls[f"{name}#{call}"], output)
-        self._note(name, call, module, worst, scalar=scalar, keeps=keeps)
+        self._note(name, call, module, worst, numbers=tuple(numbers), keeps=keeps)
         return new
 
     def _note(
@@ -235,7 +236,7 @@ class _Probe:
         module: nn.Module,
         rel_diff: float | None,
         *,
-        scalar: bool,
+        numbers: tuple[tuple[float, float], ...],
         keeps: bool,
     ) -> None:
         key = f"{name}#{call}"
@@ -266,7 +267,7 @@ class _Probe:
                 caller_kind=caller_kind,
                 input_diff=self.inputs[key],
                 rows_first=self.rows_first,
-                is_scalar=scalar,
+                numbers=numbers,
                 keeps_shape=keeps,
                 collectives=called,
                 writes_buffers=writes,

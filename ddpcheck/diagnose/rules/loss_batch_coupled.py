@@ -12,7 +12,8 @@ How it was found
 Forward is equal; d loss / d output at one half of the batch changes, by more than
 1e-6 of its size, when the outputs of the other half do; and it is not W times the
 reference's. The run in which the loss sees the outputs and targets of all ranks,
-with gradients, decides.
+with gradients, decides. A term that a module computes may pass by all outputs: where
+its mean over ranks is not one process's, the module sees the rows of all ranks.
 
 Example
     import torch
@@ -48,10 +49,16 @@ https://github.com/Project-MONAI/MONAI/issues/807
 
 from __future__ import annotations
 
+import dataclasses
+
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence
+from ddpcheck.diagnose.loss import (
+    global_loss_fix,
+    numbers_of_modules,
+    ratio_evidence,
+)
 from ddpcheck.diagnose.probes.evidence import Couplings
-from ddpcheck.diagnose.text import number
+from ddpcheck.diagnose.text import module, number
 
 SLUG = "loss/batch-coupled"
 LINK = "loss"
@@ -59,28 +66,64 @@ LINK = "loss"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where one sample's gradient depends on other samples' outputs."""
-    if not case.has_cuts or case.loss_is_sound or not case.couples:
+    if case.loss_is_sound:
+        return _inside_a_module(case) if _gradients_alone_differ(case) else None
+    if not case.has_cuts or not case.couples:
         return None
     if case.losses_replicate:
         return None  # the value is global: collective/no-autograd and its kin
     assert case.step is not None
     residuals = [residual for _, residual in case.ratios()]
+    facts = (
+        _coupled(case.step.reference.couplings, case.close),
+        "no factor per rank explains the gradient at the outputs: residual "
+        f"{number(max(residuals))} of its size",
+    )
+    return dataclasses.replace(
+        _of(facts, global_loss_fix(case)),
+        evidence=ratio_evidence(case),
+        fallback=_inside_a_module(case),
+    )
+
+
+def _gradients_alone_differ(case: Case) -> bool:
+    return (
+        case.forward_is_sound
+        and case.rest_is_broken
+        and bool(case.mismatched("gradients", 0))
+    )
+
+
+def _inside_a_module(case: Case) -> Proposal | None:
+    """Proposes it on trial for terms that modules compute of their samples.
+
+    Gradients of gradients pass by the outputs of modules, and a module that calls
+    collectives computes another term on the same rows: it is to see all of them.
+    """
+    found = numbers_of_modules(case)
+    if not found:
+        return None
+    facts = tuple(
+        f"{module(name)} returns a number of its samples: {number(mean)} on average over "
+        f"ranks, {number(reference)} in one process"
+        for name, (mean, reference) in found.items()
+    )
+    fixes = tuple(f"module.global:{name}" for name in found)
+    return dataclasses.replace(_of(facts, fixes), speculative=True, last_resort=True)
+
+
+def _of(facts: tuple[str, ...], fixes: tuple[str, ...]) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="the loss is not a sum over samples: the mean of the shards' losses is "
         "not the loss of the batch",
-        facts=(
-            _coupled(case.step.reference.couplings, case.close),
-            "no factor per rank explains the gradient at the outputs: residual "
-            f"{number(max(residuals))} of its size",
-        ),
+        facts=facts,
         fix="reduce the loss's sufficient statistics over ranks with autograd, or gather "
         "outputs and targets with gradient and compute the loss globally",
         code="from torch.distributed.nn.functional import all_gather, all_reduce\n"
         "stats = all_reduce(stats)  # e.g. intersection and union, before dividing",
-        fixes=global_loss_fix(case),
-        evidence=ratio_evidence(case),
+        fixes=fixes,
     )
 
 
