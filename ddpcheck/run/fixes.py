@@ -84,12 +84,9 @@ from ddpcheck.run import (
     submodules,
 )
 from ddpcheck.run.accumulation import Accumulation
+from ddpcheck.run.autograd_collectives import autograd_collectives
 from ddpcheck.run.averaged import is_ddp
-from ddpcheck.run.collectives import (
-    autograd_collectives,
-    averaged_grad,
-    off_after_backward,
-)
+from ddpcheck.run.collectives import averaged_grad, off_after_backward
 from ddpcheck.run.direct import scaled_direct_use
 from ddpcheck.run.gather import alone, gathered, rows_of_ranks
 from ddpcheck.run.labels import offset_by_rank

@@ -46,6 +46,7 @@ class Held:
     required_grad: bool
     dtype: torch.dtype
     strides: tuple[int, ...]
+    address: int = 0  # of its first element; 0: not known
 
 
 @dataclass(slots=True)
@@ -177,7 +178,9 @@ def _noting(seen: Observed, name: str, function: Any) -> Any:
 def _building(seen: Observed, function: Any) -> Any:
     def build(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         before = [
-            Held(p, p.requires_grad, p.dtype, p.stride() if _is_dense(p) else ())
+            Held(p, p.requires_grad, p.dtype, p.stride(), p.data_ptr())
+            if _is_dense(p)
+            else Held(p, p.requires_grad, p.dtype, ())
             for p in module.parameters()
         ]
         function(self, module, *args, **kwargs)

@@ -46,12 +46,11 @@ def facts(
     `outside`: in no DDP object, and the model's own; `replaced`: in no DDP object, and
     not the tensor that the model was built with; `unfrozen`, `frozen`: requires_grad
     was False, True when DDP was built; `converted`: its dtype or its strides (memory
-    format) were others.
+    format) were others; `moved`: its memory was another.
     """
     held = {id(entry.tensor): entry for w in wrapped for entry in w.parameters}
-    found: dict[str, list[str]] = {
-        key: [] for key in ("outside", "replaced", "unfrozen", "frozen", "converted")
-    }
+    kinds = ("outside", "replaced", "unfrozen", "frozen", "converted", "moved")
+    found: dict[str, list[str]] = {key: [] for key in kinds}
     for name, parameter in parameters.items():
         entry = held.get(id(parameter))
         if entry is None:
@@ -64,7 +63,9 @@ def facts(
             found["unfrozen"].append(name)
         if required and not parameter.requires_grad:
             found["frozen"].append(name)
-        moved = bool(entry.strides) and entry.strides != parameter.stride()
-        if entry.dtype != parameter.dtype or moved:
+        turned = bool(entry.strides) and entry.strides != parameter.stride()
+        if entry.dtype != parameter.dtype or turned:
             found["converted"].append(name)
+        if entry.address and entry.address != parameter.data_ptr():
+            found["moved"].append(name)
     return found

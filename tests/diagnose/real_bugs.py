@@ -962,4 +962,56 @@ def loss(output, target):
 """,
         [("loss/batch-coupled", True)],
     ),
+    # There and back: dtypes are as they were, the hooks of DDP are gone.
+    "converted-after-wrapping-and-back": (
+        """
+model = nn.Linear(4, 3)
+def wrap(model):
+    ddp = DDP(model)
+    dtype = model.weight.dtype
+    model.to(torch.complex64).to(dtype)
+    return ddp
+""",
+        [("ddp/converted-after-wrap", True)],
+    ),
+    # What others say of the own rows does not come home.
+    "gather-whose-own-backward-keeps-the-own-rows": (
+        """
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.rows = len(x)
+        parts = torch.empty(world() * len(x), *x.shape[1:], dtype=x.dtype)
+        dist.all_gather_into_tensor(parts, x.contiguous())
+        return parts
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.narrow(0, rank() * ctx.rows, ctx.rows)
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.zeros(8)
+def loss(output, target):
+    if dist.is_initialized():
+        output = Gather.apply(output)
+    z = nn.functional.normalize(output, dim=1)
+    return (z @ z.t()).logsumexp(1).mean()
+""",
+        [("collective/no-autograd", True)],
+    ),
+    "statistics-of-detached-rows": (
+        """
+def rows_of_all(x):
+    if not dist.is_initialized():
+        return x
+    rows = [torch.zeros_like(x) for _ in range(world())]
+    dist.all_gather(rows, x.detach())
+    rows[rank()] = x
+    return torch.cat(rows)
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.zeros(8)
+def loss(output, target):
+    z = nn.functional.normalize(rows_of_all(output), dim=0)
+    return (z.t() @ z - torch.eye(3)).square().sum()
+""",
+        [("collective/no-autograd", True)],
+    ),
 }

@@ -47,8 +47,10 @@ https://github.com/sanderwood/bgpt/issues/5
 
 from __future__ import annotations
 
+import dataclasses
+
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import ratio_evidence
+from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence
 from ddpcheck.diagnose.text import listed, number
 
 SLUG = "collective/no-autograd"
@@ -76,7 +78,7 @@ def detect(case: Case) -> Proposal | None:
         else "no factor per rank explains it: residuals "
         + listed(residual for _, residual in case.ratios())
     )
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="the loss uses collectives that autograd does not see: its value is "
@@ -97,4 +99,8 @@ def detect(case: Case) -> Proposal | None:
         # A mean of losses may also be right by the loss being a mean over samples.
         speculative=not (case.losses_replicate or is_own_part),
         evidence=ratio_evidence(case),
+    )
+    # What was detached on its way there carries no gradient by any collective.
+    return dataclasses.replace(
+        found, fallback=dataclasses.replace(found, fixes=global_loss_fix(case))
     )

@@ -9,7 +9,7 @@ hooks sit, are made anew, or gradients no longer have the layout of DDP's bucket
 and are copied in the wrong order.
 
 How it was found
-A parameter's dtype or strides are not those that DDP saw when it was built, and
+A parameter's dtype, strides or memory are not those that DDP saw when it was built, and
 gradients are not the mean of the local ones. DDP built anew on the model as it is
 decides.
 
@@ -47,21 +47,26 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes wrapping anew where dtypes changed since DDP was built."""
-    found = case.outcome.facts().get("converted", [])
-    if not found or not case.reduce_is_broken:
+    """Proposes wrapping anew where parameters are not what DDP was built on."""
+    facts = case.outcome.facts()
+    converted, moved = facts.get("converted", []), facts.get("moved", [])
+    if not (converted or moved) or not case.reduce_is_broken:
         return None
+    what = "dtype or memory format" if converted else "memory"
+    found = converted or moved
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="the model was converted after wrapping: gradients no longer fit what "
         "DDP made for them, its hooks or the layout of its buckets",
         facts=(
-            f"{len(found)} parameters had another dtype or memory format when DDP "
-            f"was built: {names(found)}",
+            f"{len(found)} parameters had another {what} when DDP was built: "
+            f"{names(found)}",
         ),
         fix="convert first, wrap last",
         code="model = DistributedDataParallel(model.to(dtype))",
         fixes=("ddp.rewrap",),
         or_by_hand=True,
+        # There and back again: so do averages of weights that are put in their place.
+        speculative=not converted,
     )
