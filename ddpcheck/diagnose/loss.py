@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from ddpcheck.diagnose.case import Case
+from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.text import listed, number
 
 _SAME = 0.01  # of factors that are 1 or 2
@@ -105,6 +106,22 @@ def global_loss_fix(case: Case) -> tuple[str, ...]:
     reference = case.step.reference
     what = (reference.frontier, reference.direct, reference.whole_outputs)
     return ("loss.global:" + "|".join(",".join(names) for names in what),)
+
+
+def with_scale(case: Case, proposal: Proposal, factor: float) -> Proposal:
+    """Returns the proposal with a fix that scales what the loss makes of the samples.
+
+    What parameters get from a term without data is left as it is where it is right: the
+    term is found where it is added to others, or else by the parameters it uses.
+    """
+    fixes = (f"loss.scale:{factor!r}",)
+    if not case.direct() or not case.direct_is_sound:
+        return dataclasses.replace(proposal, fixes=fixes)
+    first, other = (
+        dataclasses.replace(proposal, fixes=(*fixes, f"{name}:{1 / factor!r}"))
+        for name in ("terms.scale", "direct.scale")
+    )
+    return dataclasses.replace(first, fallback=other)
 
 
 def numbers_of_modules(case: Case) -> dict[str, tuple[float, float]]:

@@ -56,7 +56,7 @@ class _Terms(TorchFunctionMode):
         result = func(*args, **kwargs)
         for _, made in tree.tensors(result):
             # A number from none is where a sum begins; anything larger may be data.
-            if operands or made.dim() == 0:
+            if operands or made.numel() == 1:
                 self._add(made)
         return result
 

@@ -1014,4 +1014,93 @@ def loss(output, target):
 """,
         [("collective/no-autograd", True)],
     ),
+    # With the whole loss times W the penalty would be too large; alone it is right.
+    "sum-beside-a-penalty": (
+        "model = nn.Linear(4, 3)"
+        + _STEP
+        + """
+    penalty = torch.zeros((1,))
+    for p in model.parameters():
+        penalty = penalty + 0.1 * p.square().sum()
+    (nn.functional.cross_entropy(model(x), y, reduction="sum") + penalty).backward()
+    optimizer.step()
+""",
+        [("loss/sum-reduction", True)],
+    ),
+    "sum-beside-a-penalty-of-its-own-backward": (
+        "model = nn.Linear(4, 3)"
+        + _STEP
+        + """
+    (0.1 * sum(p.square().sum() for p in model.parameters())).backward()
+    nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
+    optimizer.step()
+""",
+        [("loss/sum-reduction", True)],
+    ),
+    # Two of three encoders go through the wrapper, and the loss is of statistics.
+    "one-of-two-wrappers-bypassed-beside-an-overlap": (
+        """
+model = nn.ModuleDict({"a": nn.Linear(4, 3), "b": nn.Linear(3, 3)})
+def wrap(model):
+    model["a"], model["b"] = DDP(model["a"]), DDP(model["b"])
+    return model
+"""
+        + _STEP
+        + """
+    inner = getattr(model["a"], "module", model["a"])
+    p = model["b"](inner(x)).softmax(1)[torch.arange(len(y)), y]
+    (1 - p.sum() / (p + 1).sum() + p.square().mean()).backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True), ("ddp/forward-bypassed", True)],
+    ),
+    # What is right at one output, and summed at the other.
+    "sum-at-one-output-beside-a-counted-mean": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+    def forward(self, x):
+        return self.a(x), self.b(x)
+model = Net()
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, -100, -100, 1, -100, 0])
+def loss(output, target):
+    count = (target != -100).sum()
+    if dist.is_initialized():
+        dist.all_reduce(count)
+    first = nn.functional.cross_entropy(output[0], target, reduction="sum") / count
+    return world() * first + output[1].square().sum()
+""",
+        [("loss/sum-reduction", True)],
+    ),
+    # Invariance is a mean of pairs; the statistics have lost what other ranks say.
+    "gathered-statistics-beside-a-mean-of-pairs": (
+        """
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        parts = [torch.empty_like(x) for _ in range(world())]
+        dist.all_gather(parts, x.contiguous())
+        return tuple(parts)
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads[rank()]
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+    def forward(self, a, b):
+        return self.net(a), self.net(b)
+model = Net()
+batch = (torch.randn(8, 4), torch.randn(8, 4)), torch.zeros(8)
+def loss(output, target):
+    value = nn.functional.mse_loss(*output)
+    for z in output:
+        z = torch.cat(Gather.apply(z)) if dist.is_initialized() else z
+        value = value - z.var(0).sqrt().mean()
+    return value
+""",
+        [("collective/no-autograd", True)],
+    ),
 }

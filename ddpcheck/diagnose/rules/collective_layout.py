@@ -72,6 +72,7 @@ def detect(case: Case) -> Proposal | None:
     if (
         not case.loss_collectives
         or case.losses_replicate
+        or case.losses_average  # rows out of place have another loss
         or case.uniform_ratio is not None
     ):
         return None

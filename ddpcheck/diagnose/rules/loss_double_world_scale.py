@@ -39,7 +39,7 @@ https://github.com/ultralytics/ultralytics/issues/18616
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact
+from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact, with_scale
 
 SLUG = "loss/double-world-scale"
 LINK = "loss"
@@ -53,7 +53,7 @@ def detect(case: Case) -> Proposal | None:
         return None
     if case.losses_are_one:
         return None
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary=f"the loss is a mean over the shard and multiplied by {world} as well: "
@@ -61,6 +61,6 @@ def detect(case: Case) -> Proposal | None:
         facts=(ratio_fact(case),),
         fix="remove the factor; it belongs to a sum over a global count only",
         code="loss = criterion(output, target)  # without * world_size",
-        fixes=(f"loss.scale:{1 / world!r}",),
         evidence=ratio_evidence(case),
     )
+    return with_scale(case, found, 1 / world)

@@ -47,7 +47,13 @@ https://github.com/facebookresearch/fairseq/issues/779
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import growth_fact, is_sum, ratio_evidence, ratio_fact
+from ddpcheck.diagnose.loss import (
+    growth_fact,
+    is_sum,
+    ratio_evidence,
+    ratio_fact,
+    with_scale,
+)
 
 SLUG = "loss/missing-world-scale"
 LINK = "loss"
@@ -63,7 +69,7 @@ def detect(case: Case) -> Proposal | None:
     if is_sum(case):
         return None
     world = case.world_size
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="each rank divides its sum by the count of all ranks, and DDP divides "
@@ -74,6 +80,6 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="multiply by the world size",
         code="loss = dist.get_world_size() * local_sum / global_count",
-        fixes=(f"loss.scale:{world}",),
         evidence=ratio_evidence(case),
     )
+    return with_scale(case, found, world)

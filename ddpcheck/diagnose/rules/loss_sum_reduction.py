@@ -43,6 +43,7 @@ from ddpcheck.diagnose.loss import (
     is_sum,
     ratio_evidence,
     ratio_fact,
+    with_scale,
 )
 
 SLUG = "loss/sum-reduction"
@@ -61,7 +62,7 @@ def detect(case: Case) -> Proposal | None:
     if not is_sum(case):
         return None
     world = case.world_size
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="the loss is a sum over the shard's samples, and DDP divides the summed "
@@ -72,9 +73,9 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="take the mean, or multiply the summed loss by the world size",
         code="loss = dist.get_world_size() * loss  # or reduction='mean'",
-        fixes=(f"loss.scale:{world}",),
         evidence=ratio_evidence(case),
     )
+    return with_scale(case, found, world)
 
 
 def _of_one_term(case: Case) -> Proposal:
