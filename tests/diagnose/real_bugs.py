@@ -1103,4 +1103,37 @@ def loss(output, target):
 """,
         [("collective/no-autograd", True)],
     ),
+    # The sum is divided after backward: by what is the rank's own there.
+    "gradients-divided-by-the-own-count": (
+        """
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, -100, -100, 1, -100, 0])
+"""
+        + _STEP
+        + """
+    nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
+    for p in model.parameters():
+        p.grad.div_((y != -100).sum())
+    optimizer.step()
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    # The same by the count of all, which is right: the loss is no cause.
+    "batch-norm-beside-gradients-divided-by-the-count-of-all": (
+        """
+model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, -100, -100, 1, -100, 0])
+"""
+        + _STEP
+        + """
+    nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
+    count = (y != -100).sum()
+    if dist.is_initialized():
+        dist.all_reduce(count)
+    for p in model.parameters():
+        p.grad.mul_(world() / count)
+    optimizer.step()
+""",
+        [("norm/local-batch-stats", True)],
+    ),
 }

@@ -94,6 +94,7 @@ class RankEvidence:
     cuts: tuple[Cut, ...] = ()
     direct: tuple[Direct, ...] = ()
     loss: float | None = None
+    after_backward: float = 1.0  # what the step multiplies gradients by; cuts have it
     collectives: int = 0
     counts: dict[str, float] = field(default_factory=dict)
     rng: int = 0

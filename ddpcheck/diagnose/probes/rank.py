@@ -125,16 +125,17 @@ class _Probe:
                 ),
                 bound_noise(spec, size, start, rows),
             ):
-                loss = training.step(self.target, spec, wrapped, shard)
+                done = training.step(self.target, spec, wrapped, shard)
         finally:
             hooks.remove()
         return RankEvidence(
             rank=self.rank,
             modules=tuple(self.modules),
             missing_calls=self._missing(hooks),
-            cuts=tuple(self._judge_cuts()),
+            cuts=tuple(self._judge_cuts(done.factor)),
             direct=tuple(self._judge_direct(wrapped)),
-            loss=loss,
+            loss=done.loss,
+            after_backward=done.factor,
             collectives=len(self.seen.collectives),
             counts={n: countables.count(n, targets) for n in count_names},
             rng=self.rng,
@@ -326,7 +327,7 @@ class _Probe:
         theirs = {k.rpartition("/")[0] for k in self.reader.names("inputs", 0)}
         return tuple(sorted(theirs - hooks.seen))
 
-    def _judge_cuts(self) -> list[Cut]:
+    def _judge_cuts(self, factor: float) -> list[Cut]:
         found = []
         for leaf in self.leaves:
             reference = self._recorded("cut", leaf.key, leaf.tensor)
@@ -338,7 +339,7 @@ class _Probe:
                 rows = reference
             else:
                 rows = leaf.rows(reference)
-            grad = torch.zeros_like(leaf.tensor) if mine is None else mine
+            grad = torch.zeros_like(leaf.tensor) if mine is None else mine * factor
             ratio, residual, norm = fits.fit(grad, rows)
             doubled = self._recorded("doubled", leaf.key, leaf.tensor)
             found.append(

@@ -134,7 +134,7 @@ class _Probe:
             ]
         return tuple(dict.fromkeys(_module(k) for k in used))
 
-    def _step(self, batch: Any, hooks: Hooks) -> float | None:
+    def _step(self, batch: Any, hooks: Hooks) -> training.Done:
         restore(self.start, self.model)
         isolation.seed_everything(self.spec.seed)
         self.draws = DrawCounter()
@@ -254,14 +254,17 @@ class _Probe:
 
         hooks = Hooks(calls_per_micro=self.windows.calls)
         hooks.attach(self.model, before, after)
-        loss = self._step(self.batch if batch is None else batch, hooks)
-        grads = {place: leaf.grad for place, leaf in leaves.items()}
+        done = self._step(self.batch if batch is None else batch, hooks)
+        grads = {
+            place: None if leaf.grad is None else leaf.grad * done.factor
+            for place, leaf in leaves.items()
+        }
         direct = {
             n: p.grad
             for n, p in self.model.named_parameters()
             if p.grad is not None and bool(p.grad.to_dense().any())
         }
-        return grads, loss, direct  # type: ignore[return-value]
+        return grads, done.loss, direct  # type: ignore[return-value]
 
     def _is_used_through_outputs(self) -> bool:
         """Returns whether the loss uses no parameter past outputs without samples.

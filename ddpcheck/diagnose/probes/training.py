@@ -1,13 +1,19 @@
-"""One training step of a probe: forward, loss, backward; the optimizer stands still."""
+"""One training step of a probe: forward, loss, backward; the optimizer stands still.
+
+A step of the user's own may scale gradients after backward, dividing a sum by a count.
+Gradients at a cut come from before that. Parameters' begin with a mark that is too
+small to matter, another one on every rank, and what became of it tells the factor.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck.run import backwards
@@ -17,23 +23,37 @@ from ddpcheck.run.steps import split
 from ddpcheck.run.surroundings import loss_function
 from ddpcheck.target import Target
 
+_MARK = 1e-30
+_SAME = 1e-6
+_LARGEST = 1e-20  # of what is left of a mark; gradients are larger
 
-def step(target: Target, spec: RunSpec, model: nn.Module, batch: Any) -> float | None:
-    """Does one step without updating weights; returns the loss where it is known.
+
+class Done(NamedTuple):
+    """What a step says besides its gradients.
+
+    `loss`: its value, where it is known. `factor`: of gradients after backward.
+    """
+
+    loss: float | None
+    factor: float = 1.0
+
+
+def step(target: Target, spec: RunSpec, model: nn.Module, batch: Any) -> Done:
+    """Does one step without updating weights.
 
     Gradients add up over all backward passes: `zero_grad` does nothing either.
     """
     for parameter in model.parameters():
-        # Zeros where a train_step clips or logs what was cut off from the loss.
+        # There also where a train_step clips or logs what was cut off from the loss.
         wanted = target.train_step is not None and parameter.requires_grad
-        parameter.grad = torch.zeros_like(parameter) if wanted else None
+        parameter.grad = _mark(parameter) if wanted else None
     optimizer = models.make_optimizer(target, model)
     optimizer.step = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
     if target.train_step is not None:
         with _roots() as roots:
             target.train_step(model, optimizer, batch)
-        return sum(roots) if roots else None
+        return Done(sum(roots) if roots else None, _take_marks(model))
     inputs, targets = split(target, batch)
     output = models.call(model, inputs)
     loss = loss_function(target, spec)
@@ -42,7 +62,38 @@ def step(target: Target, spec: RunSpec, model: nn.Module, batch: Any) -> float |
     else:
         value = loss(output, targets)
     value.backward()
-    return float(value.detach())
+    return Done(float(value.detach()))
+
+
+def _mark(parameter: nn.Parameter) -> Tensor:
+    if parameter.is_complex():
+        return torch.zeros_like(parameter)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    spread = (torch.arange(parameter.numel()) * 0.618 * (rank + 1)) % 1
+    mark = _MARK * (1 + rank + spread.to(torch.float64))
+    return mark.reshape(parameter.shape).to(parameter)
+
+
+def _take_marks(model: nn.Module) -> float:
+    """Returns what all marks were multiplied by, 1 where no one factor fits.
+
+    None does where gradients of ranks were added up. They are left as if they had begun
+    with zeros.
+    """
+    factors: list[Tensor] = []
+    for parameter in model.parameters():
+        grad = parameter.grad
+        if grad is None or grad.layout != torch.strided or grad.is_complex():
+            continue
+        if grad.numel() and float(grad.abs().max()) < _LARGEST:
+            factors.append((grad.double() / _mark(parameter).double()).flatten())
+            grad.zero_()
+    if not factors:
+        return 1.0
+    every = torch.cat(factors)
+    first = float(every[0])
+    same = torch.allclose(every, every[:1].expand_as(every), rtol=_SAME, atol=0.0)
+    return first if same and first else 1.0
 
 
 @contextlib.contextmanager
