@@ -4,7 +4,8 @@
     atol   = rtol * scale,  scale = the largest |reference| of the model at this step
 
 in float64, whatever the dtype of the run. `scale` is what a relative error of a
-tensor whose true value is zero is measured against.
+tensor whose true value is zero is measured against. Whole numbers have no rounding: any
+difference is an infinite excess.
 
 Legend: N names of a group, E elements of one tensor.
 """
@@ -137,6 +138,8 @@ def difference(
         why = f"shape {tuple(cand.shape)}, expected {tuple(ref.shape)}"
         return missing(name, why, step=step, rank=rank)
     abs_diff, excess, dot, square = _numbers(cand, ref, rtol, scale)
+    if _is_whole(ref) and not torch.equal(cand, ref):
+        excess = math.inf
     why = None  # type: ignore[assignment]
     if math.isnan(abs_diff):
         abs_diff = excess = math.inf
@@ -179,6 +182,10 @@ def _numbers(
         dot += float(torch.dot(finite_c, finite_r))
         square += float(torch.dot(finite_r, finite_r))
     return abs_diff, excess, dot, square
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _largest_excess(diff: Tensor, ref: Tensor, rtol: float, scale: float) -> float:

@@ -128,11 +128,12 @@ def _backend(gpus: int) -> str:
 def warnings_of(base: ReferenceResult, planned: plan.Plan) -> list[str]:
     """Returns what to say about the way in which the target was run."""
     found = [*base.warnings, *planned.warnings]
-    unused = base.facts["unused"]
-    if not unused or base.facts["has_wrap"]:
+    idle = base.facts["idle"]
+    if not idle or base.facts["has_wrap"]:
         return found
+    where = "" if idle == base.facts["unused"] else " in one of the updates"
     return [
         *found,
-        f"{len(unused)} parameters get no gradient ({cut(unused, 3)}): DDP was built "
-        "with find_unused_parameters=True, without it the second step raises",
+        f"{len(idle)} parameters get no gradient{where} ({cut(idle, 3)}): DDP was "
+        "built with find_unused_parameters=True, without it the second step raises",
     ]

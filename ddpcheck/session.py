@@ -188,7 +188,7 @@ class Session:
                 "ref": self.ref,
                 "spec": spec,
                 "trace": reference.trace,
-                "find_unused": bool(reference.facts["unused"]),
+                "find_unused": bool(reference.facts["idle"]),
             },
             files=("trace",),
         )

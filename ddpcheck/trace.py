@@ -14,6 +14,7 @@ import mmap
 import pickle
 import shutil
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,9 @@ class Index:
     """Names of every (quantity, step), in recorded order, and plain facts."""
 
     groups: dict[Key, dict[str, Entry | None]] = field(default_factory=dict)
-    scale: dict[Key, float] = field(default_factory=dict)  # max |x| of the group
+    scale: dict[Key, float] = field(default_factory=dict)  # largest finite |x|
+    has_nan: set[Key] = field(default_factory=set)
+    has_infinity: set[Key] = field(default_factory=set)
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -67,9 +70,16 @@ class Writer:
         return self.path.with_suffix(".bin")
 
     def add(
-        self, quantity: str, step: int, named: Iterable[tuple[str, Tensor | None]]
+        self,
+        quantity: str,
+        step: int,
+        named: Iterable[tuple[str, Tensor | None]],
+        without_scale: AbstractSet[str] = frozenset(),
     ) -> None:
-        """Appends tensors to the group (quantity, step)."""
+        """Appends tensors to the group (quantity, step).
+
+        Those named in `without_scale` have no part in the group's scale.
+        """
         group = self.index.groups.setdefault((quantity, step), {})
         scale = self.index.scale.get((quantity, step), 0.0)
         for name, tensor in named:
@@ -78,8 +88,20 @@ class Writer:
                 continue
             dense = as_dense(tensor)
             group[name] = self._append(dense)
-            scale = max(scale, max_abs(dense))
+            top = max_abs(dense)
+            if not math.isfinite(top):
+                self._note(quantity, step, dense)
+                top = max_abs(dense[dense.isfinite()])
+            if name not in without_scale:
+                scale = max(scale, top)
         self.index.scale[(quantity, step)] = scale
+
+    def _note(self, quantity: str, step: int, tensor: Tensor) -> None:
+        """Notes what a tensor holds that is not finite: one may hide the other."""
+        if bool(tensor.isnan().any()):
+            self.index.has_nan.add((quantity, step))
+        if bool(tensor.isinf().any()):
+            self.index.has_infinity.add((quantity, step))
 
     def close(self) -> None:
         """Writes the index; the trace is complete."""

@@ -57,6 +57,19 @@ def test_difference_of_asymmetric_tensors_is_exact() -> None:
     assert row.ratio == (1 + 4.5 * 4 + 64) / (1 + 16 + 64)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_whole_numbers_have_no_rounding(dtype: torch.dtype) -> None:
+    cand, ref = torch.tensor([1, 0]).to(dtype), torch.tensor([1, 1]).to(dtype)
+    row = compare.difference(cand, ref, rtol=0.5, scale=1e9)
+    assert (row.abs_diff, row.excess) == (1.0, math.inf)
+    assert compare.difference(ref, ref, rtol=0.5, scale=1e9).excess == 0.0
+
+
+def test_large_whole_numbers_are_told_apart() -> None:
+    ref = torch.tensor([2**60])  # float64 has no number between it and the next 256
+    assert compare.difference(ref + 1, ref, rtol=1e-9, scale=0.0).excess == math.inf
+
+
 def test_difference_is_not_symmetric_in_its_sides() -> None:
     small, large = torch.tensor([1.0]), torch.tensor([3.0])
     one = compare.difference(small, large, rtol=1.0, scale=0.0)

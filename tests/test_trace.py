@@ -78,6 +78,18 @@ def test_scale_is_the_largest_value_of_the_group(tmp_path: Path) -> None:
     assert read.names("weights", 1) == {}
 
 
+def test_scale_is_of_what_is_finite_and_trained(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "t")
+    mask, weight = torch.tensor([-1e9, 0.0]), torch.tensor([-3.0, math.inf])
+    writer.add("weights", 0, [("mask", mask), ("weight", weight)], {"mask"})
+    writer.add("gradients", 0, [("weight", torch.tensor([math.nan, 2.0]))])
+    writer.close()
+    index = Reader(tmp_path / "t").index
+    assert index.scale == {("weights", 0): 3.0, ("gradients", 0): 2.0}
+    assert index.has_infinity == {("weights", 0)}
+    assert index.has_nan == {("gradients", 0)}
+
+
 def test_unknown_name_is_a_key_error(tmp_path: Path) -> None:
     read = _written(tmp_path / "t", {"w": torch.ones(1)})
     with pytest.raises(KeyError):

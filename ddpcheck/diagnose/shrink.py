@@ -114,7 +114,7 @@ def _diverging(session: Session, spec: RunSpec, limit: Tolerance) -> Smallest | 
 
 
 def _outcome(outcome: RunOutcome, run: Run) -> Smallest:
-    unused = bool(outcome.reference.facts["unused"])
+    unused = bool(outcome.reference.facts["idle"])
     return Smallest(spec=outcome.spec, run=run, unused=unused)
 
 

@@ -9,7 +9,7 @@ So a run in this mode shares every link with the DDP run but the reducer.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -83,7 +83,7 @@ def replace_ddp(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def averaging(
-    parameters: Callable[[], dict[str, nn.Parameter]], unused: Callable[[], set[str]]
+    parameters: Callable[[], dict[str, Tensor]], unused: Callable[[], set[str]]
 ) -> Iterator[None]:
     """Averages all gradients over ranks after each outermost backward.
 
@@ -118,7 +118,7 @@ def averaging(
         hook.remove()
 
 
-def average(parameters: dict[str, nn.Parameter], unused: set[str]) -> None:
+def average(parameters: Mapping[str, Tensor], unused: set[str]) -> None:
     """Replaces every gradient by its mean over ranks; None counts as zero.
 
     A parameter without gradient on any rank keeps None.
@@ -141,7 +141,7 @@ def average(parameters: dict[str, nn.Parameter], unused: set[str]) -> None:
         _mean(bucket)
 
 
-def _as_dense(parameter: nn.Parameter) -> Tensor:
+def _as_dense(parameter: Tensor) -> Tensor:
     """Returns the parameter's gradient, real and dense: gloo reduces no other."""
     grad = parameter.grad
     assert grad is not None

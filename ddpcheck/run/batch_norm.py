@@ -21,15 +21,17 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpcheck.run import private, submodules
 from ddpcheck.run.private import BatchNorm
 
+_GROUP = "process_group"  # as nn.SyncBatchNorm has it
 _PLAIN = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
 
 
 class SynchronizedBatchNorm(BatchNorm):
-    """Batch norm over all ranks of the default group, on any device.
+    """Batch norm over all ranks of a group, on any device.
 
     Shapes: input and output (N, C, *), N the rank's own, C equal on all ranks.
 
-    Without a group, or in eval mode, it is plain batch norm.
+    Without a group, or in eval mode, it is plain batch norm, as torch's is. Its
+    `process_group` is that of torch's: None, or none at all, is the default group.
 
     Source: the definition of batch norm (arXiv:1502.03167) with the sums taken over
     all ranks; running variance unbiased over the global count, as `F.batch_norm`.
@@ -42,12 +44,11 @@ class SynchronizedBatchNorm(BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
         """Returns the normalised input."""
-        uses_batch = self.training or self.running_mean is None
-        if not (uses_batch and dist.is_available() and dist.is_initialized()):
+        if not (self.training and dist.is_available() and dist.is_initialized()):
             return BatchNorm.forward(self, input)  # what a library's class calls, too
         self._check_input_dim(input)
         factor = 0.0 if self.momentum is None else self.momentum
-        is_tracked = self.training and self.track_running_stats
+        is_tracked = self.track_running_stats
         if is_tracked:
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
@@ -61,7 +62,17 @@ class SynchronizedBatchNorm(BatchNorm):
             self.bias,
             factor=factor,
             eps=self.eps,
+            group=_group_of(self),
         )
+
+
+def _group_of(module: nn.Module) -> dist.ProcessGroup | None:
+    return getattr(module, _GROUP, None)
+
+
+def is_synchronized(module: nn.Module) -> bool:
+    """Returns whether a batch norm takes its statistics over a group of ranks."""
+    return _is_synchronized(module) or isinstance(module, _OwnForward)
 
 
 def _normalized(
@@ -73,15 +84,19 @@ def _normalized(
     *,
     factor: float,
     eps: float,
+    group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """Returns the input normalised over all ranks; updates running statistics."""
+    """Returns the input normalised over a group; updates running statistics."""
+    given = input.dtype
+    if given in (torch.float16, torch.bfloat16):
+        input = input.float()  # noqa: A001 (as torch's kernels, which sum in float32)
     dims = [d for d in range(input.dim()) if d != 1]
     shape = [1, -1] + [1] * (input.dim() - 2)
     count = input.new_tensor([input.numel() / input.shape[1]])
-    dist.all_reduce(count)
-    mean = all_reduce_sum(input.sum(dims)) / count
+    dist.all_reduce(count, group=group)
+    mean = all_reduce_sum(input.sum(dims), group) / count
     centred = input - mean.view(shape)
-    var = all_reduce_sum(centred.pow(2).sum(dims)) / count
+    var = all_reduce_sum(centred.pow(2).sum(dims), group) / count
     with torch.no_grad():
         if running_mean is not None:
             running_mean.lerp_(mean.to(running_mean.dtype), factor)
@@ -91,7 +106,7 @@ def _normalized(
     out = centred * (var + eps).rsqrt().view(shape)
     if weight is not None:
         out = out * weight.view(shape)
-    return out if bias is None else out + bias.view(shape)
+    return (out if bias is None else out + bias.view(shape)).to(given)
 
 
 class _OwnForward:
@@ -105,7 +120,8 @@ class _OwnForward:
         """Returns what the library's forward does."""
         before = functional.batch_norm, nn.SyncBatchNorm.forward
         if dist.is_available() and dist.is_initialized():
-            functional.batch_norm = _synchronized(before[0])
+            group = _group_of(self)  # type: ignore[arg-type]
+            functional.batch_norm = _synchronized(before[0], group)
         nn.SyncBatchNorm.forward = SynchronizedBatchNorm.forward  # type: ignore[assignment, method-assign]
         try:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
@@ -114,8 +130,10 @@ class _OwnForward:
             nn.SyncBatchNorm.forward = before[1]  # type: ignore[method-assign]
 
 
-def _synchronized(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Returns `functional.batch_norm` over all ranks; `plain` in evaluation."""
+def _synchronized(
+    plain: Callable[..., Tensor], group: dist.ProcessGroup | None
+) -> Callable[..., Tensor]:
+    """Returns `functional.batch_norm` over a group; `plain` in evaluation."""
 
     def batch_norm(
         input: Tensor,  # noqa: A002
@@ -130,7 +148,7 @@ def _synchronized(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         given = input, running_mean, running_var, weight, bias
         if not training:
             return plain(*given, training, momentum, eps)
-        return _normalized(*given, factor=momentum, eps=eps)
+        return _normalized(*given, factor=momentum, eps=eps, group=group)
 
     return batch_norm
 
@@ -139,24 +157,25 @@ class _AllReduceSum(torch.autograd.Function):
     """Sum over ranks whose backward is the sum over ranks."""
 
     @staticmethod
-    def forward(_: Any, value: Tensor) -> Tensor:
+    def forward(ctx: Any, value: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group = group
         out = value.detach().clone()
-        dist.all_reduce(out)
+        dist.all_reduce(out, group=group)
         return out
 
     @staticmethod
-    def backward(_: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         out = grad.contiguous().clone()
-        dist.all_reduce(out)
-        return out
+        dist.all_reduce(out, group=ctx.group)
+        return out, None
 
 
-def all_reduce_sum(value: Tensor) -> Tensor:
-    """Returns the sum over all ranks; gradients are summed over ranks too.
+def all_reduce_sum(value: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Returns the sum over all ranks of a group; gradients are summed over them too.
 
     Right for losses that are themselves summed or averaged over ranks: d(sum_r L_r).
     """
-    result: Tensor = _AllReduceSum.apply(value)  # type: ignore[no-untyped-call]
+    result: Tensor = _AllReduceSum.apply(value, group)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -171,7 +190,11 @@ def apply(model: nn.Module, mode: str, *, device: str = "cpu") -> nn.Module:
         loses = any(_is_batch_norm(m) and _computes_more(m) for m in model.modules())
         if device != "cpu" and not loses:
             return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return]
-        return submodules.replace(model, _is_batch_norm, _to_complete_sync)
+        model = submodules.replace(model, _is_batch_norm, _to_complete_sync)
+        for module in model.modules():
+            if isinstance(module, SynchronizedBatchNorm | _OwnForward):
+                setattr(module, _GROUP, None)
+        return model
     if mode == "frozen":
         for module in model.modules():
             if isinstance(module, private.BATCH_NORMS):
@@ -206,8 +229,13 @@ def _emulated() -> Iterator[None]:
         with _unnoticed():
             build(self, module, *args, **kwargs)
 
-    def convert(_: Any, module: nn.Module, process_group: Any = None) -> nn.Module:  # noqa: ARG001
-        return submodules.replace(module, _is_batch_norm, _to_sync)
+    def convert(_: Any, module: nn.Module, process_group: Any = None) -> nn.Module:
+        def to_sync(found: BatchNorm) -> nn.Module:
+            made = _to_sync(found)
+            setattr(made, _GROUP, process_group)
+            return made
+
+        return submodules.replace(module, _is_batch_norm, to_sync)
 
     cls.convert_sync_batchnorm = classmethod(convert)  # type: ignore[assignment]
     DistributedDataParallel.__init__ = build_emulated  # type: ignore[method-assign]

@@ -46,8 +46,9 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     if spec.tile:
         batches = [_tiled(b, spec.tile) for b in batches]
     if spec.permute:
-        order = _permutation(batch_size(target, batches[0]))
-        batches = [tree.permute(b, order) for b in batches]
+        batches = [
+            tree.permute(b, _permutation(batch_size(target, b))) for b in batches
+        ]
     if spec.device != "cpu":
         batches = [tree.replace(b, lambda _, t: t.to(spec.device)) for b in batches]
     return batches

@@ -30,24 +30,24 @@ class Names:
 
     def parameters(
         self, model: nn.Module, extra: Iterable[Tensor] = ()
-    ) -> dict[str, nn.Parameter]:
+    ) -> dict[str, Tensor]:
         """Returns the wrapped model's parameters in the bare model's order.
 
-        `extra` are parameters that the optimizer holds and the model does not.
+        `extra` are tensors that the optimizer trains and the model may not hold.
         """
-        found: dict[str, nn.Parameter] = {}
+        found: dict[str, Tensor] = {}
         seen: set[int] = set()
         for path, parameter in model.named_parameters():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 found[self._name(path, parameter)] = parameter
-        for position, parameter in enumerate(extra):  # type: ignore[assignment]
-            if id(parameter) not in seen and isinstance(parameter, nn.Parameter):
-                seen.add(id(parameter))
-                known = self._known.get(id(parameter))
+        for position, tensor in enumerate(extra):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                known = self._known.get(id(tensor))
                 if known is None or known in found:  # another has taken its place
                     known = f"optimizer[{position}]"
-                found[known] = parameter
+                found[known] = tensor
         last = len(self._rank)
         return dict(sorted(found.items(), key=lambda kv: self._rank.get(kv[0], last)))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,9 +23,15 @@ class WritingRecorder:
 
     def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
         """Appends the group to the trace."""
-        self.writer.add(quantity, step, named.items())
-        scale = self.writer.index.scale[(quantity, step)]
-        if quantity.startswith("gradients") and not math.isfinite(scale):
+        # What is not trained may be a mask of 1e9: no size for what is.
+        fixed = {n for n, t in named.items() if t is not None and not t.requires_grad}
+        is_weights = quantity == "weights"
+        self.writer.add(quantity, step, named.items(), fixed if is_weights else set())
+        index, key = self.writer.index, (quantity, step)
+        gradients = quantity.startswith("gradients")
+        if (key in index.has_nan and (gradients or is_weights)) or (
+            key in index.has_infinity and gradients
+        ):
             self.not_finite.append(f"{quantity} at step {step}")
 
 

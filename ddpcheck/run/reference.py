@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ddpcheck import devices, memory
 from ddpcheck.errors import Problem, UsageError
@@ -36,7 +36,7 @@ from ddpcheck.run.surroundings import (
     set_default_dtype,
 )
 from ddpcheck.target import Target, TargetRef
-from ddpcheck.trace import Writer
+from ddpcheck.trace import Index, Writer
 
 _REFERENCE_SEED = 7_919  # any number that no rank uses
 
@@ -163,9 +163,7 @@ class _Reference:
             training.run(iter(batches))
         _check_dtypes(before, names.parameters(model))
         self._check_finite(training, recorder)
-        unused = [
-            n for n, e in writer.index.groups[("gradients", 0)].items() if e is None
-        ]
+        unused, idle = _without_gradient(writer.index)
         writer.index.facts = {
             "calls": dict(calls),
             "shapes": self.shapes,
@@ -177,12 +175,10 @@ class _Reference:
             spec=self.spec,
             warnings=tuple(devices.warnings(self.spec.device, self.spec.dtype)),
             losses=tuple(training.losses),
-            facts=self._facts(model, training, size, unused),
+            facts=self._facts(model, training, size) | {"unused": unused, "idle": idle},
         )
 
-    def _facts(
-        self, model: nn.Module, training: Training, size: int, unused: list[str]
-    ) -> dict[str, Any]:
+    def _facts(self, model: nn.Module, training: Training, size: int) -> dict[str, Any]:
         names = training.names
         return {
             "batch_size": size,
@@ -196,7 +192,6 @@ class _Reference:
             "has_train_step": self.target.train_step is not None,
             "asks_distributed": self.seen.asks_distributed,
             "draws": self.draws,
-            "unused": unused,
             "untrained": [
                 n for n, p in names.parameters(model).items() if not p.requires_grad
             ],
@@ -248,12 +243,26 @@ class _Reference:
         )
 
 
+def _without_gradient(index: Index) -> tuple[list[str], list[str]]:
+    """Returns the parameters without gradient in all and in any updates of step 0."""
+    updates = [
+        {name.partition("@")[0]: entry is not None for name, entry in group.items()}
+        for (quantity, step), group in index.groups.items()
+        if not step and quantity.startswith("gradients")
+    ]
+    names = updates[0] if updates else {}
+    return (
+        [n for n in names if not any(u.get(n) for u in updates)],
+        [n for n in names if not all(u.get(n) for u in updates)],
+    )
+
+
 class DtypeRefusedError(RuntimeError):
     """The model puts its own parameters back into another dtype."""
 
 
 def _check_dtypes(
-    before: dict[str, torch.dtype], parameters: dict[str, nn.Parameter]
+    before: dict[str, torch.dtype], parameters: dict[str, Tensor]
 ) -> None:
     """Refuses a dtype that the forward undoes: `self.head.to(torch.float32)`.
 

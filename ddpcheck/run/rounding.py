@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from ddpcheck.run import backwards
 
@@ -19,7 +19,7 @@ _FACTOR = 3.0  # not a power of two, so that every product rounds anew
 
 
 def rescaled(
-    parameters: Callable[[], dict[str, nn.Parameter]],
+    parameters: Callable[[], dict[str, Tensor]],
 ) -> contextlib.AbstractContextManager[None]:
     """Scales each outermost backward by 3, and what it added to gradients by 1/3."""
 
@@ -36,7 +36,7 @@ def rescaled(
     return backwards.outermost(run)
 
 
-def _unscale(parameter: nn.Parameter, before: torch.Tensor | None) -> None:
+def _unscale(parameter: Tensor, before: Tensor | None) -> None:
     if parameter.grad is None:
         return
     if before is None:

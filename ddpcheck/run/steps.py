@@ -70,7 +70,7 @@ class Training:
         finally:
             hook.remove()
 
-    def parameters(self) -> dict[str, nn.Parameter]:
+    def parameters(self) -> dict[str, Tensor]:
         """Returns all parameters of model and optimizer by their names."""
         groups = getattr(self.optimizer, "param_groups", [])
         held = [p for group in groups for p in group["params"]]
@@ -110,9 +110,10 @@ class Training:
         if not any(id(p) in held for p in parameters.values()):
             return  # an optimizer of something else
         self.schedule.append((self.step, schedule.numbers(optimizer)))
-        self._record_gradients(parameters)
+        if any(p.grad is not None for p in parameters.values()):
+            self._record_gradients(parameters)  # else a closure will compute them
 
-    def _record_gradients(self, parameters: dict[str, nn.Parameter]) -> None:
+    def _record_gradients(self, parameters: dict[str, Tensor]) -> None:
         suffix = f"@{self.updates}" if self.updates else ""
         grads = {
             name + suffix: p.grad

@@ -59,7 +59,7 @@ class StepStart:
     users_step: bool
     buffers: list[_Buffer] = field(default_factory=list)
     plain: list[tuple[nn.Module, dict[str, Any]]] = field(default_factory=list)
-    grads: list[tuple[nn.Parameter, Tensor | None]] = field(default_factory=list)
+    grads: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     wrapped: list[tuple[bool, bool, bool]] = field(default_factory=list)
     schedule: int = 0

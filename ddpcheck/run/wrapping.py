@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.names import Names, strip
@@ -23,7 +23,7 @@ def broadcast_buffers(model: nn.Module) -> list[str]:
 
 
 def in_use(
-    wrapped: list[Wrapped], model: nn.Module, parameters: dict[str, nn.Parameter]
+    wrapped: list[Wrapped], model: nn.Module, parameters: dict[str, Tensor]
 ) -> list[Wrapped]:
     """Returns the DDP objects that are meant to train the model.
 
@@ -39,7 +39,7 @@ def in_use(
 
 
 def facts(
-    wrapped: list[Wrapped], parameters: dict[str, nn.Parameter], names: Names
+    wrapped: list[Wrapped], parameters: dict[str, Tensor], names: Names
 ) -> dict[str, Any]:
     """Returns, by parameter name, how each trained tensor relates to the reducers.
 

@@ -48,7 +48,12 @@ def predicted(
         trace=str(path),
         spec=spec,
         losses=(None,) * spec.steps,
-        facts={"batch_size": batches.BATCH_SIZE, "unused": [], "excess": excess},
+        facts={
+            "batch_size": batches.BATCH_SIZE,
+            "unused": [],
+            "idle": [],
+            "excess": excess,
+        },
         seconds=time.perf_counter() - started,
     )
 

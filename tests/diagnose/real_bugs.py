@@ -1136,4 +1136,15 @@ batch = torch.randn(8, 4), torch.tensor([0, 1, 2, -100, -100, 1, -100, 0])
 """,
         [("norm/local-batch-stats", True)],
     ),
+    # Each rank is alone in its group.
+    "synchronised-over-groups": (
+        """
+model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+def wrap(model):
+    groups = [dist.new_group([r]) for r in range(world())]
+    convert = nn.SyncBatchNorm.convert_sync_batchnorm
+    return DDP(convert(model, process_group=groups[rank()]))
+""",
+        [("norm/syncbn-implementation", True)],
+    ),
 }

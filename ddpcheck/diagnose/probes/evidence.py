@@ -35,6 +35,7 @@ class ModuleCall:
     writes_parameters: bool = False
     scales_by_frequency: bool = False  # nn.Embedding(scale_grad_by_freq=True)
     is_batch_norm: bool = False  # a class derived from torch's
+    is_synchronized: bool = False  # one that is, over ranks
     is_scale_invariant: bool = False  # known of those that keep state or communicate
     normalises: bool = False  # behaves as one: scale invariant, keeps statistics
 

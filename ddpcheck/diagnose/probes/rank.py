@@ -26,6 +26,7 @@ from ddpcheck.diagnose.probes.teacher import (
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import (
     averaged,
+    batch_norm,
     countables,
     exact,
     fixes,
@@ -249,6 +250,7 @@ class _Probe:
         writes = now[0] != buffers
         called = len(self.seen.collectives) - collectives
         is_norm = isinstance(module, private.BATCH_NORMS)
+        synchronized = is_norm and batch_norm.is_synchronized(module)
         invariant = bool(writes or called) and modules.is_scale_invariant(
             module, args, kwargs
         )
@@ -261,7 +263,7 @@ class _Probe:
         self.modules.append(
             ModuleCall(
                 name=name,
-                kind=type(module).__name__,
+                kind="SyncBatchNorm" if synchronized else type(module).__name__,
                 call=call,
                 rel_diff=rel_diff,
                 caller=caller,
@@ -278,6 +280,7 @@ class _Probe:
                 writes_parameters=now[1] != parameters,
                 scales_by_frequency=bool(getattr(module, "scale_grad_by_freq", False)),
                 is_batch_norm=is_norm,
+                is_synchronized=synchronized,
                 is_scale_invariant=invariant,
                 normalises=normalises,
             )

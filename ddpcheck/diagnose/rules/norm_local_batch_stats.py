@@ -49,7 +49,7 @@ _PLAIN = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 
 def detect(case: Case) -> Proposal | None:
     """Proposes synchronised batch norm where batch norms' outputs differ."""
-    calls = [m for m in case.diverging() if _normalises(m) and not m.collectives]
+    calls = [m for m in case.diverging() if _normalises(m)]
     hidden = not calls
     if hidden:
         calls = silenced(case)
@@ -100,4 +100,5 @@ def _conversion(torchs: list[ModuleCall]) -> str:
 
 
 def _normalises(call: ModuleCall) -> bool:
-    return call.is_batch_norm or call.normalises
+    own = call.is_batch_norm or call.normalises
+    return own and not (call.collectives or call.is_synchronized)

@@ -1,12 +1,12 @@
-"""A synchronised batch norm of the target's own is wrong.
+"""A synchronised batch norm is wrong.
 
 What it means
-A synchronised batch norm of the target's own does not give the global batch's
-result.
+A synchronised batch norm, mostly one of the target's own, does not give the global
+batch's result.
 
 Why it happens
-Means of means with uneven shards, a mean of variances, or statistics that carry no
-gradient.
+Means of means with uneven shards, a mean of variances, statistics that carry no
+gradient, or torch's SyncBatchNorm over groups of ranks.
 
 How it was found
 A module that calls collectives and is indifferent to the scale of its input, or
@@ -54,6 +54,7 @@ https://github.com/NVIDIA/apex/issues/387
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.text import number
 
 SLUG = "norm/syncbn-implementation"
@@ -62,13 +63,18 @@ LINK = "forward"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where a module that calls collectives differs, forward or backward."""
-    calls = [m for m in case.modules() if m.collectives and m.name]
+    # Of torch's own, those whose rows are wrong: over which ranks may be.
+    calls = [
+        m
+        for m in case.modules()
+        if m.name and (m.collectives or (m.is_synchronized and _is_wrong(m, case)))
+    ]
     inner = [
         m for m in calls if m.writes_buffers or m.is_batch_norm or m.is_scale_invariant
     ]
     if not inner:
         return None
-    wrong = [m for m in inner if (m.rel_diff or 0) > case.close]
+    wrong = [m for m in inner if _is_wrong(m, case)]
     if not wrong and not (case.loss_is_sound and case.first_broken("gradients") == 0):
         return None
     first = (wrong or inner)[0]
@@ -84,14 +90,18 @@ def detect(case: Case) -> Proposal | None:
         if len(sizes) > 1
         else ""
     )
+    asks = f"calls {first.collectives} collectives and " if first.collectives else ""
+    if any(m.is_synchronized for m in inner):
+        fixes: tuple[str, ...] = ("batch_norm.sync",)
+    else:
+        fixes = tuple(dict.fromkeys(f"module.global:{m.name}" for m in inner))
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary=f"{first.name} ({first.kind}) synchronises its statistics over ranks, "
         "but not to those of the global batch",
         facts=(
-            f"{first.name}, fed with the reference's own input, calls "
-            f"{first.collectives} collectives and {what}{uneven}",
+            f"{first.name}, fed with the reference's own input, {asks}{what}{uneven}",
         ),
         fix="sum the moments and the counts over ranks with collectives that carry "
         "gradients, then divide",
@@ -99,6 +109,10 @@ def detect(case: Case) -> Proposal | None:
         "s = torch.distributed.nn.functional.all_reduce(s)\n"
         "n = all-reduced number of rows\n"
         "mean, var = s[0] / n, s[1] / n - (s[0] / n) ** 2",
-        fixes=tuple(dict.fromkeys(f"module.global:{m.name}" for m in inner)),
+        fixes=fixes,
         module=first.name,
     )
+
+
+def _is_wrong(call: ModuleCall, case: Case) -> bool:
+    return (call.rel_diff or 0) > case.close

@@ -1,0 +1,182 @@
+"""Targets out of the common that are right, or wrong where one could overlook it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpcheck import checking
+from ddpcheck.errors import UsageError
+from ddpcheck.options import Options
+from ddpcheck.ranks.pool import Pool
+from ddpcheck.report import Report
+from ddpcheck.target import TargetRef
+from tests.diagnose.negative_controls import HEAD
+
+
+def check(pool: Pool, folder: Path, source: str) -> Report:
+    """Returns the report of a target at world size 2."""
+    path = folder / "target.py"
+    path.write_text(HEAD + source, encoding="utf-8")
+    options = Options(world_sizes=(2,), modes=("ddp",), fix=False)
+    return checking.check(pool, TargetRef(path=str(path)), options)
+
+
+# Source, what is warned of, what is not compared.
+RIGHT: dict[str, tuple[str, list[str], list[str]]] = {
+    # The closure computes gradients after the step began.
+    "optimizer-that-calls-a-closure": (
+        """
+model = nn.Linear(4, 3)
+optimizer = lambda params: torch.optim.LBFGS(params, max_iter=2)
+def train_step(model, optimizer, batch):
+    def closure():
+        optimizer.zero_grad()
+        value = loss(model(batch[0]), batch[1])
+        value.backward()
+        return value
+    optimizer.step(closure)
+""",
+        [],
+        [],
+    ),
+    "two-optimizers-in-turn": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.g, self.d = nn.Linear(4, 4), nn.Linear(4, 3)
+    def forward(self, x, ends):
+        y = self.g(x)
+        return self.d(y.detach() if ends else y)
+model = Net()
+def train_step(model, optimizer, batch):
+    inner = getattr(model, "module", model)
+    for ends, part in ((True, inner.d), (False, inner.g)):
+        own = torch.optim.SGD(part.parameters(), lr=0.1)
+        inner.zero_grad()
+        loss(model(batch[0], ends), batch[1]).backward()
+        own.step()
+""",
+        [
+            "2 parameters get no gradient in one of the updates (g.weight, g.bias): DDP "
+            "was built with find_unused_parameters=True, without it the second step "
+            "raises"
+        ],
+        [],
+    ),
+    # In float32 inside, so that it is judged by what a permuted batch changes.
+    "batches-that-grow": (
+        """
+class Half(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).float().double()
+model = Half(4, 3)
+def batch(step):
+    size = 8 + 8 * step
+    return torch.randn(size, 4), torch.arange(size) % 3
+""",
+        [],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(RIGHT))
+def test_right_target_is_equivalent(name: str, pool: Pool, tmp_path: Path) -> None:
+    source, warnings, not_compared = RIGHT[name]
+    report = check(pool, tmp_path, source)
+    assert report.verdict == "equivalent"
+    assert list(report.warnings) == warnings
+    assert [n.what for n in report.not_compared] == not_compared
+
+
+# Source, the quantities that differ.
+WRONG = {
+    # Each rank trains a center of its own, which no wrapper knows.
+    "optimizer-of-a-plain-tensor": (
+        """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.center = torch.zeros(3, requires_grad=True)
+    def forward(self, x):
+        return super().forward(x) + self.center
+def model():
+    torch.manual_seed(0)
+    return Net()
+def train_step(model, optimizer, batch):
+    inner = getattr(model, "module", model)
+    own = torch.optim.SGD([inner.center], lr=0.1)
+    for o in (own, optimizer):
+        o.zero_grad()
+    loss(model(batch[0]), batch[1]).backward()
+    for o in (own, optimizer):
+        o.step()
+""",
+        {"gradients", "weights", "outputs"},
+    ),
+    # A mask that is no number's size hides no difference of a weight.
+    "weights-beside-an-infinite-mask": (
+        """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.mask = nn.Parameter(torch.tensor(-torch.inf), requires_grad=False)
+        self.center = nn.Parameter(torch.zeros(3), requires_grad=False)
+    def forward(self, x):
+        self.center.data.add_(1e-3 * x[:, :3].mean(0))
+        return super().forward(x)
+model = Net()
+""",
+        {"weights"},
+    ),
+    "counter-of-large-numbers": (
+        """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("seen", torch.tensor(2**50))
+    def forward(self, x):
+        self.seen += len(x)
+        return super().forward(x)
+model = Net()
+""",
+        {"buffers"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_wrong_target_is_divergent(name: str, pool: Pool, tmp_path: Path) -> None:
+    source, differing = WRONG[name]
+    report = check(pool, tmp_path, source)
+    assert report.verdict == "divergent"
+    run = report.runs[0]
+    found = {
+        name: getattr(run, name).mismatched
+        for name in ("gradients", "weights", "buffers", "outputs")
+    }
+    assert {name for name, count in found.items() if count} == differing
+
+
+NOT_FINITE = """
+model = nn.Linear(4, 3)
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    output = model(batch[0])
+    (loss(output, batch[1]) + (0 * output).square().sum().sqrt()).backward()
+    optimizer.step()
+"""
+
+
+def test_gradients_that_are_no_numbers_are_no_training(
+    pool: Pool, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        check(pool, tmp_path, NOT_FINITE)
+    assert caught.value.problem.slug == "target-not-finite"
+    assert caught.value.problem.found == (
+        "gradients at step 0, weights at step 0, gradients at step 1"
+    )
