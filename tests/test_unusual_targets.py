@@ -60,10 +60,41 @@ def train_step(model, optimizer, batch):
         own.step()
 """,
         [
-            "2 parameters get no gradient in one of the updates (g.weight, g.bias): DDP "
-            "was built with find_unused_parameters=True, without it the second step "
-            "raises"
+            "2 parameters get no gradient in one of the updates (g.weight, g.bias): "
+            "DDP was built with find_unused_parameters=True, without it the second "
+            "step raises"
         ],
+        [],
+    ),
+    # As torchrun sets it, before the file is read.
+    "world-size-kept-at-import": (
+        """
+import os
+WORLD = int(os.getenv("WORLD_SIZE", "1"))
+RANK = int(os.environ["RANK"]) if "RANK" in os.environ else 0
+model = nn.Linear(4, 3)
+def loss(output, target):
+    total = nn.functional.cross_entropy(output, target, reduction="sum")
+    assert RANK == rank()
+    return WORLD * total / 8
+""",
+        [],
+        [],
+    ),
+    # What was refused has counted a step; the generator has drawn.
+    "refuses-float64-after-it-has-counted": (
+        """
+COUNT, DRAWS = [0], torch.Generator().manual_seed(0)
+class Net(nn.Linear):
+    def forward(self, x):
+        COUNT[0] += 1
+        weight = 1 + torch.rand((), generator=DRAWS).to(x) / COUNT[0]
+        if x.dtype == torch.float64:
+            raise TypeError("float32 only")
+        return super().forward(x) * weight
+model = Net(4, 3)
+""",
+        ["the model refuses float64, so it ran in float32: TypeError: float32 only"],
         [],
     ),
     # In float32 inside, so that it is judged by what a permuted batch changes.

@@ -11,15 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from ddpcheck import devices
 from ddpcheck import target as target_module
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks import preload
-from ddpcheck.run import (
-    isolation,
-)
+from ddpcheck.run import rank_variables
+from ddpcheck.run.fingerprint import of_module
 from ddpcheck.target import Target, TargetRef
+
+_INSTALLED = ("site-packages", "dist-packages", "/lib/python3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class Loaded:
     ref: TargetRef
     target: Target | None = None
     problem: Problem | None = None
+    asks_rank: bool = False  # while it is imported: ranks import it again
 
     @property
     def needs_later(self) -> bool:
@@ -41,9 +44,10 @@ def load_in_server(path: str, names: list[list[str]]) -> Loaded:
     torch.set_num_threads(1)  # thread pools would not survive the fork
     ref = TargetRef(path=path, names=tuple((a, b) for a, b in names))
     try:
-        target = target_module.load(ref)
+        with rank_variables.watched(_folders(path)) as asked:
+            target = target_module.load(ref)
         devices.check_untouched(target.name)
-        return Loaded(ref=ref, target=target)
+        return Loaded(ref=ref, target=target, asks_rank=bool(asked))
     except UsageError as error:
         return Loaded(ref=ref, problem=error.problem)
 
@@ -59,7 +63,9 @@ def load(ref: TargetRef) -> Target:
         if made.problem is not None:
             raise UsageError(made.problem)
         assert made.target is not None
-        return made.target
+        if not (made.asks_rank and dist.is_initialized()):
+            return made.target
+        forget(made.target)
     return _load_here(ref)
 
 
@@ -76,14 +82,15 @@ def borrowed(ref: TargetRef) -> Iterator[Target]:
         yield target
     finally:
         if fingerprint(target) != before:
-            _forget(target)
+            forget(target)
 
 
-def _forget(target: Target) -> None:
+def forget(target: Target) -> None:
+    """Makes the next load import the target's modules anew."""
     global _has_changed, _last
     for module in _own_modules(target):
         sys.modules.pop(module.__name__, None)
-    _names_below.cache_clear()
+    _names_of_users.cache_clear()
     _has_changed, _last = True, None
 
 
@@ -157,26 +164,40 @@ def _folders(path: str) -> tuple[str, ...]:
 
 def _is_below(name: str, folders: tuple[str, ...]) -> bool:
     """Returns whether a module's file is the user's own, in a folder or below."""
-    file = getattr(sys.modules.get(name), "__file__", None) or ""
-    if not file.startswith(folders) or name.partition(".")[0] in ("ddpcheck", "torch"):
+    return _file(name).startswith(folders) and _is_users(name)
+
+
+def _is_users(name: str) -> bool:
+    """Returns whether a module is neither installed nor Python's, torch's or ours."""
+    if name.partition(".")[0] in ("ddpcheck", "torch"):
         return False
-    return not any(part in file for part in ("site-packages", "/lib/python3"))
+    file = _file(name)
+    return bool(file) and not any(part in file for part in _INSTALLED)
+
+
+def _file(name: str) -> str:
+    return getattr(sys.modules.get(name), "__file__", None) or ""
 
 
 def fingerprint(target: Target) -> int:
-    """Returns a number that changes with the state of the target's own modules."""
-    return hash(tuple(map(isolation.fingerprint, _own_modules(target))))
+    """Returns a number that changes with the state of the user's modules."""
+    del target  # functions of the Python API may use any
+    names = _names_of_users(len(sys.modules))
+    modules = [sys.modules[name] for name in names if name in sys.modules]
+    return hash(tuple(map(of_module, modules)))
 
 
 def _own_modules(target: Target) -> list[types.ModuleType]:
     """Returns the target's file and what it imported from its folder."""
     if not target.path:
         return []
-    names = _names_below(_folders(target.path), len(sys.modules))
-    return [sys.modules[name] for name in names if name in sys.modules]
+    folders = _folders(target.path)
+    names = _names_of_users(len(sys.modules))
+    found = [name for name in names if _file(name).startswith(folders)]
+    return [sys.modules[name] for name in found if name in sys.modules]
 
 
 @functools.lru_cache(maxsize=1)
-def _names_below(folders: tuple[str, ...], _num_modules: int) -> list[str]:
-    """Returns the names of the modules below folders; a walk over 2,500 modules."""
-    return sorted(name for name in list(sys.modules) if _is_below(name, folders))
+def _names_of_users(_num_modules: int) -> list[str]:
+    """Returns the names of the user's own modules; a walk over 2,500 modules."""
+    return sorted(name for name in list(sys.modules) if _is_users(name))

@@ -19,7 +19,7 @@ from ddpcheck.ranks.worker import Context
 from ddpcheck.run import countables, fixes, isolation, observe, sizing
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of, does_not_train, first_line
-from ddpcheck.run.loading import fingerprint, load
+from ddpcheck.run.loading import fingerprint, forget, load
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound
 from ddpcheck.run.recorders import WritingRecorder
@@ -55,22 +55,22 @@ def reference(
     """
     started = time.perf_counter()
     try:
-        target = load(ref)
-        clean = fingerprint(target)
-        result = _attempts(context, target, spec, room)
+        result = _attempts(context, ref, spec, room)
     except UsageError as error:
         return ReferenceResult(problem=error.problem)
-    return _replace(  # type: ignore[no-any-return]
-        result,
-        seconds=time.perf_counter() - started,
-        is_clean=clean == fingerprint(target),
-    )
+    return _replace(result, seconds=time.perf_counter() - started)  # type: ignore[no-any-return]
 
 
 def _attempts(
-    context: Context, target: Target, spec: RunSpec, room: memory.Room | None
+    context: Context, ref: TargetRef, spec: RunSpec, room: memory.Room | None
 ) -> ReferenceResult:
-    """Returns the first attempt that works; raises the last one's problem."""
+    """Returns the first attempt that works; raises the last one's problem.
+
+    Each begins with the target as it was imported: one that was refused may have left
+    half a step's counters.
+    """
+    target = load(ref)
+    clean, is_clean = fingerprint(target), True
     constants = "float32" if spec.constants == "float64" else spec.constants
     dtypes: list[tuple[str, str]] = [(spec.dtype, constants)]
     if spec.dtype in ("auto", "float64"):
@@ -87,6 +87,10 @@ def _attempts(
             raise
         except Exception as error:  # noqa: BLE001 (user code)
             refused = error
+            if fingerprint(target) != clean:
+                forget(target)
+                target, is_clean = load(ref), False
+                clean = fingerprint(target)
             continue
         warnings = list(result.warnings)
         if refused is not None and dtype == "float32":
@@ -94,7 +98,11 @@ def _attempts(
                 "the model refuses float64, so it ran in float32: "
                 f"{type(refused).__name__}: {first_line(refused)}"
             )
-        return _replace(result, warnings=tuple(warnings))  # type: ignore[no-any-return]
+        return _replace(  # type: ignore[no-any-return]
+            result,
+            warnings=tuple(warnings),
+            is_clean=is_clean and clean == fingerprint(target),
+        )
     assert refused is not None
     raise does_not_train(target, refused) from refused
 

@@ -16,7 +16,7 @@ from ddpcheck import report as reports
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.report import Report
-from ddpcheck.run import isolation
+from ddpcheck.run import fingerprint, isolation
 from ddpcheck.target import TargetRef
 
 HEAD = """\
@@ -194,6 +194,76 @@ import functools
 def keep(size):
     return range(size)
 """
+ARRAY = """
+import numpy as np
+seen = np.zeros(3)
+def keep(size):
+    seen[1] = size
+"""
+LARGE_ARRAY = """
+import numpy as np
+seen = np.zeros(1 << 16)
+def keep(size):
+    seen[1] = size
+"""
+DEQUE = """
+import collections
+seen = collections.deque(range(500), maxlen=500)
+def keep(size):
+    seen.append(size)
+"""
+COUNT = """
+import itertools
+numbers = itertools.count()
+def keep(size):
+    next(numbers)
+"""
+ITERATOR = """
+numbers = iter([1, 2, 3])
+def keep(size):
+    next(numbers)
+"""
+GENERATOR = """
+def made():
+    yield 1
+    yield 2
+numbers = made()
+def keep(size):
+    next(numbers)
+"""
+NUMPY_GENERATOR = """
+import numpy as np
+draws = np.random.default_rng(0)
+def keep(size):
+    draws.random()
+"""
+NUMPY_STATE = """
+import numpy as np
+draws = np.random.RandomState(0)
+def keep(size):
+    draws.rand()
+"""
+PYTHON_RANDOM = """
+import random
+draws = random.Random(0)
+def keep(size):
+    draws.random()
+"""
+TORCH_GENERATOR = """
+import torch
+draws = torch.Generator().manual_seed(0)
+def keep(size):
+    torch.rand((), generator=draws)
+"""
+SLOTS = """
+class Loss:
+    __slots__ = ("seen",)
+    def __init__(self):
+        self.seen = 0
+    def __call__(self, size):
+        self.seen += size
+keep = Loss()
+"""
 GLOBAL = """
 seen = set()
 def keep(size):
@@ -203,25 +273,45 @@ def keep(size):
 
 @pytest.mark.parametrize(
     "source",
-    [CALLABLE, CLOSURE, ATTRIBUTE, DEFAULT, CACHED, GLOBAL],
-    ids=["callable", "closure", "attribute", "default", "cached", "global"],
+    [
+        pytest.param(source, id=name)
+        for name, source in {
+            "callable": CALLABLE,
+            "closure": CLOSURE,
+            "attribute": ATTRIBUTE,
+            "default": DEFAULT,
+            "cached": CACHED,
+            "global": GLOBAL,
+            "array": ARRAY,
+            "large-array": LARGE_ARRAY,
+            "deque": DEQUE,
+            "count": COUNT,
+            "iterator": ITERATOR,
+            "generator": GENERATOR,
+            "numpy-generator": NUMPY_GENERATOR,
+            "numpy-state": NUMPY_STATE,
+            "python-random": PYTHON_RANDOM,
+            "torch-generator": TORCH_GENERATOR,
+            "slots": SLOTS,
+        }.items()
+    ],
 )
 def test_what_a_call_keeps_changes_the_fingerprint(source: str) -> None:
     owner = types.ModuleType("owner")
     exec(source, vars(owner))  # noqa: S102
-    before = isolation.fingerprint(owner)
-    assert isolation.fingerprint(owner) == before
+    before = fingerprint.of_module(owner)
+    assert fingerprint.of_module(owner) == before
     owner.keep(3)
-    assert isolation.fingerprint(owner) != before
+    assert fingerprint.of_module(owner) != before
 
 
 def test_call_that_keeps_nothing_leaves_the_fingerprint() -> None:
     owner = types.ModuleType("owner")
     source = "class Loss:\n    def __call__(self, size):\n        return size\n"
     exec(f"{source}\nkeep = Loss()\ndef plain(size):\n    return size\n", vars(owner))  # noqa: S102
-    before = isolation.fingerprint(owner)
+    before = fingerprint.of_module(owner)
     assert (owner.keep(3), owner.plain(4)) == (3, 4)
-    assert isolation.fingerprint(owner) == before
+    assert fingerprint.of_module(owner) == before
 
 
 UNREADABLE = """
@@ -240,7 +330,7 @@ def keep(size):
 def test_what_cannot_be_looked_into_does_not_end_the_rank() -> None:
     owner = types.ModuleType("owner")
     exec(UNREADABLE, vars(owner))  # noqa: S102
-    before = isolation.fingerprint(owner)
-    assert isolation.fingerprint(owner) == before
+    before = fingerprint.of_module(owner)
+    assert fingerprint.of_module(owner) == before
     owner.keep(3)
-    assert isolation.fingerprint(owner) != before
+    assert fingerprint.of_module(owner) != before

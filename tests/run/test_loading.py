@@ -41,9 +41,15 @@ def ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TargetRef]:
     for name, value in (("_imported", None), ("_last", None), ("_has_changed", False)):
         monkeypatch.setattr(loading, name, value)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    # A rank holds no tests, whose modules change.
+    is_users = loading._is_users  # noqa: SLF001
+    monkeypatch.setattr(
+        loading, "_is_users", lambda n: n.startswith("loading_") and is_users(n)
+    )
+    loading._names_of_users.cache_clear()  # noqa: SLF001
     with mock.patch.dict(sys.modules):
         yield TargetRef(path=str(path))
-    loading._names_below.cache_clear()  # noqa: SLF001
+    loading._names_of_users.cache_clear()  # noqa: SLF001
 
 
 def _state(ref: TargetRef) -> int:

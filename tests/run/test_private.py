@@ -17,7 +17,7 @@ from ddpcheck.run import (
     batch_norm,
     clipping,
     data_parallel_fixes,
-    isolation,
+    fingerprint,
     model,
     observe,
     private,
@@ -123,10 +123,10 @@ def test_model_is_cast_with_its_ties_and_its_counters() -> None:
 def test_written_tensor_changes_the_fingerprint_of_its_module() -> None:
     owner = types.ModuleType("owner")
     cast("Any", owner).state = {"mean": torch.zeros(3)}
-    before = isolation.fingerprint(owner)
-    assert isolation.fingerprint(owner) == before
+    before = fingerprint.of_module(owner)
+    assert fingerprint.of_module(owner) == before
     cast("Any", owner).state["mean"].add_(1)
-    assert isolation.fingerprint(owner) != before
+    assert fingerprint.of_module(owner) != before
 
 
 @pytest.mark.parametrize("method", ["half", "double", "cpu"])
