@@ -26,17 +26,22 @@ def explain(
     limit: Tolerance,
 ) -> list[Finding]:
     """Returns the findings with DataParallel's runs added, or one of their own."""
-    both = shared(findings)
-    if both:
+    both = shared(findings, outcomes[rest[0]])
+    own = _own(session, outcomes, runs, rest, limit, alone=not both)
+    if both and not (own.fix and own.fix.verified):
         return [_with(f, rest) if f in both else f for f in findings]
-    return [*findings, _own(session, outcomes, runs, rest, limit)]
+    return [*findings, own]
 
 
-def shared(findings: list[Finding]) -> list[Finding]:
-    """Returns the findings of DDP's runs that explain DataParallel's, too."""
-    # The loss is computed on all outputs, but where forward computes it.
+def shared(findings: list[Finding], outcome: RunOutcome) -> list[Finding]:
+    """Returns the findings of DDP's runs that may explain DataParallel's, too."""
+    # A loss outside the model is computed on the outputs of all replicas.
+    facts = outcome.reference.facts
+    links: tuple[str, ...] = ("loss", "backward", "update")
+    if facts["has_loss"] and not facts["has_train_step"]:
+        links = ("backward", "update")
     return [f for f in findings if f.link == "forward"] or [
-        f for f in findings if f.link in ("loss", "backward", "update")
+        f for f in findings if f.link in links
     ]
 
 
@@ -75,12 +80,17 @@ def _own(
     runs: list[Run],
     rest: list[int],
     limit: Tolerance,
+    *,
+    alone: bool,
 ) -> Finding:
-    """Returns the finding for a divergence that DataParallel alone has."""
+    """Returns the finding for a divergence that DataParallel alone has.
+
+    `alone`: no finding of DDP's explains it.
+    """
     run, spec = runs[rest[0]], outcomes[rest[0]].spec
     same = [r for r in runs if r.mode == "ddp" and r.world_size == run.world_size]
     ddp_is_fine = bool(same) and all(r.verdict == "equivalent" for r in same)
-    case = DataParallelCase(run=run, ddp_is_fine=ddp_is_fine)
+    case = DataParallelCase(run=run, ddp_is_fine=alone)
     before = assemble.worst_excess(run)
     for rule in DATA_PARALLEL_RULES:
         proposal = rule.detect(case)

@@ -101,7 +101,7 @@ def _under_ddp(
     causes = search.run()
     found = findings.make(causes, search.case, search.rest, rest)
     known = [f for f in found if f.slug != findings.UNKNOWN]
-    return data_parallel.shared(known), run
+    return data_parallel.shared(known, outcome), run
 
 
 def _diagnose_simulated(
@@ -154,7 +154,14 @@ def _by_world_size(runs: list[Run], mode: str) -> list[int]:
     found = [
         i for i, r in enumerate(runs) if r.mode == mode and r.verdict == "divergent"
     ]
-    return sorted(found, key=lambda i: (runs[i].world_size, i))
+    # Probes judge the first step: a run that differs from there on says more.
+    return sorted(found, key=lambda i: (_is_late(runs[i]), runs[i].world_size, i))
+
+
+def _is_late(run: Run) -> bool:
+    """Returns whether the first step's gradients were compared and are right."""
+    by_step = run.gradients.excess_by_step
+    return bool(by_step) and by_step[0] <= 1 and not run.faults
 
 
 def _explained(

@@ -89,7 +89,8 @@ class Search:
             known = {t.slug for t in taken}
             proposals = [p for p in proposals if p.slug not in known | self.refuted]
             for p in proposals:
-                if can_run(p) and not p.speculative:
+                # With noise that follows the sample there is another loss to judge.
+                if can_run(p) and not (p.speculative or p.noise):
                     self.firm.setdefault(p.slug, p)
             self.rest = case
             cause = self._choose(case, proposals, taken)

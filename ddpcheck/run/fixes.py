@@ -47,6 +47,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     target.clip_last       clipping by norm once, when the optimizer steps; in the
                            reference too
     target.unhook          no tensor hooks on parameters; in the reference too
+    target.constant_draws  random numbers are constants; in the reference too
     collectives.exact      collectives return what their definition says, and DDP has
                            the default group
     collectives.label_offset  an arange over the rank's rows counts from its first row;
@@ -87,6 +88,7 @@ from ddpcheck.run.accumulation import Accumulation
 from ddpcheck.run.autograd_collectives import autograd_collectives
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.collectives import averaged_grad, off_after_backward
+from ddpcheck.run.constant_draws import ConstantDraws
 from ddpcheck.run.direct import scaled_direct_use
 from ddpcheck.run.gather import alone, gathered, rows_of_ranks
 from ddpcheck.run.labels import offset_by_rank
@@ -206,6 +208,7 @@ def around_training(
             "ddp.broadcast_forward": lambda: rewriting.broadcast_before(model()),
             "checkpoint.nonreentrant": _nonreentrant_checkpoints,
             "target.clip_last": clipping.deferred,
+            "target.constant_draws": ConstantDraws,
             "target.unhook": lambda: clipping.without_tensor_hooks(model()),
             "autograd.mutation": torch.autograd.graph.allow_mutation_on_saved_tensors,
         }.items():

@@ -1147,4 +1147,37 @@ def wrap(model):
 """,
         [("norm/syncbn-implementation", True)],
     ),
+    # Pairs within the shard: no noise follows the sample, none at all is alike.
+    "samples-mixed-with-permuted-ones": (
+        "model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))"
+        + _STEP
+        + """
+    order = torch.randperm(len(x))
+    output = model(0.7 * x + 0.3 * x[order])
+    (0.7 * loss(output, y) + 0.3 * loss(output, y[order])).backward()
+    optimizer.step()
+""",
+        [("rng/stochastic-layer", True)],
+    ),
+    "dropout-in-micro-batches": (
+        "model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.4), nn.Linear(6, 3))"
+        + _STEP
+        + """
+    for i in range(2):
+        part = slice(i * len(x) // 2, (i + 1) * len(x) // 2)
+        (loss(model(x[part]), y[part]) / 2).backward()
+    optimizer.step()
+""",
+        [("rng/stochastic-layer", True)],
+    ),
+    # The sums of probabilities are counts; one is added for smoothing.
+    "overlap-smoothed-beside-counts": (
+        """
+model = nn.Linear(4, 3)
+def loss(output, target):
+    p, q = output.softmax(1), nn.functional.one_hot(target, 3)
+    return 1 - (2 * (p * q).sum() + 1) / (p.sum() + q.sum() + 1)
+""",
+        [("loss/local-normalizer", True)],
+    ),
 }

@@ -79,3 +79,14 @@ def test_unknown_says_that_ddp_is_right(pool: Pool, tmp_path: Path) -> None:
     expected = "the cause is unknown; under DataParallel alone the forward differs"
     assert finding.summary == expected
     assert finding.facts[-1] == "DDP at world size 2 equals one process"
+
+
+def test_cause_of_data_parallel_beside_another_one_of_ddp(
+    pool: Pool, tmp_path: Path
+) -> None:
+    weighed = COUNTER.replace("weight = self.calls", "weight = 1 + self.calls")
+    source = HEAD + weighed + SUM_BESIDE
+    report = checked(pool, tmp_path, source, modes=("dp", "ddp"))
+    modes = {f.slug: {report.runs[i].mode for i in f.runs} for f in report.findings}
+    assert modes == {"loss/sum-reduction": {"ddp"}, "dp/replica-state-lost": {"dp"}}
+    assert all(f.fix and f.fix.verified for f in report.findings)

@@ -12,7 +12,8 @@ d loss / d output is N / n_r on rank r (W is right): constant inside a rank,
 different between ranks, and moving one half of the outputs leaves the other half
 alone. Numbers are equal within 1e-6, or 10 times the tolerance where that is more.
 n_r is looked for among what can be counted in the targets. The run with the global
-count decides.
+count decides. One factor on all ranks that is no power of W, in a target that asks for
+no group, is a count with a constant added, as for smoothing.
 
 Example
     import torch
@@ -64,12 +65,24 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it for one ratio per rank, or several, in a loss that couples nothing."""
     if not case.has_cuts or case.loss_is_sound or case.losses_replicate:
         return None
-    if case.uniform_ratio is not None or case.couples is not False or case.mixes_a_sum:
+    if case.couples is not False or case.mixes_a_sum:
         return None
+    if case.uniform_ratio is not None:
+        return _of_a_sum(case)
     name = counted_by(case)
     if name == SAMPLES:
         return None  # loss/uneven-shard
     return _of(case) if name is None else _of(case, name)
+
+
+def _of_a_sum(case: Case) -> Proposal | None:
+    """Returns the proposal for (S_r + a) / (n_r + b): no factor of W, but one for all."""
+    ratio, world = case.uniform_ratio, case.world_size
+    assert ratio is not None
+    known = any(abs(ratio - world**k) <= 1e-3 * world**k for k in (0, 1, 2))
+    if known or ratio <= 0 or case.facts["asks_distributed"] or case.loss_collectives:
+        return None
+    return _of(case)
 
 
 def _of(case: Case, name: str | None = None) -> Proposal:

@@ -35,6 +35,8 @@ https://github.com/pytorch/vision/issues/7722
 
 from __future__ import annotations
 
+import dataclasses
+
 from ddpcheck.diagnose.case import Case, Proposal
 
 SLUG = "rng/stochastic-layer"
@@ -47,7 +49,7 @@ def detect(case: Case) -> Proposal | None:
         return _unrepeatable()
     if not case.facts["draws"] or case.run.noise == "sample" or _same_stream(case):
         return None
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="the model draws random numbers, so a shard sees other noise than the "
@@ -62,6 +64,17 @@ def detect(case: Case) -> Proposal | None:
         code="ddpcheck --noise sample",
         noise="sample",
     )
+    # In micro-batches, or with samples permuted, noise has no order of samples.
+    without = dataclasses.replace(
+        found,
+        facts=(*found.facts, "with every random number a constant the runs are equal"),
+        fix="nothing is wrong with training; to check the rest, take the noise out "
+        "(dropout p=0), as it cannot follow the sample in this step",
+        code="",
+        noise=None,
+        fixes=("target.constant_draws",),
+    )
+    return dataclasses.replace(found, fallback=without)
 
 
 def _unrepeatable() -> Proposal:
