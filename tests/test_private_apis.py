@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.func import vmap
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 
@@ -55,6 +56,9 @@ MODULES = {
 # Names that are looked up as text, and may be missing: where torch has them.
 TEXTS: dict[str, Callable[[], object]] = {
     "_allgather_base": lambda: dist.ProcessGroup._allgather_base,  # noqa: SLF001
+    "_are_functorch_transforms_active": lambda: vmap(
+        lambda _: torch.full((), torch._C._are_functorch_transforms_active())  # noqa: SLF001
+    )(torch.ones(1)).all(),
     "_clip_grads_with_norm_": lambda: clip_grad._clip_grads_with_norm_,
     "_comm_hooks": lambda: "self._comm_hooks" in _source_of_ddp(),
     "_ddp_params_and_buffers_to_ignore": lambda: (

@@ -21,6 +21,9 @@ _RANDOM = torch.Tag.nondeterministic_seeded
 class ConstantDraws(private.DispatchMode):
     """Replaces what random operations draw; those that it does not know go on."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:

@@ -20,6 +20,8 @@ one of them no more.
     _python_dispatch        no way: `--noise sample` is refused; draws of the target's
                             own generators are not told
     parallel._functions     no way: DataParallel needs GPUs, its runs are refused
+    _are_functorch_transforms_active  False: where the step uses torch.func, no link can
+                            be judged alone
     torch._dynamo           nothing: see ddpcheck.run.dynamo, which stands in for it
     torch._compile          torch._dynamo is imported for all ranks
 
@@ -153,6 +155,10 @@ children: Named = attrgetter("_modules") if hasattr(_ANY, "_modules") else _Chil
 
 # Puts all tensors of a module through a function, in place.
 convert = _apply if hasattr(_ANY, "_apply") else _convert
+# Whether torch.func transforms what is computed now.
+transforms: Callable[[], bool] = getattr(
+    getattr(torch, "_C", None), "_are_functorch_transforms_active", lambda: False
+)
 # Methods of Module, of which user code calls one when it converts a module.
 CONVERSIONS: tuple[str, ...] = (
     ("_apply",)

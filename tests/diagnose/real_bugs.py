@@ -1180,4 +1180,43 @@ def loss(output, target):
 """,
         [("loss/local-normalizer", True)],
     ),
+    # torch.func calls the bare module: no backward, no forward of DDP.
+    "gradients-by-functional-calls": (
+        "model = nn.Linear(4, 3)"
+        + _STEP
+        + """
+    net = getattr(model, "module", model)
+    values = {n: p.detach() for n, p in net.named_parameters()}
+    def one(values, x, y):
+        return loss(torch.func.functional_call(net, values, x[None]), y[None])
+    each = torch.func.vmap(torch.func.grad(one), (None, 0, 0))(values, x, y)
+    for n, p in net.named_parameters():
+        p.grad = each[n].mean(0)
+    optimizer.step()
+""",
+        [("ddp/forward-bypassed", True)],
+    ),
+    # What packs sequences hands on orders and counts of its own rows.
+    "longest-of-the-shard-behind-packed-sequences": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2)
+    def forward(self, x, length):
+        pack = nn.utils.rnn.pack_padded_sequence
+        packed = pack(x, length, batch_first=True, enforce_sorted=False)
+        hidden, _ = self.rnn(packed)
+        return self.out(nn.utils.rnn.pad_packed_sequence(hidden, True, 0.0, 6)[0])
+model = Net()
+length = torch.tensor([2, 4, 1, 3, 6, 5, 2, 6])
+batch = (torch.randn(8, 6, 3), length), (torch.randint(0, 2, (8, 6)), length)
+def loss(output, target):
+    label, length = target
+    each = nn.functional.cross_entropy(output.mT, label, reduction="none")
+    inside = torch.arange(6) < length[:, None]
+    return (each * inside).sum() / (len(label) * length.max())
+""",
+        [("loss/local-normalizer", True)],
+    ),
 }

@@ -9,7 +9,7 @@ from types import ModuleType
 NAMES = (
     *("buffers", "parameters", "children", "convert", "CONVERSIONS", "version"),
     *("tensor_hooks", "leaves", "no_torch_function", "BATCH_NORMS", "BatchNorm"),
-    *("data_parallel_functions", "DispatchMode", "DISPATCHES"),
+    *("data_parallel_functions", "DispatchMode", "DISPATCHES", "transforms"),
 )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
+from ddpcheck.run import private
 from ddpcheck.run.averaged import PlainWrapper
 from ddpcheck.run.names import strip
 
@@ -36,6 +37,8 @@ class Leaf:
 @dataclass(slots=True)
 class Hooks:
     """Forward hooks on all modules of a model; call `remove`.
+
+    What torch.func transforms (vmap, grad) has no values to record: it is passed over.
 
     `calls_per_micro`: calls of the model itself that make up one micro-batch, after
     which calls are counted anew; 0 where the step has no micro-batches.
@@ -66,6 +69,8 @@ class Hooks:
 
     def _attach(self, name: str, module: nn.Module, before: Any, after: Any) -> None:
         def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            if private.transforms():
+                return None
             if not name and self.calls.get("", 0) == self.calls_per_micro > 0:
                 self.calls.clear()
                 self.micro += 1
@@ -76,6 +81,8 @@ class Hooks:
             return before(name, call, module, args, kwargs) if before else None
 
         def leave(_: nn.Module, __: Any, output: Any) -> Any:
+            if private.transforms():
+                return None
             call = int(self.open.pop().rpartition("#")[2])
             return after(name, call, module, output)
 

@@ -54,7 +54,7 @@ def detect(case: Case) -> Proposal | None:
     events = case.rank_facts("events", "")
     if not case.reduce_is_broken or not forwards or not forwards[0]:
         return None
-    if min(forwards[0]) > 0 or not ("B" in events[0] or "G" in events[0]):
+    if min(forwards[0]) > 0:
         return None
     idle = sum(count == 0 for count in forwards[0])
     return Proposal(
