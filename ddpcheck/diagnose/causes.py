@@ -33,6 +33,8 @@ class Cause:
 def proposed(case: Case) -> list[Proposal]:
     """Returns what all rules propose, in the order of the chain."""
     found = parts.separated(case, _detect(case, RULES), _of_the_loss)
+    if case.loss_is_global:
+        found = [p for p in found if p.link != "loss"]
     return sorted(found, key=lambda p: p.last_resort)
 
 

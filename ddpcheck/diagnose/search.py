@@ -29,6 +29,7 @@ from ddpcheck.session import RunOutcome, Session
 
 _MAX_ROUNDS = 8
 _MAX_CONTROLS = 6
+_SAME = 1e-6  # of what two fixes leave
 
 
 class Search:
@@ -45,7 +46,7 @@ class Search:
         self.repeats = True
         self.falls_back = False
         self.firm: dict[str, Proposal] = {}  # proposals of all rounds that can be run
-        self.can_fall_back = False  # a cause was taken up that has a fallback
+        self.can_fall_back = False  # where one was taken up, some had a fallback
         self._probe_failed = ""
 
     def run(self) -> list[Cause]:
@@ -97,7 +98,7 @@ class Search:
             if cause is None:
                 break
             causes.append(cause)
-            self.can_fall_back |= cause.proposal.fallback is not None
+            self.can_fall_back |= any(p.fallback for p in proposals)
             before = case
             if cause.verified or not self.fix or not can_run(cause.proposal):
                 self.rest = None
@@ -222,7 +223,7 @@ class Search:
             firm = [p for p in firm if p is not proposal]
         if not firm:
             return None
-        first = firm[0]
+        first = _as_good(proposals, firm[0], tested, before)
         if first.or_by_hand and case.by_hand.verdict == "equivalent":
             by_hand = dataclasses.replace(first, by_hand=True, fixes=())
             after = assemble.worst_excess(case.by_hand)
@@ -314,6 +315,24 @@ class Search:
             cause.before, cause.after = before, after
             cause.verified = before > 1 >= after
         causes[:] = [c for c in causes if c.verified]
+
+
+def _as_good(
+    proposals: list[Proposal], first: Proposal, tested: dict[str, float], before: float
+) -> Proposal:
+    """Returns the first firm proposal, or one on trial before it that does as much.
+
+    Of several causes none mends the run alone; of two fixes of one link that leave the
+    same the narrower one comes first.
+    """
+    left = tested.get(first.slug, math.inf)
+    for p in proposals[: proposals.index(first)]:
+        same = p.link == first.link and math.isclose(
+            tested.get(p.slug, math.inf), left, rel_tol=_SAME
+        )
+        if same and left < before:
+            return p
+    return first
 
 
 def _is_wide(proposal: Proposal) -> bool:

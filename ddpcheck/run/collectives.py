@@ -13,6 +13,24 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
+class _Mean(torch.autograd.Function):
+    """Mean over ranks, under torch.vmap too: of all that is mapped over at once."""
+
+    @staticmethod
+    def forward(value: Tensor) -> Tensor:
+        mean = value.detach().contiguous().clone()
+        dist.distributed_c10d.all_reduce(mean)
+        return mean / dist.get_world_size()
+
+    @staticmethod
+    def setup_context(*_: Any) -> None:
+        """Keeps nothing: what comes out has no gradient."""
+
+    @staticmethod
+    def vmap(_: Any, dims: tuple[int, ...], value: Tensor) -> tuple[Tensor, int]:
+        return _Mean.apply(value), dims[0]  # type: ignore[no-untyped-call]
+
+
 @contextlib.contextmanager
 def averaged_grad(model: nn.Module) -> Iterator[None]:
     """Makes torch.autograd.grad of the model's parameters average over ranks."""
@@ -26,10 +44,7 @@ def averaged_grad(model: nn.Module) -> Iterator[None]:
         found = grad(outputs, inputs, *args, **kwargs)
         if kwargs.get("create_graph") or not all(id(p) in ids for p in given):
             return found
-        for tensor in [t for t in found if t is not None]:
-            dist.distributed_c10d.all_reduce(tensor)
-            tensor.div_(dist.get_world_size())
-        return found
+        return tuple(None if t is None else _Mean.apply(t) for t in found)  # type: ignore[no-untyped-call]
 
     torch.autograd.grad = averaged
     try:

@@ -33,7 +33,7 @@ class ConstantDraws(private.DispatchMode):
         if _RANDOM not in func.tags:
             return result
         name = str(func.__name__).partition(".")[0]
-        fill = _CONSTANTS.get(name.rstrip("_").removesuffix("_like"))
+        fill = _CONSTANTS.get(name.rstrip("_"))
         if fill is not None:
             fill(args, result)
         return result
@@ -67,12 +67,15 @@ def _likeliest(args: Any, drawn: Tensor) -> None:
 
 _CONSTANTS: dict[str, Callable[[Any, Any], None]] = {
     "rand": _with(0.5),
+    "rand_like": _with(0.5),
     "uniform": _with(0.5),
     "randn": _with(0.0),
+    "randn_like": _with(0.0),
     "normal": _mean_of_normal,
     "bernoulli": _with(1.0),
     "exponential": _with(1.0),
     "randint": _with(0),
+    "randint_like": _with(0),
     "random": _with(0),
     "randperm": _in_order,
     "multinomial": _likeliest,

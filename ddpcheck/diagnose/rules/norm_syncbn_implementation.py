@@ -75,7 +75,8 @@ def detect(case: Case) -> Proposal | None:
     if not inner:
         return None
     wrong = [m for m in inner if _is_wrong(m, case)]
-    if not wrong and not (case.loss_is_sound and case.first_broken("gradients") == 0):
+    judged = case.loss_is_sound and not case.loss_is_global
+    if not wrong and not (judged and case.first_broken("gradients") == 0):
         return None
     first = (wrong or inner)[0]
     what = (

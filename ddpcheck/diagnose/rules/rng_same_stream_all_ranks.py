@@ -46,11 +46,14 @@ from ddpcheck.diagnose.rules.rng_stochastic_layer import same_stream
 
 SLUG = "rng/same-stream-all-ranks"
 LINK = "forward"
+_GLOBAL_DRAWS = "noise.global_draws"
 
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where draws happen and all generators are in the same state."""
     if case.step is not None and case.step.reference.own_draws:
+        if _GLOBAL_DRAWS in case.outcome.spec.fixes:
+            return None
         return _by_own_generator(case, case.step.reference.own_draws)
     if not case.facts["draws"] or case.run.noise == "sample" or not same_stream(case):
         return None
@@ -86,6 +89,6 @@ def _by_own_generator(case: Case, draws: int) -> Proposal:
         fix="seed the generator by rank; for the same noise as in one process draw for "
         "the global batch and keep the rank's rows",
         code="generator.manual_seed(seed + dist.get_rank())",
-        fixes=("noise.global_draws",),
+        fixes=(_GLOBAL_DRAWS,),
         speculative=True,
     )

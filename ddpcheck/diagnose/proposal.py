@@ -1,0 +1,39 @@
+"""What a rule says: a candidate cause, and the run that would prove it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A rule's candidate cause, and the intervention that would prove it.
+
+    `fixes` are names of run/fixes.py; `by_hand` verifies with the gradients averaged
+    by hand instead of by DDP. `facts` are sentences with numbers, cause-free. A
+    speculative one counts for nothing unless its run verifies it. With `or_by_hand`
+    averaging by hand verifies it too: what is found is a fact about the wrapper, which
+    user code may bring about again after `fixes` mended it. Where `control` is given
+    and does not mend it as well, the cause is another one. `fallback` is the same cause
+    less precisely, for where `fixes` do not mend it. What a `last_resort` does would
+    mend many causes: it comes after all others.
+    """
+
+    slug: str
+    link: str
+    summary: str
+    facts: tuple[str, ...]
+    fix: str
+    code: str = ""
+    safe: bool = True
+    fixes: tuple[str, ...] = ()
+    control: tuple[str, ...] = ()
+    by_hand: bool = False
+    noise: str | None = None
+    module: str | None = None
+    speculative: bool = False
+    or_by_hand: bool = False
+    evidence: dict[str, Any] = field(default_factory=dict)
+    fallback: Proposal | None = None
+    last_resort: bool = False
