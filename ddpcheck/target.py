@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import sys
 import types
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -302,7 +303,7 @@ def _allow_missing_loss(module: types.ModuleType, name: str, batch: Any) -> None
     """Without `loss` the batch must be a dict: then `model(**batch).loss` is used."""
     if callable(batch):
         return  # known only when the batch is made
-    if not isinstance(batch, dict):
+    if not isinstance(batch, dict | UserDict):
         raise _missing(module, name, "loss")
 
 

@@ -18,9 +18,10 @@ DEFAULT_RTOL = {
 # one permutation of the batch samples that noise, it does not bound it.
 FLOOR_FACTOR = 32.0
 
-# In float64 arithmetic a permuted batch changes a gradient by some 1e-15 to 1e-13. A
-# floor above this shows that part of the model computes in float32, whose own rounding
-# (2**-23) then bounds what can be told apart, however little one permutation showed.
+# In float64 arithmetic a permuted batch changes a gradient by some 1e-15 to 1e-13;
+# optimizers may amplify that. More than this in the first step shows that part of the
+# model computes in float32, whose own rounding (2**-23) then bounds what can be told
+# apart, however little one permutation showed.
 _PURE_FLOAT64 = 1e-12
 _FLOAT32_EPSILON = 2.0**-23
 
@@ -75,7 +76,7 @@ def from_floor(dtype: str, floor: float, first: float) -> Tolerance:
         f"{FLOOR_FACTOR:g} x the noise floor {floor:.3g}, measured: one process "
         "repeated on a permuted batch"
     )
-    if dtype == "float64" and floor > _PURE_FLOAT64 and rtol < _FLOAT32_EPSILON:
+    if dtype == "float64" and first > _PURE_FLOAT64 and rtol < _FLOAT32_EPSILON:
         rtol = _FLOAT32_EPSILON
         origin = (
             "the epsilon of float32: the model computes in float32 inside (one process "

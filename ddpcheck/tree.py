@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# What a model takes as keyword arguments; BatchEncoding of transformers is a UserDict.
+DICTS = (dict, UserDict)
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 

@@ -48,6 +48,11 @@ def test_floor_too_large_for_rounding_is_not_used() -> None:
     assert found.noise_floor == 2e-5
 
 
+def test_rounding_that_an_optimizer_amplifies_is_none_of_float32() -> None:
+    found = tolerance.from_floor("float64", 7e-11, 1e-14)
+    assert found.rtol == pytest.approx(32 * 7e-11)
+
+
 def test_rounding_that_grows_with_each_update_is_rounding() -> None:
     found = tolerance.from_floor("float64", 5e-5, 7e-7)
     assert found.rtol == pytest.approx(32 * 5e-5)

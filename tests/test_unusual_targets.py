@@ -66,6 +66,34 @@ def train_step(model, optimizer, batch):
         ],
         [],
     ),
+    # A worker of a fresh interpreter would not know the target's classes.
+    "loader-with-workers": (
+        """
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        return torch.full((4,), float(i)), i % 3
+model = nn.Linear(4, 3)
+def batch():
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=8, num_workers=2)
+    return next(iter(loader))
+""",
+        [],
+        [],
+    ),
+    "user-dict-as-inputs": (
+        """
+from collections import UserDict
+class Net(nn.Linear):
+    def forward(self, x, weight):
+        return super().forward(x * weight)
+model = Net(4, 3)
+batch = UserDict(x=batch[0], weight=torch.rand(8, 1)), batch[1]
+""",
+        [],
+        [],
+    ),
     # As torchrun sets it, before the file is read.
     "world-size-kept-at-import": (
         """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ddpcheck.diagnose.case import Case
 from ddpcheck.diagnose.probes.evidence import ModuleCall
-from ddpcheck.diagnose.text import names, number
+from ddpcheck.diagnose.text import module, names, number
 from ddpcheck.report import Difference
 
 
@@ -76,7 +76,7 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
     facts = [
         f"after the first step {worst.name} differs from one process by "
         f"{number(worst.rel_diff)} relative, on rank {worst.rank}",
-        f"modules whose buffers differ: {names(modules)}; {outputs}",
+        f"modules whose buffers differ: {names(map(module, modules))}; {outputs}",
     ]
     facts.append(
         "gradients are right in all steps"

@@ -12,6 +12,7 @@ import ctypes
 import faulthandler
 import gc
 import importlib
+import multiprocessing
 import os
 import resource
 import signal
@@ -159,6 +160,9 @@ def _tie_to_parent() -> None:
     if inherited._forkserver_alive_fd is not None:  # type: ignore[attr-defined]  # noqa: SLF001
         os.close(inherited._forkserver_alive_fd)  # type: ignore[attr-defined]  # noqa: SLF001
         inherited._forkserver_alive_fd = None  # type: ignore[attr-defined]  # noqa: SLF001
+    # As a fork server's child it would start children of its own by another server:
+    # the workers of a DataLoader then know nothing of what the target has imported.
+    multiprocessing.set_start_method(None, force=True)
 
 
 def _take_turns() -> None:

@@ -97,7 +97,7 @@ def materialize(target: Target, model: nn.Module) -> None:
     if not any(lazy(p) for p in [*model.parameters(), *model.buffers()]):
         return
     batch = target.batch_at(0)
-    inputs = batch if isinstance(batch, dict) else batch[0]
+    inputs = batch if isinstance(batch, tree.DICTS) else batch[0]
     seed_everything(0)
     with torch.no_grad():
         call(model, inputs)
@@ -105,7 +105,7 @@ def materialize(target: Target, model: nn.Module) -> None:
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
     """Returns the model's output: tensor -> f(x), sequence -> f(*x), dict -> f(**x)."""
-    if isinstance(inputs, dict):
+    if isinstance(inputs, tree.DICTS):
         return model(**inputs)
     if isinstance(inputs, tuple | list):
         return model(*inputs)

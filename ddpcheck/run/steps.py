@@ -138,7 +138,7 @@ def split(target: Target, batch: Any) -> tuple[Any, Any]:
         if target.loss is None and target.train_step is None:
             raise target_module.missing_loss(target)
         return batch[0], batch[1]
-    if isinstance(batch, dict) and target.loss is None:
+    if isinstance(batch, tree.DICTS) and target.loss is None:
         return batch, None
     kind = f"a {type(batch).__name__}" if batch is not None else "None"
     if isinstance(batch, tuple | list):
@@ -199,9 +199,9 @@ def own_loss(target: Target, output: Any) -> Any:
     Raises:
         UsageError: target-no-loss.
     """
-    if isinstance(output, dict) and "loss" in output:
+    if isinstance(output, tree.DICTS) and "loss" in output:
         return output["loss"]
-    if not isinstance(output, dict) and hasattr(output, "loss"):
+    if not isinstance(output, tree.DICTS) and hasattr(output, "loss"):
         return output.loss
     raise UsageError(
         Problem(

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddpcheck import tree
 from ddpcheck.run import backwards
 from ddpcheck.run import model as models
 from ddpcheck.run.spec import RunSpec
@@ -58,7 +59,7 @@ def step(target: Target, spec: RunSpec, model: nn.Module, batch: Any) -> Done:
     output = models.call(model, inputs)
     loss = loss_function(target, spec)
     if loss is None:
-        value = output["loss"] if isinstance(output, dict) else output.loss
+        value = output["loss"] if isinstance(output, tree.DICTS) else output.loss
     else:
         value = loss(output, targets)
     value.backward()
