@@ -84,9 +84,11 @@ def check(
 
 
 def _baseline(baseline: str, target: Path, wanted: Outputs) -> Report | None:
-    """Returns the earlier report, read before the long work begins."""
-    if not baseline:
-        return None
+    """Returns the earlier report, read before the long work begins.
+
+    Raises:
+        UsageError: the report would write over what it is made of.
+    """
     folder = output.folder_of(target.name, wanted.report_dir)
     written = {
         "--json": wanted.json,
@@ -94,8 +96,28 @@ def _baseline(baseline: str, target: Path, wanted: Outputs) -> Report | None:
         "--sarif": wanted.sarif,
         "--report-dir": str(folder / "report.json"),
     }
+    _check_kept(target, written)
+    if not baseline:
+        return None
     baselines.check_paths(baseline, written)
     return baselines.load(baseline)
+
+
+def _check_kept(target: Path, written: dict[str, str]) -> None:
+    for option, path in written.items():
+        if path and Path(path).resolve() == target.resolve():
+            raise UsageError(
+                Problem(
+                    slug="target-overwritten",
+                    message=f"{option} would write over the target",
+                    expected="a file of its own for every report",
+                    found=f"{path} for both",
+                    fix=f"ddpcheck {target} {option} report{_SUFFIXES.get(option, '')}",
+                )
+            )
+
+
+_SUFFIXES = {"--json": ".json", "--junit-xml": ".xml", "--sarif": ".sarif"}
 
 
 def _split(target: str, names: Mapping[str, str]) -> tuple[Path, dict[str, str]]:

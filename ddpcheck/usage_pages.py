@@ -316,6 +316,11 @@ optimizer(params) must return the optimizer.
 
 Anything with step() and zero_grad() is taken. None: a `return` is missing.
 """,
+    "target-overwritten": """
+A report may not be written over the target.
+
+The file that is checked would be gone. Give the report a name of its own.
+""",
     "target-raises": """
 The target raises while one process trains it on the global batch.
 

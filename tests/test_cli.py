@@ -156,3 +156,27 @@ def test_long_output_is_cut_at_its_beginning() -> None:
     assert text.splitlines()[1] == "  last output (12 of 30 lines, all with -v):"
     assert text.splitlines()[-1] == "    line 29"
     assert len(exits.cannot_check_text("why", detail, verbose=True).splitlines()) == 32
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ("--json", "report.json"),
+        ("--junit-xml", "report.xml"),
+        ("--sarif", "report.sarif"),
+    ],
+)
+def test_report_is_not_written_over_the_target(
+    option: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "mymodel.py"
+    target.write_text("model = 1\n", encoding="utf-8")
+    assert cli.main([str(target), option, str(target)]) == 2
+    assert capsys.readouterr().err == (
+        f"ddpcheck: {option} would write over the target [target-overwritten]\n"
+        "  expected   a file of its own for every report\n"
+        f"  found      {target} for both\n"
+        f"  fix        ddpcheck {target} {option} {name}\n"
+        "  more       ddpcheck --explain target-overwritten\n"
+    )
+    assert target.read_text(encoding="utf-8") == "model = 1\n"

@@ -48,7 +48,7 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
         parts[first.slug] = first, known | keys
     if len(parts) + others < 2:  # noqa: PLR2004
         return found
-    if parts.keys() <= {p.slug for p in found if not p.speculative}:
+    if not taken and parts.keys() <= {p.slug for p in found if not p.speculative}:
         # A fix of the whole does, if it is the right one of those that see a mixture.
         mine = sorted(_of_loss(found), key=lambda p: p.slug not in parts)
     else:

@@ -1219,4 +1219,50 @@ def loss(output, target):
 """,
         [("loss/local-normalizer", True)],
     ),
+    # Beside what is mended already the second is a part as well.
+    "lost-gather-beside-an-overlap": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(4, 1)
+    def forward(self, x):
+        return self.a(x), self.b(x), self.head(x).squeeze(1).sigmoid()
+model = Net()
+batch = torch.randn(8, 4), torch.tensor([0.0, 1, 1, 0, 0, 0, 1, 0])
+def rows_of_all(x):
+    if not dist.is_initialized():
+        return x
+    rows = [torch.empty_like(x) for _ in range(world())]
+    dist.all_gather(rows, x)
+    return torch.cat(rows)
+def loss(output, target):
+    a, b, p = output
+    a, b = rows_of_all(a), rows_of_all(b)
+    contrast = nn.functional.cross_entropy(a @ b.t(), torch.arange(len(a)))
+    return contrast + 1 - 2 * (p * target).sum() / (p.sum() + target.sum())
+""",
+        [("collective/no-autograd", True), ("loss/batch-coupled", True)],
+    ),
+    # A bound of each gradient before it is averaged, and a loss of statistics.
+    "clamped-by-hooks-beside-an-overlap": (
+        """
+def model():
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3)
+    for p in net.parameters():
+        p.register_hook(lambda g: g.clamp(-0.02, 0.02))
+    return net
+def loss(output, target):
+    p = output.softmax(1)[torch.arange(len(target)), target]
+    return 1 - p.sum() / (p + 1).sum() + p.square().sum() / len(p) ** 2
+"""
+        + _STEP
+        + """
+    loss(model(x), y).backward()
+    nn.utils.clip_grad_value_(model.parameters(), 0.02)
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True), ("sync/clip-before-reduce", True)],
+    ),
 }

@@ -125,8 +125,11 @@ def _windows(case: Case) -> Proposal | None:
         "differ",
         facts=tuple(facts),
         fix="one count over all micro-batches of the step and all ranks",
-        code="n = count_of_the_whole_step.clone()\ndist.all_reduce(n)\n"
-        "(dist.get_world_size() * micro_sum / n).backward()",
+        code="world, n = 1, count_of_the_whole_step.clone()\n"
+        "if dist.is_initialized():  # one process has no group\n"
+        "    world = dist.get_world_size()\n"
+        "    dist.all_reduce(n)\n"
+        "(world * micro_sum / n).backward()",
         safe=False,
         fixes=(f"target.accum:{name}",) if name else (),
         evidence=ratio_evidence(case),

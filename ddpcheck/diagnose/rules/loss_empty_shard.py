@@ -84,7 +84,11 @@ def detect(case: Case) -> Proposal | None:
             f"losses of the ranks: {listed(v if v is not None else math.nan for v in case.rank_losses())}",
         ),
         fix="divide by the count of all ranks, clamped after the reduction",
-        code="dist.all_reduce(n)\nloss = dist.get_world_size() * local_sum / n.clamp(min=1)",
+        code="world = 1\n"
+        "if dist.is_initialized():  # one process has no group\n"
+        "    world = dist.get_world_size()\n"
+        "    dist.all_reduce(n)\n"
+        "loss = world * local_sum / n.clamp(min=1)",
         fixes=global_loss_fix(case),
         evidence=ratio_evidence(case),
     )

@@ -113,8 +113,11 @@ def _of(case: Case, name: str | None = None) -> Proposal:
         "averages the quotients",
         facts=(ratio_fact(case), *facts),
         fix="divide by the count of all ranks and multiply by the world size",
-        code="n = count.clone()\ndist.all_reduce(n)\n"
-        "loss = dist.get_world_size() * local_sum / n",
+        code="world, n = 1, count.clone()\n"
+        "if dist.is_initialized():  # one process has no group\n"
+        "    world = dist.get_world_size()\n"
+        "    dist.all_reduce(n)\n"
+        "loss = world * local_sum / n",
         fixes=fixes,
         evidence=ratio_evidence(case),
         # Another count may have had the same shares in the first step.

@@ -62,8 +62,11 @@ def detect(case: Case) -> Proposal | None:
             f"the factors are N / n_r with n_r the shard size: {listed(case.run.shard_sizes)}",
         ),
         fix="equal shards (drop_last), or weigh each rank's loss by its share",
-        code="n = torch.tensor(float(len(target)))\ndist.all_reduce(n)\n"
-        "loss = loss * dist.get_world_size() * len(target) / n",
+        code="world, n = 1, torch.tensor(float(len(target)))\n"
+        "if dist.is_initialized():  # one process has no group\n"
+        "    world = dist.get_world_size()\n"
+        "    dist.all_reduce(n)\n"
+        "loss = loss * world * len(target) / n",
         fixes=(f"loss.count:{SAMPLES}",),
         evidence=ratio_evidence(case),
     )
