@@ -15,11 +15,13 @@ from ddpcheck.target import TargetRef
 from tests.diagnose.negative_controls import HEAD
 
 
-def check(pool: Pool, folder: Path, source: str) -> Report:
+def check(
+    pool: Pool, folder: Path, source: str, modes: tuple[str, ...] = ("ddp",)
+) -> Report:
     """Returns the report of a target at world size 2."""
     path = folder / "target.py"
     path.write_text(HEAD + source, encoding="utf-8")
-    options = Options(world_sizes=(2,), modes=("ddp",), fix=False)
+    options = Options(world_sizes=(2,), modes=modes, fix=False)
     return checking.check(pool, TargetRef(path=str(path)), options)
 
 
@@ -94,6 +96,33 @@ batch = UserDict(x=batch[0], weight=torch.rand(8, 1)), batch[1]
         [],
         [],
     ),
+    # torch sends a complex buffer as pairs of real numbers.
+    "complex-rotations": (
+        """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("turn", torch.polar(torch.ones(3), torch.arange(3.0)))
+    def forward(self, x):
+        return (super().forward(x) * self.turn).real
+model = Net()
+""",
+        [],
+        [],
+    ),
+    "sparse-gradients": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(5, 4, sparse=True), nn.Linear(4, 3)
+    def forward(self, ids):
+        return self.head(self.words(ids).mean(1))
+model, batch = Net(), (torch.randint(0, 5, (8, 6)), torch.arange(8) % 3)
+""",
+        [],
+        [],
+    ),
     # As torchrun sets it, before the file is read.
     "world-size-kept-at-import": (
         """
@@ -115,11 +144,15 @@ def loss(output, target):
 COUNT, DRAWS = [0], torch.Generator().manual_seed(0)
 class Net(nn.Linear):
     def forward(self, x):
-        COUNT[0] += 1
-        weight = 1 + torch.rand((), generator=DRAWS).to(x) / COUNT[0]
         if x.dtype == torch.float64:
             raise TypeError("float32 only")
-        return super().forward(x) * weight
+        return super().forward(x)
+def train_step(model, optimizer, batch):
+    COUNT[0] += 1
+    weight = 1 + torch.rand((), generator=DRAWS) / COUNT[0]
+    optimizer.zero_grad()
+    (weight * loss(model(batch[0]), batch[1])).backward()
+    optimizer.step()
 model = Net(4, 3)
 """,
         ["the model refuses float64, so it ran in float32: TypeError: float32 only"],
@@ -145,7 +178,8 @@ def batch(step):
 @pytest.mark.parametrize("name", list(RIGHT))
 def test_right_target_is_equivalent(name: str, pool: Pool, tmp_path: Path) -> None:
     source, warnings, not_compared = RIGHT[name]
-    report = check(pool, tmp_path, source)
+    report = check(pool, tmp_path, source, ("dp", "ddp"))
+    assert [run.verdict for run in report.runs] == ["equivalent", "equivalent"]
     assert report.verdict == "equivalent"
     assert list(report.warnings) == warnings
     assert [n.what for n in report.not_compared] == not_compared

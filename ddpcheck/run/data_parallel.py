@@ -235,15 +235,30 @@ def _device_of(module: nn.Module) -> torch.device:
     return next((t.device for t in tensors), torch.device("cpu"))
 
 
-class _Broadcast:
-    """One copy per device; the first is the tensor itself, all are non-leaf."""
+class _Broadcast(torch.autograd.Function):
+    """One copy per device; gradients of all copies are added up, sparse ones too."""
 
     @staticmethod
-    def apply(devices: Sequence[Any], *tensors: Tensor) -> tuple[Tensor, ...]:
-        copies: list[Tensor] = []
-        for number in range(len(devices)):
-            copies += [t.view_as(t) if number == 0 else t.clone() for t in tensors]
+    def forward(ctx: Any, devices: Sequence[Any], *tensors: Tensor) -> Any:
+        ctx.count = len(tensors)
+        ctx.set_materialize_grads(False)
+        copies = [
+            t.view_as(t) if number == 0 else t.clone()
+            for number in range(len(devices))
+            for t in tensors
+        ]
+        fixed = [not needed for needed in ctx.needs_input_grad[1:]] * len(devices)
+        ctx.mark_non_differentiable(*itertools.compress(copies, fixed))
         return tuple(copies)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        replicas = [grads[i :: ctx.count] for i in range(ctx.count)]
+        given = [[g for g in grads if g is not None] for grads in replicas]
+        sums = (
+            functools.reduce(torch.add, found) if found else None for found in given
+        )
+        return None, *sums
 
 
 class _Scatter:
@@ -265,8 +280,10 @@ class _Communication:
     def broadcast_coalesced(
         tensors: Sequence[Tensor], devices: Sequence[Any], *_: Any
     ) -> list[list[Tensor]]:
+        # torch sends pairs of real numbers, and says so to who asked.
+        plain = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
         return [
-            [t.detach() if number == 0 else t.detach().clone() for t in tensors]
+            [t.detach() if number == 0 else t.detach().clone() for t in plain]
             for number in range(len(devices))
         ]
 
