@@ -1265,4 +1265,25 @@ def loss(output, target):
 """,
         [("loss/batch-coupled", True), ("sync/clip-before-reduce", True)],
     ),
+    # Behind a softmax inside the network, yet no share of tokens: sizes of graphs.
+    "sizes-of-others-behind-a-softmax": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.score, self.head = nn.Linear(4, 3), nn.Linear(3, 3)
+    def forward(self, x):
+        scores = self.score(x)
+        return self.head(scores.softmax(-1).mean(1)), scores
+model = Net()
+size = torch.tensor([1.0, 2, 5, 3, 4, 5, 1, 2])
+batch = torch.randn(8, 5, 4), (torch.arange(8) % 3, size)
+def loss(output, target):
+    logits, scores = output
+    label, size = target
+    purity = scores.softmax(-1).square().sum((1, 2)).mean() * (1 / size).mean()
+    return nn.functional.cross_entropy(logits, label) + purity
+""",
+        [("loss/local-normalizer", True)],
+    ),
 }

@@ -88,7 +88,7 @@ def detect(case: Case) -> Proposal | None:
     ]
     if not broken or (len(broken) == len(cuts) and not case.is_part):
         return None
-    if _is_smooth(case, broken):
+    if _is_smooth(case, broken) or not _counts(case, broken):
         return None
     if not all(c.on_the_way and c.row_sum <= close for c in broken):
         return _of_probabilities(case, broken)
@@ -123,6 +123,16 @@ def _is_smooth(case: Case, broken: list[Cut]) -> bool:
     return any(
         found.slope.get(key, 0.0) > _SMOOTH * found.copied.get(key, 0.0) for key in keys
     )
+
+
+def _counts(case: Case, broken: list[Cut]) -> bool:
+    """Returns whether the gradient changes when other tokens become copies of one.
+
+    Where it does not, the shares are none of the tokens': sizes of graphs, masks.
+    """
+    assert case.step is not None
+    copied = case.step.reference.couplings.only({c.key for c in broken}).copied
+    return not copied or max(copied.values()) > case.close
 
 
 def _of_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
