@@ -2,6 +2,7 @@
 
 engine         fix the first link, run again, go on until nothing diverges
 case           all that is known of one divergent run, in the words rules ask in
+proposal       a candidate cause, and the run that would prove it
 registry       the rules, in the order of the chain
 rules/         one rule, one file, one page
 probes/        evidence, measured inside the ranks

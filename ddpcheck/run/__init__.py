@@ -23,5 +23,6 @@ averaged       data parallelism by hand, without DDP's reducer
 fixes          interventions, applied to a run
 observe        what the target did with torch.distributed and DDP
 isolation      global state of a rank, put back after each job
+fingerprint    what the user's modules keep, which would reach the next job
 private        what torch does not document, and what is done without it
 """
