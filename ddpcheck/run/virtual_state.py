@@ -65,6 +65,7 @@ class StepStart:
     schedule: int = 0
     random: tuple[Any, ...] = ()
     weights: list[Tensor] | None = None
+    groups: list[dict[str, Any]] = field(default_factory=list)
     optimizer: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -81,6 +82,7 @@ class StepStart:
         self.grads = [
             (p, None if id(p) in zeroed else _copied(p.grad)) for p in parameters
         ]
+        self.groups = [_without_parameters(g) for g in self._param_groups()]
         self.random = _random_state()
         self.counts = dict(self.calls)
         self.wrapped = [w.state() for w in self.wrappers]
@@ -113,7 +115,11 @@ class StepStart:
         for buffer in self.buffers:
             buffer.restore()
         for module, values in self.plain:
-            vars(module).update(values)
+            for name in _plain(module).keys() - values.keys():
+                del vars(module)[name]
+            vars(module).update(_copied(values))
+        for group, numbers in zip(self._param_groups(), self.groups, strict=False):
+            group.update(_copied(numbers))
         for parameter, grad in self.grads:
             parameter.grad = _copied(grad)
         self.calls.clear()
@@ -124,6 +130,9 @@ class StepStart:
         training.updates = 0
         if self.weights is not None:
             self._restore_weights(self.weights)
+
+    def _param_groups(self) -> list[dict[str, Any]]:
+        return list(getattr(self.training.optimizer, "param_groups", []))
 
     def _restore_weights(self, weights: list[Tensor]) -> None:
         for (parameter, _), value in zip(self.grads, weights, strict=True):
@@ -152,7 +161,25 @@ class StepStart:
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:
-    return {k: v for k, v in vars(module).items() if isinstance(v, _PLAIN)}
+    """Returns copies of the attributes that are plain data; containers only its own."""
+    return {
+        k: _copied(v)
+        for k, v in vars(module).items()
+        if isinstance(v, _PLAIN) or (not k.startswith("_") and _is_plain(v))
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    """Returns a copy of a group's numbers: a step may change its learning rate."""
+    return {k: _copied(v) for k, v in group.items() if k != "params"}
 
 
 def _held(optimizer: Any) -> set[int]:
@@ -171,4 +198,11 @@ def _set_random_state(state: tuple[Any, ...]) -> None:
 
 
 def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    """Returns the value with all tensors, lists and dicts in it copied."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) is dict:
+        return {k: _copied(v) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return value

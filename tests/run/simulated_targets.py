@@ -140,6 +140,33 @@ def _finding_unused(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, find_unused_parameters=True)
 
 
+def scheduled(model: Any, optimizer: Any, rows: Any) -> None:
+    """Lowers the learning rate, and keeps what it was in a list of the model's."""
+    inner = getattr(model, "module", model)
+    inner.rates = [*getattr(inner, "rates", []), len(getattr(inner, "rates", []))]
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.7 + 0.1 * len(inner.rates)
+    optimizer.zero_grad()
+    loss(model(rows[0]), rows[1]).backward()
+    optimizer.step()
+
+
+def searched(model: Any, optimizer: Any, rows: Any) -> None:
+    """Asks for the loss several times a step; the optimizer keeps lists."""
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss(model(rows[0]), rows[1])
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+
+
+def _lbfgs(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(params, lr=0.1, max_iter=2)
+
+
 def _dropping() -> nn.Module:
     return Net()
 
@@ -149,6 +176,8 @@ _KINDS: dict[str, dict[str, Any]] = {
     "accumulated": {"train_step": accumulated, "optimizer": _adamw},
     "unsynchronised": {"train_step": unsynchronised, "model": _net(norm=True)},
     "twice": {"train_step": twice, "optimizer": _adamw, "model": _net(norm=True)},
+    "scheduled": {"train_step": scheduled},
+    "searched": {"train_step": searched, "optimizer": _lbfgs},
     "times-world": {"loss": _times_world},
     "head": {"model": _net(head=True), "wrap": _finding_unused},
     "head-not-found": {"model": _net(head=True), "wrap": DistributedDataParallel},

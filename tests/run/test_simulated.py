@@ -71,6 +71,8 @@ def _unlike(real: Quantity, played: Quantity) -> list[tuple[str, int]]:
         (_zoo("unused_head", "class_weighted"), 2, {}, "divergent"),
         (_own("clipped"), 2, {}, "equivalent"),
         (_own("accumulated"), 3, {}, "equivalent"),
+        (_own("scheduled"), 3, {}, "equivalent"),
+        (_own("searched"), 3, {}, "equivalent"),
         (_own("unsynchronised"), 2, {}, "divergent"),
         (_own("twice"), 3, {}, "divergent"),
         (_own("times-world"), 3, {}, "divergent"),
