@@ -21,6 +21,7 @@ from ddpcheck.run import rank_variables
 from ddpcheck.run.fingerprint import of_module
 from ddpcheck.target import Target, TargetRef
 
+_MOST = 64  # modules of other folders that are looked at
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python3")
 
 
@@ -180,11 +181,15 @@ def _file(name: str) -> str:
 
 
 def fingerprint(target: Target) -> int:
-    """Returns a number that changes with the state of the user's modules."""
-    del target  # functions of the Python API may use any
-    names = _names_of_users(len(sys.modules))
-    modules = [sys.modules[name] for name in names if name in sys.modules]
-    return hash(tuple(map(of_module, modules)))
+    """Returns a number that changes with the state of the user's modules.
+
+    Those of the target's folder, and others that it imported, the last first: a large
+    package of the user's own would take longer than a job.
+    """
+    own = {id(module): module for module in _own_modules(target)}
+    names = [name for name in _names_of_users(len(sys.modules)) if name in sys.modules]
+    others = {id(sys.modules[name]): sys.modules[name] for name in names[-_MOST:]}
+    return hash(tuple(map(of_module, (own | others).values())))
 
 
 def _own_modules(target: Target) -> list[types.ModuleType]:
@@ -199,5 +204,5 @@ def _own_modules(target: Target) -> list[types.ModuleType]:
 
 @functools.lru_cache(maxsize=1)
 def _names_of_users(_num_modules: int) -> list[str]:
-    """Returns the names of the user's own modules; a walk over 2,500 modules."""
-    return sorted(name for name in list(sys.modules) if _is_users(name))
+    """Returns the user's own modules as they were imported; a walk over 2,500 modules."""
+    return [name for name in list(sys.modules) if _is_users(name)]
