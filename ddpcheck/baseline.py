@@ -8,12 +8,15 @@ that every output shows them as such; what changed is said in the report's warni
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 from ddpcheck import report as reports
 from ddpcheck.errors import Problem, UsageError, cut
 from ddpcheck.render import wording
 from ddpcheck.report import EXIT_CODES, EXIT_DIVERGENT, Finding, Report
+
+_CAUSELESS = ("unknown", "sync/rank-raised", "sync/rank-died", "sync/rank-hung")
 
 
 def load(path: str) -> Report:
@@ -45,13 +48,13 @@ def apply(report: Report, known: Report, path: str) -> Report:
         raise _other_target(report, known, path)
     old = _divergent(known)
     every = dict.fromkeys(wording.run_labels(known))
-    slugs = {f.slug for f in known.findings}
+    names = {_name(f) for f in known.findings}
     labels = wording.run_labels(report)
 
     def is_known(finding: Finding) -> bool:
         """Returns whether each of its runs, if made before, had it before."""
-        return finding.slug in slugs and all(
-            finding.slug in old[labels[i]]
+        return _name(finding) in names and all(
+            _name(finding) in old[labels[i]]
             if labels[i] in old
             else labels[i] not in every
             for i in finding.runs
@@ -69,11 +72,21 @@ def apply(report: Report, known: Report, path: str) -> Report:
     return _judged(marked, known)
 
 
+def _name(finding: Finding) -> str:
+    """Returns what tells a finding from another: its slug, where that names a cause.
+
+    Where it says what happened alone, the words are the finding; lines move.
+    """
+    if finding.slug not in _CAUSELESS:
+        return finding.slug
+    return f"{finding.slug}: {re.sub('[0-9]+', '', finding.summary)}"
+
+
 def _divergent(report: Report) -> dict[str, set[str]]:
-    """Returns the slugs of every divergent run, by the run's label."""
+    """Returns the findings of every divergent run, by the run's label."""
     labels = wording.run_labels(report)
     return {
-        label: {f.slug for f in report.findings if index in f.runs}
+        label: {_name(f) for f in report.findings if index in f.runs}
         for index, label in enumerate(labels)
         if report.runs[index].verdict == "divergent"
     }

@@ -38,6 +38,25 @@ def test_new_finding_fails_and_is_named() -> None:
     assert told.warnings[0] == line
 
 
+@pytest.mark.parametrize(
+    ("summary", "exit_code"),
+    [
+        ("rank 1 raises KeyError: x, at mymodel.py:9 in forward", 0),
+        ("rank 1 raises KeyError: x, at mymodel.py:12 in forward", 0),
+        ("rank 1 raises ValueError: x, at mymodel.py:9 in forward", 1),
+    ],
+    ids=["same", "moved", "another"],
+)
+def test_finding_that_names_no_cause_is_known_by_its_words(
+    summary: str, exit_code: int
+) -> None:
+    before = "rank 1 raises KeyError: x, at mymodel.py:9 in forward"
+    fault = Finding(slug="sync/rank-raised", link="sync", runs=(1, 2), summary=before)
+    known = replace(sample.divergent(), findings=(fault,))
+    now = replace(known, findings=(replace(fault, summary=summary),))
+    assert _applied(now, known).exit_code == exit_code
+
+
 def test_known_finding_in_a_run_that_was_equal_is_new() -> None:
     known = sample.divergent()
     runs = (*known.runs[:2], replace(known.runs[2], verdict="equivalent"))

@@ -204,5 +204,5 @@ def _own_modules(target: Target) -> list[types.ModuleType]:
 
 @functools.lru_cache(maxsize=1)
 def _names_of_users(_num_modules: int) -> list[str]:
-    """Returns the user's own modules as they were imported; a walk over 2,500 modules."""
+    """Returns the user's modules in the order of import; a walk over 2,500."""
     return [name for name in list(sys.modules) if _is_users(name)]
