@@ -124,6 +124,13 @@ def test_fault_of_one_rank_is_told_and_ranks_are_replaced(
     assert not set(_pids(short)) & set(before)
 
 
+def test_ranks_that_all_work_wait_for_nobody(short: Pool, tmp_path: Path) -> None:
+    source = _target("time.sleep(600)").replace("rank() == 1", "rank() >= 0")
+    summary = _only(checked(short, tmp_path, source)).summary
+    where = f"at target.py:{LINE} in fault"
+    assert summary == f"every rank is at work, {where}; one process is done"
+
+
 def test_facts_say_what_every_rank_did_last(short: Pool, tmp_path: Path) -> None:
     code = f"{COLLECTIVE}\n    print('odd', file=sys.stderr)\n    raise OSError('x')"
     source = (

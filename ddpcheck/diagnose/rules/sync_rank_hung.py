@@ -43,7 +43,7 @@ https://github.com/pytorch/pytorch/issues/22259
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import rank_fault
+from ddpcheck.diagnose import faults, rank_fault
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.rank_table import named
 
@@ -56,13 +56,16 @@ def detect(case: Case) -> Proposal | None:
     fault = rank_fault.of(case, "hung")
     if fault is None:
         return None
-    every = len(fault.ranks) == len(case.outcome.ranks)
-    who = "every rank waits for the others" if every else f"{named(fault.ranks)} hangs"
+    who, one = f"{named(fault.ranks)} hangs", "does not wait"
+    if len(fault.ranks) == len(case.outcome.ranks):
+        who = "every rank waits for the others"
+        if set(fault.ranks) <= set(faults.busy_ranks(case)):
+            who, one = "every rank is at work", "is done"
     return rank_fault.proposal(
         case,
         fault,
         slug=SLUG,
-        summary=f"{who}{fault.where}; one process does not wait",
+        summary=f"{who}{fault.where}; one process {one}",
         fix="see what the rank waits for there; if it is only slow, give it time: "
         "--timeout-s",
     )
