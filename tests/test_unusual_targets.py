@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from pathlib import Path
 
 import pytest
@@ -175,8 +177,16 @@ def batch(step):
 }
 
 
+# Before that torch gives replicas the pairs, and its DDP cannot send complex buffers.
+SENDS_COMPLEX = "view_as_complex" in inspect.getsource(
+    importlib.import_module("torch.nn.parallel.replicate")
+)
+
+
 @pytest.mark.parametrize("name", list(RIGHT))
 def test_right_target_is_equivalent(name: str, pool: Pool, tmp_path: Path) -> None:
+    if name == "complex-rotations" and not SENDS_COMPLEX:
+        pytest.skip("DataParallel of this torch has no complex buffers")
     source, warnings, not_compared = RIGHT[name]
     report = check(pool, tmp_path, source, ("dp", "ddp"))
     assert [run.verdict for run in report.runs] == ["equivalent", "equivalent"]
