@@ -26,22 +26,18 @@ def explain(
     limit: Tolerance,
 ) -> list[Finding]:
     """Returns the findings with DataParallel's runs added, or one of their own."""
-    both = shared(findings, outcomes[rest[0]])
-    own = _own(session, outcomes, runs, rest, limit, alone=not both)
+    both = shared(findings)
+    own = _own(session, outcomes, runs, rest, limit)
     if both and not (own.fix and own.fix.verified):
         return [_with(f, rest) if f in both else f for f in findings]
     return [*findings, own]
 
 
-def shared(findings: list[Finding], outcome: RunOutcome) -> list[Finding]:
+def shared(findings: list[Finding]) -> list[Finding]:
     """Returns the findings of DDP's runs that may explain DataParallel's, too."""
-    # A loss outside the model is computed on the outputs of all replicas.
-    facts = outcome.reference.facts
-    links: tuple[str, ...] = ("loss", "backward", "update")
-    if facts["has_loss"] and not facts["has_train_step"]:
-        links = ("backward", "update")
+    # The loss is computed on all outputs, but where forward computes it.
     return [f for f in findings if f.link == "forward"] or [
-        f for f in findings if f.link in links
+        f for f in findings if f.link in ("loss", "backward", "update")
     ]
 
 
@@ -80,17 +76,15 @@ def _own(
     runs: list[Run],
     rest: list[int],
     limit: Tolerance,
-    *,
-    alone: bool,
 ) -> Finding:
     """Returns the finding for a divergence that DataParallel alone has.
 
-    `alone`: no finding of DDP's explains it.
+    Where DDP is wrong as well, one that a run has verified, or none.
     """
     run, spec = runs[rest[0]], outcomes[rest[0]].spec
     same = [r for r in runs if r.mode == "ddp" and r.world_size == run.world_size]
     ddp_is_fine = bool(same) and all(r.verdict == "equivalent" for r in same)
-    case = DataParallelCase(run=run, ddp_is_fine=alone)
+    case = DataParallelCase(run=run, ddp_is_fine=True)
     before = assemble.worst_excess(run)
     for rule in DATA_PARALLEL_RULES:
         proposal = rule.detect(case)
@@ -103,7 +97,7 @@ def _own(
             verified = after <= 1
         elif ddp_is_fine:  # the fix is to use DDP
             after, verified = assemble.worst_excess(same[0]), True
-        if proposal.speculative and not verified:
+        if not verified and (proposal.speculative or not ddp_is_fine):
             continue
         return _finding(proposal, rest, before, after, verified=verified)
     return _unknown(run, rest, ddp_is_fine=ddp_is_fine)

@@ -101,7 +101,7 @@ def _under_ddp(
     causes = search.run()
     found = findings.make(causes, search.case, search.rest, rest)
     known = [f for f in found if f.slug != findings.UNKNOWN]
-    return data_parallel.shared(known, outcome), run
+    return data_parallel.shared(known), run
 
 
 def _diagnose_simulated(

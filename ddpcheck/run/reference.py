@@ -197,7 +197,6 @@ class _Reference:
             "learning_rate": _learning_rate(training.optimizer),
             "has_batch_norm": _has_batch_norm(model),
             "has_wrap": self.target.wrap is not None,
-            "has_loss": self.target.loss is not None,
             "has_train_step": self.target.train_step is not None,
             "asks_distributed": self.seen.asks_distributed,
             "draws": self.draws,
