@@ -118,12 +118,12 @@ class _Functions:
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             if cls not in self._communicate:
                 calls = self.calls
-                result = before.__func__(cls, *args, **kwargs)
+                result = before.__get__(None, cls)(*args, **kwargs)
                 self._communicate[cls] = _is_users(cls) and self.calls > calls
                 if not self._communicate[cls]:
                     return result
             if not self._communicate[cls]:
-                return before.__func__(cls, *args, **kwargs)
+                return before.__get__(None, cls)(*args, **kwargs)
             own = "setup_context" in cls.__dict__
             context = () if own else (_Context(args),)
             return cls.forward(*context, *args, **kwargs)
