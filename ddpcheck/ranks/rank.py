@@ -16,6 +16,8 @@ from ddpcheck.ranks.messages import Job, Message, Seat
 from ddpcheck.ranks.worker import rank_main
 
 _STDERR_LINES = 20
+# The fork server tells of a process's end, after it has had a core; the pipe at once.
+_LATE_S = 5.0
 
 
 class Rank(Protocol):
@@ -76,6 +78,7 @@ class LocalRank:
         self._process = server.spawn(rank_main, (theirs, seat))
         theirs.close()
         self._log_size = 0  # when the job began
+        self._has_hung_up = self._was_waited_for = False
 
     def send(self, job: Job | None) -> None:
         """Sends through the pipe; the sentinel tells of one that is gone."""
@@ -94,11 +97,17 @@ class LocalRank:
                 message: Message = self.connection.recv()
                 return message
         except (EOFError, OSError):
-            pass
+            self._has_hung_up = True
         return None
 
     def is_alive(self) -> bool:
-        """Returns whether the process runs."""
+        """Returns whether the process runs.
+
+        One that has hung up is waited for, once: it may have closed its pipe alone.
+        """
+        if self._has_hung_up and not self._was_waited_for:
+            self._was_waited_for = True
+            self._process.join(_LATE_S)
         return bool(self._process.is_alive())
 
     @property

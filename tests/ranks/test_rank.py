@@ -1,0 +1,62 @@
+"""A rank that died is dead, also where the fork server is late to say so."""
+
+from __future__ import annotations
+
+import threading
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.ranks.messages import Seat
+from ddpcheck.ranks.rank import LocalRank
+
+
+class _Process:
+    """A process whose end the fork server tells `late_s` after its pipe has closed."""
+
+    def __init__(self, late_s: float) -> None:
+        self.ended = threading.Event()
+        self.timer = threading.Timer(late_s, self.ended.set)
+        self.sentinel, self.pid = 0, None
+        self.joins = 0
+
+    def is_alive(self) -> bool:
+        return not self.ended.is_set()
+
+    def join(self, timeout: float) -> None:
+        self.joins += 1
+        self.ended.wait(timeout)
+
+
+class _Server:
+    def __init__(self, process: _Process) -> None:
+        self.process = process
+
+    def spawn(self, _: Any, arguments: tuple[Any, ...]) -> _Process:
+        arguments[0].close()
+        self.process.timer.start()
+        return self.process
+
+
+def _rank(process: _Process, folder: Path) -> LocalRank:
+    seat = Seat(name="rank", rank=1, world_size=2, folder=str(folder), timeout_s=9.0)
+    server: Any = _Server(process)
+    return LocalRank(server, seat)
+
+
+def test_rank_that_hung_up_is_dead_once_the_server_says_so(tmp_path: Path) -> None:
+    process = _Process(late_s=0.2)
+    rank = _rank(process, tmp_path)
+    assert rank.next_message() is None
+    assert not rank.is_alive()
+
+
+def test_rank_whose_pipe_is_open_is_not_waited_for(tmp_path: Path) -> None:
+    process = _Process(late_s=0.2)
+    rank = _rank(process, tmp_path)
+    rank.connection, theirs = Pipe()
+    assert rank.next_message() is None
+    assert rank.is_alive()
+    assert process.joins == 0
+    theirs.close()
+    process.ended.wait(5)
