@@ -321,7 +321,7 @@ class Pool:
         kinds = {o.kind for o in crew.outcomes}
         if self._took_ranks_along(crew):
             raise ServerDiedError
-        if unseated := [o for o in crew.outcomes if o.kind == "unseated"]:
+        if unseated := left_standing(crew.outcomes):
             crew.kill()
             raise NoMoreProcessesError(crew.world_size, _why(unseated[0]))
         if failed or kinds != {"done"}:
@@ -376,6 +376,20 @@ def _why(unseated: Outcome) -> str:
     if unseated.raised is not None:
         return f"{unseated.raised.type_name}: {unseated.raised.message}"
     return f"a rank ended with exit code {unseated.exit_code} before it was ready"
+
+
+def left_standing(outcomes: list[Outcome]) -> list[Outcome]:
+    """Returns the ranks that found no seat.
+
+    Not those that were still taking theirs when a seated rank died in its job: to them
+    that looks like a seat that is not there. They are marked as stopped.
+    """
+    unseated = [o for o in outcomes if o.kind == "unseated"]
+    if not any(o.kind == "died" for o in outcomes):
+        return unseated
+    for outcome in unseated:
+        outcome.kind = "stopped"
+    return []
 
 
 def _grace_s(task: Task) -> float:

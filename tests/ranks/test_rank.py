@@ -7,7 +7,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.ranks.messages import Seat
+from ddpcheck.ranks.messages import Outcome, Seat
+from ddpcheck.ranks.pool import left_standing
 from ddpcheck.ranks.rank import LocalRank
 
 
@@ -60,3 +61,15 @@ def test_rank_whose_pipe_is_open_is_not_waited_for(tmp_path: Path) -> None:
     assert process.joins == 0
     theirs.close()
     process.ended.wait(5)
+
+
+def test_rank_that_takes_its_seat_while_another_dies_is_no_missing_one() -> None:
+    seated, standing = Outcome(rank=1, kind="died"), Outcome(rank=0, kind="unseated")
+    assert left_standing([standing, seated]) == []
+    assert standing.kind == "stopped"
+
+
+def test_rank_that_finds_no_seat_is_missing() -> None:
+    standing = Outcome(rank=0, kind="unseated")
+    assert left_standing([standing, Outcome(rank=1, kind="raised")]) == [standing]
+    assert standing.kind == "unseated"
