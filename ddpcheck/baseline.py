@@ -131,23 +131,17 @@ def _changes(report: Report, known: Report) -> list[str]:
     return [f"{what}: {cut(items)}" for what, items in parts.items() if items]
 
 
-def check_paths(path: str, written: dict[str, str]) -> None:
-    """Says so where this check would write over its baseline.
-
-    Raises:
-        UsageError: baseline-overwritten.
-    """
-    for option, other in written.items():
-        if other and Path(other).resolve() == Path(path).resolve():
-            raise UsageError(
-                Problem(
-                    slug="baseline-overwritten",
-                    message=f"{option} would write over the baseline",
-                    expected="a baseline that no check writes to",
-                    found=f"{path} for both",
-                    fix=f"cp {path} baseline.json, and --baseline baseline.json",
-                )
-            )
+def overwritten(path: str, option: str) -> UsageError:
+    """Returns the error for a check that would write over its baseline."""
+    return UsageError(
+        Problem(
+            slug="baseline-overwritten",
+            message=f"{option} would write over the baseline",
+            expected="a baseline that no check writes to",
+            found=f"{path} for both",
+            fix=f"cp {path} baseline.json, and --baseline baseline.json",
+        )
+    )
 
 
 def _unreadable(path: str, found: str) -> UsageError:

@@ -96,25 +96,31 @@ def _baseline(baseline: str, target: Path, wanted: Outputs) -> Report | None:
         "--sarif": wanted.sarif,
         "--report-dir": str(folder / "report.json"),
     }
-    _check_kept(target, written)
+    if option := _writer_of(target, written):
+        raise _overwritten(target, option, written[option])
     if not baseline:
         return None
-    baselines.check_paths(baseline, written)
+    if option := _writer_of(Path(baseline), written):
+        raise baselines.overwritten(baseline, option)
     return baselines.load(baseline)
 
 
-def _check_kept(target: Path, written: dict[str, str]) -> None:
-    for option, path in written.items():
-        if path and Path(path).resolve() == target.resolve():
-            raise UsageError(
-                Problem(
-                    slug="target-overwritten",
-                    message=f"{option} would write over the target",
-                    expected="a file of its own for every report",
-                    found=f"{path} for both",
-                    fix=f"ddpcheck {target} {option} report{_SUFFIXES.get(option, '')}",
-                )
-            )
+def _writer_of(path: Path, written: dict[str, str]) -> str:
+    """Returns the option whose file is this one, "" where none's is."""
+    same = (o for o, p in written.items() if p and Path(p).resolve() == path.resolve())
+    return next(same, "")
+
+
+def _overwritten(target: Path, option: str, path: str) -> UsageError:
+    return UsageError(
+        Problem(
+            slug="target-overwritten",
+            message=f"{option} would write over the target",
+            expected="a file of its own for every report",
+            found=f"{path} for both",
+            fix=f"ddpcheck {target} {option} report{_SUFFIXES.get(option, '')}",
+        )
+    )
 
 
 _SUFFIXES = {"--json": ".json", "--junit-xml": ".xml", "--sarif": ".sarif"}

@@ -14,7 +14,7 @@ from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import Report
 from ddpcheck.target import TargetRef
-from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.negative_controls import CONTROLS, HEAD
 
 
 def check(
@@ -112,19 +112,7 @@ model = Net()
         [],
         [],
     ),
-    "sparse-gradients": (
-        """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.head = nn.Embedding(5, 4, sparse=True), nn.Linear(4, 3)
-    def forward(self, ids):
-        return self.head(self.words(ids).mean(1))
-model, batch = Net(), (torch.randint(0, 5, (8, 6)), torch.arange(8) % 3)
-""",
-        [],
-        [],
-    ),
+    "sparse-gradients": (CONTROLS["sparse-embedding"], [], []),
     # As torchrun sets it, before the file is read.
     "world-size-kept-at-import": (
         """
