@@ -103,6 +103,7 @@ class WarmRanks:
             name: of the target in the report.
             given: what a target file may define besides, and settings.
         """
+        __tracebackhide__ = True
         options = options_of(given)
         self.start()
         assert self._pool is not None
@@ -112,8 +113,9 @@ class WarmRanks:
             ref = self._ref(model, batch, loss, given)
             session = Session(self._pool, ref, budget=self._budget)
             report = checking.check(self._pool, ref, options, session=session)
-        except (UsageError, CannotCheckError):
-            raise
+        except (UsageError, CannotCheckError) as error:
+            # The user's own line is what a test's traceback should end at.
+            raise error.with_traceback(None) from error.__cause__
         except BaseException:
             self.close()  # in an unknown state; the next check starts anew
             raise

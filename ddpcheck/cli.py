@@ -93,7 +93,7 @@ exit codes:
   0  equivalent: every comparison is within the tolerance
   1  divergent: the cause is in the report, where one is known
   2  usage error: the target file or an option is wrong
-  3  could not check: hang, crash, nothing compared
+  3  could not check: hang, crash, nothing compared; a file cannot be written
   130, 143  interrupted, terminated
 """
 
@@ -117,6 +117,7 @@ _SETTINGS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
+    output.open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     member = _member()
     speaks = member is None or member.is_leader
@@ -165,7 +166,7 @@ def _run(arguments: list[str], member: Member | None = None) -> int:  # noqa: PL
     if args.rules:
         return commands.rules()
     if args.render is not None:
-        return commands.render(args.render, args.format, wanted)
+        return commands.render(args.render, args.format or "terminal", wanted)
     if args.suite:
         return commands.suite(_given(args))
     command = shlex.join(["ddpcheck", *arguments])
@@ -224,7 +225,7 @@ def _add_ways_in(made: argparse.ArgumentParser) -> None:
     ways.add_argument("--explain")
     ways.add_argument("--render")
     made.add_argument("-h", "--help", action="store_true")
-    made.add_argument("--format", choices=commands.RENDER_FORMATS, default="terminal")
+    made.add_argument("--format", choices=commands.RENDER_FORMATS)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -241,6 +242,8 @@ class _Parser(argparse.ArgumentParser):
             self.error("no TARGET was given")
         if parsed.target is not None and way and not parsed.help:
             self.error(f"{parsed.target} was given beside another way in")
+        if parsed.format and parsed.render is None:
+            self.error("--format is an option of --render alone")
         return parsed
 
     def error(self, message: str) -> NoReturn:

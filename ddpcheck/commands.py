@@ -14,7 +14,7 @@ from ddpcheck import output, settings
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.output import Outputs
 from ddpcheck.progress import Progress
-from ddpcheck.report import Report
+from ddpcheck.report import EXIT_NOT_CHECKED, Report
 
 if TYPE_CHECKING:
     from ddpcheck.nodes import Member
@@ -79,8 +79,9 @@ def check(
     report = dataclasses.replace(report, command=command, target=told)
     if known is not None:
         report = baselines.apply(report, known, baseline)
-    output.show(report, wanted)
-    return report.exit_code
+    written = output.show(report, wanted)
+    # Who asked for a file and got none must not read success.
+    return report.exit_code or (0 if written else EXIT_NOT_CHECKED)
 
 
 def _baseline(baseline: str, target: Path, wanted: Outputs) -> Report | None:
@@ -89,7 +90,7 @@ def _baseline(baseline: str, target: Path, wanted: Outputs) -> Report | None:
     Raises:
         UsageError: the report would write over what it is made of.
     """
-    folder = output.folder_of(target.name, wanted.report_dir)
+    folder = output.folder_of(str(target), wanted.report_dir)
     written = {
         "--json": wanted.json,
         "--junit-xml": wanted.junit_xml,

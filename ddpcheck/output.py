@@ -70,28 +70,55 @@ def _random_kept() -> Iterator[None]:
 
 
 @_random_kept()
-def show(report: Report, wanted: Outputs) -> None:
+def show(report: Report, wanted: Outputs) -> bool:
     """Writes the report to every place that is wanted.
 
-    The verdict is printed whatever happens to the files.
+    The verdict is printed whatever happens to the files. Returns whether all files
+    and standard output that options name were written.
     """
-    folder = folder_of(report.target.name, wanted.report_dir)
+    folder = folder_of(report.target.path or report.target.name, wanted.report_dir)
     path = write_report(report, folder)
-    for form in MACHINE_FORMS:
-        place = getattr(wanted, FIELDS[form])
-        if place and place != STDOUT:
-            write_file(Path(place), render(report, form))
+    places = {form: getattr(wanted, FIELDS[form]) for form in MACHINE_FORMS}
+    written = [
+        write_file(Path(place), render(report, form))
+        for form, place in places.items()
+        if place and place != STDOUT
+    ]
     form_alone = wanted.alone()
-    say(render(report, form_alone) if form_alone else terminal(report, wanted, path))
+    text = render(report, form_alone) if form_alone else terminal(report, wanted, path)
+    written.append(say(text) or not form_alone)
     if wanted.github:
         # Both streams are read for commands; what is for machines must stay so.
         say(render(report, "github"), sys.stderr if form_alone else None)
         _write_summary(report)
+    return all(written)
 
 
-def folder_of(name: str, report_dir: str) -> Path:
-    """Returns the folder that holds the files of a target: reports/mymodel."""
-    return Path(report_dir) / (Path(name).stem or "target")
+def folder_of(target: str, report_dir: str) -> Path:
+    """Returns the folder that holds the files of a target: reports/mymodel.
+
+    Where the report of a target of the same name lies there, the folder that the
+    target is in tells them apart: reports/mymodel-vision.
+    """
+    path = Path(target)
+    plain = Path(report_dir) / (path.stem or "target")
+    earlier = _target_in(plain)
+    if not earlier or _is_same(earlier, target):
+        return plain
+    return plain.with_name(f"{plain.name}-{path.absolute().parent.name}")
+
+
+def _target_in(folder: Path) -> str:
+    """Returns the path of the target whose report lies here, "" for none."""
+    try:
+        text = (folder / "report.json").read_text(encoding="utf-8")
+        return reports.from_json(text).target.path
+    except (OSError, ValueError):
+        return ""  # no report of ours: someone else's files stay
+
+
+def _is_same(path: str, other: str) -> bool:
+    return Path(path).absolute() == Path(other).absolute()
 
 
 def write_report(report: Report, folder: Path) -> str:
@@ -160,12 +187,8 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def _remove_stale(report: Report, folder: Path) -> None:
-    try:
-        text = (folder / "report.json").read_text(encoding="utf-8")
-        earlier = reports.from_json(text).target.path
-    except (OSError, ValueError):
-        return  # no report of ours: someone else's files stay
-    if Path(earlier).absolute() != Path(report.target.path).absolute():
+    earlier = _target_in(folder)
+    if not earlier or not _is_same(earlier, report.target.path):
         return
     for name in FILES:
         _remove(folder / name)
@@ -254,8 +277,26 @@ def warn(text: str) -> None:
     say(f"ddpcheck: warning: {text}\n", sys.stderr)
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
-    """Writes `text` to `stream` or stdout; a reader that has gone is no error."""
+def open_closed_streams() -> None:
+    """Opens to nowhere what the shell closed (`>&-`) of the three standard streams.
+
+    The next file to be opened would get the number, and what is printed with it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+            os.set_inheritable(opened, True)  # children print too
+            mode = "w" if number else "r"
+            setattr(sys, name, os.fdopen(opened, mode, encoding="utf-8"))
+
+
+def say(text: str, stream: TextIO | None = None) -> bool:
+    """Writes `text` to `stream` or stdout; False where it does not take it.
+
+    A reader that has gone is no error.
+    """
     stream = stream or sys.stdout
     try:
         stream.write(text)
@@ -263,13 +304,15 @@ def say(text: str, stream: TextIO | None = None) -> None:
     except UnicodeEncodeError:
         encoding = stream.encoding or "ascii"
         plain = text.encode(encoding, "backslashreplace").decode(encoding)
-        say(plain, stream)
+        return say(plain, stream)
     except BrokenPipeError:
         _silence(stream)
     except OSError as error:  # a full disk behind `> file`
         _silence(stream)
         if stream is not sys.stderr:
             warn(f"cannot write to standard output: {_reason(error)}")
+        return False
+    return True
 
 
 def _silence(stream: TextIO) -> None:

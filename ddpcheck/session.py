@@ -66,6 +66,10 @@ class CannotCheckError(Exception):
         super().__init__(message)
         self.message, self.detail = message, detail
 
+    def __str__(self) -> str:
+        """What happened, and below it the stack or the last output."""
+        return f"{self.message}\n{self.detail}".rstrip("\n")
+
 
 class Session:
     """A pool with one target loaded."""

@@ -25,6 +25,8 @@ NOISE_MODES = ("asis", "sample")
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 
+_MOST_SEED = 2**31 - 1  # numpy takes 32 bits; ranks add their number to it
+
 # Also settable in the target file; pyproject.toml comes after it.
 _OF_TARGETS = ("world_sizes", "simulate", "tolerance")
 
@@ -47,12 +49,12 @@ class Setting:
         return "--no-fix" if self.name == "fix" else "--" + self.name.replace("_", "-")
 
 
-def _whole(value: Any, least: int) -> int:
+def _whole(value: Any, least: int, most: float = math.inf) -> int:
     is_text = isinstance(value, str)
     if not is_text and (not isinstance(value, int) or isinstance(value, bool)):
         raise ValueError
     number = int(value)
-    if number < least:
+    if not least <= number <= most:
         raise ValueError
     return number
 
@@ -186,7 +188,7 @@ SETTINGS = (
     ),
     Setting(
         name="accept",
-        expected="slugs of rules, each with a reason",
+        expected="SLUG=REASON, with a slug of --rules",
         example="numeric/reassociation=known",
         read=_accept,
     ),
@@ -205,9 +207,9 @@ SETTINGS = (
     ),
     Setting(
         name="seed",
-        expected="a whole number from 0",
+        expected="a whole number from 0 to 2147483647",
         example="0",
-        read=lambda value: _whole(value, 0),
+        read=lambda value: _whole(value, 0, _MOST_SEED),
     ),
     Setting(name="report_dir", expected="a folder", example="reports", read=_text),
 )

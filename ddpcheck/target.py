@@ -167,16 +167,18 @@ def check_file(path: Path) -> None:
     Raises:
         UsageError: target-missing-file.
     """
-    if path.is_file():
+    is_notebook = path.suffix == ".ipynb"
+    if path.is_file() and not is_notebook:
         return
-    kind = "a folder" if path.is_dir() else "nothing"
+    kind = "a folder" if path.is_dir() else "a notebook" if is_notebook else "nothing"
+    fix = "check the path, or write a template: ddpcheck --init mymodel.py"
     raise UsageError(
         Problem(
             slug="target-missing-file",
-            message=f"{path} is no file",
+            message=f"{path} is no {'Python ' if is_notebook else ''}file",
             expected="a Python file that defines model, batch and loss",
             found=kind,
-            fix="check the path, or write a template: ddpcheck --init mymodel.py",
+            fix=f"jupyter nbconvert --to script {path}" if is_notebook else fix,
         )
     )
 
@@ -335,14 +337,8 @@ def _check_no_arguments(target: Target) -> None:
 
 
 def _check_kind(name: str, key: str, value: Any) -> None:
-    from torch import nn  # noqa: PLC0415
-
-    right = callable(value)
-    if key == "model":
-        right = callable(value) or isinstance(value, nn.Module)
-    elif key == "batch":
-        right = callable(value) or isinstance(value, tuple | list | dict)
-    if right:
+    held = tuple | list | dict | UserDict
+    if callable(value) or (key == "batch" and isinstance(value, held)):
         return
     raise UsageError(
         Problem(

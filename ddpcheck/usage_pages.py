@@ -219,10 +219,11 @@ A loss per sample is reduced by .mean(), or by a sum over a count. A loss that r
 None lacks a `return`; a float has lost its gradient.
 """,
     "target-missing-file": """
-TARGET is not a file.
+TARGET is not a Python file.
 
 TARGET is the path of a Python file; file.py:Name picks its model. Modules
-(package.module) and folders are not taken. ddpcheck --init writes a template.
+(package.module), folders and notebooks are not taken; `jupyter nbconvert --to script`
+makes a file of a notebook. ddpcheck --init writes a template.
 """,
     "target-model-kind": """
 model must make a torch.nn.Module, without arguments.

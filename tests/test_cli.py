@@ -51,6 +51,7 @@ def test_help_has_the_exit_codes() -> None:
         (["x.py", "--steps"], "--steps: expected one argument", "ddpcheck --help"),
         (["x.py", "-q", "-v"], "not allowed with argument", "ddpcheck --help"),
         (["x.py", "--demo"], "x.py was given beside another way in", "--help"),
+        (["x.py", "--format", "html"], "an option of --render alone", "--help"),
         (["--demo", "--rules"], "not allowed with argument", "ddpcheck --help"),
         (["--explain"], "--explain: expected one argument", "ddpcheck --help"),
         (

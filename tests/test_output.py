@@ -57,6 +57,24 @@ def test_equivalence_removes_the_files_of_the_same_target_only(tmp_path: Path) -
     assert _names(folder) == ["notes.txt"]
 
 
+def test_targets_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
+    """Else the second report takes the first one's place, and a clean check both."""
+    output.show(_divergent("vision/mymodel.py"), Outputs(report_dir=str(tmp_path)))
+    output.show(_divergent("audio/mymodel.py"), Outputs(report_dir=str(tmp_path)))
+    assert _names(tmp_path) == ["mymodel", "mymodel-audio"]
+    output.show(_equivalent("audio/mymodel.py"), Outputs(report_dir=str(tmp_path)))
+    assert _names(tmp_path) == ["mymodel"]
+    again = output.folder_of("vision/mymodel.py", str(tmp_path))
+    assert again == tmp_path / "mymodel"
+
+
+def test_show_says_whether_all_that_was_asked_for_is_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    good, bad = str(tmp_path / "out.json"), str(tmp_path / "file" / "out.json")
+    assert output.show(_equivalent(), Outputs(json=good, junit_xml=good, quiet=True))
+    assert not output.show(_equivalent(), Outputs(json=good, sarif=bad, quiet=True))
+
+
 def test_files_of_others_stay(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text('{"mine": 1}', encoding="utf-8")
     output.write_report(_equivalent(), tmp_path)

@@ -235,6 +235,29 @@ def test_reader_that_has_gone_changes_nothing(terminal: Terminal) -> None:
     assert (command.process.returncode, err) == (0, "")
 
 
+def test_closed_streams_change_no_exit_code(terminal: Terminal) -> None:
+    """`>&- 2>&- <&-`: files that are opened next would take their numbers."""
+    name = terminal.write(target())
+    line = f"{sys.executable} -m ddpcheck {name} {' '.join(QUICK)} >&- 2>&- <&-"
+    done = subprocess.run(
+        ["sh", "-c", line],
+        cwd=terminal.folder,
+        env=terminal.environment,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+
+
+def test_file_that_cannot_be_written_is_no_success(terminal: Terminal) -> None:
+    ended = terminal.run(terminal.write(target()), *QUICK, "--sarif", "mymodel.py/a")
+    assert ended.exit_code == 3
+    assert ended.stdout.splitlines()[-1].startswith("EQUIVALENT: ")
+    assert ended.stderr == (
+        "ddpcheck: warning: cannot write mymodel.py/a: File exists\n"
+    )
+
+
 def test_importing_the_whole_tool_leaves_torch_out() -> None:
     program = (
         "import sys, ddpcheck.checking, ddpcheck.cli, ddpcheck.commands\n"

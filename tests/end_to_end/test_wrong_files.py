@@ -85,3 +85,17 @@ def test_path_that_is_no_file_is_told(name: str, found: str, tmp_path: Path) -> 
         "  fix        check the path, or write a template: ddpcheck --init mymodel.py\n"
         "  more       ddpcheck --explain target-missing-file"
     )
+
+
+def test_notebook_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "train.ipynb"
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        target.check_file(path)
+    assert str(caught.value) == (
+        f"ddpcheck: {path} is no Python file [target-missing-file]\n"
+        "  expected   a Python file that defines model, batch and loss\n"
+        "  found      a notebook\n"
+        f"  fix        jupyter nbconvert --to script {path}\n"
+        "  more       ddpcheck --explain target-missing-file"
+    )
