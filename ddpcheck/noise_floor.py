@@ -1,18 +1,27 @@
 """How exactly the reference repeats itself: the tolerance, and what rounding does.
 
 One process on a permuted batch, with a rescaled backward, is the same mathematics
-with other rounding. What differs then differs for no other reason.
+with other rounding. What differs then differs for no other reason. Where the order of
+the samples matters (neighbours are pairs), that of the shards does not, if training on
+ranks can be right at all: an average over ranks has no order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddpcheck import assemble, tolerance
 from ddpcheck.errors import cut
 from ddpcheck.report import Run, Tolerance
 from ddpcheck.run.spec import FINE_RTOL, RunSpec
 from ddpcheck.session import RunOutcome, Session
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_SAMPLES = 1  # RunSpec.permute: every sample by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,25 +83,69 @@ def measure(
     runs = [assemble.to_run(outcome, default.rtol) for outcome in outcomes]
     if all(run.verdict != "divergent" for run in runs):
         return Floor(limit=default, weights={})
-    # In every tensor, however little it differs.
-    fine = base.but(mode="single", permute=True, rtol=FINE_RTOL)
-    again = session.run([fine])[0]
-    measured = assemble.to_run(again, again.spec.rtol)
-    if measured.faults or measured.gradients.worst is None:
+    smallest = min((r.world_size for r in runs if r.world_size > 1), default=1)
+    repetitions = (_Repetition.make(session, base, n) for n in (_SAMPLES, smallest))
+    found = [r for r in _until_rounding(repetitions) if r is not None]
+    if not found:
         return Floor(limit=default, weights={})
-    gradients = measured.gradients.worst.excess * again.spec.rtol
-    first = measured.gradients.excess_by_step[0] * again.spec.rtol
-    if tolerance.is_rounding(base.dtype, first, gradients):
-        limit = tolerance.from_floor(base.dtype, gradients, first)
-        weights = _amplified(again, limit)
-        if weights:
-            return Floor(limit=limit, weights=weights)
-    worst = _worst(measured) * again.spec.rtol
-    return Floor(limit=tolerance.from_floor(base.dtype, worst, first), weights={})
+    return (found[-1] if found[-1].is_rounding else found[0]).floor()
 
 
-def _worst(run: Run) -> float:
-    return max(q.worst.excess for q in (run.gradients, run.weights) if q.worst)
+def _until_rounding(
+    repetitions: Iterable[_Repetition | None],
+) -> Iterator[_Repetition | None]:
+    """Yields them up to the first that differs by rounding alone."""
+    for repetition in repetitions:
+        yield repetition
+        if repetition is not None and repetition.is_rounding:
+            return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Repetition:
+    """One process again, its batch in another order."""
+
+    outcome: RunOutcome
+    run: Run
+    first: float  # relative difference of the first step's gradients
+    gradients: float  # of all steps'
+
+    @classmethod
+    def make(cls, session: Session, base: RunSpec, permute: int) -> Self | None:
+        """Returns the repetition, None where it failed or nothing was compared."""
+        # In every tensor, however little it differs.
+        fine = base.but(mode="single", permute=permute, rtol=FINE_RTOL)
+        outcome = session.run([fine])[0]
+        run = assemble.to_run(outcome, outcome.spec.rtol)
+        if run.faults or run.gradients.worst is None:
+            return None
+        return cls(
+            outcome=outcome,
+            run=run,
+            first=run.gradients.excess_by_step[0] * outcome.spec.rtol,
+            gradients=run.gradients.worst.excess * outcome.spec.rtol,
+        )
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the gradients differ by no more than rounding can."""
+        dtype = self.outcome.spec.dtype
+        return tolerance.is_rounding(dtype, self.first, self.gradients)
+
+    def floor(self) -> Floor:
+        """Returns the tolerance that follows."""
+        spec = self.outcome.spec
+        what = "batch" if spec.permute == _SAMPLES else "order of shards"
+        if self.is_rounding:
+            limit = tolerance.from_floor(
+                spec.dtype, self.gradients, self.first, permuted=what
+            )
+            if weights := _amplified(self.outcome, limit):
+                return Floor(limit=limit, weights=weights)
+        judged = (self.run.gradients, self.run.weights)
+        worst = max(q.worst.excess for q in judged if q.worst) * spec.rtol
+        limit = tolerance.from_floor(spec.dtype, worst, self.first, permuted=what)
+        return Floor(limit=limit, weights={})
 
 
 def _amplified(again: RunOutcome, limit: Tolerance) -> dict[str, float]:

@@ -283,13 +283,19 @@ def open_closed_streams() -> None:
     The next file to be opened would get the number, and what is printed with it.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
+        if not _is_open(number):
             opened = os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
             os.set_inheritable(opened, True)  # children print too
             mode = "w" if number else "r"
             setattr(sys, name, os.fdopen(opened, mode, encoding="utf-8"))
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def say(text: str, stream: TextIO | None = None) -> bool:

@@ -101,7 +101,7 @@ class Session:
             mode="single",
             world_size=1,
             batch_norm="frozen" if spec.batch_norm == "frozen" else "asis",
-            permute=False,
+            permute=0,
             fixes=tuple(f for f in spec.fixes if f.startswith("target.")),
             tile=spec.tile,
             floors=(),

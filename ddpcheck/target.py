@@ -337,8 +337,8 @@ def _check_no_arguments(target: Target) -> None:
 
 
 def _check_kind(name: str, key: str, value: Any) -> None:
-    held = tuple | list | dict | UserDict
-    if callable(value) or (key == "batch" and isinstance(value, held)):
+    is_held = key == "batch" and isinstance(value, tuple | list | dict | UserDict)
+    if is_held or callable(value):
         return
     raise UsageError(
         Problem(

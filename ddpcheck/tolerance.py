@@ -55,7 +55,9 @@ def chosen(rtol: float) -> Tolerance:
     return Tolerance(rtol=rtol, origin="set by the user")
 
 
-def from_floor(dtype: str, floor: float, first: float) -> Tolerance:
+def from_floor(
+    dtype: str, floor: float, first: float, *, permuted: str = "batch"
+) -> Tolerance:
     """Returns the tolerance after the noise floor was measured.
 
     Args:
@@ -63,24 +65,26 @@ def from_floor(dtype: str, floor: float, first: float) -> Tolerance:
         floor: the smallest rtol at which the reference equals itself on a permuted
             batch.
         first: the same of the first step alone.
+        permuted: what was: the batch, or the order of shards.
     """
     base = default(dtype)
     if not is_rounding(dtype, first, floor):
         origin = (
-            f"{base.origin}; one process on a permuted batch differs by {floor:.3g}, "
-            "too much for rounding: the order of the samples matters to this target"
+            f"{base.origin}; one process on a permuted {permuted} differs by "
+            f"{floor:.3g}, too much for rounding: the order of the samples matters to "
+            "this target"
         )
         return Tolerance(rtol=base.rtol, origin=origin, noise_floor=floor)
     rtol = floor * FLOOR_FACTOR
     origin = (
         f"{FLOOR_FACTOR:g} x the noise floor {floor:.3g}, measured: one process "
-        "repeated on a permuted batch"
+        f"repeated on a permuted {permuted}"
     )
     if dtype == "float64" and first > _PURE_FLOAT64 and rtol < _FLOAT32_EPSILON:
         rtol = _FLOAT32_EPSILON
         origin = (
             "the epsilon of float32: the model computes in float32 inside (one process "
-            f"repeated on a permuted batch differs by {floor:.3g})"
+            f"repeated on a permuted {permuted} differs by {floor:.3g})"
         )
     if rtol <= base.rtol:
         return Tolerance(rtol=base.rtol, origin=base.origin, noise_floor=floor)

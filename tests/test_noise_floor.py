@@ -95,3 +95,57 @@ def test_sound_run_is_measured_no_further(
     report = checking.check(pool, TargetRef(path=str(path)), options)
     assert (report.verdict, report.warnings) == ("equivalent", ())
     assert report.tolerance.noise_floor is None
+
+
+# Rows 2i and 2i + 1 are a pair: any order of the samples is other mathematics, an
+# order of the shards is not. The last layer computes in float32.
+PAIRS = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+class Reward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32))
+        self.score = nn.Linear(32, 1, bias=False)
+    def forward(self, x):
+        return F.linear(self.body(x).float(), self.score.weight.float()).squeeze(-1)
+
+def model():
+    torch.manual_seed(0)
+    return Reward()
+
+def batch():
+    noise = torch.Generator().manual_seed(0)
+    return torch.randn(16, 8, generator=noise), torch.zeros(16)
+
+def loss(r, target):
+    return -F.logsigmoid(r[0::2] - r[1::2]).SUM()
+"""
+
+
+def _check_pairs(pool: Pool, folder: Path, reduction: str) -> Report:
+    path = folder / "mymodel.py"
+    path.write_text(PAIRS.replace("SUM", reduction), encoding="utf-8")
+    options = Options(world_sizes=(2, 4), modes=("ddp",))
+    return checking.check(pool, TargetRef(path=str(path)), options)
+
+
+def test_rounding_is_measured_where_the_order_of_samples_matters(
+    pool: Pool, tmp_path: Path
+) -> None:
+    report = _check_pairs(pool, tmp_path, "mean")
+    assert report.verdict == "equivalent"
+    assert 1e-7 < report.tolerance.rtol < 1e-4
+    assert "permuted order of shards" in report.tolerance.origin
+
+
+def test_cause_is_found_where_the_order_of_samples_matters(
+    pool: Pool, tmp_path: Path
+) -> None:
+    report = _check_pairs(pool, tmp_path, "sum")
+    (finding,) = report.findings
+    assert (finding.slug, finding.runs) == ("loss/sum-reduction", (0, 1))
+    assert finding.fix is not None
+    assert finding.fix.verified is True

@@ -47,7 +47,8 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
         batches = [_tiled(b, spec.tile) for b in batches]
     if spec.permute:
         batches = [
-            tree.permute(b, _permutation(batch_size(target, b))) for b in batches
+            tree.permute(b, _order(spec.permute, batch_size(target, b)))
+            for b in batches
         ]
     if spec.device != "cpu":
         batches = [tree.replace(b, lambda _, t: t.to(spec.device)) for b in batches]
@@ -73,6 +74,13 @@ def _sorted(batch: Any, size: int) -> Any:
             keys += values.reshape(size, -1).double().mean(1)
     is_flat = bool((keys == keys[0]).all())
     return tree.permute(batch, _permutation(size) if is_flat else keys.argsort())
+
+
+def _order(permute: int, size: int) -> torch.Tensor:
+    """Returns the order of RunSpec.permute."""
+    if permute == 1:
+        return _permutation(size)
+    return torch.cat(torch.arange(size).tensor_split(permute)[::-1])
 
 
 def _permutation(size: int) -> torch.Tensor:

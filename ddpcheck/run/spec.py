@@ -28,7 +28,8 @@ class RunSpec:
 
     `fixes` are interventions by name (see ddpcheck.diagnose.interventions).
     `permute` reorders the batch and rescales the backward pass: the same mathematics
-    with other rounding, the measure of a run's own noise.
+    with other rounding, the measure of a run's own noise. 0: not at all; 1: samples at
+    random; W: the W shards, last one first.
     """
 
     mode: str
@@ -44,7 +45,7 @@ class RunSpec:
     device: str = "cpu"
     steps: int = 3
     seed: int = 0
-    permute: bool = False
+    permute: int = 0
     # The samples in another order, in the reference too: other shards, same batch.
     shuffle: bool = False
     # The first samples alone; 0: the batch as it is.

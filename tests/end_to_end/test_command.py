@@ -240,7 +240,7 @@ def test_closed_streams_change_no_exit_code(terminal: Terminal) -> None:
     name = terminal.write(target())
     line = f"{sys.executable} -m ddpcheck {name} {' '.join(QUICK)} >&- 2>&- <&-"
     done = subprocess.run(
-        ["sh", "-c", line],
+        ["/bin/sh", "-c", line],
         cwd=terminal.folder,
         env=terminal.environment,
         timeout=60,

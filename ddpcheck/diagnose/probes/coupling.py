@@ -1,12 +1,14 @@
-"""Whether the loss at one sample depends on other samples, output by output.
+"""Whether the loss at one sample depends on others, output by output.
 
-The second half of the samples is changed; what moves is the loss's gradient at the
-outputs of the first half.
+Some samples are changed; what moves is the loss's gradient at the outputs of the rest.
+The second half of the batch is changed, then every other shard: views that are stacked
+couple samples far apart, pairs of neighbours those beside a shard's border.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -19,13 +21,19 @@ Grads = dict[tuple[int, str], Tensor | None]  # by (micro-batch, key)
 Perturb = Callable[[str, Tensor], Tensor]
 # (perturb, batch) -> gradients at the cut outputs
 Pass = Callable[[Perturb, Any], Grads]
+# (values, which rows, the dimension of rows, key) -> values with these rows changed
+Change = Callable[[Tensor, Tensor, int, str], Tensor]
 
 _NUDGE = 0.05  # of an output's own spread
 _LITTLE = 1e-4  # of a nudge
 
 
 def measure(
-    run: Pass, grads: Grads, dim: Callable[[str, Tensor], int], batch: Any
+    run: Pass,
+    grads: Grads,
+    dim: Callable[[str, Tensor], int],
+    batch: Any,
+    world_size: int,
 ) -> Couplings:
     """Returns the couplings of a loss.
 
@@ -34,51 +42,109 @@ def measure(
         grads: of the first pass.
         dim: the dimension of a key's tensor that is the sample.
         batch: the global batch.
+        world_size: number of shards.
     """
+    parts = [_Part(2, _is_second_half)]
+    if world_size > 2 and _has_one_batch(grads):  # noqa: PLR2004 (halves are the shards)
+        parts.append(_Part(world_size, _is_odd_shard))
+    return _largest(_Trial(run, grads, dim, part).of(batch) for part in parts)
 
-    def moved(perturb: Perturb, changed: Any) -> dict[str, Tensor] | None:
-        try:
-            found = run(perturb, changed)
-        except Exception:  # noqa: BLE001 (a loss may refuse perturbed outputs)
-            return None
-        return _differences(grads, found, dim)
 
-    tops = _tops(grads)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The samples that are changed: of so many rows, those for which this is True."""
 
-    def relative(differences: dict[str, Tensor] | None) -> dict[str, float]:
+    shards: int
+    choose: Callable[[int, int], Tensor]
+
+    def rows(self, size: int) -> Tensor:
+        """Returns whether each row is changed; a bool tensor (size,)."""
+        return self.choose(size, self.shards)
+
+    def along(self, value: Tensor, at: int) -> Tensor:
+        """Returns the same, in a shape that spreads over `value`."""
+        shape = [1] * value.dim()
+        shape[at] = -1
+        return self.rows(value.shape[at]).view(shape)
+
+
+def _is_second_half(size: int, _: int) -> Tensor:
+    return torch.arange(size) >= size // 2
+
+
+def _is_odd_shard(size: int, shards: int) -> Tensor:
+    parts = torch.arange(size).tensor_split(shards)
+    return torch.cat([torch.full_like(p, i % 2) for i, p in enumerate(parts)]).bool()
+
+
+def _has_one_batch(grads: Grads) -> bool:
+    """Returns whether there are no micro-batches, whose shards are others."""
+    return all(number == 0 for number, _ in grads)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What moves where this part of the samples is changed."""
+
+    run: Pass
+    grads: Grads
+    dim: Callable[[str, Tensor], int]
+    part: _Part
+
+    def of(self, batch: Any) -> Couplings:
+        """Returns the couplings that changes of outputs and of targets show."""
+        copied, turned = self._relative(_copied, batch), self._relative(_turned, batch)
+        slope = self._relative(_nudged(_NUDGE * _LITTLE), batch)
+        return Couplings(
+            nudged=self._relative(_nudged(_NUDGE), batch),
+            slope={k: v / _LITTLE for k, v in slope.items()},
+            copied=_larger(copied, turned),
+            targets=self._of_targets(batch) if _has_one_batch(self.grads) else {},
+        )
+
+    def _relative(self, change: Change, batch: Any) -> dict[str, float]:
+        def perturb(key: str, value: Tensor) -> Tensor:
+            at = self.dim(key, value)
+            return change(value, self.part.along(value, at), at, key)
+
+        tops = _tops(self.grads)
         return {
             key: float(d.abs().max()) / tops[key]
-            for key, d in (differences or {}).items()
+            for key, d in (self._moved(perturb, batch) or {}).items()
             if d.numel() and tops.get(key) and bool(d.isfinite().all())
         }
 
-    def nudge(key: str, value: Tensor) -> Tensor:
-        return _nudged(key, value, dim(key, value), _NUDGE)
+    def _moved(self, perturb: Perturb, batch: Any) -> dict[str, Tensor] | None:
+        try:
+            found = self.run(perturb, batch)
+        except Exception:  # noqa: BLE001 (a loss may refuse perturbed outputs)
+            return None
+        return _differences(self.grads, found, self.dim, self.part)
 
-    def hardly(key: str, value: Tensor) -> Tensor:
-        return _nudged(key, value, dim(key, value), _NUDGE * _LITTLE)
-
-    def copy(key: str, value: Tensor) -> Tensor:
-        return _copied(value, dim(key, value))
-
-    def turn(key: str, value: Tensor) -> Tensor:
-        return _turned(value, dim(key, value))
-
-    def keep(_: str, value: Tensor) -> Tensor:
-        return value
-
-    targets: dict[str, float] = {}
-    if all(number == 0 for number, _ in grads):  # halves of micro-batches are others
+    def _of_targets(self, batch: Any) -> dict[str, float]:
         size = max(len(t) for _, t in tree.tensors(batch) if t.dim())
-        shifted = moved(keep, tree.replace(batch, lambda _, t: _shifted(t, size)))
-        scaled = moved(keep, tree.replace(batch, lambda _, t: _scaled(t, size)))
-        targets = _apart(shifted or {}, scaled or {}, tops)
-    return Couplings(
-        nudged=relative(moved(nudge, batch)),
-        slope={k: v / _LITTLE for k, v in relative(moved(hardly, batch)).items()},
-        copied=_larger(relative(moved(copy, batch)), relative(moved(turn, batch))),
-        targets=targets,
-    )
+
+        def moved(change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+            changed = tree.replace(
+                batch, lambda _, t: _targets(t, size, self.part, change)
+            )
+            return self._moved(lambda _, value: value, changed) or {}
+
+        # Not by a shift alone, which leaves the spread of values as it is.
+        shifted, scaled = moved(lambda t: 0.8 * t + 1), moved(lambda t: 1.5 * t)
+        return _apart(shifted, scaled, _tops(self.grads))
+
+
+def _largest(found: Iterable[Couplings]) -> Couplings:
+    """Returns the largest of each number, for every key that any of them has."""
+    every = list(found)
+    joined: dict[str, dict[str, float]] = {}
+    for field in fields(Couplings):
+        joined[field.name] = {}
+        for one in every:
+            mine = getattr(one, field.name)
+            joined[field.name] = _larger(joined[field.name], mine)
+    return Couplings(**joined)
 
 
 def _tops(grads: Grads) -> dict[str, float]:
@@ -90,52 +156,47 @@ def _tops(grads: Grads) -> dict[str, float]:
 
 
 def _differences(
-    grads: Grads, found: Grads, dim: Callable[[str, Tensor], int]
+    grads: Grads, found: Grads, dim: Callable[[str, Tensor], int], part: _Part
 ) -> dict[str, Tensor]:
-    """Returns the change of the gradient at the first half of the samples, flat."""
+    """Returns the change of the gradient at the samples that were left alone, flat."""
     parts: dict[str, list[Tensor]] = {}
     for place, grad in grads.items():
         other = found.get(place)
         if grad is None or other is None:
             continue
         at = dim(place[1], grad)
-        half = grad.shape[at] // 2
-        change = other.narrow(at, 0, half) - grad.narrow(at, 0, half)
+        kept = (~part.rows(grad.shape[at])).nonzero().flatten()
+        change = other.index_select(at, kept) - grad.index_select(at, kept)
         parts.setdefault(place[1], []).append(change.reshape(-1))
     return {key: torch.cat(changes) for key, changes in parts.items()}
 
 
-def _nudged(key: str, value: Tensor, at: int, size: float) -> Tensor:
-    """Adds noise to the second half of the samples."""
-    half = value.shape[at] // 2
-    generator = torch.Generator().manual_seed(len(key))
-    noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-    noise.narrow(at, 0, half).zero_()
-    spread = value.double().std() if value.numel() > 1 else value.double().abs().sum()
-    return value + (noise * spread * size).to(value.dtype)
+def _nudged(size: float) -> Change:
+    """Returns what adds noise of this size, in spreads of the values."""
+
+    def change(value: Tensor, rows: Tensor, _: int, key: str) -> Tensor:
+        generator = torch.Generator().manual_seed(len(key))
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        wide = value.double()
+        spread = wide.std() if value.numel() > 1 else wide.abs().sum()
+        return value + (noise * rows * spread * size).to(value.dtype)
+
+    return change
 
 
-def _copied(value: Tensor, at: int) -> Tensor:
-    """Makes the second half of the samples copies of the first sample.
+def _copied(value: Tensor, rows: Tensor, at: int, _: str) -> Tensor:
+    """Makes these rows copies of the first sample.
 
     Values stay in their range, and whatever counts or sorts them changes.
     """
-    half = value.shape[at] // 2
-    new = value.clone()
-    new.narrow(at, half, value.shape[at] - half).copy_(value.narrow(at, 0, 1))
-    return new
+    return torch.where(rows, value.narrow(at, 0, 1), value)
 
 
-def _turned(value: Tensor, at: int) -> Tensor:
-    """Moves the second half's entries on by one: another class is the largest."""
-    half = value.shape[at] // 2
+def _turned(value: Tensor, rows: Tensor, at: int, _: str) -> Tensor:
+    """Moves these rows' entries on by one: another class is the largest."""
     if value.dim() < 2 or at == value.dim() - 1:  # noqa: PLR2004
         return value
-    first, second = (
-        value.narrow(at, 0, half),
-        value.narrow(at, half, value.shape[at] - half),
-    )
-    return torch.cat([first, second.roll(1, -1)], at)
+    return torch.where(rows, value.roll(1, -1), value)
 
 
 def _larger(first: dict[str, float], second: dict[str, float]) -> dict[str, float]:
@@ -145,21 +206,13 @@ def _larger(first: dict[str, float], second: dict[str, float]) -> dict[str, floa
     }
 
 
-def _shifted(leaf: Tensor, size: int) -> Tensor:
-    # Not by a shift alone, which leaves the spread of values as it is.
-    return _second_half(leaf, size, lambda t: 0.8 * t + 1)
-
-
-def _scaled(leaf: Tensor, size: int) -> Tensor:
-    return _second_half(leaf, size, lambda t: t * 1.5)
-
-
-def _second_half(leaf: Tensor, size: int, change: Callable[[Tensor], Tensor]) -> Tensor:
+def _targets(
+    leaf: Tensor, size: int, part: _Part, change: Callable[[Tensor], Tensor]
+) -> Tensor:
     """Changes the real numbers among the targets; masks and classes stay."""
     if not leaf.is_floating_point() or leaf.dim() == 0 or len(leaf) != size:
         return leaf
-    half = size // 2
-    return torch.cat([leaf[:half], change(leaf[half:])])
+    return torch.where(part.along(leaf, 0), change(leaf), leaf)
 
 
 def _apart(

@@ -289,7 +289,7 @@ class _Probe:
         def run(perturb: Perturb, batch: Any) -> Grads:
             return self._cut_pass(perturb=perturb, batch=batch)[0]
 
-        return coupling.measure(run, grads, self._dim, self.batch)
+        return coupling.measure(run, grads, self._dim, self.batch, self.world_size)
 
     def _write_doubled(self, grads: Grads) -> None:
         """Writes the cut gradients of the batch taken twice, at its first half.

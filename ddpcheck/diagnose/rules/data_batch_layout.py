@@ -8,7 +8,7 @@ Dimension 0 holds a structure, such as two views one after the other (n, n + B /
 groups or augmentations. Contiguous shards cut it.
 
 How it was found
-d loss / d output at one half of the batch changes with the other half, or a module
+d loss / d output at some samples changes with the outputs of others, or a module
 mixes samples, or no factor per rank explains d loss / d output; the ranks agree; and a
 run with shards of every W-th sample is equal: samples that belong together share a
 rank then.

@@ -9,9 +9,9 @@ mean_r f(B_r) != f(B) for a ratio of sums (IoU, Dice), a softmax over the batch,
 top-k, a ranking or a standard deviation.
 
 How it was found
-Forward is equal; d loss / d output at one half of the batch changes, by more than
-1e-6 of its size, when the outputs of the other half do; and it is not W times the
-reference's. The run in which the loss sees the outputs and targets of all ranks,
+Forward is equal; d loss / d output at some samples (one half of the batch; every other
+shard) changes, by more than 1e-6 of its size, when the outputs of the others do; and it
+is not W times the reference's. The run in which the loss sees the outputs and targets of all ranks,
 with gradients, decides. A term that a module computes may pass by all outputs: where
 its mean over ranks is not one process's, the module sees the rows of all ranks.
 
@@ -131,11 +131,11 @@ def _coupled(found: Couplings, close: float) -> str:
     through_outputs = max([*found.nudged.values(), *found.copied.values()], default=0.0)
     if through_outputs > close:
         return (
-            "moving the outputs of one half of the batch changes the loss gradient at "
-            f"the other half by {number(through_outputs)} of its size"
+            "moving the outputs of some samples changes the loss gradient at the "
+            f"others by {number(through_outputs)} of its size"
         )
     return (
-        "moving the targets of one half of the batch changes the loss gradient at the "
-        f"other half by {number(max(found.targets.values()))} of its size, and by more "
+        "moving the targets of some samples changes the loss gradient at the "
+        f"others by {number(max(found.targets.values()))} of its size, and by more "
         "than a common factor"
     )

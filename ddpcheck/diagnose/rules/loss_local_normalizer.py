@@ -9,7 +9,7 @@ ignore_index, masks, class weights, boxes and events make them differ.
 
 How it was found
 d loss / d output is N / n_r on rank r (W is right): constant inside a rank,
-different between ranks, and moving one half of the outputs leaves the other half
+different between ranks, and moving some samples' outputs leaves that of the others
 alone. Numbers are equal within 1e-6, or 10 times the tolerance where that is more.
 n_r is looked for among what can be counted in the targets. The run with the global
 count decides. One factor on all ranks that is no power of W, in a target that asks for
@@ -88,8 +88,8 @@ def _of_a_sum(case: Case) -> Proposal | None:
 def _of(case: Case, name: str | None = None) -> Proposal:
     """Returns the proposal; `name` is the count that the loss is divided by, if known."""
     facts = [
-        "moving the outputs of one half of the batch leaves the gradient at the "
-        "other half alone: only what the loss divides by differs"
+        "moving the outputs of some samples leaves the gradient at the others "
+        "alone: only what the loss divides by differs"
     ]
     fixes = global_loss_fix(case)
     if name is not None:
