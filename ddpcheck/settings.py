@@ -188,7 +188,7 @@ SETTINGS = (
     ),
     Setting(
         name="accept",
-        expected="SLUG=REASON, with a slug of --rules",
+        expected="slugs of --rules, each with a reason",
         example="numeric/reassociation=known",
         read=_accept,
     ),

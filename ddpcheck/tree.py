@@ -34,20 +34,40 @@ def tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def opaque(value: Any) -> Iterator[str]:
     """Yields the type names of values that the walk cannot look into."""
+    for _, leaf in leaves(value):
+        yield type(leaf).__name__
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (path, value) of all that is opaque."""
     if isinstance(value, (Tensor, *_PLAIN)):
         return
-    if not _is_container(value):
-        yield type(value).__name__
-        return
-    for _, child in _children(value):
-        yield from opaque(child)
+    if not is_container(value):
+        yield path, value
+    for key, child in _children(value):
+        yield from leaves(child, f"{path}.{key}" if path else str(key))
+
+
+def lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yields (path, list) of all lists, outer ones first."""
+    if isinstance(value, list):
+        yield path, value
+    for key, child in _children(value):
+        yield from lists(child, f"{path}.{key}" if path else str(key))
+
+
+def batch_name(path: str) -> str:
+    """Returns the path of a batch's part as users call it: "inputs.1", "targets"."""
+    root, _, rest = path.partition(".")
+    part = {"0": "inputs", "1": "targets"}.get(root, root)
+    return f"{part}.{rest}" if rest else part
 
 
 def replace(value: Any, function: Callable[[str, Tensor], Any], path: str = "") -> Any:
     """Returns the same structure with every tensor replaced by `function(path, t)`."""
     if isinstance(value, Tensor):
         return function(path, value)
-    if not _is_container(value):
+    if not is_container(value):
         return value
     new = {
         key: replace(child, function, f"{path}.{key}" if path else str(key))
@@ -92,7 +112,8 @@ def permute(value: Any, order: Tensor) -> Any:
     return replace(value, lambda _, t: t[order] if t.ndim else t)
 
 
-def _is_container(value: Any) -> bool:
+def is_container(value: Any) -> bool:
+    """Returns whether the walk looks into a value."""
     if isinstance(value, Mapping | list | tuple):
         return True
     return dataclasses.is_dataclass(value) and not isinstance(value, type)

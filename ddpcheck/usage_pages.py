@@ -187,6 +187,23 @@ The batch has one sample: there is nothing to divide among ranks.
 
 Return at least 2 samples from batch(); 8 or 16 let all default world sizes run.
 """,
+    "target-batch-undivided": """
+The batch holds samples in something other than tensors.
+
+Every tensor in tuples, lists, dicts and dataclasses is cut along dimension 0; an object
+that holds tensors (a graph batch, a nested tensor, a numpy array), or a list with one
+text per sample, would go to every rank whole, and all ranks would train on the same
+samples. Pad and stack what is ragged, or let the batch hold sample numbers:
+
+    samples = [...]                              # graphs, boxes, texts
+    class Net(nn.Module):
+        def forward(self, rows):                 # the rank's rows of torch.arange(16)
+            return self.net(collate([samples[i] for i in rows]))
+    batch = torch.arange(16), labels
+
+What is no sample (a configuration, a graph that all samples share) is closed over: a
+global of the file.
+""",
     "target-empty-model": """
 model() returns a model in which nothing is trained.
 

@@ -16,7 +16,7 @@ from ddpcheck import devices, memory
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context
-from ddpcheck.run import countables, fixes, isolation, observe, sizing
+from ddpcheck.run import countables, fixes, isolation, observe, sizing, undivided
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of, does_not_train, first_line
 from ddpcheck.run.loading import fingerprint, forget, load
@@ -149,7 +149,10 @@ class _Reference:
         writer.add("initial", 0, names.parameters(model).items())
         writer.add("initial_buffers", 0, names.buffers(model).items())
         batches = batches_of(self.target, self.spec)
-        size = batch_size(self.target, batches[0])
+        sizes = [batch_size(self.target, batch) for batch in batches]
+        for batch, number in zip(batches, sizes, strict=True):
+            undivided.check(self.target, batch, number)
+        size = sizes[0]
         set_default_dtype(self.spec)
         recorder = WritingRecorder(writer)
         training = Training(

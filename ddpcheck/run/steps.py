@@ -179,7 +179,7 @@ def batch_size(target: Target, batch: Any) -> int:
             )
         )
     found = "; ".join(
-        f"{size} in {', '.join(_leaf_name(p) for p in paths[:3])}"
+        f"{size} in {', '.join(tree.batch_name(p) for p in paths[:3])}"
         for size, paths in sorted(sizes.items(), reverse=True)
     )
     raise UsageError(
@@ -250,9 +250,3 @@ def check_loss(target: Target, value: Any) -> None:
 def _outputs(output: Any) -> Iterator[tuple[str, Tensor]]:
     for path, tensor in tree.tensors(output):
         yield path or "output", tensor
-
-
-def _leaf_name(path: str) -> str:
-    root, _, rest = path.partition(".")
-    part = {"0": "inputs", "1": "targets"}.get(root, root)
-    return f"{part}.{rest}" if rest else part

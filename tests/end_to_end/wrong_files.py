@@ -117,6 +117,34 @@ CASES: dict[str, Case] = {
     "batch-no-tensor": Case(
         source=target(batch="def batch():\n    return [1.0, 2.0], [0, 1]\n")
     ),
+    "batch-object": Case(
+        source=target(
+            batch="class Nested:\n"
+            "    def __init__(self, tensors):\n        self.tensors = tensors\n"
+            "def batch():\n    return Nested(torch.ones(8, 4)), torch.ones(8)\n"
+        )
+    ),
+    "batch-array": Case(
+        source=target(
+            batch="import numpy as np\n"
+            "def batch():\n"
+            "    return torch.ones(8, 4), {'y': torch.ones(8), 'w': np.ones(8)}\n"
+        )
+    ),
+    "batch-texts": Case(
+        source=target(
+            batch="def batch():\n"
+            "    return (torch.ones(8, 4), ['a text'] * 8), torch.ones(8)\n"
+        )
+    ),
+    "batch-object-later": Case(
+        source=target(
+            batch="import numpy as np\n"
+            "def batch(step):\n"
+            "    y = torch.zeros(8, dtype=torch.long)\n"
+            "    return torch.ones(8, 4), y if step == 0 else [y, np.ones(8)]\n"
+        )
+    ),
     "batch-not-pair": Case(
         source=target(batch="def batch():\n    return torch.ones(8, 4)\n")
     ),

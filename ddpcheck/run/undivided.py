@@ -1,0 +1,69 @@
+"""What a batch holds that cannot be cut into shards: every rank would train on all.
+
+Training on ranks that all have the whole batch equals one process, so that no
+comparison would show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ddpcheck import tree
+from ddpcheck.errors import Problem, UsageError
+from ddpcheck.target import Target
+
+_DEPTH = 3  # of attributes that are looked through
+_SHARED = (nn.Module, torch.optim.Optimizer, torch.Generator)  # never samples
+
+
+def check(target: Target, batch: Any, size: int) -> None:
+    """Says which part of a batch of `size` samples is no tensor and yet has samples.
+
+    Raises:
+        UsageError: target-batch-undivided.
+    """
+    for path, value in tree.leaves(batch):
+        if not isinstance(value, _SHARED) and _holds_numbers(value):
+            found = f"{type(value).__name__}, which holds tensors or arrays"
+            raise _undivided(target, path, found)
+    for path, items in tree.lists(batch):
+        if len(items) == size and not any(True for _ in tree.tensors(items)):
+            found = f"a list of {size}, the first a {type(items[0]).__name__}"
+            raise _undivided(target, path, found)
+
+
+def _holds_numbers(value: Any, depth: int = _DEPTH) -> bool:
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim > 0
+    if depth == 0 or isinstance(value, type):
+        return False
+    inside = tree.tensors(value) if tree.is_container(value) else iter(())
+    return any(True for _ in inside) or any(
+        _holds_numbers(part, depth - 1) for part in _attributes(value)
+    )
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    yield from getattr(value, "__dict__", {}).values()
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            yield getattr(value, name, None)
+
+
+def _undivided(target: Target, path: str, found: str) -> UsageError:
+    return UsageError(
+        Problem(
+            slug="target-batch-undivided",
+            message=f"{target.name}: {tree.batch_name(path)} cannot be cut into shards",
+            expected="tensors whose dimension 0 is the sample, in tuples and dicts",
+            found=found,
+            fix="pad and stack it, or let the batch hold sample numbers "
+            "(torch.arange) that the model looks up",
+        )
+    )
