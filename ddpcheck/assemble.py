@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
+from ddpcheck import tolerance
 from ddpcheck.errors import cut
 from ddpcheck.report import Difference, Fault, NotCompared, Quantity, Run
 from ddpcheck.run.spec import StepResult
@@ -197,7 +198,13 @@ def _same(digests: list[tuple[float, ...] | None], rtol: float) -> bool:
 
 
 def _losses(outcome: RunOutcome, rtol: float) -> Quantity:
-    """Compares the mean of the ranks' losses with the reference's loss."""
+    """Compares the mean of the ranks' losses with the reference's loss.
+
+    A loss that is computed in a lower precision than the rest is no more exact.
+    """
+    own = outcome.reference.facts.get("loss_dtype", "")
+    if own != outcome.spec.dtype:
+        rtol = max(rtol, tolerance.DEFAULT_RTOL.get(own, 0.0))
     rows = []
     for results in _by_step(outcome):
         step = results[0].step

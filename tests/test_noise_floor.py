@@ -44,11 +44,13 @@ ONE_RATE = "1e-2"
 OWN_RATE = "1e-2 * (1 + dist.get_rank() if dist.is_initialized() else 1)"
 
 
-def _check(pool: Pool, folder: Path, rate: str, loss: str) -> Report:
+def _check(
+    pool: Pool, folder: Path, rate: str, loss: str, dtype: str = "float32"
+) -> Report:
     path = folder / "mymodel.py"
     source = TARGET.replace("RATE", rate).replace("LOSS", loss)
     path.write_text(source, encoding="utf-8")
-    options = Options(world_sizes=(2,), modes=("ddp",), dtype="float32")
+    options = Options(world_sizes=(2,), modes=("ddp",), dtype=dtype)
     return checking.check(pool, TargetRef(path=str(path)), options)
 
 
@@ -81,6 +83,16 @@ def test_ranks_are_compared_with_each_other_all_the_same(
     report = _check(pool, tmp_path, OWN_RATE, MEAN)
     (run,) = report.runs
     assert (run.verdict, run.ranks_agree) == ("divergent", False)
+
+
+def test_loss_of_a_lower_precision_is_compared_as_such(
+    pool: Pool, tmp_path: Path
+) -> None:
+    loss = MEAN + ".float()"
+    report = _check(pool, tmp_path, ONE_RATE, loss, "float64")
+    assert report.tolerance.rtol == 1e-9
+    losses = report.runs[0].losses
+    assert (losses.compared, losses.mismatched) == (3, 0)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

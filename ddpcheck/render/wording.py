@@ -90,6 +90,10 @@ def _counts(report: Report) -> str:
         return "nothing was compared"
     unchecked = _statuses(report).count("not-checked")
     parts = [_runs(report), _comparisons(compared, mismatched)]
+    if mismatched and told == "equivalent" and not _accepted(report):
+        equal = f"{numbers.count(compared - mismatched)} comparisons equal"
+        differ = f"{numbers.count(mismatched)} of loss or outputs differ (not judged)"
+        parts[1:] = [equal, differ]
     if unchecked and told != "not-checked":
         parts.append(f"{numbers.count(unchecked)} not checked")
     if accepted := _accepted(report):

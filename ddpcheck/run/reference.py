@@ -208,6 +208,7 @@ class _Reference:
             ],
             "settings": self.target.settings,
             "updates": training.updates,
+            "loss_dtype": training.loss_dtype,
             "schedule": training.schedule,
             "sizes": self.sizes,
             "gpus": devices.count() if self.spec.device == "cuda" else 0,

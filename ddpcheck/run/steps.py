@@ -52,6 +52,7 @@ class Training:
     step: int = 0
     updates: int = 0  # optimizer steps so far in this step
     losses: list[float | None] = field(default_factory=list)
+    loss_dtype: str = ""  # of the last loss: what it rounds to
     schedule: list[tuple[int, list[schedule.Group]]] = field(default_factory=list)
     vector_loss: int = 0
 
@@ -80,7 +81,7 @@ class Training:
         if self.target.train_step is not None:
             value = self.target.train_step(self.model, self.optimizer, batch)
             is_number = isinstance(value, Tensor) and value.numel() == 1
-            return float(value.detach()) if is_number else None
+            return self._number(value) if is_number else None
         inputs, targets = split(self.target, batch)
         self.optimizer.zero_grad()
         output = models.call(self.model, inputs)
@@ -88,7 +89,11 @@ class Training:
         value = self._loss(output, targets)
         value.backward()
         self.optimizer.step()
-        return float(value.detach())
+        return self._number(value)
+
+    def _number(self, loss: Tensor) -> float:
+        self.loss_dtype = str(loss.dtype).removeprefix("torch.")
+        return float(loss.detach())
 
     def _loss(self, output: Any, targets: Any) -> Tensor:
         if self.loss is None:

@@ -37,6 +37,16 @@ def test_verdict_line_counts(name: str, line: str) -> None:
     assert wording.verdict_line(sample.ALL[name]) == line
 
 
+def test_verdict_line_says_what_differs_and_is_not_judged() -> None:
+    report = sample.equivalent()
+    losses = replace(report.runs[0].losses, compared=3, mismatched=2)
+    runs = (replace(report.runs[0], losses=losses), *report.runs[1:])
+    assert wording.verdict_line(replace(report, runs=runs)) == (
+        "EQUIVALENT: 12 of 12 runs, 505 comparisons equal, "
+        "2 of loss or outputs differ (not judged)"
+    )
+
+
 def test_verdict_line_of_a_divergence_seen_without_comparing_says_so() -> None:
     run = replace(sample.not_checked().runs[0], verdict="divergent")
     report = replace(sample.divergent(), runs=(run,))
