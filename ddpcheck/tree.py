@@ -23,13 +23,19 @@ DICTS = (dict, UserDict)
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 
 
-def tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yields (path, tensor) in a fixed order; paths look like "logits" or "1.boxes"."""
+def tensors(
+    value: Any, path: str = "", *, skip: tuple[type, ...] = ()
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields (path, tensor) in a fixed order; paths look like "logits" or "1.boxes".
+
+    What is of a kind in `skip` is not looked into.
+    """
     if isinstance(value, Tensor):
         yield path, value
-        return
-    for key, child in _children(value):
-        yield from tensors(child, f"{path}.{key}" if path else str(key))
+    elif not isinstance(value, skip):
+        for key, child in _children(value):
+            inner = f"{path}.{key}" if path else str(key)
+            yield from tensors(child, inner, skip=skip)
 
 
 def opaque(value: Any) -> Iterator[str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from ddpcheck import tree
 from ddpcheck.diagnose.probes import fits, micro, modules, training
@@ -183,9 +182,7 @@ class _Probe:
             # The value is the reference's, the graph stays the rank's own.
             return actual + (value - actual.detach())
 
-        # Packed rows lie by time, with counts and an order of their own.
-        is_packed = any(isinstance(a, PackedSequence) for a in args)
-        new = (args, kwargs) if is_packed else tree.replace((args, kwargs), take)
+        new = tree.replace((args, kwargs), take)
         key = f"{name}#{call}"
         self.inputs[key] = worst
         self.before[key] = (len(self.seen.collectives), *modules.versions(module))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from ddpcheck import tree
 from ddpcheck.run import private
@@ -216,5 +217,9 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
 
 
 def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
-    """Returns the tensors of nested values with their paths."""
-    return [(path or "output", t) for path, t in tree.tensors(value)]
+    """Returns the tensors of nested values with their paths.
+
+    Packed rows lie by time, with counts and an order of their own: none is a sample's.
+    """
+    found = tree.tensors(value, skip=(PackedSequence,))
+    return [(path or "output", t) for path, t in found]
