@@ -11,8 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpcheck import assemble, memory, noise_floor, plan, reporting, tolerance
-from ddpcheck import target as targets
+from ddpcheck import (
+    assemble,
+    importing,
+    memory,
+    noise_floor,
+    plan,
+    reporting,
+    tolerance,
+)
 from ddpcheck.diagnose import data_parallel, engine
 from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
@@ -77,7 +84,7 @@ def pool_for(
         UsageError: target-missing-file.
     """
     assert ref.path is not None
-    targets.check_file(Path(ref.path))
+    importing.check_file(Path(ref.path))
     what = Preload(
         modules=PRELOAD_FIRST,
         later=PRELOAD_LATER,

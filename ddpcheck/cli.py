@@ -133,6 +133,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _member() -> Member | None:
     if launch.given(os.environ) is None:
+        if found := launch.unusable(os.environ):
+            output.warn(
+                f"{found}: no group is joined, ddpcheck starts ranks of its own"
+            )
         return None
     from ddpcheck import nodes  # noqa: PLC0415 (only where there is a group)
 

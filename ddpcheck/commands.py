@@ -47,11 +47,11 @@ def check(
         UsageError: the target or a setting is wrong.
         CannotCheckError: the target cannot be run at all.
     """
-    from ddpcheck import checking  # noqa: PLC0415 (--help needs none of it)
+    from ddpcheck import checking, importing  # noqa: PLC0415 (--help needs none of it)
     from ddpcheck import target as targets  # noqa: PLC0415
 
     path, names = _split(target, names)
-    targets.check_file(path)
+    importing.check_file(path)
     project = settings.from_project(path)
     options = settings.make(given, project)
     wanted = dataclasses.replace(

@@ -61,3 +61,11 @@ def given(environment: Mapping[str, str]) -> Group | None:
         attempt=environment.get("TORCHELASTIC_RESTART_COUNT") or "0",
         has_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
+
+
+def unusable(environment: Mapping[str, str]) -> str:
+    """Returns the variables of a group that cannot be one, as text; "" for none."""
+    found = {name: environment.get(name) for name in _NEEDED}
+    if not all(found.values()) or found["WORLD_SIZE"] == "1" or given(environment):
+        return ""
+    return ", ".join(f"{name}={value}" for name, value in found.items())

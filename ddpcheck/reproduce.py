@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpcheck import importing
 from ddpcheck.report import Finding, Run
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import TargetRef
@@ -27,9 +28,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 PATH, NAMES, ROWS, WITHOUT = {path!r}, {names!r}, {rows}, {without!r}
 WORLD, STEPS, DTYPE, RTOL = {world}, {steps}, torch.{dtype}, {rtol!r}
-sys.path.insert(0, os.path.dirname(PATH))
-spec = importlib.util.spec_from_file_location("reproduced", PATH)
-module = sys.modules["reproduced"] = importlib.util.module_from_spec(spec)
+sys.path.insert(0, {folder!r})
+spec = importlib.util.spec_from_file_location({module!r}, PATH)
+module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 get = lambda name: getattr(module, NAMES.get(name, name), None)
 strip = lambda name: ".".join(part for part in name.split(".") if part != "module")
@@ -108,11 +109,15 @@ def script(
     if spec.noise != "asis" or spec.batch_norm != "asis" or spec.loss != "asis":
         return ""
     summary = findings[0].summary if findings else "the cause is unknown"
+    folder, module = importing.place(Path(ref.path))
     return _TEMPLATE.format(
         title=f"{Path(ref.path).name}: {findings[0].slug if findings else 'divergence'}",
         summary=summary.replace("\\", "/").replace('"""', "'"),
         world=spec.world_size,
         path=str(Path(ref.path).resolve()),
+        folder=folder,
+        # A part of a package by its own name, a file of its own by none that is taken.
+        module=module if "." in module else "reproduced",
         steps=spec.steps,
         rows=spec.rows or None,
         without=spec.without,

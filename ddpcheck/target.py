@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import sys
 import types
@@ -19,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddpcheck import importing, shipping
 from ddpcheck import settings as settings_module
-from ddpcheck import shipping
 from ddpcheck.errors import Problem, UsageError, cut
 
 NAMES = ("model", "batch", "loss", "optimizer", "wrap", "train_step")
@@ -116,7 +115,7 @@ def load(ref: TargetRef) -> Target:
         )
         return made
     assert ref.path is not None
-    return from_module(_import_file(Path(ref.path)), ref)
+    return from_module(importing.import_file(Path(ref.path)), ref)
 
 
 def from_module(module: types.ModuleType, ref: TargetRef) -> Target:
@@ -159,89 +158,6 @@ def sha256(path: str) -> str:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:
         return ""
-
-
-def check_file(path: Path) -> None:
-    """Says early and without torch what a path can be wrong about.
-
-    Raises:
-        UsageError: target-missing-file.
-    """
-    is_notebook = path.suffix == ".ipynb"
-    if path.is_file() and not is_notebook:
-        return
-    kind = "a folder" if path.is_dir() else "a notebook" if is_notebook else "nothing"
-    fix = "check the path, or write a template: ddpcheck --init mymodel.py"
-    raise UsageError(
-        Problem(
-            slug="target-missing-file",
-            message=f"{path} is no {'Python ' if is_notebook else ''}file",
-            expected="a Python file that defines model, batch and loss",
-            found=kind,
-            fix=f"jupyter nbconvert --to script {path}" if is_notebook else fix,
-        )
-    )
-
-
-def _import_file(path: Path) -> types.ModuleType:
-    """Imports the file as a script's neighbours would: its folder first on the path."""
-    check_file(path)
-    name = path.stem if path.stem.isidentifier() else "ddpcheck_target"
-    if name in sys.modules:
-        name = f"ddpcheck_target_{name}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        # Any other ending than .py: read it as Python all the same.
-        loader = importlib.machinery.SourceFileLoader(name, str(path))
-        spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.resolve()))
-    sys.modules[name] = module  # dataclasses and pickle look modules up by name
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:  # sys.exit in the file included
-        del sys.modules[name]
-        raise _import_problem(path, error) from error
-    return module
-
-
-def _import_problem(path: Path, error: BaseException) -> UsageError:
-    line = _line_in(path, error)
-    fix = "make `python " + path.name + "` run without an error"
-    if isinstance(error, SystemExit):
-        fix = 'put what only a script does under `if __name__ == "__main__":`'
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        fix = f"install {error.name.split('.')[0]} in this environment"
-    return UsageError(
-        Problem(
-            slug="target-import",
-            message=f"{path.name} cannot be imported",
-            expected="a file that imports without an error",
-            found=f"{_describe(error)}{line}",
-            fix=fix,
-        )
-    )
-
-
-def _line_in(path: Path, error: BaseException) -> str:
-    if isinstance(error, SyntaxError) and error.lineno:
-        return f" (line {error.lineno})"
-    trace, line = error.__traceback__, None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename in (str(path), str(path.absolute())):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return f" (line {line})" if line else ""
-
-
-def _describe(error: BaseException) -> str:
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
-    lines = (text or "").strip().splitlines()
-    kind = type(error).__name__
-    # sys.exit() and sys.exit(None) have None for a message.
-    return f"{kind}: {lines[0]}" if lines and text != "None" else kind
 
 
 def _find(module: types.ModuleType, key: str, chosen: str | None, name: str) -> Any:

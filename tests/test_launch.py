@@ -8,7 +8,7 @@ import pytest
 
 from ddpcheck import nodes
 from ddpcheck.errors import Problem, UsageError
-from ddpcheck.launch import Group, given
+from ddpcheck.launch import Group, given, unusable
 from ddpcheck.options import Options
 from ddpcheck.ranks.hosts import Hello
 from ddpcheck.session import CannotCheckError
@@ -69,6 +69,15 @@ def test_variables_of_another_launcher_name_a_group_whose_store_rank_0_holds() -
 )
 def test_other_variables_name_none(changes: dict[str, str]) -> None:
     assert given({**TORCHRUN, **changes}) is None
+
+
+def test_variables_that_name_no_group_are_told() -> None:
+    assert unusable({**TORCHRUN, "RANK": "4", "MASTER_PORT": "x"}) == (
+        "RANK=4, WORLD_SIZE=4, MASTER_ADDR=node1, MASTER_PORT=x"
+    )
+    alone = {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}
+    for variables in (TORCHRUN, alone, {"RANK": "4", "WORLD_SIZE": "4"}):
+        assert unusable(variables) == ""
 
 
 def test_world_size_is_that_of_the_group() -> None:

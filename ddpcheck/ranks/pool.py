@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -104,6 +105,7 @@ class Pool:
             "later": list(self._what.later),
             "call": self._what.call,
             "arguments": self._what.arguments,
+            "search": sys.path,
         }
         server = Server(["ddpcheck.ranks.preload"], self.folder)
         with environment.changed(

@@ -84,6 +84,8 @@ def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
     try:
         _import(settings["modules"], settings["folder"])
         (Path(settings["folder"]) / MODULES_FILE).touch()
+        # What the caller added by itself (pytest's `pythonpath`), behind our own.
+        sys.path += [path for path in settings["search"] if path not in sys.path]
         if settings.get("call"):
             module, function = settings["call"].split(":")
             call = getattr(importlib.import_module(module), function)

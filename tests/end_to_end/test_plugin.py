@@ -374,6 +374,15 @@ def test_items_on_workers(user_project: Session) -> None:
     assert sorted(found) == ["sound.py::ddp-W2", "sound.py::ddp-W4"]
 
 
+def test_target_finds_what_pytest_puts_on_the_path(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "sound.py").write_text(SOUND, encoding="utf-8")
+    source = "from sound import batch, loss, model\nworld_sizes = [2]\n"
+    (tmp_path / "mymodel.py").write_text(source, encoding="utf-8")
+    done = run(tmp_path, "-o", "pythonpath=src", "--ddpcheck", "mymodel.py")
+    assert done.counts() == {"passed": 2}
+
+
 def test_folder_is_searched_for_targets_and_nothing_is_imported(
     targets: Session,
 ) -> None:

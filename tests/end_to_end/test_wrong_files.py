@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import checking, exits, target
+from ddpcheck import checking, exits, importing
 from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
@@ -77,7 +77,7 @@ def test_a_good_file_says_nothing(pool: Pool, tmp_path: Path) -> None:
 def test_path_that_is_no_file_is_told(name: str, found: str, tmp_path: Path) -> None:
     path = tmp_path / name
     with pytest.raises(UsageError) as caught:
-        target.check_file(path)
+        importing.check_file(path)
     assert str(caught.value) == (
         f"ddpcheck: {path} is no file [target-missing-file]\n"
         "  expected   a Python file that defines model, batch and loss\n"
@@ -91,7 +91,7 @@ def test_notebook_is_told(tmp_path: Path) -> None:
     path = tmp_path / "train.ipynb"
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(UsageError) as caught:
-        target.check_file(path)
+        importing.check_file(path)
     assert str(caught.value) == (
         f"ddpcheck: {path} is no Python file [target-missing-file]\n"
         "  expected   a Python file that defines model, batch and loss\n"

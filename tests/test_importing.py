@@ -1,0 +1,46 @@
+"""Where a target's file stands for Python: beside its neighbours, or in a package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpcheck import checking, importing
+from ddpcheck.options import Options
+from ddpcheck.ranks.pool import Pool
+from ddpcheck.target import TargetRef
+from tests.end_to_end.wrong_files import target
+
+RELATIVE = target(loss="from .losses import loss\n")
+LOSSES = "def loss(output, target):\n    return (output**2).mean()\n"
+
+
+def _package(folder: Path) -> Path:
+    inner = folder / "mylib" / "checks"
+    inner.mkdir(parents=True)
+    for place in (inner.parent, inner):
+        (place / "__init__.py").touch()
+    (inner / "losses.py").write_text(LOSSES, encoding="utf-8")
+    (inner / "mymodel.py").write_text(RELATIVE, encoding="utf-8")
+    return inner / "mymodel.py"
+
+
+def test_file_with_relative_imports_is_a_part_of_its_package(
+    pool: Pool, tmp_path: Path
+) -> None:
+    path = _package(tmp_path)
+    assert importing.place(path) == (str(tmp_path), "mylib.checks.mymodel")
+    options = Options(world_sizes=(2,), modes=("ddp",))
+    report = checking.check(pool, TargetRef(path=str(path)), options)
+    assert report.verdict == "equivalent"
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("mymodel.py", "mymodel"), ("my model.py", "ddpcheck_target")],
+)
+def test_other_files_stand_alone(name: str, module: str, tmp_path: Path) -> None:
+    path = _package(tmp_path).with_name(name)
+    path.write_text(target(), encoding="utf-8")
+    assert importing.place(path) == (str(path.parent), module)
