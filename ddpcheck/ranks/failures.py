@@ -24,6 +24,15 @@ class ServerDiedError(Exception):
         super().__init__(message)
 
 
+def _advice(detail: str) -> str:
+    if "find address" in detail:  # gloo's words for an interface that is down
+        return "ranks meet over the loopback interface: ip link set lo up"
+    return (
+        "raise the limit (ulimit -u, ulimit -n, the container's pids) or ask for "
+        "fewer ranks"
+    )
+
+
 class NoMoreProcessesError(ServerDiedError):
     """Ranks could not be started, or could not meet: no code of the user's has run.
 
@@ -33,6 +42,5 @@ class NoMoreProcessesError(ServerDiedError):
     def __init__(self, world_size: int, detail: str) -> None:
         super().__init__(
             f"no process for all ranks of world size {world_size}: {detail}\n"
-            "  raise the limit (ulimit -u, ulimit -n, the container's pids) or ask for "
-            "fewer ranks",
+            f"  {_advice(detail)}",
         )
