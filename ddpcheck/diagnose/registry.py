@@ -103,6 +103,7 @@ RULES: tuple[ModuleType, ...] = (
     state_inplace_buffer_version,
     collective_backend_defect,
     rng_same_stream_all_ranks,
+    sync_control_desync,
     rng_stochastic_layer,
     ddp_param_order_mismatch,
     ddp_rank_local_weights,
@@ -153,5 +154,4 @@ RULES: tuple[ModuleType, ...] = (
     sync_grad_alias,
     sync_clip_norm_overreduced,
     sync_clip_before_reduce,
-    sync_control_desync,
 )

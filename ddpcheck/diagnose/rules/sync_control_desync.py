@@ -4,12 +4,14 @@ What it means
 The ranks have equal gradients and update their weights differently.
 
 Why it happens
-A learning rate, a stop or a skip is decided on the rank's own loss or metric.
+A learning rate, a stop or a skip is decided on the rank's own loss or metric. Or an
+optimizer, or what adds noise to reduced gradients, draws from the rank's own generator.
 
 How it was found
 Up to a step all gradients are equal, and after its update trained weights differ
 between ranks; so do learning rates or their like, or how often the optimizer steps.
-The run with one process's numbers decides; a skip or a stop no run can prove.
+The run with one process's numbers decides; a skip or a stop no run can prove. Where
+they do not differ and the target draws, the run with equal draws on all ranks decides.
 
 Example
     import torch
@@ -62,21 +64,17 @@ CODE = "dist.all_reduce(metric)\nscheduler.step(metric / dist.get_world_size())"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where trained weights differ between ranks after equal gradients."""
-    if case.run.faults or any(m.writes_parameters for m in case.modules()):
+    step = _step_of_update(case)
+    if step is None:
         return None
-    if any(case.rank_facts("updates_in_backward", False)) or any(
-        case.rank_facts("start_differs", [])
-    ):
-        return None
-    step = case.first_broken("weights")
-    if step is None or not ranks_disagree(case, "weights", step):
-        return None
+    decided = _decided_by(case, step)
+    if decided is None and case.facts["draws"]:
+        return _of_draws(step)
     first = case.first_broken("gradients")
     if first is not None and first <= step:
         return None
     found = case.mismatched("weights", step)
-    decided = _decided_by(case, step)
-    if set(found) <= set(case.facts["untrained"]) or decided is None:
+    if decided is None:
         return None
     return Proposal(
         slug=SLUG,
@@ -90,6 +88,41 @@ def detect(case: Case) -> Proposal | None:
         fix=FIX,
         code=CODE,
         fixes=("update.schedule",) if decided == "numbers" else (),
+    )
+
+
+def _step_of_update(case: Case) -> int | None:
+    """Returns the step whose update parts the ranks' trained weights, None without."""
+    if case.run.faults or any(m.writes_parameters for m in case.modules()):
+        return None
+    if any(case.rank_facts("updates_in_backward", False)) or any(
+        case.rank_facts("start_differs", [])
+    ):
+        return None
+    step = case.first_broken("weights")
+    if step is None or not ranks_disagree(case, "weights", step):
+        return None
+    trained = set(case.mismatched("weights", step)) - set(case.facts["untrained"])
+    return step if trained else None
+
+
+def _of_draws(step: int) -> Proposal:
+    """Returns the proposal for noise in the update: a model's own parts no ranks."""
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="every rank draws random numbers of its own between the reduction of "
+        "the gradients and the end of the update, so weights drift apart",
+        facts=(
+            f"after the update of step {step + 1} trained weights differ between ranks; "
+            "with the same random numbers on all ranks they do not",
+        ),
+        fix="draw from a generator that is seeded alike on all ranks, or broadcast what "
+        "is drawn",
+        code="noise = torch.randn_like(p)\nif dist.is_initialized():\n"
+        "    dist.broadcast(noise, 0)",
+        noise="sample",
+        speculative=True,
     )
 
 
