@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ddpcheck.run import clipping, wrapping
-from ddpcheck.run.observe import Observed
+from ddpcheck.run.observe import Observed, Wrapped
 from ddpcheck.run.steps import Training
 
 
 def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]:
     """Returns facts by name; `bare` is the model inside the wrapper."""
     ddp = [w.module for w in seen.wrapped]
-    in_use = wrapping.in_use(seen.wrapped, training.model, training.parameters())
+    parameters = training.parameters()
+    in_use = wrapping.in_use(seen.wrapped, training.model, parameters)
     return {
         "collectives": len(seen.collectives),
         "asks_distributed": seen.asks_distributed,
@@ -31,7 +32,12 @@ def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]
         "nested_backwards": seen.nested_backwards,
         "slopes": seen.slopes,
         "opaque_output": seen.opaque_output,
-        "forwards": [w.forwards for w in in_use],
+        "forwards": [(w.forwards, _names_in(w, parameters)) for w in in_use],
         "applied_after_wrap": seen.applied_after_wrap,
         "broadcast_buffers": wrapping.broadcast_buffers(training.model),
     }
+
+
+def _names_in(wrapped: Wrapped, parameters: dict[str, Tensor]) -> list[str]:
+    held = {id(entry.tensor) for entry in wrapped.parameters}
+    return [name for name, p in parameters.items() if id(p) in held]

@@ -33,6 +33,7 @@ class _Unflat(nn.Module):
     def __init__(self, ddp: DistributedDataParallel) -> None:
         super().__init__()
         self.module = ddp
+        self.no_sync = ddp.no_sync  # what accumulates gradients asks for it
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         flat = iter(self.module(*args, **kwargs))

@@ -34,8 +34,8 @@ Wrap the module that holds all trained parameters. The example is mended by:
     wrap = DDP
 
 Not this rule if
-The ranks have equal gradients: something averages them. The parameter was inside and
-was replaced: ddp/param-replaced-after-wrap.
+The ranks have equal gradients, or those outside have the right ones from the start:
+something averages them. The parameter was inside and was replaced: ddp/param-replaced-after-wrap.
 
 References
 https://github.com/KevinMusgrave/pytorch-metric-learning/issues/710
@@ -53,9 +53,14 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where original parameters are outside every DDP object."""
-    found = case.outcome.facts().get("outside", [])
-    if not found or not case.reduce_is_broken or case.run.ranks_agree:
+    if not case.reduce_is_broken or case.run.ranks_agree:
         return None  # on equal gradients: something averages them
+    step = case.first_broken("gradients")
+    wrong = set(case.mismatched("gradients", step)) if step is not None else set()
+    # Others get no gradient (a teacher), or are averaged by hand.
+    found = [n for n in case.outcome.facts().get("outside", []) if n in wrong]
+    if not found:
+        return None
     return Proposal(
         slug=SLUG,
         link=LINK,
