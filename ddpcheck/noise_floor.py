@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _SAMPLES = 1  # RunSpec.permute: every sample by itself
+# Sums of another order round as often as there are samples; weights changed by one
+# rounding, once. What differs by more than this many times is no noise.
+_MOST_NOISE = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +86,35 @@ def measure(
     runs = [assemble.to_run(outcome, default.rtol) for outcome in outcomes]
     if all(run.verdict != "divergent" for run in runs):
         return Floor(limit=default, weights={})
+    made = _made(session, base, runs)
+    if made is None:
+        return Floor(limit=default, weights={})
+    floor = made.floor()
+    if floor.limit.rtol > default.rtol and not _is_noise(session, base, made):
+        origin = tolerance.by_order(default, made.gradients)
+        return Floor(limit=origin, weights={})
+    return floor
+
+
+def _is_noise(session: Session, base: RunSpec, made: _Repetition) -> bool:
+    """Returns whether rounding alone can tell what another order of samples changes.
+
+    A computation that blows rounding up does so with weights that are rounded once
+    more; a term that joins neighbours does not care.
+    """
+    epsilon = made.outcome.facts().get("epsilon", 0.0)
+    again = _Repetition.make(session, base, 0, epsilon) if epsilon else None
+    return again is None or made.gradients <= _MOST_NOISE * again.gradients
+
+
+def _made(session: Session, base: RunSpec, runs: list[Run]) -> _Repetition | None:
+    """Returns the repetition that differs by rounding, else the first; None: failed."""
     smallest = min((r.world_size for r in runs if r.world_size > 1), default=1)
     repetitions = (_Repetition.make(session, base, n) for n in (_SAMPLES, smallest))
     found = [r for r in _until_rounding(repetitions) if r is not None]
     if not found:
-        return Floor(limit=default, weights={})
-    return (found[-1] if found[-1].is_rounding else found[0]).floor()
+        return None
+    return found[-1] if found[-1].is_rounding else found[0]
 
 
 def _until_rounding(
@@ -111,10 +137,12 @@ class _Repetition:
     gradients: float  # of all steps'
 
     @classmethod
-    def make(cls, session: Session, base: RunSpec, permute: int) -> Self | None:
+    def make(
+        cls, session: Session, base: RunSpec, permute: int, jitter: float = 0.0
+    ) -> Self | None:
         """Returns the repetition, None where it failed or nothing was compared."""
         # In every tensor, however little it differs.
-        fine = base.but(mode="single", permute=permute, rtol=FINE_RTOL)
+        fine = base.but(mode="single", permute=permute, jitter=jitter, rtol=FINE_RTOL)
         outcome = session.run([fine])[0]
         run = assemble.to_run(outcome, outcome.spec.rtol)
         if run.faults or run.gradients.worst is None:

@@ -102,6 +102,7 @@ class Session:
             world_size=1,
             batch_norm="frozen" if spec.batch_norm == "frozen" else "asis",
             permute=0,
+            jitter=0.0,
             fixes=tuple(f for f in spec.fixes if f.startswith("target.")),
             tile=spec.tile,
             floors=(),

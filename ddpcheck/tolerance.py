@@ -55,6 +55,15 @@ def chosen(rtol: float) -> Tolerance:
     return Tolerance(rtol=rtol, origin="set by the user")
 
 
+def by_order(base: Tolerance, floor: float, *, permuted: str = "batch") -> Tolerance:
+    """Returns the tolerance where another order of the samples is other mathematics."""
+    origin = (
+        f"{base.origin}; one process on a permuted {permuted} differs by {floor:.3g}, "
+        "too much for rounding: the order of the samples matters to this target"
+    )
+    return Tolerance(rtol=base.rtol, origin=origin, noise_floor=floor)
+
+
 def from_floor(
     dtype: str, floor: float, first: float, *, permuted: str = "batch"
 ) -> Tolerance:
@@ -69,12 +78,7 @@ def from_floor(
     """
     base = default(dtype)
     if not is_rounding(dtype, first, floor):
-        origin = (
-            f"{base.origin}; one process on a permuted {permuted} differs by "
-            f"{floor:.3g}, too much for rounding: the order of the samples matters to "
-            "this target"
-        )
-        return Tolerance(rtol=base.rtol, origin=origin, noise_floor=floor)
+        return by_order(base, floor, permuted=permuted)
     rtol = floor * FLOOR_FACTOR
     origin = (
         f"{FLOOR_FACTOR:g} x the noise floor {floor:.3g}, measured: one process "

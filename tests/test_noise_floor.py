@@ -161,3 +161,70 @@ def test_cause_is_found_where_the_order_of_samples_matters(
     assert (finding.slug, finding.runs) == ("loss/sum-reduction", (0, 1))
     assert finding.fix is not None
     assert finding.fix.verified is True
+
+
+# Frames in a row with a faint term that joins neighbours: a permuted batch differs by
+# as little as float32 rounds, and nothing is computed in float32.
+FRAMES = """\
+import torch
+from torch import nn
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+def batch():
+    noise = torch.Generator().manual_seed(1)
+    return torch.randn(16, 8, generator=noise), torch.randn(16, 4, generator=noise)
+
+def loss(output, target):
+    smooth = (output[1:] - output[:-1]).square().mean()
+    return (output - target).square().mean() + 1e-6 * smooth
+"""
+# A chaotic map doubles every difference 18 times: weights that were rounded otherwise
+# in the first step have other gradients in the second.
+CHAOTIC = """\
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+    def forward(self, x):
+        y = self.linear(x).sigmoid()
+        for _ in range(18):
+            y = 4 * y * (1 - y)
+        return y
+
+def model():
+    torch.manual_seed(0)
+    return Net()
+
+def batch():
+    noise = torch.Generator().manual_seed(1)
+    return torch.randn(16, 6, generator=noise), torch.randn(16, 4, generator=noise)
+
+def loss(output, target):
+    return (output - target).square().mean()
+
+def optimizer(params):
+    return torch.optim.SGD(params, lr=1e-6)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "verdict"),
+    [(FRAMES, "divergent"), (CHAOTIC, "equivalent")],
+    ids=["order", "rounding"],
+)
+def test_order_of_samples_is_told_from_rounding(
+    source: str, verdict: str, pool: Pool, tmp_path: Path
+) -> None:
+    path = tmp_path / "mymodel.py"
+    path.write_text(source, encoding="utf-8")
+    options = Options(world_sizes=(2,), modes=("ddp",))
+    report = checking.check(pool, TargetRef(path=str(path)), options)
+    assert report.verdict == verdict
+    assert (report.tolerance.rtol > 1e-9) == (verdict == "equivalent")
+    assert report.tolerance.noise_floor is not None

@@ -115,6 +115,7 @@ class _Candidate:
         self.seen = observe.Observed()
         self._rewrites: Rewrites | None = None
         self._frozen: dict[str, None] = {}
+        self._precision = rounding.Precision()
 
     def execute(self) -> None:
         """Builds, wraps and trains; emits each step, sets `raised` and `facts`."""
@@ -138,6 +139,7 @@ class _Candidate:
         wrapped = self._wrap(model, size)
         count_new_calls(wrapped, counts)
         self._check_start(names, wrapped)
+        rounding.jitter(model, spec.jitter)
         recorder = ComparingRecorder(
             reader=self.reader,
             rtol=spec.rtol,
@@ -149,6 +151,7 @@ class _Candidate:
         recorder.uncomparable = lambda: self._uncomparable(counts)
         self._train(training, recorder, self._shards(batches))
         self.facts["not_compared"] = recorder.not_compared
+        self.facts["epsilon"] = self._precision.epsilon
         self.facts |= closing.facts(self.seen, training, self._bare)
         if spec.mode == "ddp":
             self.facts |= self._wrapping(training) | {"frozen": list(self._frozen)}
@@ -207,6 +210,7 @@ class _Candidate:
     def _after_step(self, names: Names, wrapped: nn.Module) -> None:
         if self._rewrites is not None:
             self._rewrites.end()
+        rounding.jitter(wrapped, self.spec.jitter)
         fixes.after_step(wrapped, self.spec.fixes)
         modules = fixes.argument(self.spec.fixes, "state.one_process")
         if modules is None:
@@ -263,6 +267,7 @@ class _Candidate:
                 ),
                 self._backward(training),
                 self._schedule(),
+                self._precision if self.spec.permute else contextlib.nullcontext(),
             ):
                 training.run(emitting())
         except UsageError:

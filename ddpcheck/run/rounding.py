@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ddpcheck.run import backwards
+from ddpcheck import tree
+from ddpcheck.run import backwards, private
 
 _FACTOR = 3.0  # not a power of two, so that every product rounds anew
 
@@ -43,3 +44,33 @@ def _unscale(parameter: Tensor, before: Tensor | None) -> None:
         parameter.grad = parameter.grad / _FACTOR
     else:
         parameter.grad = before + (parameter.grad - before) / _FACTOR
+
+
+def jitter(model: nn.Module, size: float) -> None:
+    """Changes every weight by up to `size` of itself, at random."""
+    if not size:
+        return
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            draw = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.mul_(1 + (2 * draw - 1).to(parameter) * size)
+
+
+class Precision(private.DispatchMode):
+    """Notes the lowest precision that any operation computes in."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.epsilon = 0.0  # of a dtype: the distance of 1 and the next number
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Calls the operation and looks at what it returns."""
+        del types
+        result = func(*args, **(kwargs or {}))
+        for _, tensor in tree.tensors(result):
+            if tensor.is_floating_point():
+                self.epsilon = max(self.epsilon, torch.finfo(tensor.dtype).eps)
+        return result

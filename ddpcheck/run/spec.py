@@ -29,7 +29,9 @@ class RunSpec:
     `fixes` are interventions by name (see ddpcheck.diagnose.interventions).
     `permute` reorders the batch and rescales the backward pass: the same mathematics
     with other rounding, the measure of a run's own noise. 0: not at all; 1: samples at
-    random; W: the W shards, last one first.
+    random; W: the W shards, last one first. `jitter` changes the weights by so much
+    of their size, at random, before the first step and after each: what the computation
+    makes of one rounding.
     """
 
     mode: str
@@ -46,6 +48,7 @@ class RunSpec:
     steps: int = 3
     seed: int = 0
     permute: int = 0
+    jitter: float = 0.0
     # The samples in another order, in the reference too: other shards, same batch.
     shuffle: bool = False
     # The first samples alone; 0: the batch as it is.
