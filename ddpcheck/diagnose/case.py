@@ -325,10 +325,23 @@ class Case:
 
     @property
     def loss_collectives(self) -> int:
-        """Collectives that the target calls in a step, outside DDP's own."""
-        return (
-            max((r.collectives for r in self.step.ranks), default=0) if self.step else 0
-        )
+        """Collectives that the target calls in a step, outside DDP's own.
+
+        None where what they return reaches no gradient of any rank.
+        """
+        ranks = self.step.ranks if self.step else ()
+        if not any(r.asks_others for r in ranks):
+            return 0
+        return max((r.collectives for r in ranks), default=0)
+
+    @property
+    def loss_asks_others(self) -> bool:
+        """Whether the loss itself depends on what other ranks say.
+
+        Gradients may besides: a norm to clip them by, or a count they are divided by.
+        """
+        ranks = self.step.ranks if self.step else ()
+        return any(r.collectives and "loss" in r.asks_others for r in ranks)
 
     def rank_facts(self, key: str, default: Any) -> list[Any]:
         """Returns one fact of every rank of the divergent run."""

@@ -97,6 +97,8 @@ class RankEvidence:
     loss: float | None = None
     after_backward: float = 1.0  # what the step multiplies gradients by; cuts have it
     collectives: int = 0
+    # What is another one where no group is in sight; see probes/group.py.
+    asks_others: tuple[str, ...] = ("loss", "after backward")
     counts: dict[str, float] = field(default_factory=dict)
     rng: int = 0
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch

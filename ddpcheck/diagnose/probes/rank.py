@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.diagnose.probes import fits, micro, modules, training
-from ddpcheck.diagnose.probes.evidence import Cut, Direct, ModuleCall, RankEvidence
+from ddpcheck.diagnose.probes import gradients, micro, modules, training
+from ddpcheck.diagnose.probes.evidence import ModuleCall, RankEvidence
+from ddpcheck.diagnose.probes.group import asks_others
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
     Leaf,
@@ -22,6 +22,8 @@ from ddpcheck.diagnose.probes.teacher import (
     is_renumbered,
     keeps_shape,
     key_of,
+    restore,
+    snapshot,
 )
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import (
@@ -96,7 +98,11 @@ class _Probe:
         self.open: list[tuple[str, str]] = []
 
     def run(self, count_names: tuple[str, ...]) -> RankEvidence:
-        """Trains one step under hooks; returns what this rank found."""
+        """Trains one step under hooks; returns what this rank found.
+
+        Where it called collectives, once more without a group: one that is called for
+        a log leaves the loss as it is.
+        """
         torch.set_default_dtype(torch.float32)
         spec = self.spec
         model = models.build(
@@ -104,15 +110,38 @@ class _Probe:
         )
         model = fixes.before_wrap(model, spec.fixes)
         batch = batches_of(self.target, spec.but(steps=1))[0]
-        size = batch_size(self.target, batch)
-        start, rows = tree.shard_range(size, self.rank, spec.world_size)
-        self.rows, self.next_row = (start, rows, size), start
         set_default_dtype(spec)
         isolation.seed_everything(spec.seed + 1 + self.rank)
         wrapped = averaged.replace_ddp(
             models.wrap(self.target, model, find_unused=False)
         )
         wrapped = fixes.after_wrap(wrapped, spec.fixes)
+        start = snapshot(wrapped)
+        found = self.observed(wrapped, model, batch, count_names)
+        if not found.collectives:
+            return found
+        restore(start, wrapped)
+
+        def again() -> RankEvidence:
+            seen = observe.Observed()
+            other = _Probe(self.target, spec, self.reader, self.rank, seen)
+            return other.observed(wrapped, model, batch, count_names)
+
+        return replace(found, asks_others=asks_others(found, again))
+
+    def observed(
+        self,
+        wrapped: nn.Module,
+        model: nn.Module,
+        batch: Any,
+        count_names: tuple[str, ...],
+    ) -> RankEvidence:
+        """Returns what one step shows, on a model that stands at the beginning."""
+        spec = self.spec
+        size = batch_size(self.target, batch)
+        start, rows = tree.shard_range(size, self.rank, spec.world_size)
+        self.rows, self.next_row = (start, rows, size), start
+        isolation.seed_everything(spec.seed + 1 + self.rank)
         shard = tree.shard(batch, self.rank, spec.world_size)
         targets = countables.targets_of(self.target, shard)
         hooks = self.hooks
@@ -133,8 +162,16 @@ class _Probe:
             rank=self.rank,
             modules=tuple(self.modules),
             missing_calls=self._missing(hooks),
-            cuts=tuple(self._judge_cuts(done.factor)),
-            direct=tuple(self._judge_direct(wrapped)),
+            cuts=tuple(
+                gradients.at_cuts(
+                    self.leaves,
+                    self._recorded,
+                    self.reader,
+                    spec.world_size,
+                    done.factor,
+                )
+            ),
+            direct=tuple(gradients.past_cuts(wrapped, self.reader)),
             loss=done.loss,
             after_backward=done.factor,
             collectives=len(self.seen.collectives),
@@ -329,61 +366,3 @@ class _Probe:
         """Returns the module calls of the reference that this rank did not make."""
         theirs = {k.rpartition("/")[0] for k in self.reader.names("inputs", 0)}
         return tuple(sorted(theirs - hooks.seen))
-
-    def _judge_cuts(self, factor: float) -> list[Cut]:
-        found = []
-        for leaf in self.leaves:
-            reference = self._recorded("cut", leaf.key, leaf.tensor)
-            mine = leaf.tensor.grad
-            if reference is None and mine is None:
-                continue
-            if reference is None:
-                reference = torch.zeros(1).expand_as(leaf.tensor)
-                rows = reference
-            else:
-                rows = leaf.rows(reference)
-            grad = torch.zeros_like(leaf.tensor) if mine is None else mine * factor
-            ratio, residual, norm = fits.fit(grad, rows)
-            doubled = self._recorded("doubled", leaf.key, leaf.tensor)
-            found.append(
-                Cut(
-                    mixed=math.inf
-                    if doubled is None
-                    else fits.unmixed(
-                        grad, rows, leaf.rows(doubled), self.spec.world_size
-                    ),
-                    doubled=None
-                    if doubled is None
-                    else fits.doubling(leaf.rows(doubled), rows),
-                    on_the_way=leaf.key in self.reader.index.facts["on_the_way"],
-                    row_sum=fits.row_sum(grad - self.spec.world_size * rows),
-                    row_spread=fits.row_spread(grad),
-                    key=leaf.key,
-                    module=leaf.module,
-                    micro=leaf.micro,
-                    ratio=ratio,
-                    residual=residual,
-                    norm=norm,
-                )
-            )
-        return found
-
-    def _judge_direct(self, model: nn.Module) -> list[Direct]:
-        found = []
-        names = set(self.reader.names("direct", 0))
-        from ddpcheck.run.names import strip  # noqa: PLC0415
-
-        for path, parameter in model.named_parameters():
-            name = strip(path)
-            if name not in names:
-                continue
-            reference = self.reader.get("direct", 0, name)
-            if reference is None:
-                continue
-            grad = parameter.grad
-            mine = torch.zeros_like(reference) if grad is None else grad.to_dense()
-            if mine.is_complex():
-                mine = torch.view_as_real(mine)
-            ratio, residual, norm = fits.fit(mine, reference)
-            found.append(Direct(name=name, ratio=ratio, residual=residual, norm=norm))
-        return found

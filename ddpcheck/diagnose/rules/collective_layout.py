@@ -70,7 +70,7 @@ def detect(case: Case) -> Proposal | None:
     if case.step is None or not case.has_cuts or case.loss_is_sound:
         return None
     if (
-        not case.loss_collectives
+        not case.loss_asks_others
         or case.losses_replicate
         or case.losses_average  # rows out of place have another loss
         or case.uniform_ratio is not None

@@ -51,7 +51,7 @@ LINK = "data"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes strided shards where the loss or a module relates samples."""
-    if case.world_size == 1 or case.run.faults or case.loss_collectives:
+    if case.world_size == 1 or case.run.faults or case.loss_asks_others:
         return None
     if not case.run.ranks_agree:
         return None  # not a fault of what the shards hold

@@ -1,0 +1,84 @@
+"""A rank's gradients at the cuts, and past them, against the reference's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ddpcheck.diagnose.probes import fits
+from ddpcheck.diagnose.probes.evidence import Cut, Direct
+from ddpcheck.diagnose.probes.teacher import Leaf
+from ddpcheck.run.names import strip
+from ddpcheck.trace import Reader
+
+# (quantity, key, the rank's tensor) -> the reference's, micro-batches put together
+Recorded = Callable[[str, str, Tensor], Tensor | None]
+
+
+def at_cuts(
+    leaves: list[Leaf],
+    recorded: Recorded,
+    reader: Reader,
+    world_size: int,
+    factor: float,
+) -> Iterator[Cut]:
+    """Yields what the loss's gradient at each cut is like.
+
+    Args:
+        leaves: the cuts of one step, after its backward.
+        recorded: what the reference had.
+        reader: of the reference's trace.
+        world_size: number of ranks.
+        factor: by which the step multiplies gradients after backward.
+    """
+    for leaf in leaves:
+        reference = recorded("cut", leaf.key, leaf.tensor)
+        mine = leaf.tensor.grad
+        if reference is None and mine is None:
+            continue
+        if reference is None:
+            reference = torch.zeros(1).expand_as(leaf.tensor)
+            rows = reference
+        else:
+            rows = leaf.rows(reference)
+        grad = torch.zeros_like(leaf.tensor) if mine is None else mine * factor
+        ratio, residual, norm = fits.fit(grad, rows)
+        doubled = recorded("doubled", leaf.key, leaf.tensor)
+        yield Cut(
+            mixed=math.inf
+            if doubled is None
+            else fits.unmixed(grad, rows, leaf.rows(doubled), world_size),
+            doubled=None
+            if doubled is None
+            else fits.doubling(leaf.rows(doubled), rows),
+            on_the_way=leaf.key in reader.index.facts["on_the_way"],
+            row_sum=fits.row_sum(grad - world_size * rows),
+            row_spread=fits.row_spread(grad),
+            key=leaf.key,
+            module=leaf.module,
+            micro=leaf.micro,
+            ratio=ratio,
+            residual=residual,
+            norm=norm,
+        )
+
+
+def past_cuts(model: nn.Module, reader: Reader) -> Iterator[Direct]:
+    """Yields what parameters get from the loss past all cuts."""
+    names = set(reader.names("direct", 0))
+    for path, parameter in model.named_parameters():
+        name = strip(path)
+        if name not in names:
+            continue
+        reference = reader.get("direct", 0, name)
+        if reference is None:
+            continue
+        grad = parameter.grad
+        mine = torch.zeros_like(reference) if grad is None else grad.to_dense()
+        if mine.is_complex():
+            mine = torch.view_as_real(mine)
+        ratio, residual, norm = fits.fit(mine, reference)
+        yield Direct(name=name, ratio=ratio, residual=residual, norm=norm)

@@ -1,0 +1,68 @@
+"""Whether a rank's loss depends on other ranks: the same step, and no group in sight.
+
+A collective may be called for a log, a bound or a clock, and its result go nowhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ddpcheck.diagnose.probes.evidence import RankEvidence
+from ddpcheck.run import gather
+
+LOSS, AFTER = "loss", "after backward"
+_SAME = 1e-9  # relative; the same operations give the same numbers in any dtype
+
+
+def asks_others(
+    found: RankEvidence, again: Callable[[], RankEvidence]
+) -> tuple[str, ...]:
+    """Returns what is another one where no group is in sight: of LOSS and AFTER.
+
+    A loss that is scaled up before backward and down after it is the same; one that is
+    the same before that has gradients that the step itself multiplies otherwise.
+
+    Args:
+        found: what the step showed with the group.
+        again: does the same step once more, from the same beginning.
+    """
+    try:
+        alone = gather.alone(again)
+    except Exception:  # noqa: BLE001 (a program that needs its group: it may ask)
+        return LOSS, AFTER
+    if _are_close(_numbers(found, 1.0), _numbers(alone, 1.0)):
+        return ()
+    ours, theirs = found.after_backward or 1.0, alone.after_backward or 1.0
+    if _are_close(_numbers(found, 1 / ours), _numbers(alone, 1 / theirs)):
+        return (AFTER,)
+    return LOSS, AFTER
+
+
+def _numbers(found: RankEvidence, factor: float) -> list[tuple[str, float]]:
+    """Returns what is known of the loss and its gradients, times a factor.
+
+    Gradients have what the step multiplies them by after backward.
+    """
+    loss = (found.loss or 0.0) * found.after_backward
+    numbers = [("loss", loss * factor)]
+    for cut in found.cuts:
+        name = f"{cut.key} {cut.micro}"
+        numbers += [(name, cut.ratio * factor), (name, cut.residual)]
+    for direct in found.direct:
+        numbers += [(direct.name, direct.ratio * factor)]
+        numbers += [(direct.name, direct.residual)]
+    return numbers
+
+
+def _are_close(ours: list[tuple[str, float]], theirs: list[tuple[str, float]]) -> bool:
+    return len(ours) == len(theirs) and all(
+        name == other and _is_close(value, known)
+        for (name, value), (other, known) in zip(ours, theirs, strict=True)
+    )
+
+
+def _is_close(value: float, other: float) -> bool:
+    if not (math.isfinite(value) and math.isfinite(other)):
+        return repr(value) == repr(other)
+    return abs(value - other) <= _SAME * max(1.0, abs(value), abs(other))
