@@ -34,32 +34,27 @@ def global_loss(
     """
     names, direct, whole = (part.split(",") for part in f"{what}||".split("|", 3)[:3])
     if names == [""]:
-        return _GlobalRows(model, shard, set(filter(None, whole)))
+        _gather_rows(model, shard, set(filter(None, whole)))
+        return model
     for name in filter(None, direct):
         # Used in the loss itself, which now is the whole loss on every rank.
         bare.get_parameter(name).register_hook(lambda g: g / dist.get_world_size())
     for name in names:
-        module = bare.get_submodule(name)
-        module.register_forward_pre_hook(
-            lambda _, args, kwargs: _local_rows((args, kwargs), shard), with_kwargs=True
-        )
-        module.register_forward_hook(lambda _, __, out: _gather_output(out, shard[1]))
+        _gather_rows(bare.get_submodule(name), shard, set())
     return model
 
 
-class _GlobalRows(nn.Module):
-    """Global batch in, this rank's rows through the model, all rows out."""
+def _gather_rows(module: nn.Module, shard: tuple[int, int], whole: set[str]) -> None:
+    """Global batch in, this rank's rows through the module, all rows out.
 
-    def __init__(
-        self, module: nn.Module, shard: tuple[int, int], whole: set[str]
-    ) -> None:
-        super().__init__()
-        self.module, self.shard, self.whole = module, shard, whole
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _local_rows((args, kwargs), self.shard)
-        output = self.module(*args, **kwargs)
-        return _gather_output(output, self.shard[1], self.whole)
+    By hooks: training code may take the wrapper off, and look for attributes below it.
+    """
+    module.register_forward_pre_hook(
+        lambda _, args, kwargs: _local_rows((args, kwargs), shard), with_kwargs=True
+    )
+    module.register_forward_hook(
+        lambda _, __, out: _gather_output(out, shard[1], whole)
+    )
 
 
 def _local_rows(value: Any, shard: tuple[int, int]) -> Any:
