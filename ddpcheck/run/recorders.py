@@ -61,12 +61,14 @@ class ComparingRecorder:
             name: self.reader.get(quantity, step, name)
             for name in self.reader.names(quantity, step)
         }
+        of_samples: set[str] = set()
         if quantity == "outputs":
             named, references = self._outputs(named, references)
         elif quantity == "buffers":
             skip = self.uncomparable()
             named, references = _without(named, skip), _without(references, skip)
             named = self._known(named, references)
+            references, of_samples = self._shares(named, references)
         scale: float | dict[str, float] = self.reader.scale(quantity, step)
         if quantity == "buffers":
             scale = compare.buffer_scales(references)
@@ -76,7 +78,7 @@ class ComparingRecorder:
         self.quantities[name] = add(earlier, result) if earlier else result
         strict = quantity == "weights" and bool(self.floors)
         if (result.mismatched and quantity != "outputs") or strict:
-            values = compare.digest(named)
+            values = compare.digest(_without_names(named, of_samples))
             self.digests[name] = self.digests.get(name, ()) + values
         self.reader.release(above=PART)
 
@@ -179,6 +181,24 @@ class ComparingRecorder:
             self.not_compared[f"buffer {name}"] = reason
         return {n: t for n, t in named.items() if n in references}
 
+    def _shares(
+        self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]
+    ) -> tuple[dict[str, Tensor | None], set[str]]:
+        """Returns the references, cut to the rank's rows where a buffer holds samples.
+
+        A hidden state or a membrane has a row per sample, and each rank its own.
+        """
+        cut, names = dict(references), set()
+        for name, tensor in named.items():
+            whole = references[name]
+            if tensor is None or whole is None or tensor.shape == whole.shape:
+                continue
+            part = rows_of(whole, tuple(tensor.shape), self.rows)
+            if part is not None:
+                cut[name] = part
+                names.add(name)
+        return cut, names
+
     def _outputs(
         self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]
     ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
@@ -261,3 +281,9 @@ def add(first: Quantity, second: Quantity) -> Quantity:
         tensors=tuple(rows),
         excess_by_step=(worst.excess,) if worst else (),
     )
+
+
+def _without_names(
+    named: dict[str, Tensor | None], names: set[str]
+) -> dict[str, Tensor | None]:
+    return {n: t for n, t in named.items() if n not in names}

@@ -204,8 +204,12 @@ def restore(tensors: dict[str, Tensor], model: nn.Module) -> None:
     """Puts parameters and buffers back to what `snapshot` saw."""
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if name in tensors:
+            if name not in tensors:
+                continue
+            if tensor.shape == tensors[name].shape:
                 tensor.copy_(tensors[name])
+            else:  # a hidden state has a row per sample once it is there
+                tensor.data = tensors[name].clone()
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:

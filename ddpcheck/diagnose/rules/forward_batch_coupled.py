@@ -43,6 +43,8 @@ References
 
 from __future__ import annotations
 
+import dataclasses
+
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.text import module, names, number
 
@@ -69,7 +71,9 @@ def detect(case: Case) -> Proposal | None:
     first = calls[0]
     modules = list(dict.fromkeys(m.name for m in calls))
     mended = list(dict.fromkeys(_with_rows_first(case, m.name) for m in calls))
-    return Proposal(
+    # One that asks for its rank differs on all rows too, unless the group is hidden.
+    asks = any(m.collectives for m in calls)
+    proposal = Proposal(
         slug=SLUG,
         link=LINK,
         summary=f"{module(first.name)} ({first.kind}) mixes samples: its output for a "
@@ -83,13 +87,14 @@ def detect(case: Case) -> Proposal | None:
         "gradients, or per sample (or per group of fixed size)",
         code="x = torch.cat(torch.distributed.nn.functional.all_gather(x))",
         fixes=tuple(f"module.global:{n}" for n in mended),
-        # One that asks for its rank differs on all rows too, unless the group is hidden.
-        control=()
-        if any(m.collectives for m in calls)
-        else tuple(f"module.in_group:{n}" for n in mended),
+        control=() if asks else tuple(f"module.in_group:{n}" for n in mended),
         module=first.name,
         speculative=case.outputs_agree,
     )
+    # Its inputs may be of a kind that holds rows and takes no others.
+    control = () if asks else ("module.in_group:",)
+    whole = dataclasses.replace(proposal, fixes=("module.global:",), control=control)
+    return dataclasses.replace(proposal, fallback=whole)
 
 
 def _is_within(name: str, outer: str) -> bool:
