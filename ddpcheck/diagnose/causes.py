@@ -11,10 +11,11 @@ from ddpcheck import assemble
 from ddpcheck.diagnose import parts
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.registry import RULES
-from ddpcheck.report import Control
+from ddpcheck.report import Control, Difference, Run
 
 _PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
 _SCALES = ("loss.scale", "direct.scale", "terms.scale")
+_EXACT = 1e-6  # of what a run is off by, where nothing but rounding was changed
 _SAME = 0.01  # excesses this close: the fix changed nothing; powers: it is one
 
 
@@ -55,16 +56,35 @@ def mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -
     """
     if cause.verified:
         return True
-    if after.step is None and before.step is not None:
+    is_lost = after.step is None and before.step is not None
+    if is_lost or (after.run.faults and not before.run.faults):
         return False
-    if after.run.faults and not before.run.faults:
-        return False
+    if not _differ(before.run, after.run):
+        return False  # silent because the fix is in force, not because it helped
     if cause.proposal.slug not in {p.slug for p in proposals}:
         return True
     if cause.proposal.link in _PROBED:
         return False
     was, left = assemble.worst_excess(before.run), assemble.worst_excess(after.run)
     return was != left and not math.isclose(was, left, rel_tol=_SAME)
+
+
+def _differ(run: Run, other: Run) -> bool:
+    """Returns whether any tensor of two runs is off by another amount."""
+    mine, theirs = (
+        {(q, t.name, t.step, t.rank): t.excess for q, t in _rows(r)}
+        for r in (run, other)
+    )
+    return bool(run.faults or other.faults) or any(
+        not math.isclose(
+            mine.get(key, 0.0), theirs.get(key, 0.0), rel_tol=_EXACT, abs_tol=1.0
+        )
+        for key in mine.keys() | theirs.keys()
+    )
+
+
+def _rows(run: Run) -> Iterable[tuple[int, Difference]]:
+    return ((i, t) for i, q in enumerate(assemble.judged(run)) for t in q.tensors)
 
 
 def can_run(proposal: Proposal) -> bool:

@@ -35,7 +35,8 @@ Wrap the module that holds all trained parameters. The example is mended by:
 
 Not this rule if
 The ranks have equal gradients, or those outside have the right ones from the start:
-something averages them. The parameter was inside and was replaced: ddp/param-replaced-after-wrap.
+something averages them. The parameter was inside and was replaced:
+ddp/param-replaced-after-wrap.
 
 References
 https://github.com/KevinMusgrave/pytorch-metric-learning/issues/710

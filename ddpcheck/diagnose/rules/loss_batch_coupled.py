@@ -11,9 +11,9 @@ top-k, a ranking or a standard deviation.
 How it was found
 Forward is equal; d loss / d output at some samples (one half of the batch; every other
 shard) changes, by more than 1e-6 of its size, when the outputs of the others do; and it
-is not W times the reference's. The run in which the loss sees the outputs and targets of all ranks,
-with gradients, decides. A term that a module computes may pass by all outputs: where
-its mean over ranks is not one process's, the module sees the rows of all ranks.
+is not W times the reference's. The run in which the loss sees the outputs and targets
+of all ranks, with gradients, decides. A term that a module computes may pass by all
+outputs: where its mean over ranks is not one process's, the module sees all rows.
 
 Example
     import torch

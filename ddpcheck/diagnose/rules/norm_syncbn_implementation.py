@@ -75,7 +75,7 @@ def detect(case: Case) -> Proposal | None:
     if not inner:
         return None
     wrong = [m for m in inner if _is_wrong(m, case)]
-    judged = case.loss_is_sound and not case.loss_is_global
+    judged = case.loss_is_sound and not case.loss_is_global and case.rest_is_broken
     if not wrong and not (judged and case.first_broken("gradients") == 0):
         return None
     first = (wrong or inner)[0]
