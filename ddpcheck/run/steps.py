@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from ddpcheck import target as target_module
 from ddpcheck import tree
@@ -21,6 +24,7 @@ from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import model as models
 from ddpcheck.run import schedule
 from ddpcheck.run.names import Names
+from ddpcheck.run.private import version
 from ddpcheck.target import Target
 
 
@@ -55,13 +59,18 @@ class Training:
     loss_dtype: str = ""  # of the last loss: what it rounds to
     schedule: list[tuple[int, list[schedule.Group]]] = field(default_factory=list)
     vector_loss: int = 0
+    # What gradients were at the beginning of each optimizer step that has not ended.
+    _open: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def run(self, batches: Iterator[Any]) -> None:
         """Trains one step per batch."""
-        hook = register_optimizer_step_pre_hook(self._before_update)
+        hooks = (
+            register_optimizer_step_pre_hook(self._before_update),
+            register_optimizer_step_post_hook(self._after_update),
+        )
         try:
             for step, batch in enumerate(batches):
-                self.step, self.updates = step, 0
+                self.step, self.updates, self._open = step, 0, []
                 with self.around_step(step):
                     self.losses.append(self.perform(self._train, batch))
                 if self.updates == 0:
@@ -69,7 +78,8 @@ class Training:
                 self.after_step()
                 self._record_state()
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
     def parameters(self) -> dict[str, Tensor]:
         """Returns all parameters of model and optimizer by their names."""
@@ -109,14 +119,24 @@ class Training:
         return checked
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
-        self.on_update()
         parameters = self.parameters()
+        grads = [p.grad for p in parameters.values() if p.grad is not None]
+        found = [(id(grad), version(grad)) for grad in grads]
+        is_known = bool(self._open) and self._open[-1] == found
+        self._open.append(found)
+        if is_known:
+            return  # an optimizer that hands on to another: one update
+        self.on_update()
         held = {id(p) for g in optimizer.param_groups for p in g["params"]}
         if not any(id(p) in held for p in parameters.values()):
             return  # an optimizer of something else
         self.schedule.append((self.step, schedule.numbers(optimizer)))
         if any(p.grad is not None for p in parameters.values()):
             self._record_gradients(parameters)  # else a closure will compute them
+
+    def _after_update(self, *_: Any) -> None:
+        if self._open:
+            self._open.pop()
 
     def _record_gradients(self, parameters: dict[str, Tensor]) -> None:
         suffix = f"@{self.updates}" if self.updates else ""
