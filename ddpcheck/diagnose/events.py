@@ -7,6 +7,7 @@ step, G autograd.grad.
 from __future__ import annotations
 
 import itertools
+import re
 
 from ddpcheck.diagnose.agreement import ranks_differ
 from ddpcheck.diagnose.case import Case
@@ -44,6 +45,18 @@ def ends_unsynchronised(events: str) -> bool:
         elif event == "S" and last:
             return True
     return False
+
+
+def has_later_backward(case: Case) -> bool:
+    """Returns whether more backwards follow one another than DDP objects wait for.
+
+    Two networks, each in a DDP object of its own, may have theirs one after the other.
+    """
+    events = case.rank_facts("events", "")
+    forwards = case.rank_facts("forwards", [])
+    objects = len(forwards[0]) if forwards else 0
+    runs = re.findall("B+", events[0].replace("G", "")) if events else []
+    return max(map(len, runs), default=0) > max(1, objects)
 
 
 def ranks_disagree(case: Case, quantity: str, step: int) -> bool:

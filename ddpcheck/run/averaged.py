@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -23,12 +24,18 @@ from ddpcheck.run import submodules
 _BUCKET = 1 << 20  # elements: what is copied to be reduced together
 
 
+def _nothing(_: PlainWrapper) -> None:
+    pass
+
+
 class PlainWrapper(nn.Module):
     """Stands where a DDP object stood: `.module`, `no_sync()`, buffer broadcast.
 
     `isinstance(model, DistributedDataParallel)` holds, as training code unwraps by it;
     `is_ddp` tells the two apart.
     """
+
+    before_forward: ClassVar[Callable[[PlainWrapper], None]] = staticmethod(_nothing)
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         super().__init__()
@@ -46,6 +53,7 @@ class PlainWrapper(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the module's output, after rank 0's buffers went to all."""
+        PlainWrapper.before_forward(self)
         if self.broadcasts_buffers and self.training and torch.is_grad_enabled():
             broadcast_buffers(self.module)
         return self.module(*args, **kwargs)
@@ -87,13 +95,15 @@ def averaging(
 ) -> Iterator[None]:
     """Averages all gradients over ranks after each outermost backward.
 
-    Both are asked at that moment; `unused` takes the names without gradient. Averaging
-    twice is harmless, so gradients that accumulate over several backwards come out
-    right. Gradients made by `torch.autograd.grad` reach `.grad` by hand: averaged
-    before the optimizer steps.
+    Both are asked at that moment; `unused` takes the names without gradient when the
+    optimizer steps, or when their wrapper is called again after a backward: then DDP
+    has waited for them. Averaging twice is harmless, so gradients that accumulate over
+    several backwards come out right. Gradients made by `torch.autograd.grad` reach
+    `.grad` by hand: averaged before the optimizer steps.
     """
     depth = 0
     backward = torch.autograd.backward
+    window = _Window()
 
     def run(*args: Any, **kwargs: Any) -> None:
         nonlocal depth
@@ -103,30 +113,67 @@ def averaging(
         finally:
             depth -= 1
         if depth == 0:
-            average(parameters(), unused())
+            window.after_backward(parameters())
+            average(parameters())
+
+    def before_forward(wrapper: PlainWrapper) -> None:
+        unused().update(window.before_forward(wrapper, parameters()))
 
     def before_update(optimizer: Any, *_: Any) -> None:
         del optimizer
-        average(parameters(), unused())
+        unused().update(window.take(set(parameters())))
+        average(parameters())
 
     torch.autograd.backward = run
+    PlainWrapper.before_forward = staticmethod(before_forward)
     hook = register_optimizer_step_pre_hook(before_update)
     try:
         yield
     finally:
         torch.autograd.backward = backward
+        PlainWrapper.before_forward = staticmethod(_nothing)
         hook.remove()
 
 
-def average(parameters: Mapping[str, Tensor], unused: set[str]) -> None:
+@dataclass(slots=True)
+class _Window:
+    """Which parameters no backward has reached yet, while DDP waits for them."""
+
+    unreached: dict[str, bool] = field(default_factory=dict)
+    called: set[int] = field(default_factory=set)  # wrappers, since the last backward
+    waited: set[int] = field(default_factory=set)  # called, and then a backward
+
+    def after_backward(self, parameters: Mapping[str, Tensor]) -> None:
+        """Notes what has a gradient of this rank's own."""
+        for name, p in parameters.items():
+            is_none = p.requires_grad and p.grad is None
+            self.unreached[name] = self.unreached.get(name, True) and is_none
+        self.waited |= self.called
+        self.called.clear()
+
+    def before_forward(
+        self, wrapper: nn.Module, parameters: Mapping[str, Tensor]
+    ) -> set[str]:
+        """Returns what the wrapper has waited for in vain, where it is called again."""
+        found: set[str] = set()
+        if id(wrapper) in self.waited:
+            own = {id(p) for p in wrapper.parameters()}
+            found = self.take({n for n, p in parameters.items() if id(p) in own})
+        self.waited.discard(id(wrapper))
+        self.called.add(id(wrapper))
+        return found
+
+    def take(self, names: set[str]) -> set[str]:
+        """Returns those of these that were not reached; begins anew for them."""
+        return {n for n in names if self.unreached.pop(n, False)}
+
+
+def average(parameters: Mapping[str, Tensor]) -> None:
     """Replaces every gradient by its mean over ranks; None counts as zero.
 
     A parameter without gradient on any rank keeps None.
     """
     names = sorted(parameters)
-    unused.update(
-        n for n in names if parameters[n].requires_grad and parameters[n].grad is None
-    )
     has = torch.tensor([float(parameters[n].grad is not None) for n in names])
     dist.all_reduce(has, dist.ReduceOp.MAX)
     gradients = []

@@ -175,6 +175,9 @@ class _Reference:
         _check_dtypes(before, names.parameters(model))
         self._check_finite(training, recorder)
         unused, idle = _without_gradient(writer.index)
+        facts = self._facts(model, training, size)
+        # Frozen in the end, and yet they had gradients: frozen and freed in turn.
+        in_turn = [n for n in _with_gradient(writer.index) if n in facts["untrained"]]
         writer.index.facts = {
             "calls": dict(calls),
             "shapes": self.shapes,
@@ -186,7 +189,7 @@ class _Reference:
             spec=self.spec,
             warnings=tuple(devices.warnings(self.spec.device, self.spec.dtype)),
             losses=tuple(training.losses),
-            facts=self._facts(model, training, size) | {"unused": unused, "idle": idle},
+            facts=facts | {"unused": unused, "idle": idle, "in_turn": in_turn},
         )
 
     def _facts(self, model: nn.Module, training: Training, size: int) -> dict[str, Any]:
@@ -267,6 +270,17 @@ def _without_gradient(index: Index) -> tuple[list[str], list[str]]:
         [n for n in names if not any(u.get(n) for u in updates)],
         [n for n in names if not all(u.get(n) for u in updates)],
     )
+
+
+def _with_gradient(index: Index) -> set[str]:
+    """Returns the parameters with a gradient in any update of step 0."""
+    return {
+        name.partition("@")[0]
+        for (quantity, step), group in index.groups.items()
+        if not step and quantity.startswith("gradients")
+        for name, entry in group.items()
+        if entry is not None
+    }
 
 
 class DtypeRefusedError(RuntimeError):

@@ -207,12 +207,11 @@ def averaged_by_hand(context: Context, *, bucket: int) -> dict[str, Any]:
         reduced.append(tensor.numel())
         return all_reduce(tensor, *args, **kwargs)
 
-    unused: set[str] = set()
     dist.all_reduce = note
     try:
-        averaged.average(parameters, unused)
+        averaged.average(parameters)
     finally:
         dist.all_reduce = all_reduce
     grads = {name: p.grad for name, p in parameters.items()}
     told = {n: None if g is None else g.tolist() for n, g in grads.items()}
-    return {"gradients": told, "unused": sorted(unused), "reduced": reduced}
+    return {"gradients": told, "reduced": reduced}

@@ -44,7 +44,10 @@ https://github.com/pytorch/pytorch/issues/63740
 
 from __future__ import annotations
 
+import dataclasses
+
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import has_later_backward
 from ddpcheck.diagnose.text import names
 from ddpcheck.diagnose.unused import unused_parameters
 
@@ -65,11 +68,15 @@ def detect(case: Case) -> Proposal | None:
     )
     if not case.reduce_is_broken:
         return _beside_backward(calls)
-    return _by_hand(
+    found = _by_hand(
         "gradients are made by torch.autograd.grad, which runs none of the hooks that DDP "
         "reduces by",
         f"{calls}; the ranks' gradients differ",
     )
+    if not has_later_backward(case):
+        return found
+    # Averaging by hand would mend the second backward, too.
+    return dataclasses.replace(found, by_hand=False, or_by_hand=False, speculative=True)
 
 
 def _of_a_penalty(case: Case) -> Proposal | None:
@@ -77,6 +84,8 @@ def _of_a_penalty(case: Case) -> Proposal | None:
     slopes = max(case.rank_facts("slopes", 0), default=0)
     left_out = unused_parameters(case).everywhere
     if not slopes or not left_out or not case.reduce_is_broken:
+        return None
+    if has_later_backward(case):
         return None
     return _by_hand(
         "a backward through torch.autograd.grad leaves parameters out, and DDP waits for "

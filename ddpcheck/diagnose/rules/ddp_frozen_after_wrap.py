@@ -54,7 +54,8 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes wrapping anew where requires_grad was True when DDP was built."""
-    found = case.outcome.facts().get("frozen", [])
+    in_turn = set(case.facts["in_turn"])  # as GANs do
+    found = [n for n in case.outcome.facts().get("frozen", []) if n not in in_turn]
     if not found or not case.reduce_is_broken:
         return None
     if "ddp.rewrap_trainable" in case.outcome.spec.fixes:
