@@ -206,7 +206,8 @@ class Search:
         before = assemble.worst_excess(case.run)
         if not self.fix:
             return Cause(firm[0], before=before) if firm else None
-        if firm and firm[0] is proposals[0] and not can_run(firm[0]):
+        is_told = bool(firm) and firm[0] is proposals[0] and not can_run(firm[0])
+        if is_told and case.run.faults:
             # Ranks that wait for each other: any fix that ends the wait by making all
             # ranks do the same would look like a proof.
             return Cause(firm[0], before=before)

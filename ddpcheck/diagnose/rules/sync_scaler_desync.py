@@ -59,6 +59,8 @@ def detect(case: Case) -> Proposal | None:
     step = case.first_broken("gradients")
     if not case.reduce_is_broken or step is None:
         return None
+    if case.step is not None and not case.loss_is_sound:
+        return None  # scaled up and down again it is; a count of the rank's own is not
     factor = events.factor_between_ranks(case, "gradients", step)
     if factor is None or abs(math.log2(factor) - round(math.log2(factor))) > case.close:
         return None
