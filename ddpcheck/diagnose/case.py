@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpcheck.diagnose.agreement import ranks_differ
-from ddpcheck.diagnose.probes.evidence import Cut, ModuleCall, StepEvidence
+from ddpcheck.diagnose.probes.evidence import (
+    Cut,
+    ModuleCall,
+    StepEvidence,
+    worst_of,
+)
 from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.report import Quantity, Run
 from ddpcheck.run.spec import Defect
@@ -97,14 +102,11 @@ class Case:
 
     def modules(self) -> list[ModuleCall]:
         """Returns the worst call over ranks of every module, in call order."""
-        worst: dict[tuple[str, int], ModuleCall] = {}
+        calls: dict[tuple[str, int], list[ModuleCall]] = {}
         for rank in self.step.ranks if self.step else ():
             for call in rank.modules:
-                key = (call.name, call.call)
-                known = worst.get(key)
-                if known is None or (call.rel_diff or 0) > (known.rel_diff or 0):
-                    worst[key] = call
-        return list(worst.values())
+                calls.setdefault((call.name, call.call), []).append(call)
+        return [worst_of(found) for found in calls.values()]
 
     def defects(self) -> list[Defect]:
         """Returns collectives that returned something else than they were asked for.

@@ -140,7 +140,7 @@ class Search:
         made[self.spec] = self.outcome
         outcomes = [made[spec], made[by_hand]]
         runs = [assemble.to_run(o, self.limit.rtol) for o in outcomes]
-        step = self._probe(spec)
+        step = self._probe(spec, _first_wrong_batch(runs[0]))
         return Case(
             run=runs[0],
             outcome=outcomes[0],
@@ -159,7 +159,7 @@ class Search:
         outcome = self.session.run([spec.but(**changes)])[0]
         return assemble.to_run(outcome, self.limit.rtol)
 
-    def _probe(self, spec: RunSpec) -> StepEvidence | None:
+    def _probe(self, spec: RunSpec, at: int) -> StepEvidence | None:
         # On the CPU wherever the run was: evidence is exact there, and what it
         # proposes is tried on the run itself.
         spec = spec.but(device="cpu")
@@ -168,7 +168,11 @@ class Search:
         assert single is not None
         job = Job(
             function="ddpcheck.diagnose.probes.reference:record",
-            arguments={"ref": ref, "spec": single, "world_size": spec.world_size},
+            arguments={
+                "ref": ref,
+                "spec": single.but(steps=at + 1),
+                "world_size": spec.world_size,
+            },
         )
         first = pool.run(job, SOLO)[0]
         if not isinstance(first.value, ReferenceEvidence) or first.value.failed:
@@ -178,7 +182,7 @@ class Search:
             function="ddpcheck.diagnose.probes.rank:judge",
             arguments={
                 "ref": ref,
-                "spec": spec,
+                "spec": spec.but(steps=at + 1),
                 "trace": first.value.trace,
                 "count_names": tuple(first.value.counts),
             },
@@ -316,6 +320,18 @@ class Search:
             cause.before, cause.after = before, after
             cause.verified = before > 1 >= after
         causes[:] = [c for c in causes if c.verified]
+
+
+def _first_wrong_batch(run: Run) -> int:
+    """Returns the step whose batch shows what is wrong, on the weights of the start.
+
+    That of the first wrong gradients, where all weights and buffers before it are
+    right: such a shard held the counts of the others until then.
+    """
+    found = next((i for i, e in enumerate(run.gradients.excess_by_step) if e > 1), 0)
+    state = (run.weights.excess_by_step, run.buffers.excess_by_step)
+    is_right = all(e <= 1 for excesses in state for e in excesses[:found])
+    return found if is_right else 0
 
 
 def _as_good(

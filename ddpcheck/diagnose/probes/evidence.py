@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from ddpcheck.run.spec import Defect
 
@@ -38,6 +38,17 @@ class ModuleCall:
     is_synchronized: bool = False  # one that is, over ranks
     is_scale_invariant: bool = False  # known of those that keep state or communicate
     normalises: bool = False  # behaves as one: scale invariant, keeps statistics
+
+
+def worst_of(calls: list[ModuleCall]) -> ModuleCall:
+    """Returns the call whose output differs most, with what any rank's call does."""
+    return replace(
+        max(calls, key=lambda c: c.rel_diff or 0.0),
+        input_diff=max(c.input_diff for c in calls),
+        collectives=max(c.collectives for c in calls),
+        writes_buffers=any(c.writes_buffers for c in calls),
+        writes_parameters=any(c.writes_parameters for c in calls),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,9 @@ def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
     judged: a flow's norm returns the log-determinant beside. A scalar is no output of a
     norm: losses of directions do not change with scale, either. Buffers are put back.
     """
+    inputs = [t for _, t in tree.tensors((args, kwargs)) if t.is_floating_point()]
+    if not any(bool(t.any()) for t in inputs):
+        return False  # of what cannot be scaled nothing is known
     twice = tree.replace(
         (args, kwargs), lambda _, t: t * 2 if t.is_floating_point() else t
     )

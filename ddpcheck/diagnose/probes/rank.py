@@ -109,7 +109,7 @@ class _Probe:
             self.target, spec, seed=spec.seed + 1 + self.rank, rank=self.rank
         )
         model = fixes.before_wrap(model, spec.fixes)
-        batch = batches_of(self.target, spec.but(steps=1))[0]
+        batch = batches_of(self.target, spec)[-1]
         set_default_dtype(spec)
         isolation.seed_everything(spec.seed + 1 + self.rank)
         wrapped = averaged.replace_ddp(

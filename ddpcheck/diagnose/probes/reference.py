@@ -66,7 +66,7 @@ class _Probe:
         self.world_size, self.writer = world_size, writer
         torch.set_default_dtype(torch.float32)
         self.model = models.build(target, spec, seed=0)
-        self.batch = batches_of(target, spec.but(steps=1))[0]
+        self.batch = batches_of(target, spec)[-1]
         self.size = batch_size(target, self.batch)
         set_default_dtype(spec)
         self.start = snapshot(self.model)

@@ -43,6 +43,7 @@ References
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.rules import loss_empty_shard, loss_local_normalizer
 
 SLUG = "data/batch-layout"
@@ -58,8 +59,10 @@ def detect(case: Case) -> Proposal | None:
     # Samples may be related by their targets alone: then no factor per rank explains
     # the loss's gradient.
     unexplained = case.has_cuts and case.rank_ratios is None
-    if not case.couples and not case.diverging() and not unexplained:
-        return None
+    in_loss = bool(case.couples) or unexplained
+    mixing = case.diverging()
+    if not in_loss and (not mixing or any(_is_norm(m) for m in mixing)):
+        return None  # strided shards may have the statistics of the batch
     if len(set(case.run.shard_sizes)) > 1:
         return None
     if loss_empty_shard.detect(case) or loss_local_normalizer.detect(case):
@@ -71,7 +74,7 @@ def detect(case: Case) -> Proposal | None:
         summary="dimension 0 of the batch has a structure, such as two views one after "
         "the other, and contiguous shards tear apart what belongs together",
         facts=(
-            "the loss relates samples to each other",
+            f"{'the loss' if in_loss else 'a module'} relates samples to each other",
             f"shards of every {world}th sample keep what belongs together: with them "
             "the ranks train as one process does",
         ),
@@ -80,3 +83,7 @@ def detect(case: Case) -> Proposal | None:
         fixes=("data.strided",),
         speculative=True,
     )
+
+
+def _is_norm(call: ModuleCall) -> bool:
+    return call.is_batch_norm or call.normalises

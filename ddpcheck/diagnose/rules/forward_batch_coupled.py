@@ -77,7 +77,7 @@ def detect(case: Case) -> Proposal | None:
         slug=SLUG,
         link=LINK,
         summary=f"{module(first.name)} ({first.kind}) mixes samples: its output for a "
-        "sample depends on which others are in the shard",
+        "sample depends on the others in the shard, or on its place among them",
         facts=(
             f"{module(first.name)}, fed with the reference's own input, returns other "
             f"rows than in one process: relative difference {number(first.rel_diff or 0)}",

@@ -84,9 +84,22 @@ def detect(case: Case) -> Proposal | None:
         ),
         evidence={"direct_ratios": ratios},
     )
+    if case.loss_asks_others:
+        first = _summed(first)
     # A penalty with a backward of its own is added to nothing.
     other = dataclasses.replace(first, fixes=(f"direct.scale:{1 / mean!r}",))
     return dataclasses.replace(first, fallback=other)
+
+
+def _summed(found: Proposal) -> Proposal:
+    """Returns the proposal in the words for a term that a collective sums."""
+    return dataclasses.replace(
+        found,
+        summary="a term of the loss that every rank has in full (a penalty on the "
+        "weights) goes through a collective with the data's: it counts once per rank",
+        fix="reduce what depends on samples alone, and add such a term after it",
+        code="loss = data_term + penalty  # the penalty in no collective",
+    )
 
 
 def _same(ratios: list[float], close: float) -> bool:

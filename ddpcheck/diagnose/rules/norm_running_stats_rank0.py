@@ -67,8 +67,13 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="running statistics are updated from the rank's own shard; before each forward "
-        "rank 0's overwrite the others: evaluation uses rank 0's data alone",
+        summary="running statistics are updated from the rank's own shard"
+        + (
+            "; before each forward rank 0's overwrite the others: evaluation uses rank "
+            "0's data alone"
+            if owner.are_broadcast
+            else ", and DDP does not send them: every rank evaluates with its own data's"
+        ),
         facts=owner.facts,
         fix="update running statistics from the moments of all ranks, or merge them before "
         "evaluation and checkpoints",

@@ -67,8 +67,13 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a buffer is updated in forward from the rank's own shard, and before each forward "
-        "rank 0's value overwrites the others: only rank 0's data counts",
+        summary="a buffer is updated in forward from the rank's own shard, and "
+        + (
+            "before each forward rank 0's value overwrites the others: only rank 0's data "
+            "counts"
+            if owner.are_broadcast
+            else "DDP does not send it: every rank has its own data's"
+        ),
         facts=owner.facts,
         fix="all-reduce the increment in forward",
         code="dist.all_reduce(increment)\nself.buffer += increment",
