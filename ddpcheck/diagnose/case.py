@@ -274,7 +274,10 @@ class Case:
         if self.step is None:
             return None
         # A sound term that couples samples says nothing of what is wrong elsewhere.
-        wrong = {c.key for r in self.step.ranks for c in r.cuts if self._is_wrong(c)}
+        cuts = [c for r in self.step.ranks for c in r.cuts if self._is_wrong(c)]
+        if any(c.selects for c in cuts):
+            return True  # which samples count is decided among others
+        wrong = {c.key for c in cuts}
         strongest = self.step.reference.couplings.only(wrong).strongest()
         return None if strongest is None else strongest > self.close
 

@@ -1,15 +1,18 @@
 """A cause that the fix of another one hides, known by what the ranks did alone.
 
 With the loss of all samples on every rank, a learning rate that follows it is the same
-on all of them: the run that mends the loss mends the rate as well.
+on all of them: the run that mends the loss mends the rate as well. Where the loss is
+computed inside forward, modules before it see all samples, too, and their norms.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import Cause
 from ddpcheck.diagnose.events import ranks_disagree
-from ddpcheck.diagnose.rules import sync_control_desync
+from ddpcheck.diagnose.rules import norm_local_batch_stats, sync_control_desync
 from ddpcheck.diagnose.text import listed
 
 _HIDING = "loss.global"
@@ -19,15 +22,36 @@ def hidden(case: Case, causes: list[Cause]) -> list[Cause]:
     """Returns what the ranks' own numbers show beside these causes of the case."""
     slugs = {cause.proposal.slug for cause in causes}
     fixes = [fix for cause in causes for fix in cause.proposal.fixes]
-    if sync_control_desync.SLUG in slugs or case.run.faults:
+    hiding = [fix for fix in fixes if fix.startswith(_HIDING)]
+    if case.run.faults or not hiding:
         return []
-    if not any(fix.startswith(_HIDING) for fix in fixes):
-        return []
+    proposals = []
+    if norm_local_batch_stats.SLUG not in slugs and _shows_all_rows(hiding[0]):
+        proposals.append(_norms(case))
+    if sync_control_desync.SLUG not in slugs:
+        proposals.append(_desync(case))
+    return [Cause(p, before=causes[0].before) for p in proposals if p is not None]
+
+
+def _shows_all_rows(fix: str) -> bool:
+    """Returns whether the fix names modules: those before them see the whole batch."""
+    return bool(fix.partition(":")[2].partition("|")[0])
+
+
+def _norms(case: Case) -> Proposal | None:
+    found = norm_local_batch_stats.detect(case)
+    if found is None:
+        return None
+    told = "no run tells it apart: where the loss sees all samples, its norms do, too"
+    return dataclasses.replace(found, facts=(*found.facts, told), fixes=())
+
+
+def _desync(case: Case) -> Proposal | None:
     found = _own_numbers(case)
     if found is None:
-        return []
+        return None
     step, name, values = found
-    proposal = Proposal(
+    return Proposal(
         slug=sync_control_desync.SLUG,
         link=sync_control_desync.LINK,
         summary="the ranks update their weights with different numbers: each decides "
@@ -39,7 +63,6 @@ def hidden(case: Case, causes: list[Cause]) -> list[Cause]:
         fix=sync_control_desync.FIX,
         code=sync_control_desync.CODE,
     )
-    return [Cause(proposal, before=causes[0].before)]
 
 
 def _own_numbers(case: Case) -> tuple[int, str, list[float]] | None:

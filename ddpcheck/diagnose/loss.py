@@ -75,6 +75,20 @@ def growth_fact(case: Case) -> str:
     return "the step calls collectives, as counting all samples takes"
 
 
+def is_sound_until_backward(case: Case) -> bool:
+    """Returns whether the loss is right but for what the step does to its gradients."""
+    if case.step is None:
+        return False
+    world, theirs = case.world_size, case.step.reference.after_backward
+    return all(
+        abs(cut.ratio * theirs / rank.after_backward - world) <= case.close * world
+        and cut.residual <= case.close
+        for rank in case.step.ranks
+        for cut in rank.cuts
+        if cut.norm and rank.after_backward
+    )
+
+
 def counted_by(case: Case) -> str | None:
     """Returns the countable thing n_r for which every rank's ratio is N / n_r.
 

@@ -72,6 +72,8 @@ class Cut:
     row_sum: float = math.inf
     # How far rows are from their mean, relative: 0 behind a mean over samples.
     row_spread: float = math.inf
+    # Some rows have a gradient on one side, and none on the other.
+    selects: bool = False
     ratio: float
     residual: float
     norm: float
@@ -162,6 +164,7 @@ class ReferenceEvidence:
 
     trace: str = ""
     loss: float | None = None
+    after_backward: float = 1.0  # as a rank's
     couplings: Couplings = field(default_factory=Couplings)
     doubled: float | None = None
     counts: dict[str, float] = field(default_factory=dict)

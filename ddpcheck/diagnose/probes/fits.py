@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 _EXACT = 0.05
+_NOTHING = 1e-12  # of the largest row's gradient
 
 
 def row_sum(tensor: Tensor) -> float:
@@ -19,6 +20,23 @@ def row_sum(tensor: Tensor) -> float:
     if not top or not math.isfinite(top):
         return math.inf
     return float(tensor.sum(-1).abs().max()) / top
+
+
+def selects(grad: Tensor, rows: Tensor) -> bool:
+    """Returns whether some rows have a gradient on one side and none on the other.
+
+    What a count divides has the same rows on both; what is chosen among others has not.
+    """
+    if grad.dim() == 0 or not grad.numel() or grad.shape != rows.shape:
+        return False
+    mine, theirs = (
+        t.detach().double().abs().nan_to_num(0.0).reshape(len(t), -1).amax(1)
+        for t in (grad, rows)
+    )
+    if not bool(mine.any()) or not bool(theirs.any()):
+        return False  # a shard with nothing to count
+    least_mine, least_theirs = _NOTHING * mine.max(), _NOTHING * theirs.max()
+    return bool(((mine > least_mine) != (theirs > least_theirs)).any())
 
 
 def row_spread(tensor: Tensor) -> float:

@@ -57,6 +57,7 @@ def at_cuts(
             on_the_way=leaf.key in reader.index.facts["on_the_way"],
             row_sum=fits.row_sum(grad - world_size * rows),
             row_spread=fits.row_spread(grad),
+            selects=fits.selects(grad, rows),
             key=leaf.key,
             module=leaf.module,
             micro=leaf.micro,

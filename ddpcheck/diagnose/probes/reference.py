@@ -77,6 +77,7 @@ class _Probe:
         self.whole: set[str] = set()  # keys of model outputs without samples
         self.flow = Flow()
         self.draws = DrawCounter()
+        self.after_backward = 1.0
 
     def run(self) -> ReferenceEvidence:
         """Trains one step under hooks; writes the trace."""
@@ -106,6 +107,7 @@ class _Probe:
         return ReferenceEvidence(
             trace=str(self.writer.path),
             loss=loss,
+            after_backward=self.after_backward,
             couplings=couplings,
             doubled=doubled,
             counts={n: countables.count(n, targets) for n in names},
@@ -255,6 +257,7 @@ class _Probe:
         hooks = Hooks(calls_per_micro=self.windows.calls)
         hooks.attach(self.model, before, after)
         done = self._step(self.batch if batch is None else batch, hooks)
+        self.after_backward = done.factor if write else self.after_backward
         grads = {
             place: None if leaf.grad is None else leaf.grad * done.factor
             for place, leaf in leaves.items()

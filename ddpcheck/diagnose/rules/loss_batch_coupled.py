@@ -56,8 +56,8 @@ from ddpcheck.diagnose.loss import (
     global_loss_fix,
     numbers_of_modules,
     ratio_evidence,
+    ratio_fact,
 )
-from ddpcheck.diagnose.probes.evidence import Couplings
 from ddpcheck.diagnose.text import module, number
 
 SLUG = "loss/batch-coupled"
@@ -72,13 +72,14 @@ def detect(case: Case) -> Proposal | None:
         return None
     if case.losses_replicate:
         return None  # the value is global: collective/no-autograd and its kin
-    assert case.step is not None
-    residuals = [residual for _, residual in case.ratios()]
-    facts = (
-        _coupled(case.step.reference.couplings, case.close),
-        "no factor per rank explains the gradient at the outputs: residual "
-        f"{number(max(residuals))} of its size",
+    residual = max(residual for _, residual in case.ratios())
+    told = (
+        ratio_fact(case)
+        if case.rank_ratios is not None
+        else "no factor per rank explains the gradient at the outputs: residual "
+        f"{number(residual)} of its size"
     )
+    facts = (_coupled(case), told)
     return dataclasses.replace(
         _of(facts, global_loss_fix(case)),
         evidence=ratio_evidence(case),
@@ -127,15 +128,23 @@ def _of(facts: tuple[str, ...], fixes: tuple[str, ...]) -> Proposal:
     )
 
 
-def _coupled(found: Couplings, close: float) -> str:
+def _coupled(case: Case) -> str:
+    assert case.step is not None
+    found = case.step.reference.couplings
     through_outputs = max([*found.nudged.values(), *found.copied.values()], default=0.0)
-    if through_outputs > close:
+    through_targets = max(found.targets.values(), default=0.0)
+    if max(through_outputs, through_targets) <= case.close:
+        return (
+            "samples that have no gradient in one process have one on a rank, or the "
+            "other way round: which of them count is decided among others"
+        )
+    if through_outputs > case.close:
         return (
             "moving the outputs of some samples changes the loss gradient at the "
             f"others by {number(through_outputs)} of its size"
         )
     return (
         "moving the targets of some samples changes the loss gradient at the "
-        f"others by {number(max(found.targets.values()))} of its size, and by more "
+        f"others by {number(through_targets)} of its size, and by more "
         "than a common factor"
     )

@@ -53,6 +53,7 @@ import math
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import common_factor
+from ddpcheck.diagnose.loss import is_sound_until_backward
 from ddpcheck.diagnose.text import number
 
 SLUG = "sync/clip-norm-overreduced"
@@ -61,7 +62,10 @@ LINK = "update"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where all final gradients have the factor 1 / sqrt(W)."""
-    if not case.loss_is_sound or not case.forward_is_sound or case.world_size == 1:
+    if not case.forward_is_sound or case.world_size == 1:
+        return None
+    # Clipped by hand, the factor is seen at the outputs as well.
+    if not case.loss_is_sound and not is_sound_until_backward(case):
         return None
     factor = common_factor(case)
     if factor is None or abs(factor * math.sqrt(case.world_size) - 1) > case.close:
@@ -72,7 +76,7 @@ def detect(case: Case) -> Proposal | None:
         summary="gradients are clipped by a norm that was summed over ranks, though DDP had "
         "averaged the gradients already: the norm is sqrt(W) too large",
         facts=(
-            "outputs and the loss's gradient at them are right; at the optimizer's step "
+            "outputs, and the loss before it is clipped, are right; at the optimizer's step "
             f"every gradient is {number(factor)} times one process's, which is "
             f"1 / sqrt({case.world_size})",
         ),
