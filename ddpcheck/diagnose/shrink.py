@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -110,6 +111,8 @@ def _diverging(session: Session, spec: RunSpec, limit: Tolerance) -> Smallest | 
     run = assemble.to_run(outcome, limit.rtol)
     if run.verdict != "divergent" or run.faults:
         return None
+    if not math.isfinite(assemble.worst_excess(run)):
+        return None  # the deviation of a single row is no number
     return _outcome(outcome, run)
 
 
