@@ -228,3 +228,41 @@ def test_order_of_samples_is_told_from_rounding(
     assert report.verdict == verdict
     assert (report.tolerance.rtol > 1e-9) == (verdict == "equivalent")
     assert report.tolerance.noise_floor is not None
+
+
+# Dropout whose masks follow the samples, and a head in float32.
+DROPOUT = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.2))
+        self.head = nn.Linear(32, 3, bias=False)
+    def forward(self, x):
+        return F.linear(self.body(x).float(), self.head.weight.float())
+
+def model():
+    torch.manual_seed(0)
+    return Net()
+
+def batch():
+    noise = torch.Generator().manual_seed(0)
+    return torch.randn(16, 8, generator=noise), torch.arange(16) % 3
+
+loss = nn.CrossEntropyLoss()
+"""
+
+
+def test_noise_follows_the_samples_of_a_permuted_batch(
+    pool: Pool, tmp_path: Path
+) -> None:
+    path = tmp_path / "mymodel.py"
+    path.write_text(DROPOUT, encoding="utf-8")
+    options = Options(world_sizes=(2, 4), modes=("ddp",), noise="sample")
+    report = checking.check(pool, TargetRef(path=str(path)), options)
+    assert report.verdict == "equivalent"
+    assert report.tolerance.noise_floor is not None
+    assert report.tolerance.noise_floor < 1e-5

@@ -45,11 +45,7 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
         batches = [_sorted(b, batch_size(target, b)) for b in batches]
     if spec.tile:
         batches = [_tiled(b, spec.tile) for b in batches]
-    if spec.permute:
-        batches = [
-            tree.permute(b, _order(spec.permute, batch_size(target, b)))
-            for b in batches
-        ]
+    batches = [_in_order(b, order_of(spec, batch_size(target, b))) for b in batches]
     if spec.device != "cpu":
         batches = [tree.replace(b, lambda _, t: t.to(spec.device)) for b in batches]
     return batches
@@ -76,11 +72,15 @@ def _sorted(batch: Any, size: int) -> Any:
     return tree.permute(batch, _permutation(size) if is_flat else keys.argsort())
 
 
-def _order(permute: int, size: int) -> torch.Tensor:
-    """Returns the order of RunSpec.permute."""
-    if permute == 1:
-        return _permutation(size)
-    return torch.cat(torch.arange(size).tensor_split(permute)[::-1])
+def order_of(spec: RunSpec, size: int) -> torch.Tensor | None:
+    """Returns the order of the samples that RunSpec.permute asks for, if any."""
+    if spec.permute <= 1:
+        return _permutation(size) if spec.permute else None
+    return torch.cat(torch.arange(size).tensor_split(spec.permute)[::-1])
+
+
+def _in_order(batch: Any, order: torch.Tensor | None) -> Any:
+    return batch if order is None else tree.permute(batch, order)
 
 
 def _permutation(size: int) -> torch.Tensor:

@@ -28,7 +28,7 @@ from ddpcheck.run import (
     wrapping,
 )
 from ddpcheck.run import model as models
-from ddpcheck.run.batches import batches_of
+from ddpcheck.run.batches import batches_of, order_of
 from ddpcheck.run.data_parallel import data_parallel
 from ddpcheck.run.loading import fingerprint, load
 from ddpcheck.run.names import Names, strip
@@ -349,7 +349,7 @@ class _Candidate:
     def _noise(self, step: int, start: int, rows: int, size: int) -> SampleNoise | None:
         if self.spec.noise != "sample":
             return None
-        return SampleNoise(
+        noise = SampleNoise(
             seed=self.spec.seed,
             step=step,
             shapes=self.reader.index.facts["shapes"][step],
@@ -357,6 +357,8 @@ class _Candidate:
             size=rows,
             total=size,
         )
+        noise.order = order_of(self.spec, size)
+        return noise
 
     def _check_seeded(self, names: Names, model: nn.Module) -> None:
         """Rank 0 must start from the reference's weights; others may be overwritten."""

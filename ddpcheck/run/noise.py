@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddpcheck import tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import private
 from ddpcheck.run.isolation import seed_torch
@@ -79,6 +80,8 @@ class SampleNoise(private.DispatchMode):
         self.expected = shapes
         self.shapes: list[tuple[int, ...]] = []
         self.start, self.size, self.total = start, size, total
+        # Of the batch's samples, where the run has them in another one.
+        self.order: Tensor | None = None
         # Without the reference's shapes: a first dimension of a multiple of the
         # shard's samples is taken for the samples.
         self.guess = False
@@ -117,7 +120,9 @@ class SampleNoise(private.DispatchMode):
         whole: tuple[int, ...],
     ) -> Any:
         if shape == whole:
-            return func(*args, **kwargs)
+            if self.order is None or not shape or shape[0] % self.total:
+                return func(*args, **kwargs)
+            return self._reordered(func, args, kwargs, shape[0] // self.total)
         dim = _batch_dim(shape, whole)
         if dim is None or whole[dim] * self.size != shape[dim] * self.total:
             message = f"a draw of shape {shape} where the reference draws {whole}"
@@ -130,6 +135,23 @@ class SampleNoise(private.DispatchMode):
         if target is not None and _name(func).endswith("_"):
             return target.copy_(mine)
         return mine
+
+    def _reordered(self, func: Any, args: Any, kwargs: Any, rows: int) -> Any:
+        """Draws as for samples in their own order, `rows` of them each."""
+        assert self.order is not None
+        order = (self.order[:, None] * rows + torch.arange(rows)).flatten()
+        back = order.argsort()
+        size = len(order)
+
+        def turned(value: Any, index: Tensor) -> Any:
+            return tree.replace(
+                value, lambda _, t: t[index] if t.dim() and len(t) == size else t
+            )
+
+        drawn = turned(func(*turned(args, back), **kwargs), order)
+        if args and isinstance(args[0], Tensor) and _name(func).endswith("_"):
+            return args[0].copy_(drawn)
+        return drawn
 
 
 class GlobalDraws(SampleNoise):
