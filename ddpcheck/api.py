@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -72,16 +75,29 @@ _PARTS = ("optimizer", "wrap", "train_step")
 
 
 class WarmRanks:
-    """Ranks that have imported torch and stay for the next check. Close it."""
+    """Ranks that have imported torch and stay for the next check. Close it.
+
+    Checks of several threads take turns.
+    """
 
     def __init__(self, budget: Budget | None = None) -> None:
         self._budget = budget
         self._pool: Pool | None = None
         self._count = 0
+        self._surroundings: tuple[dict[str, str], list[str]] = {}, []
+        self._turn = threading.RLock()
 
     def start(self) -> None:
-        """Begins to import torch, in the background."""
+        """Begins to import torch, in the background.
+
+        Anew where the environment or sys.path is another one (pytest's monkeypatch):
+        ranks have those of the time when they were started.
+        """
+        now = _surroundings()
+        if self._pool is not None and now != self._surroundings:
+            self._close_pool()
         if self._pool is None:
+            self._surroundings = now
             self._pool = Pool(Preload(modules=checking.PRELOAD_MODULES))
             self._pool.start()
 
@@ -103,6 +119,13 @@ class WarmRanks:
             name: of the target in the report.
             given: what a target file may define besides, and settings.
         """
+        __tracebackhide__ = True
+        with self._turn:
+            return self._check(model, batch, loss, name, given)
+
+    def _check(
+        self, model: Any, batch: Any, loss: Any, name: str, given: Mapping[str, Any]
+    ) -> Report:
         __tracebackhide__ = True
         options = options_of(given)
         self.start()
@@ -147,14 +170,25 @@ class WarmRanks:
 
     def close(self) -> None:
         """Ends the ranks; a later check starts others."""
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = None
+        self._close_pool()
         if self._budget is not None:
             self._budget.close()
 
+    def _close_pool(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
+
+
+def _surroundings() -> tuple[dict[str, str], list[str]]:
+    # pytest says in a variable of its own which test is running.
+    own = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    return own, list(sys.path)
+
 
 _warm: WarmRanks | None = None
+# Processes are started with an environment of their own, which is all threads'.
+_turn = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -193,14 +227,16 @@ def check(
         UsageError: an argument is wrong; a ValueError.
         CannotCheckError: one process on the global batch hangs or dies.
     """
-    if _warm is not None:
-        return _warm.check(model, batch, loss, **given)
-    if isinstance(model, str | Path):  # one import of the file, for all ranks
-        ref = TargetRef(path=str(Path(model).absolute()))
-        return checking.check_file(ref, options_of(given))
-    with warm_ranks():
-        assert _warm is not None
-        return _warm.check(model, batch, loss, **given)
+    __tracebackhide__ = True
+    with _turn:
+        if _warm is not None:
+            return _warm.check(model, batch, loss, **given)
+        if isinstance(model, str | Path):  # one import of the file, for all ranks
+            ref = TargetRef(path=str(Path(model).absolute()))
+            return checking.check_file(ref, options_of(given))
+        with warm_ranks():
+            assert _warm is not None
+            return _warm.check(model, batch, loss, **given)
 
 
 def assert_equivalent(

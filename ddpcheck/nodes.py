@@ -10,12 +10,14 @@ import contextlib
 import os
 import signal
 import socket
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ddpcheck import checking, exits, reporting
+from ddpcheck import checking, exits, output, reporting
 from ddpcheck import target as targets
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.launch import Group, given
@@ -32,6 +34,7 @@ from ddpcheck.session import CannotCheckError
 from ddpcheck.target import TargetRef
 
 _LATE_S = 30.0
+_SILENT_S = 20.0  # that a rank waits for rank 0 without a word
 # Of the process that has torch and runs no user code: at rank 0 it may hold the store.
 _KEEPER = 1
 
@@ -174,10 +177,17 @@ class Follower:
         return int(told[1]) if told else EXIT_NOT_CHECKED
 
     def _knock(self, look_up: Callable[[Meeting], bytes], timeout_s: float) -> None:
+        place = f"{self.group.address}:{self.group.port}"
+        text = f"ddpcheck: rank {self.group.rank} waits for rank 0 at {place}\n"
+        waiting = threading.Timer(_SILENT_S, output.say, (text, sys.stderr))
+        waiting.daemon = True
+        waiting.start()
         try:
             told = look_up(wire.meeting(self.group, "tool", timeout_s))
         except RuntimeError:  # torch.distributed.DistError: nothing there in time
             return
+        finally:
+            waiting.cancel()
         self._connection = wire.knock(self.group, told, _LATE_S)
 
     def _say_hello(

@@ -37,20 +37,26 @@ _WITHOUT_VALUE = ("fix", "report_dir")
 def is_target(path: Path, parent: pytest.Collector) -> bool:
     """Returns whether --ddpcheck takes a file for a target.
 
-    A Python file that is no test module, given on the command line; in folders, one
-    whose source defines model and batch.
+    A Python file given on the command line; in folders, one whose source defines model
+    and batch. A file that is named as a test module is a target if it defines them and
+    no test.
     """
-    patterns = parent.config.getini("python_files")
-    is_test = path.name == "conftest.py" or any(fnmatch(path.name, p) for p in patterns)
-    if path.suffix != ".py" or is_test:
+    if path.suffix != ".py" or path.name == "conftest.py":
         return False
-    if parent.session.isinitpath(path):
+    patterns = parent.config.getini("python_files")
+    is_given = parent.session.isinitpath(path)
+    named_test = any(fnmatch(path.name, pattern) for pattern in patterns)
+    if named_test and not is_given:
+        return False
+    if is_given and not named_test:
         return True
     names = {"model", "batch"}
     for key in names.copy():
         chosen = parent.config.getoption(f"ddpcheck_{key}_fn")
         names = names - {key} | {chosen or key}
-    return names <= _defined(_source(path))
+    defined = _defined(_source(path))
+    has_tests = named_test and any(n.lower().startswith("test") for n in defined)
+    return names <= defined and not has_tests
 
 
 def _source(path: Path) -> ast.Module:

@@ -93,3 +93,24 @@ def test_check_returns_the_report_and_assertion_raises_it(tmp_path: Path) -> Non
     first, _, rest = str(raised.value).partition("\n\n")
     assert first.startswith("divergent: loss/sum-reduction")
     assert rest.startswith("ddpcheck mymodel.py: Linear, 21 parameters")
+
+
+def test_checks_of_threads_take_turns(tmp_path: Path) -> None:
+    path = tmp_path / "mymodel.py"
+    path.write_text(TARGET.replace(".sum()", ".mean()"), encoding="utf-8")
+    program = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "import ddpcheck\n"
+        "def check(_):\n"
+        f"    return ddpcheck.check({str(path)!r}, world_sizes=[2], modes=['ddp'])\n"
+        "with ddpcheck.warm_ranks(), ThreadPoolExecutor(2) as threads:\n"
+        "    print([r.verdict for r in threads.map(check, range(2))])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.stdout == "['equivalent', 'equivalent']\n", done.stderr

@@ -134,6 +134,20 @@ def test_objects_and_lambdas_of_the_test(ddpcheck, monkeypatch):
     ddpcheck(lambda: model(), batch, Scaled(2), world_sizes=[2], tolerance=1e-8)
 
 
+def test_environment_of_the_test_reaches_the_ranks(ddpcheck, monkeypatch):
+    monkeypatch.setenv("MYFLAG", "3")
+
+    def scaled():
+        import os
+
+        import torch
+
+        torch.manual_seed(0)
+        return torch.nn.Linear(6, int(os.environ["MYFLAG"]))
+
+    ddpcheck(scaled, batch, loss, world_sizes=[2], modes=["ddp"])
+
+
 def test_all_parts_of_a_target(ddpcheck):
     parts = {"optimizer": momentum, "wrap": None, "train_step": step}
     report = ddpcheck(model, batch, world_sizes=[2], steps=4, **parts)
@@ -383,6 +397,18 @@ def test_target_finds_what_pytest_puts_on_the_path(tmp_path: Path) -> None:
     assert done.counts() == {"passed": 2}
 
 
+def test_target_that_is_named_as_a_test_is_one_where_it_is_given(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "test_sound.py").write_text(SOUND, encoding="utf-8")
+    (tmp_path / "test_user.py").write_text(SOUND + "\n\ndef test_it():\n    pass\n")
+    options = ("--ddpcheck", "--ddpcheck-world-sizes", "2", "--ddpcheck-modes", "ddp")
+    done = run(tmp_path, *options, "test_sound.py", "test_user.py", "--collect-only")
+    assert "<RunItem ddp-W2>" in done.text
+    assert done.text.count("<RunItem") == 1
+    assert done.text.count("<Function test_it>") == 1
+
+
 def test_folder_is_searched_for_targets_and_nothing_is_imported(
     targets: Session,
 ) -> None:
@@ -412,7 +438,7 @@ def test_folder_is_searched_for_targets_and_nothing_is_imported(
 
 
 def test_fixture_passes_and_fails_as_the_command_would(user_project: Session) -> None:
-    assert user_project.counts() == {"passed": 20, "failed": 2}, user_project.text
+    assert user_project.counts() == {"passed": 21, "failed": 2}, user_project.text
     failed = [line for line in user_project.lines if line.startswith("FAILED ")]
     error = "ddpcheck.api.DivergenceError: divergent: "
     assert [line.partition(" - ")[2][: len(error)] for line in failed] == [error] * 2
@@ -467,7 +493,7 @@ def test_workers_fill_one_junit_xml_and_one_list_of_durations(
 ) -> None:
     suite = ET.parse(user_project.folder / "out.xml").getroot().find("testsuite")
     assert suite is not None
-    assert [suite.get(k) for k in ("tests", "failures", "errors")] == ["22", "2", "0"]
+    assert [suite.get(k) for k in ("tests", "failures", "errors")] == ["23", "2", "0"]
     case = suite.find("testcase[@name='ddp-W4']")
     assert case is not None
     values = {p.get("name") for p in case.findall("properties/property")}
