@@ -12,7 +12,12 @@ import dataclasses
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import Cause
 from ddpcheck.diagnose.events import ranks_disagree
-from ddpcheck.diagnose.rules import norm_local_batch_stats, sync_control_desync
+from ddpcheck.diagnose.loss import doubled, growth_fact, is_sum
+from ddpcheck.diagnose.rules import (
+    loss_double_world_scale,
+    norm_local_batch_stats,
+    sync_control_desync,
+)
 from ddpcheck.diagnose.text import listed
 
 _HIDING = "loss.global"
@@ -28,6 +33,8 @@ def hidden(case: Case, causes: list[Cause]) -> list[Cause]:
     proposals = []
     if norm_local_batch_stats.SLUG not in slugs and _shows_all_rows(hiding[0]):
         proposals.append(_norms(case))
+    if loss_double_world_scale.SLUG not in slugs:
+        proposals.append(_scale(case))
     if sync_control_desync.SLUG not in slugs:
         proposals.append(_desync(case))
     return [Cause(p, before=causes[0].before) for p in proposals if p is not None]
@@ -44,6 +51,26 @@ def _norms(case: Case) -> Proposal | None:
         return None
     told = "no run tells it apart: where the loss sees all samples, its norms do, too"
     return dataclasses.replace(found, facts=(*found.facts, told), fixes=())
+
+
+def _scale(case: Case) -> Proposal | None:
+    """Proposes the factor W of a mean, which a loss without a group does not have."""
+    world, twice = case.world_size, doubled(case)
+    factors = [r.group_factor for r in case.step.ranks] if case.step else []
+    if not factors or any(
+        f is None or abs(f / world - 1) > case.close for f in factors
+    ):
+        return None
+    if twice is None or is_sum(case) or case.loss_collectives:
+        return None  # a sum, or one over a count of all samples, needs it
+    told = (
+        f"the loss's gradient is {world} times what it is where no group is in sight; "
+        + growth_fact(case),
+        "no run tells it apart: where the loss sees all samples, it sees no group",
+    )
+    return dataclasses.replace(
+        loss_double_world_scale.proposal(case, told), fixes=(), fallback=None
+    )
 
 
 def _desync(case: Case) -> Proposal | None:

@@ -112,6 +112,8 @@ class RankEvidence:
     collectives: int = 0
     # What is another one where no group is in sight; see probes/group.py.
     asks_others: tuple[str, ...] = ("loss", "after backward")
+    # What all gradients at the cuts are multiplied by where one is; None: many factors.
+    group_factor: float | None = None
     counts: dict[str, float] = field(default_factory=dict)
     rng: int = 0
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from ddpcheck.diagnose.probes.evidence import RankEvidence
 from ddpcheck.run import gather
@@ -15,13 +16,10 @@ LOSS, AFTER = "loss", "after backward"
 _SAME = 1e-9  # relative; the same operations give the same numbers in any dtype
 
 
-def asks_others(
+def with_what_others_say(
     found: RankEvidence, again: Callable[[], RankEvidence]
-) -> tuple[str, ...]:
-    """Returns what is another one where no group is in sight: of LOSS and AFTER.
-
-    A loss that is scaled up before backward and down after it is the same; one that is
-    the same before that has gradients that the step itself multiplies otherwise.
+) -> RankEvidence:
+    """Returns the evidence with `asks_others` and `group_factor`.
 
     Args:
         found: what the step showed with the group.
@@ -30,13 +28,40 @@ def asks_others(
     try:
         alone = gather.alone(again)
     except Exception:  # noqa: BLE001 (a program that needs its group: it may ask)
-        return LOSS, AFTER
+        return found
+    asked = _asks_others(found, alone)
+    factor = _group_factor(found, alone)
+    return replace(found, asks_others=asked, group_factor=factor)
+
+
+def _asks_others(found: RankEvidence, alone: RankEvidence) -> tuple[str, ...]:
+    """Returns what is another one where no group is in sight: of LOSS and AFTER.
+
+    A loss that is scaled up before backward and down after it is the same; one that is
+    the same before that has gradients that the step itself multiplies otherwise.
+    """
     if _are_close(_numbers(found, 1.0), _numbers(alone, 1.0)):
         return ()
     ours, theirs = found.after_backward or 1.0, alone.after_backward or 1.0
     if _are_close(_numbers(found, 1 / ours), _numbers(alone, 1 / theirs)):
         return (AFTER,)
     return LOSS, AFTER
+
+
+def _group_factor(found: RankEvidence, alone: RankEvidence) -> float | None:
+    """Returns the one factor that the group brings into all gradients, if it is one."""
+    pairs = [
+        (cut.ratio, other.ratio)
+        for cut, other in zip(found.cuts, alone.cuts, strict=False)
+        if cut.key == other.key
+        and other.ratio
+        and _is_close(cut.residual, other.residual)
+    ]
+    if not pairs or len(found.cuts) != len(alone.cuts):
+        return None
+    factors = [mine / theirs for mine, theirs in pairs]
+    is_one = all(_is_close(factor, factors[0]) for factor in factors)
+    return factors[0] if is_one and math.isfinite(factors[0]) else None
 
 
 def _numbers(found: RankEvidence, factor: float) -> list[tuple[str, float]]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ddpcheck import tree
 from ddpcheck.diagnose.probes import gradients, micro, modules, training
 from ddpcheck.diagnose.probes.evidence import ModuleCall, RankEvidence
-from ddpcheck.diagnose.probes.group import asks_others
+from ddpcheck.diagnose.probes.group import with_what_others_say
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
     Leaf,
@@ -100,8 +100,8 @@ class _Probe:
     def run(self, count_names: tuple[str, ...]) -> RankEvidence:
         """Trains one step under hooks; returns what this rank found.
 
-        Where it called collectives, once more without a group: one that is called for
-        a log leaves the loss as it is.
+        Where it asked for the group, once more without one: a collective that is called
+        for a log leaves the loss as it is.
         """
         torch.set_default_dtype(torch.float32)
         spec = self.spec
@@ -118,7 +118,7 @@ class _Probe:
         wrapped = fixes.after_wrap(wrapped, spec.fixes)
         start = snapshot(wrapped)
         found = self.observed(wrapped, model, batch, count_names)
-        if not found.collectives:
+        if not found.collectives and not self.seen.asks_distributed:
             return found
         restore(start, wrapped)
 
@@ -127,7 +127,7 @@ class _Probe:
             other = _Probe(self.target, spec, self.reader, self.rank, seen)
             return other.observed(wrapped, model, batch, count_names)
 
-        return replace(found, asks_others=asks_others(found, again))
+        return with_what_others_say(found, again)
 
     def observed(
         self,

@@ -52,7 +52,7 @@ https://github.com/pytorch/xla/issues/2989
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact
+from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact, with_scale
 
 SLUG = "collective/backward-double-count"
 LINK = "loss"
@@ -66,7 +66,7 @@ def detect(case: Case) -> Proposal | None:
         return None
     if abs(ratio / world**2 - 1) > case.close:
         return None
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="every rank has the whole loss, and the backward of its collective sums "
@@ -74,6 +74,6 @@ def detect(case: Case) -> Proposal | None:
         facts=("every rank has the same loss: it is reduced already", ratio_fact(case)),
         fix="divide the reduced loss by the world size",
         code="loss = reduced_loss / dist.get_world_size()",
-        fixes=(f"loss.scale:{1 / world!r}",),
         evidence=ratio_evidence(case),
     )
+    return with_scale(case, found, 1 / world)

@@ -53,14 +53,19 @@ def detect(case: Case) -> Proposal | None:
         return None
     if case.losses_are_one:
         return None
-    found = Proposal(
+    return with_scale(case, proposal(case, (ratio_fact(case),)), 1 / world)
+
+
+def proposal(case: Case, facts: tuple[str, ...]) -> Proposal:
+    """Returns the proposal, without a run to prove it."""
+    world = case.world_size
+    return Proposal(
         slug=SLUG,
         link=LINK,
         summary=f"the loss is a mean over the shard and multiplied by {world} as well: "
         f"every gradient is {world} times one process's",
-        facts=(ratio_fact(case),),
+        facts=facts,
         fix="remove the factor; it belongs to a sum over a global count only",
         code="loss = criterion(output, target)  # without * world_size",
         evidence=ratio_evidence(case),
     )
-    return with_scale(case, found, 1 / world)
