@@ -11,6 +11,18 @@ def train_step(model, optimizer, batch):
     optimizer.zero_grad()
 """
 
+_ACTOR = """
+import contextlib
+class Agent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.actor, self.critic = nn.Linear(4, 3), nn.Linear(4, 1)
+model = Agent()
+def wrap(model):
+    model.actor, model.critic = DDP(model.actor), DDP(model.critic)
+    return model
+"""
+
 LOOKALIKES: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
     # The rank that goes on meets the collective of its next step.
     "skipped-backward-before-a-collective": (
@@ -217,5 +229,244 @@ model = Net()
     centre.lerp_(output.detach().mean(0), 0.5)
 """,
         [("state/buffer-broadcast-overwrites", True)],
+    ),
+    # Noise of the optimizer is no noise of the model: ranks must draw alike.
+    "noise-of-the-optimizer": (
+        """
+class SGLD(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            p.add_(torch.randn_like(p), alpha=0.01)
+model = nn.Linear(4, 3)
+optimizer = lambda params: SGLD(params, lr=0.1)
+""",
+        [("sync/control-desync", True)],
+    ),
+    "noise-on-reduced-gradients": (
+        """
+model = nn.Linear(4, 3)
+"""
+        + _STEP
+        + """
+    loss(model(x), y).backward()
+    for p in model.parameters():
+        p.grad += 0.1 * torch.randn_like(p)
+    optimizer.step()
+""",
+        [("sync/control-desync", True)],
+    ),
+    # Nothing that the idle object holds is trained here.
+    "idle-wrapper-beside-a-late-no-sync": (
+        _ACTOR
+        + _STEP
+        + """
+    for i, (a, b) in enumerate(zip(x.chunk(2), y.chunk(2))):
+        quiet = i == 1 and hasattr(model.actor, "no_sync")
+        with model.actor.no_sync() if quiet else contextlib.nullcontext():
+            (loss(model.actor(a), b) / 2).backward()
+    optimizer.step()
+""",
+        [("sync/no-sync-off-by-one", True)],
+    ),
+    # Its gradients are averaged by hand, and right from the start.
+    "averaged-beside-two-backwards": (
+        _ACTOR
+        + _STEP
+        + """
+    a, b = model.actor(x), model.actor(-x)
+    scale = (0 * model.critic.weight).sum().exp() * model.critic.bias.exp().sum()
+    loss(a * scale, y).backward()
+    loss(b, y).backward()
+    if world() > 1:
+        for p in model.critic.parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= world()
+    optimizer.step()
+def wrap(model):
+    model.actor = DDP(model.actor)
+    return model
+""",
+        [("ddp/multi-backward", True)],
+    ),
+    # The class hides its tensors from DDP; averaging needs no_sync all the same.
+    "late-no-sync-behind-an-opaque-output": (
+        """
+import contextlib
+class Out:
+    def __init__(self, logits):
+        self.logits = logits
+class Net(nn.Linear):
+    def forward(self, x):
+        return Out(super().forward(x))
+model = Net(4, 3)
+"""
+        + _STEP
+        + """
+    for i, (a, b) in enumerate(zip(x.chunk(2), y.chunk(2))):
+        quiet = i == 1 and hasattr(model, "no_sync")
+        with model.no_sync() if quiet else contextlib.nullcontext():
+            (loss(model(a).logits, b) / 2).backward()
+    optimizer.step()
+""",
+        [("sync/no-sync-off-by-one", True)],
+    ),
+    # The collective is for a log: what it returns goes nowhere.
+    "coupled-loss-beside-a-logged-collective": (
+        """
+model = nn.Linear(4, 3)
+def loss(output, target):
+    std = (output.var(0) + 1e-4).sqrt()
+    if dist.is_initialized():
+        dist.all_reduce(std.detach().clone())
+    return (1 - std).relu().mean() + output.square().mean()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # As GANs do: frozen while the other network trains, and freed for its own.
+    "frozen-in-turn-beside-an-unused-parameter": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.spare = nn.Linear(4, 4), nn.Linear(4, 4)
+    def forward(self, z):
+        return self.net(z)
+model = nn.ModuleDict({"g": Net(), "d": nn.Linear(4, 1)})
+def wrap(model):
+    model.g, model.d = DDP(model.g), DDP(model.d)
+    return model
+def train_step(model, optimizer, batch):
+    z, _ = batch
+    fake = model["g"](z)
+    model["d"].requires_grad_(True)
+    optimizer.zero_grad()
+    model["d"](torch.cat([z, -fake.detach()])).square().mean().backward()
+    model["d"].requires_grad_(False)
+    (1 - model["d"](fake)).square().mean().backward()
+    optimizer.step()
+""".replace("model.g, model.d =", 'model["g"], model["d"] =').replace(
+            "DDP(model.g), DDP(model.d)", 'DDP(model["g"]), DDP(model["d"])'
+        ),
+        [("graph/unused-parameter", True)],
+    ),
+    # The slopes are for a log; what is not reduced comes from the second backward.
+    "logged-slopes-beside-two-backwards": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+    def forward(self, x):
+        h = self.body(x).tanh()
+        return self.a(h), self.b(h)
+model = Net()
+wrap = lambda model: DDP(model, find_unused_parameters=True)
+"""
+        + _STEP
+        + """
+    a, b = model(x)
+    first, second = loss(a, y), b.square().mean()
+    shared = getattr(model, "module", model).body.weight
+    torch.autograd.grad(first, shared, retain_graph=True)
+    first.backward(retain_graph=True)
+    second.backward()
+    optimizer.step()
+""",
+        [("ddp/multi-backward", True)],
+    ),
+    # One rank's rows alone are beyond the norm: the other rank's call writes nothing.
+    "rows-bounded-on-one-rank": (
+        """
+model = nn.Embedding(8, 3, max_norm=1.0)
+with torch.no_grad():
+    model.weight.copy_(torch.arange(24).reshape(8, 3) % 5 / 50)
+    model.weight[5] *= 100
+batch = torch.arange(8), torch.arange(8) % 3
+""",
+        [("state/forward-writes-parameter", True)],
+    ),
+    # Every second row is the same: strided shards have the batch's own statistics.
+    "norm-over-repeated-rows": (
+        """
+model = nn.Sequential(
+    nn.Linear(4, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)
+)
+batch = torch.randn(4, 4).repeat_interleave(2, 0), torch.arange(8) % 3
+""",
+        [("norm/local-batch-stats", True)],
+    ),
+    # The counts of the first batch agree.
+    "counts-that-differ-in-the-second-batch": (
+        """
+model = nn.Linear(4, 3)
+def batch(step):
+    y = torch.arange(8) % 3
+    if step:
+        y[:3] = -100
+    return torch.randn(8, 4, generator=torch.Generator().manual_seed(step)), y
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    # Pairs beyond the largest distance of the others count: no count divides them.
+    "samples-chosen-among-others": (
+        """
+model = nn.Linear(4, 1)
+def loss(output, target):
+    size = output.square().squeeze(1)
+    return size[size > size.detach().mean()].sum() / 8
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # The factor is seen where no group is: the run that mends the other one hides it.
+    "factor-of-ranks-on-a-coupled-loss": (
+        """
+model = nn.Linear(4, 5)
+def loss(output, target):
+    scores = output @ output.detach().T
+    return world() * nn.functional.cross_entropy(scores, torch.arange(len(output)))
+""",
+        [("loss/batch-coupled", True), ("loss/double-world-scale", None)],
+    ),
+    # A norm that is summed over ranks, behind a loss that gathers as it should.
+    "clipped-by-hand-behind-a-gathered-loss": (
+        """
+model = nn.Linear(4, 5)
+"""
+        + _STEP
+        + """
+    output = model(x)
+    keys, start = output, 0
+    if world() > 1:
+        keys, start = torch.cat(dnn.all_gather(output)), rank() * len(output)
+    own = torch.arange(len(output)) + start
+    nn.functional.cross_entropy(output @ keys.T, own).backward()
+    square = sum(p.grad.square().sum() for p in model.parameters())
+    if world() > 1:
+        dist.all_reduce(square)
+    for p in model.parameters():
+        p.grad *= 0.1 / square.sqrt()
+    optimizer.step()
+""",
+        [("sync/clip-norm-overreduced", True)],
+    ),
+    # The forward pads to its longest; what packs rows has orders of its own.
+    "padding-of-the-shard-behind-packed-rows": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 3)
+    def forward(self, x, length):
+        pack = nn.utils.rnn.pack_padded_sequence
+        packed = self.rnn(pack(x, length, batch_first=True, enforce_sorted=False))[0]
+        hidden = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)[0]
+        return self.out(hidden).mean(1)
+model = Net()
+length = torch.tensor([2, 4, 1, 3, 5, 5, 2, 6])
+batch = (torch.randn(8, 6, 3), length), torch.arange(8) % 3
+""",
+        [("forward/batch-coupled", True)],
     ),
 }
