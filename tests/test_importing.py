@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from ddpcheck import checking, importing
+from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
+from ddpcheck.ranks.worker import describe
 from ddpcheck.target import TargetRef
 from tests.end_to_end.wrong_files import target
 
@@ -44,3 +46,13 @@ def test_other_files_stand_alone(name: str, module: str, tmp_path: Path) -> None
     path = _package(tmp_path).with_name(name)
     path.write_text(target(), encoding="utf-8")
     assert importing.place(path) == (str(path.parent), module)
+
+
+def test_file_that_cannot_be_imported_is_told_by_what_it_raised(tmp_path: Path) -> None:
+    path = tmp_path / "mymodel.py"
+    path.write_text("\nraise ValueError('only here')\n", encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        importing.import_file(path)
+    told = describe(caught.value)
+    assert (told.type_name, told.message) == ("ValueError", "only here")
+    assert told.where == f"{path}:2"

@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.errors import UsageError
 from ddpcheck.ranks import parent, pauses
 from ddpcheck.ranks.journal import Journal
 from ddpcheck.ranks.leftovers import Before
@@ -129,7 +130,12 @@ def _do(job: Job, context: Context) -> Message:
 
 
 def describe(error: BaseException) -> Raised:
-    """Returns an exception as data, with the user's innermost frame."""
+    """Returns an exception as data, with the user's innermost frame.
+
+    Of a file that cannot be imported it is what the file raised.
+    """
+    if isinstance(error, UsageError) and error.__cause__ is not None:
+        error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
     own = os.sep + "ddpcheck" + os.sep
     users = [
