@@ -166,5 +166,22 @@ def numbers_of_modules(case: Case) -> dict[str, tuple[float, float]]:
     }
 
 
+def loss_with_collectives(case: Case) -> str:
+    """Returns the innermost module that returns the loss and asks the group, or "".
+
+    The loss function may be shown all samples and no group; such a module must be.
+    """
+    losses = case.rank_losses()
+    calls = [rank.modules for rank in case.step.ranks] if case.step else []
+    found = [
+        told[0].name
+        for told in zip(*calls, strict=False)
+        if told[0].name
+        and any(call.collectives for call in told)
+        and [n for call in told for n, _ in call.numbers] == losses
+    ]
+    return max(found, key=len, default="")
+
+
 def _is_within(name: str, outer: str) -> bool:
     return not outer or name.startswith(f"{outer}.")

@@ -54,6 +54,7 @@ import dataclasses
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.loss import (
     global_loss_fix,
+    loss_with_collectives,
     numbers_of_modules,
     ratio_evidence,
     ratio_fact,
@@ -80,10 +81,12 @@ def detect(case: Case) -> Proposal | None:
         f"{number(residual)} of its size"
     )
     facts = (_coupled(case), told)
+    inner = loss_with_collectives(case)
+    whole = _of(facts, (f"module.global:{inner}",)) if inner else None
     return dataclasses.replace(
         _of(facts, global_loss_fix(case)),
         evidence=ratio_evidence(case),
-        fallback=_inside_a_module(case),
+        fallback=_inside_a_module(case) or whole,
     )
 
 
