@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ddpcheck.run import submodules
+from ddpcheck.run import private, submodules
 
 _BUCKET = 1 << 20  # elements: what is copied to be reduced together
 
@@ -104,6 +104,8 @@ def averaging(
     depth = 0
     backward = torch.autograd.backward
     window = _Window()
+    # What gradients were when an update began: one that hands on to another finds them.
+    averaged: list[tuple[float, ...]] = []
 
     def run(*args: Any, **kwargs: Any) -> None:
         nonlocal depth
@@ -122,7 +124,9 @@ def averaging(
     def before_update(optimizer: Any, *_: Any) -> None:
         del optimizer
         unused().update(window.take(set(parameters())))
-        average(parameters())
+        if marks(parameters()) != averaged:
+            average(parameters())
+            averaged[:] = marks(parameters())
 
     torch.autograd.backward = run
     PlainWrapper.before_forward = staticmethod(before_forward)
@@ -133,6 +137,21 @@ def averaging(
         torch.autograd.backward = backward
         PlainWrapper.before_forward = staticmethod(_nothing)
         hook.remove()
+
+
+def marks(parameters: Mapping[str, Tensor]) -> list[tuple[float, ...]]:
+    """Returns what changes when a gradient is replaced or written, of all there are.
+
+    A number of each, too: what is freed hands its identity on.
+    """
+    grads = [p.grad for p in parameters.values() if p.grad is not None]
+    return [(id(grad), private.version(grad), *_first(grad)) for grad in grads]
+
+
+def _first(grad: Tensor) -> tuple[float, ...]:
+    if grad.layout != torch.strided or not grad.numel() or grad.is_complex():
+        return ()
+    return (float(grad[(0,) * grad.dim()]),)
 
 
 @dataclass(slots=True)

@@ -23,8 +23,8 @@ from ddpcheck import tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import model as models
 from ddpcheck.run import schedule
+from ddpcheck.run.averaged import marks
 from ddpcheck.run.names import Names
-from ddpcheck.run.private import version
 from ddpcheck.target import Target
 
 
@@ -60,7 +60,7 @@ class Training:
     schedule: list[tuple[int, list[schedule.Group]]] = field(default_factory=list)
     vector_loss: int = 0
     # What gradients were at the beginning of each optimizer step that has not ended.
-    _open: list[list[tuple[int, int]]] = field(default_factory=list)
+    _open: list[list[tuple[float, ...]]] = field(default_factory=list)
 
     def run(self, batches: Iterator[Any]) -> None:
         """Trains one step per batch."""
@@ -120,8 +120,7 @@ class Training:
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         parameters = self.parameters()
-        grads = [p.grad for p in parameters.values() if p.grad is not None]
-        found = [(id(grad), version(grad)) for grad in grads]
+        found = marks(parameters)
         is_known = bool(self._open) and self._open[-1] == found
         self._open.append(found)
         if is_known:
