@@ -149,6 +149,51 @@ model = Net(4, 3)
         [],
     ),
     # In float32 inside, so that it is judged by what a permuted batch changes.
+    # On ranks the optimizer hands the gradients on to another one.
+    "optimizer-inside-an-optimizer": (
+        """
+from torch.distributed.optim import ZeroRedundancyOptimizer as Zero
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+def optimizer(params):
+    if dist.is_initialized():
+        return Zero(params, torch.optim.Adam, lr=0.01)
+    return torch.optim.Adam(params, lr=0.01)
+""",
+        [],
+        [],
+    ),
+    # In float32 inside, so that it is judged by what a permuted batch changes.
+    # On ranks the optimizer hands the gradients on to another one.
+    "optimizer-inside-an-optimizer": (
+        """
+from torch.distributed.optim import ZeroRedundancyOptimizer as Zero
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+def optimizer(params):
+    if dist.is_initialized():
+        return Zero(params, torch.optim.Adam, lr=0.01)
+    return torch.optim.Adam(params, lr=0.01)
+""",
+        [],
+        [],
+    ),
+    # A row per sample: each rank keeps those of its own.
+    "membrane-in-a-buffer": (
+        """
+class Leaky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mem", torch.zeros(0))
+    def forward(self, x):
+        self.mem = torch.zeros(len(x), 3, dtype=x.dtype)
+        for _ in range(3):
+            self.mem = 0.8 * self.mem + self.linear(x)
+        return self.mem
+model = Leaky()
+""",
+        [],
+        [],
+    ),
     "batches-that-grow": (
         """
 class Half(nn.Linear):
@@ -271,3 +316,31 @@ def test_gradients_that_are_no_numbers_are_no_training(
     assert caught.value.problem.found == (
         "gradients at step 0, weights at step 0, gradients at step 1"
     )
+
+
+# A row per sample: each rank keeps those of its own.
+MEMBRANE = """
+class Leaky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mem", torch.zeros(0))
+    def forward(self, x):
+        self.mem = torch.zeros(len(x), 3, dtype=x.dtype)
+        for _ in range(3):
+            self.mem = 0.8 * self.mem + self.linear(x) + DRIFT
+        return self.mem
+model = Leaky()
+"""
+
+
+@pytest.mark.parametrize(
+    ("drift", "verdict"), [("0", "equivalent"), ("rank()", "divergent")]
+)
+def test_buffer_with_a_row_per_sample_is_compared_by_rows(
+    drift: str, verdict: str, pool: Pool, tmp_path: Path
+) -> None:
+    report = check(pool, tmp_path, MEMBRANE.replace("DRIFT", drift))
+    (run,) = report.runs
+    assert (report.verdict, run.buffers.compared) == (verdict, 3)
+    assert bool(run.buffers.mismatched) == (verdict == "divergent")
