@@ -148,7 +148,6 @@ model = Net(4, 3)
         ["the model refuses float64, so it ran in float32: TypeError: float32 only"],
         [],
     ),
-    # In float32 inside, so that it is judged by what a permuted batch changes.
     # On ranks the optimizer hands the gradients on to another one.
     "optimizer-inside-an-optimizer": (
         """
@@ -163,37 +162,6 @@ def optimizer(params):
         [],
     ),
     # In float32 inside, so that it is judged by what a permuted batch changes.
-    # On ranks the optimizer hands the gradients on to another one.
-    "optimizer-inside-an-optimizer": (
-        """
-from torch.distributed.optim import ZeroRedundancyOptimizer as Zero
-model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-def optimizer(params):
-    if dist.is_initialized():
-        return Zero(params, torch.optim.Adam, lr=0.01)
-    return torch.optim.Adam(params, lr=0.01)
-""",
-        [],
-        [],
-    ),
-    # A row per sample: each rank keeps those of its own.
-    "membrane-in-a-buffer": (
-        """
-class Leaky(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-        self.register_buffer("mem", torch.zeros(0))
-    def forward(self, x):
-        self.mem = torch.zeros(len(x), 3, dtype=x.dtype)
-        for _ in range(3):
-            self.mem = 0.8 * self.mem + self.linear(x)
-        return self.mem
-model = Leaky()
-""",
-        [],
-        [],
-    ),
     "batches-that-grow": (
         """
 class Half(nn.Linear):
