@@ -29,6 +29,8 @@ def in_words(case: Case) -> str | None:
     factor = ratio / case.world_size
     if abs(factor - 1) <= case.close:
         return None
+    if case.direct():
+        return None  # a penalty on the weights has no part in it
     optimizer = case.facts["optimizer"]
     rate = case.facts["learning_rate"]
     if any(optimizer.startswith(name) for name in _ADAPTIVE):
@@ -37,10 +39,16 @@ def in_words(case: Case) -> str | None:
             "it out again, so weights move alike, but clipping, weight decay in the "
             "gradient and epsilon do not (numeric/scale-invariant-optimizer)"
         )
-    if rate is None:
+    if rate is None or _decays(case):
         return f"all gradients differ by the factor {number(factor)}"
     return (
         f"all gradients differ by the factor {number(factor)}: {optimizer} with the "
         f"learning rate {number(rate / factor)} instead of {number(rate)} would "
         "train alike"
     )
+
+
+def _decays(case: Case) -> bool:
+    """Returns whether the optimizer adds what does not follow the gradient."""
+    groups = (group for _, numbers in case.facts["schedule"] for group in numbers)
+    return any(group.get("weight_decay") for group in groups)

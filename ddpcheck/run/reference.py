@@ -202,6 +202,7 @@ class _Reference:
             "optimizer": type(training.optimizer).__name__,
             "learning_rate": _learning_rate(training.optimizer),
             "has_batch_norm": _has_batch_norm(model),
+            "has_buffers": any(True for _ in model.buffers()),
             "has_wrap": self.target.wrap is not None,
             "has_train_step": self.target.train_step is not None,
             "asks_distributed": self.seen.asks_distributed,

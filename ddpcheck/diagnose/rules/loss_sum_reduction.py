@@ -36,6 +36,8 @@ https://github.com/nyu-mll/jiant/pull/989
 
 from __future__ import annotations
 
+import dataclasses
+
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.loss import (
     global_loss_fix,
@@ -75,6 +77,14 @@ def detect(case: Case) -> Proposal | None:
         code="loss = dist.get_world_size() * loss  # or reduction='mean'",
         evidence=ratio_evidence(case),
     )
+    if case.direct():
+        found = dataclasses.replace(
+            found,
+            summary="the loss is a sum over the shard's samples, and DDP divides the "
+            f"summed gradients by {world}: what comes from samples is 1/{world} of one "
+            "process's",
+            code="loss = dist.get_world_size() * summed_term + penalty",
+        )
     return with_scale(case, found, world)
 
 

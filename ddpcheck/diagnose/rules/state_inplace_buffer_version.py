@@ -58,6 +58,8 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it where autograd says so on ranks and not in one process."""
     if "modified by an inplace operation" not in case.fault_text:
         return None
+    if not case.facts["has_buffers"]:
+        return None  # the target's own collective, in place
     return Proposal(
         slug=SLUG,
         link=LINK,
