@@ -163,5 +163,8 @@ def _first(case: Case) -> list[str]:
             if found:
                 do = "differ" if ranks_disagree(case, quantity, step) else "agree"
                 where = f"{quantity} in step {step + 1}, of {names(found)}"
-                return [f"first to differ: {where}; the ranks {do}"]
+                still = (
+                    "still " if case.outcome.spec.fixes else ""
+                )  # with a fix in force
+                return [f"first to {still}differ: {where}; the ranks {do}"]
     return []
