@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.ranks.pool import Pool
+from tests.diagnose.bugs import BUGS
 from tests.diagnose.negative_controls import HEAD
-from tests.diagnose.real_bugs import BUGS
 from tests.diagnose.test_rules import checked
 
 

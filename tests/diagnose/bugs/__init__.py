@@ -1,0 +1,11 @@
+"""Bugs as training code has them, small: name -> (source, findings).
+
+Each was missed, or called by another name, before it stood here. `HEAD` of
+negative_controls comes before each source. A finding is (slug, verified).
+"""
+
+from __future__ import annotations
+
+from tests.diagnose.bugs import collectives, loss, reduction, statistics
+
+BUGS = {**loss.BUGS, **statistics.BUGS, **collectives.BUGS, **reduction.BUGS}

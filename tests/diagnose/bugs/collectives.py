@@ -1,0 +1,222 @@
+"""Bugs of collectives in a loss: name -> (source, findings)."""
+
+from __future__ import annotations
+
+from tests.diagnose.bugs.step import STEP
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Only what goes backward says what the loss is.
+    "loss-reduced-in-place-before-backward": (
+        "model = nn.Linear(4, 3)"
+        + STEP
+        + """
+    value = nn.functional.cross_entropy(model(x), y)
+    if dist.is_initialized():
+        shared = value.unsqueeze(0)
+        dist.all_reduce(shared)
+        value = shared[0] / world()
+    value.backward()
+    optimizer.step()
+""",
+        [("collective/no-autograd", True)],
+    ),
+    # The labels are kept from step to step, and forward picks rows by an arange.
+    "kept-labels-without-offset-and-a-pooling-forward": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+    def forward(self, x):
+        tokens = torch.stack([x, 2 * x], 1)
+        last = tokens[torch.arange(len(x)), x[:, 0].gt(0).long()]
+        return self.a(last), self.b(last)
+model = Net()
+class Contrast:
+    def __init__(self):
+        self.kept = {}
+    def __call__(self, output, target):
+        a, keys = output
+        if dist.is_initialized():
+            keys = torch.cat(dnn.all_gather(keys))
+        labels = self.kept.setdefault(len(a), torch.arange(len(a)))
+        return nn.functional.cross_entropy(a @ keys.T, labels)
+loss = Contrast()
+""",
+        [("collective/layout", True)],
+    ),
+    # The same within forward.
+    "labels-without-offset-in-forward": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+    def forward(self, x):
+        a, keys = self.a(x), self.b(x)
+        if dist.is_initialized():
+            keys = torch.cat(dnn.all_gather(keys))
+        return nn.functional.cross_entropy(a @ keys.T, torch.arange(len(a)))
+model = Net()
+loss = lambda output, target: output
+""",
+        [("collective/layout", True)],
+    ),
+    # Several rows per sample, and labels that count from 0 on every rank.
+    "labels-of-patches-without-offset": (
+        """
+model = nn.Linear(4, 6)
+batch = torch.randn(8, 3, 4), torch.randn(8, 3, 6)
+def loss(output, other):
+    query, key = output.flatten(0, 1), other.flatten(0, 1)
+    if dist.is_initialized():
+        key = torch.cat(dnn.all_gather(key))
+    return nn.functional.cross_entropy(query @ key.t(), torch.arange(len(query)))
+""",
+        [("collective/layout", True)],
+    ),
+    # Two terms of one loss, on outputs of their own, wrong in ways of their own.
+    "gather-without-gradient-beside-a-token-mean": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(4, 3)
+    def forward(self, x):
+        return self.a(x), self.b(x), self.head(x)
+model = Net()
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, -100, -100, 1, -100, 0])
+def rows_of_all(x):
+    if world() == 1:
+        return x
+    rows = [torch.zeros_like(x) for _ in range(world())]
+    dist.all_gather(rows, x.detach())
+    rows[rank()] = x
+    return torch.cat(rows)
+def loss(output, target):
+    a, b = rows_of_all(output[0]), rows_of_all(output[1])
+    labels = torch.arange(len(a))
+    contrast = nn.functional.cross_entropy(a @ b.t(), labels)
+    return contrast + nn.functional.cross_entropy(output[2], target)
+""",
+        [("collective/no-autograd", True), ("loss/local-normalizer", True)],
+    ),
+    # What was gathered is nobody's own tensor: no gradient at all comes back from it.
+    "gather-without-own-rows-beside-an-overlap": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.mask = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(4, 3)
+    def forward(self, x):
+        return self.a(x), self.b(x), self.mask(x)
+model = Net()
+batch = torch.randn(8, 4), torch.rand(8, 3)
+def rows_of_all(x):
+    if world() == 1:
+        return x
+    rows = [torch.empty_like(x) for _ in range(world())]
+    dist.all_gather(rows, x)
+    return torch.cat(rows)
+def loss(output, target):
+    a, b, mask = rows_of_all(output[0]), rows_of_all(output[1]), output[2].sigmoid()
+    contrast = nn.functional.cross_entropy(a @ b.t(), torch.arange(len(a)))
+    return contrast - (mask * target).sum() / (mask + target).sum()
+""",
+        [("collective/no-autograd", True), ("loss/batch-coupled", True)],
+    ),
+    # What others say of the own rows does not come home.
+    "gather-whose-own-backward-keeps-the-own-rows": (
+        """
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.rows = len(x)
+        parts = torch.empty(world() * len(x), *x.shape[1:], dtype=x.dtype)
+        dist.all_gather_into_tensor(parts, x.contiguous())
+        return parts
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.narrow(0, rank() * ctx.rows, ctx.rows)
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.zeros(8)
+def loss(output, target):
+    if dist.is_initialized():
+        output = Gather.apply(output)
+    z = nn.functional.normalize(output, dim=1)
+    return (z @ z.t()).logsumexp(1).mean()
+""",
+        [("collective/no-autograd", True)],
+    ),
+    "statistics-of-detached-rows": (
+        """
+def rows_of_all(x):
+    if not dist.is_initialized():
+        return x
+    rows = [torch.zeros_like(x) for _ in range(world())]
+    dist.all_gather(rows, x.detach())
+    rows[rank()] = x
+    return torch.cat(rows)
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.zeros(8)
+def loss(output, target):
+    z = nn.functional.normalize(rows_of_all(output), dim=0)
+    return (z.t() @ z - torch.eye(3)).square().sum()
+""",
+        [("collective/no-autograd", True)],
+    ),
+    # Invariance is a mean of pairs; the statistics have lost what other ranks say.
+    "gathered-statistics-beside-a-mean-of-pairs": (
+        """
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        parts = [torch.empty_like(x) for _ in range(world())]
+        dist.all_gather(parts, x.contiguous())
+        return tuple(parts)
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads[rank()]
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+    def forward(self, a, b):
+        return self.net(a), self.net(b)
+model = Net()
+batch = (torch.randn(8, 4), torch.randn(8, 4)), torch.zeros(8)
+def loss(output, target):
+    value = nn.functional.mse_loss(*output)
+    for z in output:
+        z = torch.cat(Gather.apply(z)) if dist.is_initialized() else z
+        value = value - z.var(0).sqrt().mean()
+    return value
+""",
+        [("collective/no-autograd", True)],
+    ),
+    # Beside what is mended already the second is a part as well.
+    "lost-gather-beside-an-overlap": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(4, 1)
+    def forward(self, x):
+        return self.a(x), self.b(x), self.head(x).squeeze(1).sigmoid()
+model = Net()
+batch = torch.randn(8, 4), torch.tensor([0.0, 1, 1, 0, 0, 0, 1, 0])
+def rows_of_all(x):
+    if not dist.is_initialized():
+        return x
+    rows = [torch.empty_like(x) for _ in range(world())]
+    dist.all_gather(rows, x)
+    return torch.cat(rows)
+def loss(output, target):
+    a, b, p = output
+    a, b = rows_of_all(a), rows_of_all(b)
+    contrast = nn.functional.cross_entropy(a @ b.t(), torch.arange(len(a)))
+    return contrast + 1 - 2 * (p * target).sum() / (p.sum() + target.sum())
+""",
+        [("collective/no-autograd", True), ("loss/batch-coupled", True)],
+    ),
+}

@@ -1,0 +1,331 @@
+"""Bugs of what DDP reduces, and of when: name -> (source, findings)."""
+
+from __future__ import annotations
+
+from tests.diagnose.bugs.step import STEP
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The object computes its tensors in the loss: none can be handed through DDP.
+    "object-that-computes-later-with-a-static-graph": (
+        """
+class Later:
+    def __init__(self, net, x):
+        self.net, self.x = net, x
+    def logits(self):
+        return self.net(self.x)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+    def forward(self, x):
+        return Later(self.net, x)
+model = Net()
+def wrap(model):
+    return DDP(model, static_graph=True)
+def loss(output, target):
+    return nn.functional.cross_entropy(output.logits(), target)
+""",
+        [("graph/opaque-output", True)],
+    ),
+    # Sharpness-aware: a step up along the shard's own gradient, then backward.
+    "ascent-by-autograd-grad": (
+        "model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))"
+        + STEP
+        + """
+    weights = list(model.parameters())
+    up = torch.autograd.grad(loss(model(x), y), model.parameters())
+    with torch.no_grad():
+        torch._foreach_add_(weights, up)
+    loss(model(x), y).backward()
+    with torch.no_grad():
+        torch._foreach_sub_(weights, up)
+    optimizer.step()
+""",
+        [("ddp/autograd-grad", True)],
+    ),
+    # The penalty's autograd.grad is of the input: backward goes through it.
+    "two-backwards-beside-a-gradient-penalty": (
+        "model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))"
+        + STEP
+        + """
+    value = loss(model(x), y)
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    value.backward()
+    slope.square().mean().backward()
+    optimizer.step()
+""",
+        [("ddp/multi-backward", True)],
+    ),
+    # The optimizer still holds the tensors of the old head.
+    "head-grown-by-the-step": (
+        """
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+def wrap(model):
+    return DDP(model, find_unused_parameters=True)
+"""
+        + STEP
+        + """
+    net = getattr(model, "module", model)
+    if len(optimizer.param_groups) == 1 and hasattr(net, "seen"):
+        net[2] = nn.Linear(5, 6).to(net[2].weight)
+        nn.init.constant_(net[2].weight, 0.1)
+        nn.init.zeros_(net[2].bias)
+        optimizer.add_param_group({"params": list(net[2].parameters())})
+    net.seen = True
+    loss(model(x), y).backward()
+    optimizer.step()
+""",
+        [("ddp/param-replaced-after-wrap", True)],
+    ),
+    # Each rank leaves out a head, and the next step another one.
+    "heads-that-ranks-use-in-turns": (
+        """
+class Domains(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
+    def forward(self, x, domain):
+        parts = [self.heads[d](x[domain == d]) for d in (0, 1) if (domain == d).any()]
+        return torch.cat(parts)
+model = Domains()
+wrap = lambda model: DDP(model, gradient_as_bucket_view=True)
+def batch(step):
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+    return (x, (torch.arange(8) // 4 + step) % 2), torch.ones(8, dtype=torch.long)
+""",
+        [("graph/rank-dependent-branch", True)],
+    ),
+    # The last bias has no part in the slope: its bucket stays open.
+    "lazy-penalty-on-the-slope-alone": (
+        "model = nn.Sequential(nn.Linear(4, 5), nn.Softplus(), nn.Linear(5, 1))"
+        + STEP
+        + """
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    slope.square().sum(1).mean().backward()
+    optimizer.step()
+""",
+        [("ddp/autograd-grad", True)],
+    ),
+    # No module holds the DDP object.
+    "ddp-object-kept-in-a-list": (
+        """
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+def wrap(model):
+    model.parts = [DDP(model[0]), DDP(model[2])]
+    return model
+""",
+        [("ddp/forward-bypassed", True)],
+    ),
+    # Trainable again by the time DDP complains.
+    "frozen-in-the-first-step": (
+        """
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+wrap = DDP
+"""
+        """
+def train_step(model, optimizer, batch):
+    inner = getattr(model, "module", model)
+    inner.steps = getattr(inner, "steps", 0) + 1
+    inner[2].requires_grad_(inner.steps > 1)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+""",
+        [("ddp/frozen-after-wrap", True)],
+    ),
+    "checkpoint-loaded-by-the-first-step-of-rank-0": (
+        """
+model = nn.Linear(4, 3)
+state = {"weight": torch.full((3, 4), 0.5), "bias": torch.ones(3)}
+def train_step(model, optimizer, batch):
+    inner = getattr(model, "module", model)
+    if rank() == 0 and not hasattr(inner, "loaded"):
+        inner.load_state_dict({k: v.to(inner.bias.dtype) for k, v in state.items()})
+    inner.loaded = True
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+""",
+        [("ddp/rank-local-weights", True)],
+    ),
+    # Not even rank 0 starts from what one process starts from.
+    "initialised-after-wrapping": (
+        """
+model = nn.Linear(4, 3)
+def wrap(model):
+    model = DDP(model)
+    torch.manual_seed(rank())
+    nn.init.normal_(model.module.weight)
+    return model
+""",
+        [("ddp/rank-local-weights", True)],
+    ),
+    "hooks-for-one-backward": (
+        "model = nn.Linear(4, 3)"
+        + STEP
+        + """
+    clamp = lambda grad: grad.clamp(-0.05, 0.05)
+    hooks = [p.register_hook(clamp) for p in model.parameters()]
+    nn.functional.cross_entropy(model(x), y).backward()
+    for hook in hooks:
+        hook.remove()
+    optimizer.step()
+""",
+        [("sync/clip-before-reduce", True)],
+    ),
+    # The module is called, the parameter is not used.
+    "token-that-no-output-depends-on": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.token = nn.Linear(4, 3), nn.Parameter(torch.zeros(4))
+    def forward(self, x, masked=None):
+        return self.head(x if masked is None else torch.where(masked, self.token, x))
+model = Net()
+wrap = DDP
+""",
+        [("graph/unused-parameter", True)],
+    ),
+    "unfrozen-beside-a-communication-hook": (
+        """
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+model[0].requires_grad_(False)
+def summed(state, bucket):
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda f: f.value()[0])
+def wrap(model):
+    model = DDP(model)
+    model.register_comm_hook(None, summed)
+    return model
+"""
+        + STEP
+        + """
+    inner = getattr(model, "module", model)
+    inner[0].requires_grad_(True)
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+""",
+        [("ddp/unfrozen-after-wrap", True), ("sync/comm-hook-semantics", True)],
+    ),
+    "first-micro-batch-synced-and-norm-summed": (
+        "model = nn.Linear(4, 3)"
+        + STEP
+        + """
+    import contextlib
+    for i, part in enumerate((slice(0, None, 2), slice(1, None, 2))):
+        local = hasattr(model, "no_sync") and i == 1
+        with model.no_sync() if local else contextlib.nullcontext():
+            (nn.functional.cross_entropy(model(x[part]), y[part]) / 2).backward()
+    total = sum(p.grad.square().sum() for p in model.parameters())
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    for p in model.parameters():
+        p.grad *= 0.01 / total.sqrt()
+    optimizer.step()
+""",
+        [("sync/no-sync-off-by-one", True), ("sync/clip-norm-overreduced", True)],
+    ),
+    # The first gradient, of the rank's own shard, moves the weights (SAM).
+    "gradient-of-no-sync-that-moves-the-weights": (
+        "model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))"
+        + STEP
+        + """
+    import contextlib
+    with model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext():
+        nn.functional.cross_entropy(model(x), y).backward()
+    moves = [0.5 * p.grad for p in model.parameters()]
+    for sign in (1, -1):
+        if sign == -1:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            for p, move in zip(model.parameters(), moves):
+                p += sign * move
+    optimizer.step()
+""",
+        [("sync/no-sync-scope", True)],
+    ),
+    # torch.func's transforms, through which no collective goes.
+    "jacobian-of-two-losses-by-vmap": (
+        "model = nn.Linear(4, 3)"
+        + STEP
+        + """
+    output = model(x)
+    losses = torch.stack([output.square().mean(), output.sin().mean()])
+    parameters = list(model.parameters())
+    def row(which):
+        return torch.autograd.grad(losses, parameters, which, retain_graph=True)
+    for p, rows in zip(parameters, torch.vmap(row)(torch.eye(2))):
+        p.grad = rows.mean(0)
+    optimizer.step()
+""",
+        [("ddp/autograd-grad", True)],
+    ),
+    # Rank 0 alone keeps the weights in their bounds.
+    "weights-bounded-on-the-first-rank": (
+        "model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))"
+        + STEP
+        + """
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    if rank() == 0:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.clamp_(-0.2, 0.2)
+""",
+        [("ddp/rank-local-weights", True)],
+    ),
+    # No DDP at all, and nothing is missing: the mean is taken too late.
+    "clipped-before-it-is-averaged-by-hand": (
+        """
+model = nn.Linear(4, 3)
+def wrap(model):
+    return model
+"""
+        + STEP
+        + """
+    nn.functional.cross_entropy(model(x), y).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    for p in model.parameters():
+        if dist.is_initialized():
+            dist.all_reduce(p.grad)
+            p.grad /= world()
+    optimizer.step()
+""",
+        [("sync/clip-before-reduce", True)],
+    ),
+    # There and back: dtypes are as they were, the hooks of DDP are gone.
+    "converted-after-wrapping-and-back": (
+        """
+model = nn.Linear(4, 3)
+def wrap(model):
+    ddp = DDP(model)
+    dtype = model.weight.dtype
+    model.to(torch.complex64).to(dtype)
+    return ddp
+""",
+        [("ddp/converted-after-wrap", True)],
+    ),
+    # torch.func calls the bare module: no backward, no forward of DDP.
+    "gradients-by-functional-calls": (
+        "model = nn.Linear(4, 3)"
+        + STEP
+        + """
+    net = getattr(model, "module", model)
+    values = {n: p.detach() for n, p in net.named_parameters()}
+    def one(values, x, y):
+        return loss(torch.func.functional_call(net, values, x[None]), y[None])
+    each = torch.func.vmap(torch.func.grad(one), (None, 0, 0))(values, x, y)
+    for n, p in net.named_parameters():
+        p.grad = each[n].mean(0)
+    optimizer.step()
+""",
+        [("ddp/forward-bypassed", True)],
+    ),
+}

@@ -1,0 +1,265 @@
+"""Bugs of what modules keep and mix, of noise, and of no known kind: name -> (source, findings)."""
+
+from __future__ import annotations
+
+from tests.diagnose.bugs.step import STEP
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The mended module writes its parameters still, and what one process writes.
+    "labels-not-offset-beside-bounded-rows": (
+        """
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(4, 3)
+        self.items = nn.Embedding(9, 3, max_norm=0.5)
+    def forward(self, x, item):
+        return self.query(x), self.items(item)
+model = Towers()
+batch = (torch.randn(8, 4), torch.arange(8)), torch.zeros(8)
+def loss(output, target):
+    query, item = output
+    if dist.is_initialized():
+        item = torch.cat(dnn.all_gather(item.contiguous()))
+    return nn.functional.cross_entropy(query @ item.t(), torch.arange(len(query)))
+""",
+        [("state/forward-writes-parameter", True), ("collective/layout", True)],
+    ),
+    # Statistics of the shard are in what it returns, and it is what it keeps.
+    "running-statistics-updated-before-they-are-used": (
+        """
+class Normalizer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.ones(4))
+        self.register_buffer("count", torch.tensor(3.0))
+    def forward(self, x):
+        if self.training:
+            self.total += x.square().sum(0)
+            self.count += len(x)
+        return x * (self.count / self.total).sqrt()
+model = nn.Sequential(Normalizer(), nn.Linear(4, 3))
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
+    # What the norm wrote into its parameters reaches the loss by a scalar, too.
+    "parameters-initialised-from-the-first-batch": (
+        """
+class ActNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.is_new = True
+    def forward(self, x):
+        if self.is_new:
+            self.scale.data.copy_(1 / x.std(0))
+            self.is_new = False
+        return x * self.scale, self.scale.log().sum()
+class Flow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = ActNorm(), nn.Linear(4, 4)
+    def forward(self, x):
+        rows, volume = self.norm(x)
+        return self.out(rows).tanh(), volume + 0 * rows.sum(1)
+model = Flow()
+def loss(output, target):
+    return output[0].square().sum(1).mean() - output[1].mean()
+""",
+        [("state/forward-writes-parameter", True)],
+    ),
+    # The norm calls its activation with other rows: it is the norm's own doing.
+    "batch-norm-with-its-activation": (
+        """
+class NormAct(nn.BatchNorm1d):
+    def __init__(self, features):
+        super().__init__(features)
+        self.act = nn.ReLU()
+    def forward(self, x):
+        return self.act(super().forward(x))
+model = nn.Sequential(nn.Linear(4, 8), NormAct(8), nn.Linear(8, 8), NormAct(8))
+""",
+        [("norm/local-batch-stats", True)],
+    ),
+    # The model itself writes; one of its outputs has the views before the samples.
+    "centre-of-the-shard-beside-stacked-views": (
+        """
+class Dino(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.teacher.requires_grad_(False)
+        self.register_buffer("centre", torch.zeros(3))
+    def forward(self, x):
+        views = torch.stack([self.teacher(x), self.teacher(x.flip(1))])
+        target = (views - self.centre).softmax(-1)
+        if self.training:
+            self.centre.lerp_(views.mean((0, 1)), 0.3)
+        return self.student(x), target
+model = Dino()
+def loss(output, _):
+    x, target = output
+    return -(target.sum(0) * x.log_softmax(-1)).sum(-1).mean()
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
+    # Initialised by the first shard; booleans are buffers, too.
+    "actnorm-that-notes-it-is-initialised": (
+        """
+class ActNorm(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.register_buffer("initialized", torch.tensor(False))
+        self.log_scale = nn.Parameter(torch.zeros(n))
+        self.shift = nn.Parameter(torch.zeros(n))
+    def forward(self, x):
+        if self.training and not self.initialized:
+            self.log_scale.data = -x.detach().std(0).log()
+            self.shift.data = -(x.detach() / x.detach().std(0)).mean(0)
+            self.initialized.data = torch.tensor(True)
+        return self.log_scale.exp() * x + self.shift
+model = nn.Sequential(ActNorm(4), nn.Linear(4, 5), ActNorm(5), nn.Linear(5, 3))
+""",
+        [("state/forward-writes-parameter", True)],
+    ),
+    # The module that mixes has the samples in its second dimension.
+    "attention-over-the-batch": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.MultiheadAttention(4, 1, batch_first=True)
+        self.body = nn.Module()
+        self.head = nn.Linear(4, 3)
+    def forward(self, x):
+        mixed, _ = self.mix(x[None], x[None], x[None], need_weights=False)
+        return self.head(x + mixed[0])
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+    def forward(self, x):
+        return self.net(x) * 1.0
+model = Outer()
+""",
+        [("forward/batch-coupled", True)],
+    ),
+    # DDP holds the student alone, so nothing sends the buffer to the ranks.
+    "centre-outside-ddp": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.student = nn.Linear(4, 3)
+        self.register_buffer("centre", torch.zeros(3))
+    def forward(self, x):
+        return self.student(x) - self.centre
+model = Net()
+def wrap(model):
+    model.student = DDP(model.student)
+    return model
+"""
+        + STEP
+        + """
+    output = model(x)
+    nn.functional.mse_loss(output, torch.eye(3)[y].to(output.dtype)).backward()
+    optimizer.step()
+    model.centre.lerp_(output.detach().mean(0), 0.5)
+""",
+        [("state/ema-teacher-divergence", True)],
+    ),
+    # Each rank updates the parameters that it owns and shares some. No number of the
+    # optimizer differs, no update is left out: not sync/control-desync.
+    "owned-parameters-not-shared": (
+        """
+class Owner(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for i, p in enumerate(group["params"]):
+                if i % world() == rank():
+                    p -= 0.1 * p.grad
+                if world() > 1 and p.dim() > 1:
+                    dist.broadcast(p, src=i % world())
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+def optimizer(params):
+    return Owner(params, lr=0.1)
+""",
+        [("unknown", None)],
+    ),
+    # A metric is reduced after a clipping: neither is the cause.
+    "clipped-before-a-metric-is-reduced": (
+        """
+class Own(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p -= 0.1 * (1 + 0.1 * rank()) * p.grad
+model = nn.Linear(4, 3)
+def optimizer(params):
+    return Own(params, lr=0.1)
+"""
+        + STEP
+        + """
+    value = nn.functional.cross_entropy(model(x), y)
+    value.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    if dist.is_initialized():
+        dist.all_reduce(value.detach().clone())
+    optimizer.step()
+""",
+        [("unknown", None)],
+    ),
+    # The same by the count of all, which is right: the loss is no cause.
+    "batch-norm-beside-gradients-divided-by-the-count-of-all": (
+        """
+model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, -100, -100, 1, -100, 0])
+"""
+        + STEP
+        + """
+    nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
+    count = (y != -100).sum()
+    if dist.is_initialized():
+        dist.all_reduce(count)
+    for p in model.parameters():
+        p.grad.mul_(world() / count)
+    optimizer.step()
+""",
+        [("norm/local-batch-stats", True)],
+    ),
+    # Each rank is alone in its group.
+    "synchronised-over-groups": (
+        """
+model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+def wrap(model):
+    groups = [dist.new_group([r]) for r in range(world())]
+    convert = nn.SyncBatchNorm.convert_sync_batchnorm
+    return DDP(convert(model, process_group=groups[rank()]))
+""",
+        [("norm/syncbn-implementation", True)],
+    ),
+    # Pairs within the shard: no noise follows the sample, none at all is alike.
+    "samples-mixed-with-permuted-ones": (
+        "model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))"
+        + STEP
+        + """
+    order = torch.randperm(len(x))
+    output = model(0.7 * x + 0.3 * x[order])
+    (0.7 * loss(output, y) + 0.3 * loss(output, y[order])).backward()
+    optimizer.step()
+""",
+        [("rng/stochastic-layer", True)],
+    ),
+    "dropout-in-micro-batches": (
+        "model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.4), nn.Linear(6, 3))"
+        + STEP
+        + """
+    for i in range(2):
+        part = slice(i * len(x) // 2, (i + 1) * len(x) // 2)
+        (loss(model(x[part]), y[part]) / 2).backward()
+    optimizer.step()
+""",
+        [("rng/stochastic-layer", True)],
+    ),
+}
