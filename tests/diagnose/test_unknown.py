@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ddpcheck.ranks.pool import Pool
 from tests.diagnose.negative_controls import HEAD
-from tests.diagnose.real_bugs import BUGS
+from tests.diagnose.bugs import BUGS
 from tests.diagnose.test_rules import checked
 
 ASKS_FOR_ITS_RANK = """

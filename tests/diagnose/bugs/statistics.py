@@ -1,4 +1,4 @@
-"""Bugs of what modules keep and mix, of noise, and of no known kind: name -> (source, findings)."""
+"""Bugs of what modules keep and mix, of noise, of no known kind, as in __init__."""
 
 from __future__ import annotations
 
