@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddpcheck.ranks.pool import Pool
-from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.bugs import BUGS
+from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
 
 ASKS_FOR_ITS_RANK = """
