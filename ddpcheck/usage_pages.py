@@ -164,7 +164,9 @@ The tensors of the batch have different lengths.
 
 Data parallelism cuts every tensor along dimension 0, so dimension 0 of each must be
 the sample. What belongs to no sample (class weights, a mask of shape (T, T)) does not
-go into the batch: make it a global of the file, or a buffer of the model.
+go into the batch: make it a global of the file, or a buffer of the model. Samples of
+several lengths (boxes, words, point clouds) are padded and stacked, with a mask or
+their lengths; or looked up by number: ddpcheck --explain target-batch-undivided
 """,
     "target-batch-empty": """
 batch() returns no tensor, or tensors without rows.
