@@ -46,6 +46,8 @@ def import_file(path: Path) -> types.ModuleType:
     """
     check_file(path)
     folder, name = place(path)
+    if "." in name:
+        return _import_part(path, folder, name)
     if name in sys.modules:
         name = f"ddpcheck_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -64,6 +66,17 @@ def import_file(path: Path) -> types.ModuleType:
         del sys.modules[name]
         raise _import_problem(path, error) from error
     return module
+
+
+def _import_part(path: Path, folder: str, name: str) -> types.ModuleType:
+    """Imports a part of a package, after the package: that may import the part."""
+    sys.path.insert(0, folder)
+    sys.modules.pop(name, None)
+    try:
+        return importlib.import_module(name)
+    except BaseException as error:  # sys.exit in the file included
+        sys.modules.pop(name, None)
+        raise _import_problem(path, error) from error
 
 
 def place(path: Path) -> tuple[str, str]:

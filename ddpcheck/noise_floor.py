@@ -109,8 +109,9 @@ def _is_noise(session: Session, base: RunSpec, made: _Repetition) -> bool:
 
 def _made(session: Session, base: RunSpec, runs: list[Run]) -> _Repetition | None:
     """Returns the repetition that differs by rounding, else the first; None: failed."""
-    smallest = min((r.world_size for r in runs if r.world_size > 1), default=1)
-    repetitions = (_Repetition.make(session, base, n) for n in (_SAMPLES, smallest))
+    sizes = [r.world_size for r in runs if r.world_size > 1]
+    orders = [_SAMPLES, *([min(sizes)] if sizes else [])]
+    repetitions = (_Repetition.make(session, base, n) for n in orders)
     found = [r for r in _until_rounding(repetitions) if r is not None]
     if not found:
         return None

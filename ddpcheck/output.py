@@ -102,10 +102,14 @@ def folder_of(target: str, report_dir: str) -> Path:
     """
     path = Path(target)
     plain = Path(report_dir) / (path.stem or "target")
-    earlier = _target_in(plain)
-    if not earlier or _is_same(earlier, target):
-        return plain
-    return plain.with_name(f"{plain.name}-{path.absolute().parent.name}")
+    names = [f"-{part}" for part in reversed(path.absolute().parent.parts[1:])]
+    for count in range(len(names) + 1):
+        folder = plain.with_name(plain.name + "".join(names[:count]))
+        earlier = _target_in(folder)
+        # One whose target has gone (a folder was renamed) is nobody's.
+        if not earlier or _is_same(earlier, target) or not Path(earlier).exists():
+            return folder
+    return plain
 
 
 def _target_in(folder: Path) -> str:
@@ -118,7 +122,7 @@ def _target_in(folder: Path) -> str:
 
 
 def _is_same(path: str, other: str) -> bool:
-    return Path(path).absolute() == Path(other).absolute()
+    return Path(path).resolve() == Path(other).resolve()
 
 
 def write_report(report: Report, folder: Path) -> str:

@@ -54,9 +54,8 @@ def is_target(path: Path, parent: pytest.Collector) -> bool:
     for key in names.copy():
         chosen = parent.config.getoption(f"ddpcheck_{key}_fn")
         names = names - {key} | {chosen or key}
-    defined = _defined(_source(path))
-    has_tests = named_test and any(n.lower().startswith("test") for n in defined)
-    return names <= defined and not has_tests
+    source = _source(path)
+    return names <= _defined(source) and not (named_test and _has_tests(source))
 
 
 def _source(path: Path) -> ast.Module:
@@ -78,6 +77,14 @@ def _defined(source: ast.Module) -> set[str]:
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             found |= {n.id for n in ast.walk(node) if _is_bound(n)}  # type: ignore[attr-defined]
     return found
+
+
+def _has_tests(source: ast.Module) -> bool:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return any(
+        isinstance(node, kinds) and node.name.lower().startswith("test")
+        for node in source.body
+    )
 
 
 def _is_bound(node: ast.AST) -> bool:

@@ -28,9 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 PATH, NAMES, ROWS, WITHOUT = {path!r}, {names!r}, {rows}, {without!r}
 WORLD, STEPS, DTYPE, RTOL = {world}, {steps}, torch.{dtype}, {rtol!r}
 sys.path.insert(0, {folder!r})
-spec = importlib.util.spec_from_file_location({module!r}, PATH)
-module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
+{load}
 get = lambda name: getattr(module, NAMES.get(name, name), None)
 strip = lambda name: ".".join(part for part in name.split(".") if part != "module")
 
@@ -85,6 +83,12 @@ if __name__ == "__main__":
 '''
 
 
+_LOAD = """\
+spec = importlib.util.spec_from_file_location("reproduced", PATH)
+module = sys.modules["reproduced"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
     """The smallest run that diverges, and what came out of it."""
@@ -117,7 +121,9 @@ def script(
         path=str(Path(ref.path).resolve()),
         folder=folder,
         # A part of a package by its own name, a file of its own by none that is taken.
-        module=module if "." in module else "reproduced",
+        load=f"module = importlib.import_module({module!r})"
+        if "." in module
+        else _LOAD,
         steps=spec.steps,
         rows=spec.rows or None,
         without=spec.without,

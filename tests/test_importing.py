@@ -38,6 +38,14 @@ def test_file_with_relative_imports_is_a_part_of_its_package(
     assert report.verdict == "equivalent"
 
 
+def test_package_may_import_the_target_itself(pool: Pool, tmp_path: Path) -> None:
+    path = _package(tmp_path)
+    (path.parent / "__init__.py").write_text("from .mymodel import model\n", "utf-8")
+    options = Options(world_sizes=(2,), modes=("ddp",))
+    report = checking.check(pool, TargetRef(path=str(path)), options)
+    assert report.verdict == "equivalent"
+
+
 @pytest.mark.parametrize(
     ("name", "module"),
     [("mymodel.py", "mymodel"), ("my model.py", "ddpcheck_target")],

@@ -57,8 +57,15 @@ def test_equivalence_removes_the_files_of_the_same_target_only(tmp_path: Path) -
     assert _names(folder) == ["notes.txt"]
 
 
-def test_targets_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
+def test_targets_of_one_name_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the second report takes the first one's place, and a clean check both."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("vision", "audio", "a/audio"):
+        Path(name).mkdir(parents=True)
+        Path(name, "mymodel.py").touch()
+    tmp_path = tmp_path / "reports"
     output.show(_divergent("vision/mymodel.py"), Outputs(report_dir=str(tmp_path)))
     output.show(_divergent("audio/mymodel.py"), Outputs(report_dir=str(tmp_path)))
     assert _names(tmp_path) == ["mymodel", "mymodel-audio"]
@@ -66,6 +73,11 @@ def test_targets_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["mymodel"]
     again = output.folder_of("vision/mymodel.py", str(tmp_path))
     assert again == tmp_path / "mymodel"
+    output.show(_divergent("audio/mymodel.py"), Outputs(report_dir=str(tmp_path)))
+    third = output.folder_of("a/audio/mymodel.py", str(tmp_path))
+    assert third == tmp_path / "mymodel-audio-a"
+    Path("vision/mymodel.py").unlink()  # its report is nobody's then
+    assert output.folder_of("a/audio/mymodel.py", str(tmp_path)) == again
 
 
 def test_show_says_whether_all_that_was_asked_for_is_written(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ class Case:
     def loss_collectives(self) -> int:
         """Collectives that the target calls in a step, outside DDP's own.
 
-        None where what they return reaches no gradient of any rank.
+        0 where what they return reaches no gradient of any rank.
         """
         ranks = self.step.ranks if self.step else ()
         if not any(r.asks_others for r in ranks):

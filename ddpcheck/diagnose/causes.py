@@ -11,7 +11,7 @@ from ddpcheck import assemble
 from ddpcheck.diagnose import parts
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.registry import RULES
-from ddpcheck.report import Control, Difference, Run
+from ddpcheck.report import Control, Run
 
 _PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
 _SCALES = ("loss.scale", "direct.scale", "terms.scale")
@@ -70,21 +70,30 @@ def mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -
 
 
 def _differ(run: Run, other: Run) -> bool:
-    """Returns whether any tensor of two runs is off by another amount."""
-    mine, theirs = (
-        {(q, t.name, t.step, t.rank): t.excess for q, t in _rows(r)}
-        for r in (run, other)
-    )
-    return bool(run.faults or other.faults) or any(
-        not math.isclose(
-            mine.get(key, 0.0), theirs.get(key, 0.0), rel_tol=_EXACT, abs_tol=1.0
-        )
-        for key in mine.keys() | theirs.keys()
-    )
+    """Returns whether any tensor of two runs is off by another amount.
+
+    Of many tensors a run keeps the worst: those of both are compared, and all steps.
+    """
+    if run.faults or other.faults:
+        return True
+    mine, theirs = _numbers(run), _numbers(other)
+    return any(_changed(mine[k], theirs[k]) for k in mine.keys() & theirs.keys())
 
 
-def _rows(run: Run) -> Iterable[tuple[int, Difference]]:
-    return ((i, t) for i, q in enumerate(assemble.judged(run)) for t in q.tensors)
+def _numbers(run: Run) -> dict[tuple[int, str, int, int | None], float]:
+    found: dict[tuple[int, str, int, int | None], float] = {}
+    for number, quantity in enumerate(assemble.judged(run)):
+        for step, excess in enumerate(quantity.excess_by_step):
+            found[number, "", step, None] = excess
+        for t in quantity.tensors:
+            found[number, t.name, t.step, t.rank] = t.excess
+    return found
+
+
+def _changed(excess: float, other: float) -> bool:
+    if (excess > 1) != (other > 1):
+        return True
+    return not math.isclose(excess, other, rel_tol=_EXACT, abs_tol=1.0)
 
 
 def can_run(proposal: Proposal) -> bool:

@@ -7,7 +7,6 @@ step, G autograd.grad.
 from __future__ import annotations
 
 import itertools
-import re
 
 from ddpcheck.diagnose.agreement import ranks_differ
 from ddpcheck.diagnose.case import Case
@@ -52,11 +51,30 @@ def has_later_backward(case: Case) -> bool:
 
     Two networks, each in a DDP object of its own, may have theirs one after the other.
     """
-    events = case.rank_facts("events", "")
-    forwards = case.rank_facts("forwards", [])
-    objects = len(forwards[0]) if forwards else 0
-    runs = re.findall("B+", events[0].replace("G", "")) if events else []
-    return max(map(len, runs), default=0) > max(1, objects)
+    events, callers = case.rank_facts("events", ""), case.rank_facts("callers", [])
+    return bool(events) and is_late(events[0], callers[0])
+
+
+def is_late(events: str, callers: list[int]) -> bool:
+    """Returns the same of events, and of the DDP object that each F is of.
+
+    >>> is_late("FBB", [0]), is_late("FFBB", [0, 1]), is_late("FFBB", [0, 0])
+    (True, False, True)
+    """
+    waiting: set[int] = set()
+    objects = iter(callers)
+    ended = False  # whether a backward was the last event
+    for event in events.replace("G", ""):
+        if event == "B":
+            if not waiting:
+                return True
+            waiting.pop()
+        elif event == "F":
+            if ended:
+                waiting.clear()
+            waiting.add(next(objects, -1))
+        ended = event == "B"
+    return False
 
 
 def ranks_disagree(case: Case, quantity: str, step: int) -> bool:

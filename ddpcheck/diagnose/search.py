@@ -140,7 +140,7 @@ class Search:
         made[self.spec] = self.outcome
         outcomes = [made[spec], made[by_hand]]
         runs = [assemble.to_run(o, self.limit.rtol) for o in outcomes]
-        step = self._probe(spec, _first_wrong_batch(runs[0]))
+        step = self._probe(spec, _first_wrong_batch(runs[0], spec.steps))
         return Case(
             run=runs[0],
             outcome=outcomes[0],
@@ -322,14 +322,18 @@ class Search:
         causes[:] = [c for c in causes if c.verified]
 
 
-def _first_wrong_batch(run: Run) -> int:
+def _first_wrong_batch(run: Run, steps: int) -> int:
     """Returns the step whose batch shows what is wrong, on the weights of the start.
 
     That of the first wrong gradients, where all weights and buffers before it are
-    right: such a shard held the counts of the others until then.
+    right: such a shard held the counts of the others until then. 0 where a step has
+    none of them.
     """
-    found = next((i for i, e in enumerate(run.gradients.excess_by_step) if e > 1), 0)
-    state = (run.weights.excess_by_step, run.buffers.excess_by_step)
+    series = (run.gradients, run.weights, run.buffers)
+    gradients, *state = (q.excess_by_step for q in series)
+    if any(len(excesses) not in (0, steps) for excesses in (gradients, *state)):
+        return 0
+    found = next((i for i, e in enumerate(gradients) if e > 1), 0)
     is_right = all(e <= 1 for excesses in state for e in excesses[:found])
     return found if is_right else 0
 

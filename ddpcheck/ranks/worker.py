@@ -134,7 +134,8 @@ def describe(error: BaseException) -> Raised:
 
     Of a file that cannot be imported it is what the file raised.
     """
-    if isinstance(error, UsageError) and error.__cause__ is not None:
+    is_import = isinstance(error, UsageError) and error.problem.slug == "target-import"
+    if is_import and error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
     own = os.sep + "ddpcheck" + os.sep

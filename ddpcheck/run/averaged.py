@@ -17,7 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from ddpcheck.run import private, submodules
 
@@ -104,8 +107,7 @@ def averaging(
     depth = 0
     backward = torch.autograd.backward
     window = _Window()
-    # What gradients were when an update began: one that hands on to another finds them.
-    averaged: list[tuple[float, ...]] = []
+    updates = 0  # that have begun and not ended: one may hand on to another
 
     def run(*args: Any, **kwargs: Any) -> None:
         nonlocal depth
@@ -122,21 +124,31 @@ def averaging(
         unused().update(window.before_forward(wrapper, parameters()))
 
     def before_update(optimizer: Any, *_: Any) -> None:
+        nonlocal updates
         del optimizer
+        updates += 1
         unused().update(window.take(set(parameters())))
-        if marks(parameters()) != averaged:
+        if updates == 1:
             average(parameters())
-            averaged[:] = marks(parameters())
+
+    def after_update(optimizer: Any, *_: Any) -> None:
+        nonlocal updates
+        del optimizer
+        updates -= 1
 
     torch.autograd.backward = run
     PlainWrapper.before_forward = staticmethod(before_forward)
-    hook = register_optimizer_step_pre_hook(before_update)
+    hooks = (
+        register_optimizer_step_pre_hook(before_update),
+        register_optimizer_step_post_hook(after_update),
+    )
     try:
         yield
     finally:
         torch.autograd.backward = backward
         PlainWrapper.before_forward = staticmethod(_nothing)
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def marks(parameters: Mapping[str, Tensor]) -> list[tuple[float, ...]]:

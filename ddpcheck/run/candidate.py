@@ -318,7 +318,7 @@ class _Candidate:
     def _shards(self, batches: list[Any]) -> list[Any]:
         whole = fixes.argument(self.spec.fixes, "loss.global") is not None
         if not self.is_rank or whole:
-            return batches
+            return [rounding.jittered(b, self.spec.jitter) for b in batches]
         world_size = self.spec.world_size
         if fixes.argument(self.spec.fixes, "data.strided") is not None:
             return [tree.strided_shard(b, self.rank, world_size) for b in batches]
@@ -358,6 +358,7 @@ class _Candidate:
             total=size,
         )
         noise.order = order_of(self.spec, size)
+        noise.of_weights = {tuple(p.shape) for p in self._bare.parameters()}
         return noise
 
     def _check_seeded(self, names: Names, model: nn.Module) -> None:

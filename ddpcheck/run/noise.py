@@ -82,6 +82,7 @@ class SampleNoise(private.DispatchMode):
         self.start, self.size, self.total = start, size, total
         # Of the batch's samples, where the run has them in another one.
         self.order: Tensor | None = None
+        self.of_weights: set[tuple[int, ...]] = set()  # shapes that no samples have
         # Without the reference's shapes: a first dimension of a multiple of the
         # shard's samples is taken for the samples.
         self.guess = False
@@ -120,7 +121,8 @@ class SampleNoise(private.DispatchMode):
         whole: tuple[int, ...],
     ) -> Any:
         if shape == whole:
-            if self.order is None or not shape or shape[0] % self.total:
+            is_of_samples = bool(shape) and not shape[0] % self.total
+            if self.order is None or not is_of_samples or shape in self.of_weights:
                 return func(*args, **kwargs)
             return self._reordered(func, args, kwargs, shape[0] // self.total)
         dim = _batch_dim(shape, whole)

@@ -68,6 +68,7 @@ class Observed:
     # In order: F a DDP forward, B a backward, G autograd.grad of parameters called by
     # user code, [ ] no_sync entered and left, S an optimizer step.
     events: list[str] = field(default_factory=list)
+    callers: list[int] = field(default_factory=list)  # which DDP object, for each F
     nested_backwards: int = 0
     comm_hooks: int = 0
     slopes: int = 0  # calls of autograd.grad for other tensors: an input, a penalty
@@ -196,9 +197,11 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def _forwarding(seen: Observed, function: Any) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         seen.events.append("F")
-        for wrapped in seen.wrapped:
+        seen.callers.append(-1)
+        for number, wrapped in enumerate(seen.wrapped):
             if wrapped.module is self:
                 wrapped.forwards += 1
+                seen.callers[-1] = number
         output = function(self, *args, **kwargs)
         if not _has_visible_tensors(output):
             seen.opaque_output = type(output).__name__

@@ -50,11 +50,27 @@ def jitter(model: nn.Module, size: float) -> None:
     """Changes every weight by up to `size` of itself, at random."""
     if not size:
         return
-    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in model.parameters():
-            draw = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.mul_(1 + (2 * draw - 1).to(parameter) * size)
+        for number, parameter in enumerate(model.parameters()):
+            parameter.mul_(_near_one(parameter, size, number))
+
+
+def jittered(batch: Any, size: float) -> Any:
+    """Returns the batch with every real number changed by up to `size` of itself."""
+    if not size:
+        return batch
+    return tree.replace(
+        batch,
+        lambda path, t: (
+            t * _near_one(t, size, len(path)) if t.is_floating_point() else t
+        ),
+    )
+
+
+def _near_one(tensor: Tensor, size: float, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    draw = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+    return 1 + (2 * draw - 1).to(tensor) * size
 
 
 class Precision(private.DispatchMode):

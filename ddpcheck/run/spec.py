@@ -29,9 +29,9 @@ class RunSpec:
     `fixes` are interventions by name (see ddpcheck.diagnose.interventions).
     `permute` reorders the batch and rescales the backward pass: the same mathematics
     with other rounding, the measure of a run's own noise. 0: not at all; 1: samples at
-    random; W: the W shards, last one first. `jitter` changes the weights by so much
-    of their size, at random, before the first step and after each: what the computation
-    makes of one rounding.
+    random; W: the W shards, last one first. `jitter` changes the batch, and weights
+    before the first step and after each, by so much of their size, at random: what the
+    computation makes of one rounding.
     """
 
     mode: str

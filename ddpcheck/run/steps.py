@@ -60,7 +60,7 @@ class Training:
     schedule: list[tuple[int, list[schedule.Group]]] = field(default_factory=list)
     vector_loss: int = 0
     # What gradients were at the beginning of each optimizer step that has not ended.
-    _open: list[list[tuple[float, ...]]] = field(default_factory=list)
+    _open: list[list[tuple[float, ...]] | None] = field(default_factory=list)
 
     def run(self, batches: Iterator[Any]) -> None:
         """Trains one step per batch."""
@@ -120,15 +120,17 @@ class Training:
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         parameters = self.parameters()
+        held = {id(p) for g in optimizer.param_groups for p in g["params"]}
+        is_other = not any(id(p) in held for p in parameters.values())
         found = marks(parameters)
-        is_known = bool(self._open) and self._open[-1] == found
-        self._open.append(found)
+        is_known = not is_other and found in self._open
+        # One that holds nothing of the model's has recorded nothing.
+        self._open.append(None if is_other else found)
         if is_known:
             return  # an optimizer that hands on to another: one update
         self.on_update()
-        held = {id(p) for g in optimizer.param_groups for p in g["params"]}
-        if not any(id(p) in held for p in parameters.values()):
-            return  # an optimizer of something else
+        if is_other:
+            return
         self.schedule.append((self.step, schedule.numbers(optimizer)))
         if any(p.grad is not None for p in parameters.values()):
             self._record_gradients(parameters)  # else a closure will compute them

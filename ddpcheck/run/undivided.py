@@ -32,9 +32,23 @@ def check(target: Target, batch: Any, size: int) -> None:
             found = f"{type(value).__name__}, which holds tensors or arrays"
             raise _undivided(target, path, found)
     for path, items in tree.lists(batch):
-        if len(items) == size and not any(True for _ in tree.tensors(items)):
+        if len(items) == size and _is_per_sample(path, items):
             found = f"a list of {size}, the first a {type(items[0]).__name__}"
             raise _undivided(target, path, found)
+
+
+def _is_per_sample(path: str, items: list[Any]) -> bool:
+    """Returns whether a list of as many things as samples has one for each.
+
+    Texts, rows of several lengths, and numbers among the targets; not numbers or None
+    among the inputs, which may be strides or a cache.
+    """
+    if all(isinstance(item, str | bytes) for item in items):
+        return True
+    if all(isinstance(item, list) for item in items):
+        return len({len(item) for item in items}) > 1 and not any(tree.tensors(items))
+    numbers = all(isinstance(item, int | float) for item in items)
+    return numbers and path.partition(".")[0] == "1"
 
 
 def _holds_numbers(value: Any, depth: int = _DEPTH) -> bool:

@@ -120,9 +120,9 @@ class _Probe:
         found = self.observed(wrapped, model, batch, count_names)
         if not found.collectives and not self.seen.asks_distributed:
             return found
-        restore(start, wrapped)
 
         def again() -> RankEvidence:
+            restore(start, wrapped)
             seen = observe.Observed()
             other = _Probe(self.target, spec, self.reader, self.rank, seen)
             return other.observed(wrapped, model, batch, count_names)
