@@ -100,7 +100,9 @@ def test_checks_of_threads_take_turns(tmp_path: Path) -> None:
     path.write_text(TARGET.replace(".sum()", ".mean()"), encoding="utf-8")
     program = (
         "from concurrent.futures import ThreadPoolExecutor\n"
+        "import pathlib, sys\n"
         "import ddpcheck\n"
+        "sys.path.append(pathlib.Path('anywhere'))\n"  # Python takes it
         "def check(_):\n"
         f"    return ddpcheck.check({str(path)!r}, world_sizes=[2], modes=['ddp'])\n"
         "with ddpcheck.warm_ranks(), ThreadPoolExecutor(2) as threads:\n"

@@ -266,3 +266,64 @@ def test_noise_follows_the_samples_of_a_permuted_batch(
     assert report.verdict == "equivalent"
     assert report.tolerance.noise_floor is not None
     assert report.tolerance.noise_floor < 1e-5
+
+
+# A linear critic's gradient is the mean of its inputs, here nearly zero: rounding of
+# the weights does not show what their sum rounds.
+CENTRED = """\
+import torch
+from torch import nn
+
+def model():
+    torch.manual_seed(0)
+    return nn.Linear(6, 1, bias=False)
+
+def batch():
+    x = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
+    return (x - x.mean(0) + 1e-4) * 100, torch.zeros(64, 1)
+
+def loss(output, target):
+    return output.mean()
+"""
+# Dropout of a weight with as many rows as there are samples: its noise is no sample's.
+DROPPED_WEIGHT = """\
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 16), nn.Linear(16, 1)
+    def forward(self, x):
+        weight = nn.functional.dropout(self.a.weight, 0.5, self.training)
+        return self.b(nn.functional.linear(x, weight, self.a.bias).tanh())
+
+def model():
+    torch.manual_seed(0)
+    return Net()
+
+def batch():
+    noise = torch.Generator().manual_seed(0)
+    sign = torch.ones(16, 1)
+    sign[torch.randperm(16, generator=noise)[:8]] = -1
+    return torch.randn(16, 6, generator=noise) * 1e-4, sign
+
+def loss(output, target):
+    return (target * output).mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "noise"),
+    [(CENTRED, "asis"), (DROPPED_WEIGHT, "sample")],
+    ids=["centred-inputs", "dropped-weight"],
+)
+def test_cancellation_is_rounding(
+    source: str, noise: str, pool: Pool, tmp_path: Path
+) -> None:
+    path = tmp_path / "mymodel.py"
+    path.write_text(source, encoding="utf-8")
+    options = Options(world_sizes=(2,), modes=("ddp",), dtype="float32", noise=noise)
+    report = checking.check(pool, TargetRef(path=str(path)), options)
+    assert report.verdict == "equivalent"
+    assert 2e-5 < report.tolerance.rtol < 0.1

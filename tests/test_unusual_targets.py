@@ -161,6 +161,18 @@ def optimizer(params):
         [],
         [],
     ),
+    # Lists that happen to be as long as the batch, and are none of its samples.
+    "lists-of-eight-things": (
+        """
+class Net(nn.Linear):
+    def forward(self, x, strides, cache):
+        return super().forward(x) * len(strides) / len(cache)
+model = Net(4, 3)
+batch = (torch.randn(8, 4), [1, 2, 4, 8, 8, 8, 8, 8], [None] * 8), torch.arange(8) % 3
+""",
+        [],
+        [],
+    ),
     # In float32 inside, so that it is judged by what a permuted batch changes.
     "batches-that-grow": (
         """

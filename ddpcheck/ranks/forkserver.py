@@ -12,6 +12,7 @@ import contextlib
 import io
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from multiprocessing import popen_forkserver, process, spawn, util
 from multiprocessing.context import reduction, set_spawning_popen  # type: ignore[attr-defined]
@@ -37,7 +38,7 @@ class Server:
 
     def start(self) -> None:
         """Starts the server process; returns before its imports are done."""
-        with _sockets_in(self._folder):
+        with _sockets_in(self._folder), _plain_search():
             self._server.ensure_running()
 
     @property
@@ -97,6 +98,20 @@ def _sockets_in(folder: Path) -> Iterator[None]:
             del config["tempdir"]
         else:
             config["tempdir"] = before
+
+
+@contextlib.contextmanager
+def _plain_search() -> Iterator[None]:
+    """Makes sys.path texts meanwhile: the server gets it as source, which no Path is.
+
+    Python itself takes a pathlib.Path there.
+    """
+    before = list(sys.path)
+    sys.path[:] = [os.fspath(p) if isinstance(p, os.PathLike) else p for p in before]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 class _Popen(popen_forkserver.Popen):

@@ -105,7 +105,7 @@ class Pool:
             "later": list(self._what.later),
             "call": self._what.call,
             "arguments": self._what.arguments,
-            "search": [path for path in sys.path if isinstance(path, str)],
+            "search": [str(path) for path in sys.path],
         }
         server = Server(["ddpcheck.ranks.preload"], self.folder)
         with environment.changed(

@@ -469,4 +469,63 @@ batch = (torch.randn(8, 6, 3), length), torch.arange(8) % 3
 """,
         [("forward/batch-coupled", True)],
     ),
+    # The optimizer holds none of the model's parameters; those inside do, in turn.
+    "sum-behind-an-optimizer-of-optimizers": (
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+class Multi(torch.optim.Optimizer):
+    def __init__(self, parts):
+        super().__init__([{"params": []}], {})
+        self.parts = parts
+    def zero_grad(self, set_to_none=True):
+        for part in self.parts:
+            part.zero_grad()
+    def step(self, closure=None):
+        for part in self.parts:
+            part.step()
+def optimizer(params):
+    params = list(params)
+    return Multi([torch.optim.Rprop(params[:2]), torch.optim.Rprop(params[2:])])
+"""
+        + _STEP
+        + """
+    nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        [("loss/sum-reduction", True)],
+    ),
+    # A rank whose shard has no positives sets no gradient: all average all the same.
+    "slopes-on-one-rank-only": (
+        """
+model = nn.Linear(4, 1)
+batch = torch.randn(8, 4), torch.arange(8)
+"""
+        + _STEP
+        + """
+    chosen = model(x)[y < 3]
+    if len(chosen):
+        params = list(model.parameters())
+        value = chosen.square().sum() / len(x)
+        for p, grad in zip(params, torch.autograd.grad(value, params)):
+            p.grad = grad.clone()
+    optimizer.step()
+""",
+        [("ddp/autograd-grad", True)],
+    ),
+    # Two objects, and two backwards of one of them.
+    "two-backwards-of-one-of-two-networks": (
+        _ACTOR
+        + _STEP
+        + """
+    value = model.critic(x)
+    value.square().mean().backward(retain_graph=True)
+    (value**4).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    loss(model.actor(x), y).backward()
+    optimizer.step()
+""",
+        [("ddp/multi-backward", True)],
+    ),
 }
