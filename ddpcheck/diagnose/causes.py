@@ -96,6 +96,28 @@ def _changed(excess: float, other: float) -> bool:
     return not math.isclose(excess, other, rel_tol=_EXACT, abs_tol=1.0)
 
 
+def covered(cause: Cause, others: list[Cause]) -> bool:
+    """Returns whether another fix shows all rows to a module around this one's modules.
+
+    Then what is wrong inside goes with it, and was wrong all the same.
+    """
+    mine = _shown(cause)
+    return bool(mine) and any(
+        all(
+            name != outer and (not outer or name.startswith(f"{outer}."))
+            for name in mine
+        )
+        for other in others
+        for outer in _shown(other)
+    )
+
+
+def _shown(cause: Cause) -> list[str]:
+    """Returns the modules that the cause's fix lets see the rows of all ranks."""
+    named = [fix.partition(":") for fix in cause.proposal.fixes]
+    return [name for head, _, name in named if head == "module.global"]
+
+
 def can_run(proposal: Proposal) -> bool:
     """Returns whether the proposal has a run that could prove it."""
     return bool(proposal.fixes or proposal.noise or proposal.by_hand)

@@ -60,15 +60,18 @@ def is_late(events: str, callers: list[int]) -> bool:
 
     >>> is_late("FBB", [0]), is_late("FFBB", [0, 1]), is_late("FFBB", [0, 0])
     (True, False, True)
+    >>> is_late("BSBS", []), is_late("FBSBS", [0])
+    (False, False)
     """
     waiting: set[int] = set()
     objects = iter(callers)
     ended = False  # whether a backward was the last event
     for event in events.replace("G", ""):
         if event == "B":
-            if not waiting:
-                return True
-            waiting.pop()
+            if ended and not waiting:
+                return "F" in events
+            if waiting:
+                waiting.pop()
         elif event == "F":
             if ended:
                 waiting.clear()

@@ -14,7 +14,14 @@ from typing import Any
 from ddpcheck import assemble
 from ddpcheck.diagnose import findings
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.causes import Cause, can_run, mended, proposed, scaled_to
+from ddpcheck.diagnose.causes import (
+    Cause,
+    can_run,
+    covered,
+    mended,
+    proposed,
+    scaled_to,
+)
 from ddpcheck.diagnose.hidden import hidden
 from ddpcheck.diagnose.probes.evidence import (
     RankEvidence,
@@ -319,7 +326,11 @@ class Search:
         for cause, before in zip(causes, self.excesses(specs), strict=True):
             cause.before, cause.after = before, after
             cause.verified = before > 1 >= after
-        causes[:] = [c for c in causes if c.verified]
+        told = [c for c in causes if c.verified]
+        for cause in causes:
+            if cause not in told and covered(cause, told):
+                cause.verified = None  # no run takes it apart from the wider fix
+        causes[:] = [c for c in causes if c.verified is not False]
 
 
 def _first_wrong_batch(run: Run, steps: int) -> int:
