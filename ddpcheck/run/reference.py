@@ -178,8 +178,9 @@ class _Reference:
         self._check_finite(training, recorder)
         unused, idle = _without_gradient(writer.index)
         facts = self._facts(model, training, size)
-        # Frozen in the end, and yet they had gradients: frozen and freed in turn.
-        in_turn = [n for n in _with_gradient(writer.index) if n in facts["untrained"]]
+        # Frozen in the end, with gradients in the last step: frozen and freed in turn.
+        trained = _with_gradient(writer.index, self.spec.steps - 1)
+        in_turn = [n for n in facts["untrained"] if n in trained]
         writer.index.facts = {
             "calls": dict(calls),
             "shapes": self.shapes,
@@ -275,12 +276,12 @@ def _without_gradient(index: Index) -> tuple[list[str], list[str]]:
     )
 
 
-def _with_gradient(index: Index) -> set[str]:
-    """Returns the parameters with a gradient in any update of step 0."""
+def _with_gradient(index: Index, at: int) -> set[str]:
+    """Returns the parameters with a gradient in any update of a step."""
     return {
         name.partition("@")[0]
         for (quantity, step), group in index.groups.items()
-        if not step and quantity.startswith("gradients")
+        if step == at and quantity.startswith("gradients")
         for name, entry in group.items()
         if entry is not None
     }

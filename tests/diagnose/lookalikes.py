@@ -528,4 +528,23 @@ batch = torch.randn(8, 4), torch.arange(8)
 """,
         [("ddp/multi-backward", True)],
     ),
+    # Frozen for good from the second step on, and not in turn.
+    "frozen-for-good-in-the-second-step": (
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+steps = []
+def wrap(model):
+    steps.clear()
+    return DDP(model)
+"""
+        + _STEP
+        + """
+    if len(steps) == 1:
+        next(model.parameters()).requires_grad_(False)
+    steps.append(None)
+    loss(model(x), y).backward()
+    optimizer.step()
+""",
+        [("ddp/frozen-after-wrap", True)],
+    ),
 }
