@@ -531,11 +531,12 @@ batch = torch.randn(8, 4), torch.arange(8)
     # Frozen for good from the second step on, and not in turn.
     "frozen-for-good-in-the-second-step": (
         """
-model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 steps = []
-def wrap(model):
+def model():
     steps.clear()
-    return DDP(model)
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+wrap = lambda model: DDP(model)
 """
         + _STEP
         + """
