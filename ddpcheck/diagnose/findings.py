@@ -163,8 +163,7 @@ def _first(case: Case) -> list[str]:
             if found:
                 do = "differ" if ranks_disagree(case, quantity, step) else "agree"
                 where = f"{quantity} in step {step + 1}, of {names(found)}"
-                still = (
-                    "still " if case.outcome.spec.fixes else ""
-                )  # with a fix in force
+                is_rest = bool(case.outcome.spec.fixes)  # with a fix in force
+                still = "still " if is_rest else ""
                 return [f"first to {still}differ: {where}; the ranks {do}"]
     return []

@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ddpcheck.run import private, submodules
+from ddpcheck.run import submodules
 
 _BUCKET = 1 << 20  # elements: what is copied to be reduced together
 
@@ -149,21 +149,6 @@ def averaging(
         PlainWrapper.before_forward = staticmethod(_nothing)
         for hook in hooks:
             hook.remove()
-
-
-def marks(parameters: Mapping[str, Tensor]) -> list[tuple[float, ...]]:
-    """Returns what changes when a gradient is replaced or written, of all there are.
-
-    A number of each, too: what is freed hands its identity on.
-    """
-    grads = [p.grad for p in parameters.values() if p.grad is not None]
-    return [(id(grad), private.version(grad), *_first(grad)) for grad in grads]
-
-
-def _first(grad: Tensor) -> tuple[float, ...]:
-    if grad.layout != torch.strided or not grad.numel() or grad.is_complex():
-        return ()
-    return (float(grad[(0,) * grad.dim()]),)
 
 
 @dataclass(slots=True)

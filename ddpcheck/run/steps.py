@@ -23,8 +23,8 @@ from ddpcheck import tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import model as models
 from ddpcheck.run import schedule
-from ddpcheck.run.averaged import marks
 from ddpcheck.run.names import Names
+from ddpcheck.run.private import version
 from ddpcheck.target import Target
 
 
@@ -33,6 +33,31 @@ class Recorder(Protocol):
 
     def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
         """Takes one group of tensors; they may be overwritten afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """The gradients of a moment, and how often they were written.
+
+    Kept while an update is going on: what is freed would hand its identity on.
+    """
+
+    tensors: list[Tensor]
+    versions: list[int]
+
+    @classmethod
+    def of(cls, parameters: dict[str, Tensor]) -> _Gradients:
+        """Returns those of these parameters."""
+        grads = [p.grad for p in parameters.values() if p.grad is not None]
+        return cls(grads, [version(grad) for grad in grads])
+
+    def are(self, other: _Gradients | None) -> bool:
+        """Returns whether nothing was replaced or written since."""
+        return (
+            other is not None
+            and self.versions == other.versions
+            and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
+        )
 
 
 @dataclass(slots=True)
@@ -60,7 +85,7 @@ class Training:
     schedule: list[tuple[int, list[schedule.Group]]] = field(default_factory=list)
     vector_loss: int = 0
     # What gradients were at the beginning of each optimizer step that has not ended.
-    _open: list[list[tuple[float, ...]] | None] = field(default_factory=list)
+    _open: list[_Gradients | None] = field(default_factory=list)
 
     def run(self, batches: Iterator[Any]) -> None:
         """Trains one step per batch."""
@@ -122,8 +147,8 @@ class Training:
         parameters = self.parameters()
         held = {id(p) for g in optimizer.param_groups for p in g["params"]}
         is_other = not any(id(p) in held for p in parameters.values())
-        found = marks(parameters)
-        is_known = not is_other and found in self._open
+        found = _Gradients.of(parameters)
+        is_known = not is_other and any(found.are(open_) for open_ in self._open)
         # One that holds nothing of the model's has recorded nothing.
         self._open.append(None if is_other else found)
         if is_known:
