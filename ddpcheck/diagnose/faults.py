@@ -143,28 +143,30 @@ def first_overtaken(case: Case) -> int | None:
     return None
 
 
-def skips_backward(case: Case) -> bool:
-    """Returns whether a rank left a step with fewer backwards than another began in it.
+def skipped_in(case: Case) -> int | None:
+    """Returns the step that a rank left with fewer backwards than another began in it.
 
     What collectives it meets later follows from that.
     """
-    begun: dict[tuple[int, int], int] = {}  # (rank, step) -> backwards
     left: dict[int, int] = {}  # rank -> steps that it has done
     raised = {f.rank for f in case.run.faults if f.kind == "raised"}
     for rank, outcome in enumerate(case.outcome.ranks):
-        for told in outcome.progress:
-            if isinstance(told, BackwardCount):
-                key = (rank, told.step)
-                begun[key] = begun.get(key, 0) + 1
-            elif isinstance(told, StepResult):
-                # A rank that raises tells of the step that it does not end.
-                left[rank] = told.step + (rank not in raised)
-    return any(
-        begun.get((rank, step), 0) < count
-        for (_, step), count in begun.items()
-        for rank in range(len(case.outcome.ranks))
-        if left.get(rank, 0) > step
-    )
+        done = [p.step for p in outcome.progress if isinstance(p, StepResult)]
+        # A rank that raises tells of the step that it does not end.
+        left[rank] = done[-1] + (rank not in raised) if done else 0
+    for step in range(case.outcome.spec.steps):
+        begun = backwards_in(case, step)
+        if any(n < max(begun) and left[rank] > step for rank, n in enumerate(begun)):
+            return step
+    return None
+
+
+def backwards_in(case: Case, step: int) -> list[int]:
+    """Returns how many backwards each rank began in a step."""
+    return [
+        sum(isinstance(p, BackwardCount) and p.step == step for p in rank.progress)
+        for rank in case.outcome.ranks
+    ]
 
 
 def backwards_of_ranks(case: Case) -> list[int]:

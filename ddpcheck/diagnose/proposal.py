@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -37,3 +37,9 @@ class Proposal:
     evidence: dict[str, Any] = field(default_factory=dict)
     fallback: Proposal | None = None
     last_resort: bool = False
+    stands: bool = False
+
+
+def replaced(proposal: Proposal, **changes: Any) -> Proposal:
+    """Returns the proposal with some fields changed."""
+    return replace(proposal, **changes)

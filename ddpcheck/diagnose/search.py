@@ -107,7 +107,8 @@ class Search:
             causes.append(cause)
             self.can_fall_back |= any(p.fallback for p in proposals)
             before = case
-            if cause.verified or not self.fix or not can_run(cause.proposal):
+            is_told = not can_run(cause.proposal) or cause.proposal.stands
+            if cause.verified or not self.fix or is_told:
                 self.rest = None
                 break
         if len(causes) > 1:
@@ -217,11 +218,22 @@ class Search:
         before = assemble.worst_excess(case.run)
         if not self.fix:
             return Cause(firm[0], before=before) if firm else None
-        is_told = bool(firm) and firm[0] is proposals[0] and not can_run(firm[0])
-        if is_told and case.run.faults:
+        if firm and firm[0] is proposals[0] and case.run.faults:
             # Ranks that wait for each other: any fix that ends the wait by making all
             # ranks do the same would look like a proof.
-            return Cause(firm[0], before=before)
+            if not can_run(firm[0]):
+                return Cause(firm[0], before=before)
+            if firm[0].stands:
+                proposals = firm[:1]
+        return self._tried(case, proposals, taken, before)
+
+    def _tried(
+        self,
+        case: Case,
+        proposals: list[Proposal],
+        taken: list[Proposal],
+        before: float,
+    ) -> Cause | None:
         testable = [p for p in proposals if can_run(p)]
         tested = self._test(testable, taken)
         proposals = [self._or_fallback(p, tested, taken) for p in proposals]
@@ -240,6 +252,8 @@ class Search:
             by_hand = dataclasses.replace(first, by_hand=True, fixes=())
             after = assemble.worst_excess(case.by_hand)
             return Cause(by_hand, before=before, after=after, verified=True)
+        if first.stands:
+            return Cause(first, before=before)
         after = tested.get(first.slug, math.inf)
         verified = False if first.slug in tested else None
         return Cause(first, before=before, after=after, verified=verified)
@@ -249,7 +263,9 @@ class Search:
     ) -> Proposal:
         """Returns what mends the run of the proposal and its fallback."""
         other = proposal.fallback
-        if other is None or not self.falls_back:
+        # What is told without a proof, or not without one, has no other attempt.
+        is_last = proposal.stands or proposal.speculative
+        if other is None or not (self.falls_back or is_last):
             return proposal
         if tested.get(proposal.slug, math.inf) <= 1:
             return proposal

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpcheck import compare, tree
+from ddpcheck import tree
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import (
     averaged,
+    beginning,
     calls,
     closing,
     countables,
@@ -23,7 +24,9 @@ from ddpcheck.run import (
     global_loss,
     isolation,
     observe,
+    orders,
     rounding,
+    row_numbers,
     schedule,
     wrapping,
 )
@@ -31,13 +34,14 @@ from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of, order_of
 from ddpcheck.run.data_parallel import data_parallel
 from ddpcheck.run.loading import fingerprint, load
-from ddpcheck.run.names import Names, strip
+from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound
 from ddpcheck.run.recorders import ComparingRecorder
 from ddpcheck.run.rewriting import Rewrites
 from ddpcheck.run.spec import (
     BackwardCount,
     RankResult,
+    RowsSeen,
     RunSpec,
 )
 from ddpcheck.run.steps import Training, batch_size, split
@@ -130,7 +134,8 @@ class _Candidate:
         counts = count_calls(model)
         names = Names(model)
         self._bare = model
-        self._check_seeded(names, model)
+        if self.rank == 0:
+            beginning.check_seeded(self.target, self.reader, names, model)
         batches = batches_of(self.target, spec)
         self._whole = batches
         size = batch_size(self.target, batches[0])
@@ -138,7 +143,7 @@ class _Candidate:
         isolation.seed_everything(spec.seed + 1 + self.rank)
         wrapped = self._wrap(model, size)
         count_new_calls(wrapped, counts)
-        self._check_start(names, wrapped)
+        self.facts |= beginning.facts(self.reader, names, wrapped)
         rounding.jitter(model, spec.jitter)
         recorder = ComparingRecorder(
             reader=self.reader,
@@ -168,28 +173,20 @@ class _Candidate:
                 lambda a, b: self._replica(a, b, size),
                 fixes=spec.fixes,
             )
-        wrapped = models.wrap(
-            self.target, model, find_unused=self.find_unused, device=spec.device
-        )
+        with fixes.around_wrap(spec.fixes):
+            wrapped = models.wrap(
+                self.target, model, find_unused=self.find_unused, device=spec.device
+            )
         if spec.mode == "averaged":
             wrapped = averaged.replace_ddp(wrapped)
-        wrapped = fixes.after_wrap(wrapped, spec.fixes, self._initial())
+        asks = fixes.argument(spec.fixes, "ddp.broadcast") is not None
+        initial = beginning.of_one_process(self.reader) if asks else {}
+        wrapped = fixes.after_wrap(wrapped, spec.fixes, initial)
         what = fixes.argument(spec.fixes, "loss.global")
         if what is None:
             return wrapped
         rows = tree.shard_range(size, self.rank, spec.world_size)
         return global_loss.global_loss(wrapped, model, what, rows)
-
-    def _initial(self) -> dict[str, torch.Tensor]:
-        """Returns one process's first weights and buffers, if a fix asks for them."""
-        if fixes.argument(self.spec.fixes, "ddp.broadcast") is None:
-            return {}
-        return {
-            strip(name): tensor
-            for quantity in ("initial", "initial_buffers")
-            for name in self.reader.names(quantity, 0)
-            if (tensor := self._known(quantity, 0, name)) is not None
-        }
 
     def _training(
         self, wrapped: nn.Module, names: Names, recorder: ComparingRecorder, size: int
@@ -256,6 +253,10 @@ class _Candidate:
         self._batches, self._step = batches, 0
         emit = self.context.emit
         self.seen.on_collective = lambda c: emit(calls.at_step(c, self._step))
+        if self.is_rank and self.target.train_step is not None:
+            row_numbers.watch(
+                self._bare, lambda told: emit(RowsSeen(step=self._step, rows=told))
+            )
         if self.is_rank:
             self.seen.on_backward = lambda count: emit(
                 BackwardCount(count=count, step=self._step)
@@ -267,6 +268,7 @@ class _Candidate:
                 ),
                 self._backward(training),
                 self._schedule(),
+                self._orders(),
                 self._precision if self.spec.permute else contextlib.nullcontext(),
             ):
                 training.run(emitting())
@@ -301,6 +303,11 @@ class _Candidate:
         if fixes.argument(self.spec.fixes, "update.schedule") is None:
             return contextlib.nullcontext()
         return schedule.enforced(self.reader.index.facts["schedule"])
+
+    def _orders(self) -> Any:
+        if fixes.argument(self.spec.fixes, "target.orders") is None:
+            return contextlib.nullcontext()
+        return orders.repeated(self.reader.index.facts["orders"])
 
     def _emit(self, training: Training, recorder: ComparingRecorder, step: int) -> None:
         if self.spec.mode == "ddp":
@@ -360,31 +367,6 @@ class _Candidate:
         noise.order = order_of(self.spec, size)
         noise.of_weights = {tuple(p.shape) for p in self._bare.parameters()}
         return noise
-
-    def _check_seeded(self, names: Names, model: nn.Module) -> None:
-        """Rank 0 must start from the reference's weights; others may be overwritten."""
-        if self.rank != 0:
-            return
-        for name, parameter in names.parameters(model).items():
-            if self.reader.differs("initial", 0, name, parameter):
-                raise models.unseeded(self.target, name)
-
-    def _check_start(self, names: Names, wrapped: nn.Module) -> None:
-        """Notes which weights differ from the reference's before the first step."""
-        differ = [
-            name
-            for name, parameter in names.parameters(wrapped).items()
-            if self.reader.differs("initial", 0, name, parameter)
-        ]
-        self.facts["start_differs"] = differ
-        if differ:
-            self.facts["start"] = compare.digest(dict(names.parameters(wrapped)))
-        self.facts["order"] = [strip(name) for name, _ in wrapped.named_parameters()]
-        self.facts["start_buffers_differ"] = [
-            name
-            for name, buffer in names.buffers(wrapped).items()
-            if self.reader.differs("initial_buffers", 0, name, buffer)
-        ]
 
     def _uncomparable(self, calls: dict[str, int]) -> set[str]:
         """Returns modules that were called another number of times than expected."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ddpcheck.run import clipping, wrapping
+from ddpcheck.run import clipping, compiling, wrapping
 from ddpcheck.run.observe import Observed, Wrapped
 from ddpcheck.run.steps import Training
 
@@ -36,7 +36,8 @@ def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]
         "forwards": [(w.forwards, _names_in(w, parameters)) for w in in_use],
         "applied_after_wrap": seen.applied_after_wrap,
         "broadcast_buffers": wrapping.broadcast_buffers(training.model),
-    }
+        "joins": seen.joins,
+    } | compiling.facts()
 
 
 def _names_in(wrapped: Wrapped, parameters: dict[str, Tensor]) -> list[str]:

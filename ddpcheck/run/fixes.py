@@ -58,6 +58,14 @@ changes one thing, so that a run with it proves or disproves one cause.
                            a rank keeps its rows
     autograd.mutation      tensors saved for backward survive being written over
     data.strided           rank r takes samples r, r + W, r + 2 W, ...
+    data.stride, data.part, data.unpadded  the target's own loaders shard their data
+                           so, see ddpcheck.run.sharding
+    data.filled            a rank with fewer batches than others goes on with empty ones
+    target.orders          data are shuffled as one process shuffles them; it notes how
+    ddp.join_divisor       join divides by the ranks that have not joined
+    compile.reducer        DDP as torch.compile wants it where it compiles the backward
+    compile.whole          torch.compile does not split the model at DDP's buckets
+    compile.off            nothing is compiled
     ddp.no_bucket_view     DDP built anew with gradient_as_bucket_view=False
     checkpoint.nonreentrant  torch.utils.checkpoint with use_reentrant=False
 """
@@ -79,9 +87,13 @@ from ddpcheck.run import (
     backwards,
     batch_norm,
     clipping,
+    compiling,
     countables,
     exact,
+    filling,
+    overrides,
     rewriting,
+    sharding,
     submodules,
 )
 from ddpcheck.run.accumulation import Accumulation
@@ -105,6 +117,12 @@ _DDP_SETTINGS: dict[str, dict[str, Any]] = {
     "ddp.rewrap_trainable": {"find_unused_parameters": True},
     "ddp.no_comm_hook": {"hooks": ()},
     "collectives.exact": {"process_group": None},
+}
+# How torch.compile is set.
+_COMPILER_SETTINGS: dict[str, dict[str, Any]] = {
+    "compile.reducer": {"optimize_ddp": "python_reducer"},
+    "compile.whole": {"optimize_ddp": False},
+    "compile.off": {"disable": True},
 }
 
 
@@ -132,6 +150,13 @@ def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
         if head in ("module.global", "module.in_group"):
             _see_all_rows(model.get_submodule(name), hides=head == "module.global")
     return model
+
+
+def around_wrap(fixes: tuple[str, ...]) -> contextlib.AbstractContextManager[None]:
+    """Stands around wrapping, with the interventions that change how DDP is built."""
+    if argument(fixes, "compile.reducer") is None:
+        return contextlib.nullcontext()
+    return compiling.built_with(**_COMPILER_SETTINGS["compile.reducer"])
 
 
 def after_wrap(
@@ -183,6 +208,9 @@ def around_training(
             share = Accumulation(accumulated, model(), shard_targets)
             stack.callback(share.remove)
             stack.enter_context(_scaled_backward(share.factor))
+        if argument(fixes, "data.unpadded") is not None:
+            weigh = stack.enter_context(sharding.unpadded(model()))
+            stack.enter_context(_scaled_backward(weigh))
         direct = argument(fixes, "direct.scale")
         if direct is not None:
             stack.enter_context(scaled_direct_use(model(), float(direct)))
@@ -204,9 +232,16 @@ def around_training(
             "collectives.off_after_backward": off_after_backward,
             "collectives.exact": exact.exact,
             "autograd.averaged": lambda: averaged_grad(model()),
-            "ddp.always_sync": _without_no_sync,
+            "data.stride": sharding.stride,
+            "data.part": sharding.part,
+            "data.filled": filling.filled,
+            "ddp.always_sync": overrides.without_no_sync,
+            "ddp.join_divisor": overrides.joined_ranks_do_not_count,
+            "compile.reducer": lambda: _compiler("compile.reducer"),
+            "compile.whole": lambda: _compiler("compile.whole"),
+            "compile.off": lambda: _compiler("compile.off"),
             "ddp.broadcast_forward": lambda: rewriting.broadcast_before(model()),
-            "checkpoint.nonreentrant": _nonreentrant_checkpoints,
+            "checkpoint.nonreentrant": overrides.nonreentrant_checkpoints,
             "target.clip_last": clipping.deferred,
             "target.constant_draws": ConstantDraws,
             "target.unhook": lambda: clipping.without_tensor_hooks(model()),
@@ -230,6 +265,10 @@ def after_step(model: nn.Module, fixes: tuple[str, ...]) -> None:
         named |= {strip(n): b for n, b in model.named_buffers()}  # type: ignore[misc]
         for name in sorted(named):
             dist.broadcast(named[name].data, 0)
+
+
+def _compiler(fix: str) -> contextlib.AbstractContextManager[None]:
+    return compiling.with_settings(**_COMPILER_SETTINGS[fix])
 
 
 @contextlib.contextmanager
@@ -330,36 +369,3 @@ def _count_factor(countable: str, targets: Any) -> float:
     total = mine.clone()
     dist.all_reduce(total)
     return float(dist.get_world_size() * mine / total)
-
-
-@contextlib.contextmanager
-def _without_no_sync() -> Iterator[None]:
-    cls = DistributedDataParallel
-    before = cls.no_sync
-    cls.no_sync = lambda _: contextlib.nullcontext()  # type: ignore[method-assign,assignment,return-value]
-    try:
-        yield
-    finally:
-        cls.no_sync = before  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def _nonreentrant_checkpoints() -> Iterator[None]:
-    import torch.utils.checkpoint as module  # noqa: PLC0415
-
-    cls = module.CheckpointFunction
-    before = cls.__dict__.get("apply")
-
-    def apply(function: Any, preserve: bool, *args: Any) -> Any:  # noqa: FBT001
-        return module.checkpoint(
-            function, *args, use_reentrant=False, preserve_rng_state=preserve
-        )
-
-    cls.apply = staticmethod(apply)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        if before is None:
-            del cls.apply
-        else:
-            cls.apply = before  # type: ignore[method-assign]

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ddpcheck.run import compiling
+
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
@@ -28,6 +30,7 @@ def isolated() -> Iterator[None]:
     threads = torch.get_num_threads()
     grad = torch.is_grad_enabled()
     deterministic = _deterministic()
+    compiler = compiling.settings()
     with warnings.catch_warnings():
         try:
             yield
@@ -46,6 +49,7 @@ def isolated() -> Iterator[None]:
                 torch.use_deterministic_algorithms(
                     deterministic[0], warn_only=deterministic[1]
                 )
+            compiling.put(compiler)
             # Every job seeds before it draws. Keeping three states and putting them
             # back takes ten times as long.
             seed_everything(0)

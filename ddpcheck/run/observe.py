@@ -71,6 +71,7 @@ class Observed:
     callers: list[int] = field(default_factory=list)  # which DDP object, for each F
     nested_backwards: int = 0
     comm_hooks: int = 0
+    joins: int = 0  # contexts that divide by all ranks, also those that have joined
     slopes: int = 0  # calls of autograd.grad for other tensors: an input, a penalty
     opaque_output: str = ""  # type of an output in which DDP finds no tensors
     # Calls of Module.to, .half, .cuda, ... after a DDP object was built.
@@ -115,6 +116,8 @@ def observing() -> Iterator[Observed]:
         stack.enter_context(
             _patched(cls, "register_comm_hook", _hooking(seen, register))
         )
+        joining = _joining(seen, cls.join_hook)
+        stack.enter_context(_patched(cls, "join_hook", joining))
         for name in private.CONVERSIONS:
             applying = _applying(seen, getattr(nn.Module, name))
             stack.enter_context(_patched(nn.Module, name, applying))
@@ -290,6 +293,14 @@ def _hooking(seen: Observed, function: Any) -> Any:
         return function(*args, **kwargs)
 
     return register
+
+
+def _joining(seen: Observed, function: Any) -> Any:
+    def join_hook(self: Any, **kwargs: Any) -> Any:
+        seen.joins += bool(kwargs.get("divide_by_initial_world_size", True))
+        return function(self, **kwargs)
+
+    return join_hook
 
 
 def _applying(seen: Observed, function: Any) -> Any:

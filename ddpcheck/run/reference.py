@@ -16,7 +16,16 @@ from ddpcheck import devices, memory
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context
-from ddpcheck.run import countables, fixes, isolation, observe, sizing, undivided
+from ddpcheck.run import (
+    countables,
+    fixes,
+    isolation,
+    observe,
+    orders,
+    row_numbers,
+    sizing,
+    undivided,
+)
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of, does_not_train, first_line
 from ddpcheck.run.loading import fingerprint, forget, load
@@ -123,6 +132,7 @@ class _Reference:
         self.name = f"trace-{context.seat.name}-{time.monotonic_ns()}"
         self.shapes: list[list[tuple[int, ...]]] = []
         self.draws = 0
+        self.rows: list[list[row_numbers.Numbers]] = []  # of each call, by step
 
     def execute(self) -> ReferenceResult:
         """Builds and trains; returns where the trace lies and what was seen."""
@@ -166,12 +176,19 @@ class _Reference:
             loss=loss_function(self.target, self.spec),
             around_step=lambda step: self._around(step, size),
         )
+        if self.target.train_step is not None:
+            self.rows = [[] for _ in batches]
+            row_numbers.watch(model, lambda told: self._note(told, training.step))
         isolation.seed_everything(self.spec.seed)
         before = {name: p.dtype for name, p in names.parameters(model).items()}
-        with fixes.around_training(
-            self.spec.fixes,
-            lambda: countables.targets_of(self.target, batches[training.step]),
-            lambda: model,
+        asks = fixes.argument(self.spec.fixes, "target.orders") is not None
+        with (
+            fixes.around_training(
+                self.spec.fixes,
+                lambda: countables.targets_of(self.target, batches[training.step]),
+                lambda: model,
+            ),
+            orders.noted(on=asks) as drawn,
         ):
             training.run(iter(batches))
         _check_dtypes(before, names.parameters(model))
@@ -185,6 +202,7 @@ class _Reference:
             "calls": dict(calls),
             "shapes": self.shapes,
             "schedule": training.schedule,
+            "orders": drawn,
         }
         writer.close()
         return ReferenceResult(
@@ -194,6 +212,9 @@ class _Reference:
             losses=tuple(training.losses),
             facts=facts | {"unused": unused, "idle": idle, "in_turn": in_turn},
         )
+
+    def _note(self, rows: row_numbers.Numbers, step: int) -> None:
+        self.rows[step].append(rows)
 
     def _facts(self, model: nn.Module, training: Training, size: int) -> dict[str, Any]:
         names = training.names
@@ -210,6 +231,7 @@ class _Reference:
             "has_train_step": self.target.train_step is not None,
             "asks_distributed": self.seen.asks_distributed,
             "draws": self.draws,
+            "rows": self.rows,
             "untrained": [
                 n for n, p in names.parameters(model).items() if not p.requires_grad
             ],

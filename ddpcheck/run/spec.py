@@ -131,6 +131,17 @@ class BackwardCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowsSeen:
+    """Progress: the model was called, with gradients; a number for each sample.
+
+    Told where the target has a step of its own, which may choose its samples itself.
+    """
+
+    step: int
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
     """What one rank says of a whole run."""
 

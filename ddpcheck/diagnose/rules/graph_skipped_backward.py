@@ -36,7 +36,7 @@ by:
         optimizer.step()
 
 Not this rule if
-All ranks began as many backwards and differ in other collectives: sync/collective-
+The rank has had all samples of its shard: data/uneven-batches. All ranks began as many backwards and differ in other collectives: sync/collective-
 mismatch. A rank raised, died or hung before its backward: sync/rank-raised,
 sync/rank-died, sync/rank-hung.
 
@@ -47,12 +47,12 @@ https://github.com/harryhan618/LaneNet/issues/12
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import rank_table
+from ddpcheck.diagnose import rank_table, rows
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.faults import (
     backwards_of_ranks,
     busy_ranks,
-    skips_backward,
+    skipped_in,
 )
 from ddpcheck.diagnose.text import listed
 
@@ -65,8 +65,9 @@ def detect(case: Case) -> Proposal | None:
     calls = backwards_of_ranks(case)
     if not calls or busy_ranks(case):
         return None
-    if not skips_backward(case):
-        return None  # a rank may have stopped before its backward
+    step = skipped_in(case)
+    if step is None or rows.are_used_up(case, step):
+        return None  # stopped before its backward, or without a batch left
     return Proposal(
         slug=SLUG,
         link=LINK,

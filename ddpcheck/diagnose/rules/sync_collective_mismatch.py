@@ -55,7 +55,7 @@ from ddpcheck.diagnose.faults import (
     first_difference,
     first_overtaken,
     own_faults,
-    skips_backward,
+    skipped_in,
 )
 from ddpcheck.diagnose.text import listed
 
@@ -76,7 +76,7 @@ def detect(case: Case) -> Proposal | None:
         if own_faults(case.run.faults):
             return None  # the rank did not come to its next collective
         index = min(counts)
-    if skips_backward(case):
+    if skipped_in(case) is not None:
         return None  # graph/skipped-backward: it meets those of its next step
     return Proposal(
         slug=SLUG,

@@ -1,0 +1,195 @@
+"""The data link: do the samples of all ranks make up those of one process, once each?
+
+Known where the target has a step of its own: then each call of the model that trains
+tells a number for every sample (see ddpcheck.run.row_numbers).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+from ddpcheck.diagnose import faults
+from ddpcheck.diagnose.case import Case
+from ddpcheck.run.spec import RowsSeen
+
+Rows = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What was trained on at one moment: samples by their numbers, in order.
+
+    `one` is what one process was given, `ranks` what each rank was: for one update
+    where each has a call of its own, else in all calls of a step. `step` counts from 0.
+    """
+
+    step: int
+    one: Rows
+    ranks: tuple[Rows, ...]
+
+    @property
+    def together(self) -> Counter[int]:
+        """The samples of all ranks."""
+        return reduce(add, map(Counter, self.ranks))
+
+    @property
+    def repeated(self) -> Counter[int]:
+        """Samples that the ranks together have more often than one process.
+
+        Those that it does not have at all: more often than once.
+        """
+        once = {n: max(count, 1) for n, count in Counter(self.one).items()}
+        return +Counter(
+            {n: count - once.get(n, 1) for n, count in self.together.items()}
+        )
+
+    @property
+    def missing(self) -> Counter[int]:
+        """Samples of one process that no rank has."""
+        return Counter(self.one) - self.together
+
+    @property
+    def foreign(self) -> Counter[int]:
+        """Samples of ranks that one process does not have."""
+        return Counter(
+            {n: c for n, c in self.together.items() if n not in set(self.one)}
+        )
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the shards make up the batch, or every rank has the whole of it."""
+        one = Counter(self.one)
+        return self.together == one or all(Counter(r) == one for r in self.ranks)
+
+
+def moments(case: Case) -> list[Moment]:
+    """Returns what was trained on, moment by moment, as far as all ranks came.
+
+    Empty where it is not known: no step of the target's own, samples that cannot be
+    read.
+    """
+    facts = case.outcome.reference.facts
+    every = range(len(case.outcome.ranks))
+    done = min(len(case.outcome.steps(rank)) for rank in every)
+    one = (facts.get("rows") or [])[:done]
+    ranks = [_by_step(case, rank, len(one)) for rank in every]
+    found: list[Moment] = []
+    for step, calls in enumerate(one):
+        theirs = [rank[step] for rank in ranks]
+        if not calls or not all(theirs) or not all(map(all, (calls, *theirs))):
+            break
+        if {facts["updates"]} == set(map(len, (calls, *theirs))):
+            found += [
+                Moment(step=step, one=a, ranks=tuple(b))
+                for a, *b in zip(calls, *theirs, strict=True)
+            ]
+        else:
+            found.append(
+                Moment(step=step, one=_joined(calls), ranks=tuple(map(_joined, theirs)))
+            )
+    return found
+
+
+def first_wrong(case: Case) -> Moment | None:
+    """Returns the first moment at which the data link breaks, None where it holds."""
+    return next((m for m in moments(case) if not m.is_sound), None)
+
+
+def is_padded(moment: Moment) -> bool:
+    """Returns whether the ranks have all samples, and repeats that fill the shards.
+
+    Those come last on a rank; they are what an epoch begins with.
+    """
+    extra = sum(moment.repeated.values())
+    same_size = len(set(map(len, moment.ranks))) == 1
+    if not extra or not same_size or moment.missing or moment.foreign:
+        return False
+    if extra >= len(moment.ranks[0]):
+        return False  # so many fill no shard: they are one
+    heads = {n for rank in moment.ranks for n in rank[:extra]}
+    tails = {n for rank in moment.ranks[1:] for n in rank[-extra:]}
+    return set(moment.repeated) <= heads & tails
+
+
+def earlier(case: Case, moment: Moment) -> Moment | None:
+    """Returns the moment whose samples the ranks have again, None without one."""
+    found = (m for m in moments(case) if m.together == moment.together)
+    first = next(found)
+    return None if first.step == moment.step else first
+
+
+def are_equal(moment: Moment) -> bool:
+    """Returns whether all ranks have the same samples."""
+    return len({tuple(sorted(rank)) for rank in moment.ranks}) == 1
+
+
+def foreign(case: Case, moment: Moment) -> bool:
+    """Returns whether ranks have samples that one process has in no step."""
+    known = {
+        n for calls in case.outcome.reference.facts["rows"] for c in calls for n in c
+    }
+    return not known.issuperset(moment.together)
+
+
+def evidence(moment: Moment) -> dict[str, Any]:
+    """Returns the samples of a moment, counted, for the report's data."""
+    return {
+        "step": moment.step,
+        "one_process": len(moment.one),
+        "ranks": [len(rank) for rank in moment.ranks],
+        "repeated": sum(moment.repeated.values()),
+        "missing": sum(moment.missing.values()),
+        "foreign": sum(moment.foreign.values()),
+    }
+
+
+def are_used_up(case: Case, step: int) -> bool:
+    """Returns whether the ranks that left a step early had no samples left.
+
+    They were given all of their shard, where that is what is trained on; a step on data
+    of its own takes what there is.
+    """
+    calls = calls_of_ranks(case, step)
+    begun = faults.backwards_in(case, step)
+    one = case.outcome.reference.facts.get("rows") or []
+    most = max(map(len, calls), default=0)
+    if not one or len(one) <= step or not all(map(all, calls)):
+        return False
+    own_data = len(_joined(one[step])) != case.facts["batch_size"]
+    for rank, sizes in enumerate(case.run.shard_sizes):
+        mine = calls[rank]
+        if len(mine) == most:
+            continue
+        if not mine or len(mine) != begun[rank]:
+            return False  # a forward without its backward, or none at all
+        if len(_joined(mine)) < sizes and not own_data:
+            return False
+    return any(len(mine) < most for mine in calls)
+
+
+def calls_of_ranks(case: Case, step: int) -> list[list[Rows]]:
+    """Returns the samples of every call in a step, for each rank."""
+    return [
+        [
+            told.rows
+            for told in outcome.progress
+            if isinstance(told, RowsSeen) and told.step == step
+        ]
+        for outcome in case.outcome.ranks
+    ]
+
+
+def _by_step(case: Case, rank: int, steps: int) -> list[list[Rows]]:
+    found: list[list[Rows]] = [[] for _ in range(steps)]
+    for told in case.outcome.ranks[rank].progress:
+        if isinstance(told, RowsSeen) and told.step < steps:
+            found[told.step].append(told.rows)
+    return found
+
+
+def _joined(calls: list[Rows]) -> Rows:
+    return tuple(n for rows in calls for n in rows)

@@ -1,0 +1,86 @@
+"""torch.compile and DDP's reducer do not go together.
+
+What it means
+Compiled training does not go together with DDP's reducer, and raises or is wrong.
+
+Why it happens
+Compiled graphs are split at DDP's buckets, which some models do not stand; and a
+compiled backward does not run the hooks of the C++ reducer.
+
+How it was found
+Something is compiled, and runs with DDP's Python reducer, where the backward is compiled
+too, with optimize_ddp=False, or without compiling decide.
+
+Example
+    import torch
+    from torch import nn
+    from torch._dynamo import config
+    from torch.nn.parallel import DistributedDataParallel
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    reducer = True
+    def wrap(model):
+        config.optimize_ddp = reducer
+        return DistributedDataParallel(model)
+    def run(model, x, y):
+        nn.functional.cross_entropy(model(x), y).backward()
+    def train_step(model, optimizer, batch):
+        config.compiled_autograd = True
+        optimizer.zero_grad()
+        torch.compile(run, backend="eager")(model, *batch)
+        optimizer.step()
+
+Fix
+optimize_ddp="python_reducer" before DDP is built, where the backward is compiled;
+optimize_ddp=False for a graph that cannot be split; else compile the DDP object, not
+what is inside. The example is mended by:
+
+    reducer = "python_reducer"
+
+Not this rule if
+Nothing is compiled, or the run differs without compiling as well.
+
+References
+https://github.com/pytorch/pytorch/issues/109774
+https://github.com/pytorch/pytorch/issues/104674
+"""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.proposal import replaced
+
+SLUG = "compile/ddp-optimizer"
+LINK = "reduce"
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes it where DDP runs what is compiled."""
+    compiled = max(case.rank_facts("compiled", 0), default=0)
+    if not compiled:
+        return None
+    backward = any(case.rank_facts("compiled_autograd", default=False))
+    setting = case.rank_facts("optimize_ddp", None)[0]
+    said = [f"the ranks raise {case.fault_text}"] if case.fault_text else []
+    proposal = Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the compiled backward does not go together with DDP's C++ reducer"
+        if backward
+        else "what torch.compile makes of the model does not go together with DDP",
+        facts=(
+            f"torch.compile has compiled {compiled} graphs, with optimize_ddp={setting!r} "
+            f"and compiled_autograd={backward}",
+            *said,
+        ),
+        fix="choose DDP's Python reducer before DDP is built"
+        if backward
+        else "do not split compiled graphs at DDP's buckets, or do not compile",
+        code='torch._dynamo.config.optimize_ddp = "python_reducer"'
+        if backward
+        else "torch._dynamo.config.optimize_ddp = False",
+        fixes=("compile.reducer" if backward else "compile.whole",),
+        speculative=True,
+    )
+    return replaced(proposal, fallback=replaced(proposal, fixes=("compile.off",)))

@@ -1,0 +1,109 @@
+"""Shards overlap.
+
+What it means
+Shards overlap: ranks train on the same samples, and on others not at all.
+
+Why it happens
+Every rank shuffles with a seed of its own before it takes its part, or nothing shards
+the data: all ranks read them from the beginning.
+
+How it was found
+Samples by their bytes: some are on several ranks that one process has once. Runs in
+which the ranks shuffle as one process does, and in which its loaders' samples or
+batches are cut into parts, decide.
+
+Example
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    torch.manual_seed(0)
+    rows = torch.randn(32, 4)
+    batch = rows[:8], rows[:8]
+    model = nn.Linear(4, 1)
+    def seed(rank):
+        return 5 + rank
+    def train_step(model, optimizer, batch):
+        rank, world_size = 0, 1
+        if dist.is_initialized():
+            rank, world_size = dist.get_rank(), dist.get_world_size()
+        generator = torch.Generator().manual_seed(seed(rank))
+        order = torch.randperm(32, generator=generator)[:16]
+        x = rows[order[rank::world_size]]
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+Fix
+One seed on all ranks, and every rank its own part. The example is mended by:
+
+    def seed(rank):
+        return 5
+
+Not this rule if
+Repeats fill the shards: data/sampler-padding. Every rank has all samples: then each
+trains as one process does.
+
+References
+https://github.com/mlcommons/training/pull/625
+https://github.com/huggingface/datasets/issues/5360
+"""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose import rows
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.proposal import replaced
+
+SLUG = "data/shard-overlap"
+LINK = "data"
+
+
+def detect(case: Case) -> Proposal | None:
+    """Proposes it where ranks do not have each sample of one process once."""
+    moment = None if case.run.faults else rows.first_wrong(case)
+    if moment is None or rows.is_padded(moment) or rows.earlier(case, moment):
+        return None
+    shared = len(moment.repeated)
+    if not (shared or (moment.missing and moment.foreign)):
+        return None
+    proposal = Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary=_summary(moment),
+        facts=(
+            f"in step {moment.step + 1} one process trains on {len(moment.one)} samples; "
+            f"of them on no rank: {sum(moment.missing.values())}; on several ranks, or "
+            f"several times on one: {shared}",
+        ),
+        fix="shuffle with one seed on all ranks, and give every rank its own part",
+        code="torch.utils.data.DistributedSampler(data, seed=seed)  # the same on all",
+        fixes=("target.orders",),
+        evidence=rows.evidence(moment),
+        speculative=not shared,
+        stands=bool(shared) and not rows.foreign(case, moment),
+    )
+    sharding = _sharding(moment)
+    if not sharding:
+        return proposal
+    sharded = ("target.orders", sharding)
+    if rows.are_equal(moment):
+        return replaced(proposal, fixes=sharded)
+    return replaced(proposal, fallback=replaced(proposal, fixes=sharded))
+
+
+def _summary(moment: rows.Moment) -> str:
+    if rows.are_equal(moment):
+        return "all ranks train on the same samples: nothing shards the data"
+    if moment.repeated:
+        return "shards overlap: ranks train on samples of other ranks"
+    return "the shards are not parts of one batch: ranks choose samples of their own"
+
+
+def _sharding(moment: rows.Moment) -> str:
+    """Returns the fix that shards what a loader gives, "" where no size fits one."""
+    sizes = {len(r) for r in moment.ranks}
+    if sizes == {len(moment.one)}:
+        return "data.part"
+    if sizes == {len(moment.one) // len(moment.ranks)}:
+        return "data.stride"
+    return ""

@@ -1,0 +1,58 @@
+"""What a rank begins with, against what one process began with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ddpcheck import compare
+from ddpcheck.run import model as models
+from ddpcheck.run.names import Names, strip
+from ddpcheck.target import Target
+from ddpcheck.trace import Reader
+
+
+def check_seeded(
+    target: Target, reader: Reader, names: Names, model: nn.Module
+) -> None:
+    """Holds the first rank to the reference's weights; others may be overwritten.
+
+    Raises:
+        UsageError: target-unseeded.
+    """
+    for name, parameter in names.parameters(model).items():
+        if reader.differs("initial", 0, name, parameter):
+            raise models.unseeded(target, name)
+
+
+def facts(reader: Reader, names: Names, wrapped: nn.Module) -> dict[str, Any]:
+    """Returns which weights and buffers differ before the first step, as facts."""
+    differ = [
+        name
+        for name, parameter in names.parameters(wrapped).items()
+        if reader.differs("initial", 0, name, parameter)
+    ]
+    buffers = [
+        name
+        for name, buffer in names.buffers(wrapped).items()
+        if reader.differs("initial_buffers", 0, name, buffer)
+    ]
+    found: dict[str, Any] = {
+        "start_differs": differ,
+        "start_buffers_differ": buffers,
+        "order": [strip(name) for name, _ in wrapped.named_parameters()],
+    }
+    if differ:
+        found["start"] = compare.digest(dict(names.parameters(wrapped)))
+    return found
+
+
+def of_one_process(reader: Reader) -> dict[str, Tensor]:
+    """Returns one process's first weights and buffers by name."""
+    return {
+        strip(name): tensor
+        for quantity in ("initial", "initial_buffers")
+        for name in reader.names(quantity, 0)
+        if (tensor := reader.get(quantity, 0, name)) is not None
+    }

@@ -1,0 +1,72 @@
+"""torch.compile beside DDP: what of it a run uses, and how a fix sets it.
+
+Its settings are looked up by name, and only where something has been compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpcheck.run import dynamo
+
+# By name: what they are where nobody has set them.
+_DEFAULTS: dict[str, Any] = {
+    "optimize_ddp": True,  # whether, or how, compiled graphs are split at DDP's buckets
+    "compiled_autograd": False,  # whether the backward is compiled as well
+    "disable": False,  # whether nothing is compiled at all
+}
+
+
+def settings() -> dict[str, Any]:
+    """Returns torch._dynamo's settings that matter to DDP, by name."""
+    if dynamo.is_stood_in():
+        return dict(_DEFAULTS)
+    config = dynamo.real().config
+    return {name: getattr(config, name, value) for name, value in _DEFAULTS.items()}
+
+
+def put(wanted: dict[str, Any]) -> None:
+    """Sets those that are not as wanted."""
+    for name, value in settings().items():
+        if name in wanted and value != wanted[name]:
+            setattr(dynamo.real().config, name, wanted[name])
+
+
+def facts() -> dict[str, Any]:
+    """Returns `compiled`, the number of graphs so far in this process, and settings."""
+    if dynamo.is_stood_in():
+        return {"compiled": 0}
+    counters = getattr(dynamo.real().utils, "counters", {})
+    return {"compiled": counters.get("stats", {}).get("unique_graphs", 0)} | settings()
+
+
+@contextlib.contextmanager
+def with_settings(**wanted: Any) -> Iterator[None]:
+    """Sets these for the length of a run."""
+    before = settings()
+    put(wanted)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+@contextlib.contextmanager
+def built_with(**wanted: Any) -> Iterator[None]:
+    """Sets these whenever a DDP object is built, whatever its builder has set."""
+    cls = DistributedDataParallel
+    plain: Any = cls.__init__
+
+    def build(self: Any, *args: Any, **kwargs: Any) -> None:
+        with with_settings(**wanted):
+            plain(self, *args, **kwargs)
+
+    cls.__init__ = build  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        cls.__init__ = plain  # type: ignore[method-assign]

@@ -1,0 +1,133 @@
+"""The intervention target.orders: data are shuffled on ranks as in one process.
+
+One process notes every permutation that is drawn; a rank's k-th permutation of n things
+is one process's k-th of n. Through torch, numpy and Python's random alike, so by the
+samplers of torch.utils.data too. The generators move as they do without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+Orders = dict[int, list[list[int]]]  # of n things, in the order in which they are drawn
+
+
+@contextlib.contextmanager
+def noted(*, on: bool = True) -> Iterator[Orders]:
+    """Notes every permutation into what is yielded; none where it is not `on`."""
+    found: Orders = {}
+
+    def note(order: list[int]) -> list[int]:
+        found.setdefault(len(order), []).append(order)
+        return order
+
+    with _watched(note) if on else contextlib.nullcontext():
+        yield found
+
+
+@contextlib.contextmanager
+def repeated(orders: Orders) -> Iterator[None]:
+    """Puts the permutations of one process in the place of those drawn here."""
+    drawn: dict[int, int] = {}
+
+    def take(order: list[int]) -> list[int]:
+        number = drawn.get(len(order), 0)
+        drawn[len(order)] = number + 1
+        known = orders.get(len(order), [])
+        return known[number] if number < len(known) else order
+
+    with _watched(take):
+        yield
+
+
+@contextlib.contextmanager
+def _watched(change: Callable[[list[int]], list[int]]) -> Iterator[None]:
+    """Puts every permutation through `change`."""
+    makers: dict[tuple[Any, str], Callable[[Any], Any]] = {
+        (torch, "randperm"): lambda plain: _randperm(plain, change),
+        (random.Random, "shuffle"): lambda plain: _method(plain, change),
+        (random, "shuffle"): lambda plain: _shuffle(plain, change),
+        (np.random, "shuffle"): lambda plain: _shuffle(plain, change),
+        (np.random, "permutation"): lambda plain: _permutation(plain, change),
+        (np.random, "default_rng"): lambda plain: _generators(plain, change),
+    }
+    before = {key: getattr(*key) for key in makers}
+    try:
+        for (owner, name), make in makers.items():
+            setattr(owner, name, make(before[owner, name]))
+        yield
+    finally:
+        for (owner, name), plain in before.items():
+            setattr(owner, name, plain)
+
+
+def _randperm(plain: Any, change: Any) -> Any:
+    def randperm(*args: Any, **kwargs: Any) -> Any:
+        made = plain(*args, **kwargs)
+        if not made.dim() or torch.compiler.is_compiling():
+            return made
+        return made.copy_(made.new_tensor(change(made.tolist())))
+
+    return randperm
+
+
+def _shuffle(plain: Any, change: Any) -> Any:
+    def shuffle(things: Any, *args: Any) -> None:
+        order = list(range(len(things)))
+        plain(order, *args)
+        _arrange(things, change(order))
+
+    return shuffle
+
+
+def _method(plain: Any, change: Any) -> Any:
+    def shuffle(self: Any, things: Any, *args: Any) -> None:
+        order = list(range(len(things)))
+        plain(self, order, *args)
+        _arrange(things, change(order))
+
+    return shuffle
+
+
+def _arrange(things: Any, order: list[int]) -> None:
+    things[:] = (
+        things[order] if isinstance(things, np.ndarray) else [things[i] for i in order]
+    )
+
+
+def _permutation(plain: Any, change: Any) -> Any:
+    def permutation(things: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(things, int | np.integer):
+            return np.array(change(plain(things, *args, **kwargs).tolist()))
+        if args or kwargs:
+            return plain(things, *args, **kwargs)  # along another axis
+        array = np.asarray(things)
+        return array[change(plain(len(array)).tolist())]
+
+    return permutation
+
+
+def _generators(plain: Any, change: Any) -> Any:
+    class Generator(np.random.Generator):
+        def permutation(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+            own = super().permutation
+            return _permutation(own, change)(x, *args, **kwargs)
+
+        def shuffle(self, x: Any, *args: Any, **kwargs: Any) -> None:
+            own = super().shuffle
+            if args or kwargs:
+                own(x, *args, **kwargs)
+            else:
+                _shuffle(own, change)(x)
+
+    def default_rng(*args: Any, **kwargs: Any) -> Any:
+        made = plain(*args, **kwargs)
+        return Generator(made.bit_generator)
+
+    return default_rng
