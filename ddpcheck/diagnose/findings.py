@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck.diagnose import magnitude
+from ddpcheck.diagnose import magnitude, rows
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import Cause
 from ddpcheck.diagnose.events import ranks_disagree
@@ -114,7 +114,7 @@ def _unknown(case: Case, runs: list[int]) -> Finding:
         ),
         None,
     )
-    facts = _first(case)
+    facts = [*_samples(case), *_first(case)]
     if worst is not None:
         facts.append(
             f"worst: {worst.name} in step {worst.step + 1}, relative difference "
@@ -140,6 +140,9 @@ def _unknown(case: Case, runs: list[int]) -> Finding:
 
 def _where(case: Case) -> tuple[str, str]:
     """Returns the first link that breaks, and where in it."""
+    moment = rows.first_wrong(case)
+    if moment is not None:
+        return "data", f", in step {moment.step + 1}"
     diverging = case.diverging()
     if diverging and not case.outputs_agree:
         return "forward", f", at {diverging[0].name or 'the model itself'}"
@@ -153,6 +156,19 @@ def _where(case: Case) -> tuple[str, str]:
     if gradients is None:
         return "update", ""
     return ("update" if gradients else "backward"), f", in step {gradients + 1}"
+
+
+def _samples(case: Case) -> list[str]:
+    """Returns a sentence on the first moment at which the data link breaks."""
+    moment = rows.first_wrong(case)
+    if moment is None:
+        return []
+    return [
+        f"samples in step {moment.step + 1}: {len(moment.one)} in one process, "
+        f"{', '.join(str(len(r)) for r in moment.ranks[:8])} on the ranks; on no rank: "
+        f"{sum(moment.missing.values())}; not in one process: "
+        f"{sum(moment.foreign.values())}; repeated: {sum(moment.repeated.values())}"
+    ]
 
 
 def _first(case: Case) -> list[str]:

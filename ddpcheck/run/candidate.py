@@ -28,10 +28,11 @@ from ddpcheck.run import (
     rounding,
     row_numbers,
     schedule,
+    shards,
     wrapping,
 )
 from ddpcheck.run import model as models
-from ddpcheck.run.batches import batches_of, order_of
+from ddpcheck.run.batches import order_of
 from ddpcheck.run.data_parallel import data_parallel
 from ddpcheck.run.loading import fingerprint, load
 from ddpcheck.run.names import Names
@@ -136,7 +137,7 @@ class _Candidate:
         self._bare = model
         if self.rank == 0:
             beginning.check_seeded(self.target, self.reader, names, model)
-        batches = batches_of(self.target, spec)
+        batches = shards.whole(self.target, spec)
         self._whole = batches
         size = batch_size(self.target, batches[0])
         set_default_dtype(spec)
@@ -154,7 +155,10 @@ class _Candidate:
         )
         training = self._training(wrapped, names, recorder, size)
         recorder.uncomparable = lambda: self._uncomparable(counts)
-        self._train(training, recorder, self._shards(batches))
+        mine = shards.of_rank(batches, spec, self.rank)
+        if self.is_rank and self.seen.asks_distributed:
+            self._tell_rows(mine)
+        self._train(training, recorder, mine)
         self.facts["not_compared"] = recorder.not_compared
         self.facts["epsilon"] = self._precision.epsilon
         self.facts |= closing.facts(self.seen, training, self._bare)
@@ -322,14 +326,12 @@ class _Candidate:
     def _wrapping(self, training: Training) -> dict[str, list[str]]:
         return wrapping.facts(self.seen.wrapped, training.parameters(), training.names)
 
-    def _shards(self, batches: list[Any]) -> list[Any]:
-        whole = fixes.argument(self.spec.fixes, "loss.global") is not None
-        if not self.is_rank or whole:
-            return [rounding.jittered(b, self.spec.jitter) for b in batches]
-        world_size = self.spec.world_size
-        if fixes.argument(self.spec.fixes, "data.strided") is not None:
-            return [tree.strided_shard(b, self.rank, world_size) for b in batches]
-        return [tree.shard(b, self.rank, world_size) for b in batches]
+    def _tell_rows(self, mine: list[Any]) -> None:
+        # A step of the target's own may choose others: its calls tell of them.
+        if self.target.train_step is None:
+            for step, shard in enumerate(mine):
+                rows = row_numbers.numbers(shard)
+                self.context.emit(RowsSeen(step=step, rows=rows))
 
     def _rows(self, size: int) -> tuple[int, int, int]:
         if not self.is_rank:

@@ -60,6 +60,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     data.strided           rank r takes samples r, r + W, r + 2 W, ...
     data.stride, data.part, data.unpadded  the target's own loaders shard their data
                            so, see ddpcheck.run.sharding
+    data.alone             batch() is called with no process group in sight
     data.filled            a rank with fewer batches than others goes on with empty ones
     target.orders          data are shuffled as one process shuffles them; it notes how
     ddp.join_divisor       join divides by the ranks that have not joined

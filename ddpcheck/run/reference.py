@@ -179,6 +179,8 @@ class _Reference:
         if self.target.train_step is not None:
             self.rows = [[] for _ in batches]
             row_numbers.watch(model, lambda told: self._note(told, training.step))
+        elif self.seen.asks_distributed:  # for its batch, perhaps
+            self.rows = [[row_numbers.numbers(batch)] for batch in batches]
         isolation.seed_everything(self.spec.seed)
         before = {name: p.dtype for name, p in names.parameters(model).items()}
         asks = fixes.argument(self.spec.fixes, "target.orders") is not None

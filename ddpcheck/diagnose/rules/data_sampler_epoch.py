@@ -64,7 +64,7 @@ LINK = "data"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where ranks train again on what they have trained on."""
     moment = None if case.run.faults else rows.first_wrong(case)
-    if moment is None:
+    if moment is None or not case.facts["has_train_step"]:
         return None
     known = rows.earlier(case, moment)
     if known is None:

@@ -82,6 +82,14 @@ def detect(case: Case) -> Proposal | None:
         speculative=not shared,
         stands=bool(shared) and not rows.foreign(case, moment),
     )
+    if not case.facts["has_train_step"]:
+        return replaced(
+            proposal,
+            summary="batch() returns other samples on ranks than in one process",
+            fix="return the global batch on every rank: the loop cuts it into shards",
+            code="",
+            fixes=("data.alone",),
+        )
     sharding = _sharding(moment)
     if not sharding:
         return proposal
