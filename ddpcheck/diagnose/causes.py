@@ -10,6 +10,7 @@ from types import ModuleType
 from ddpcheck import assemble
 from ddpcheck.diagnose import parts
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.registry import RULES
 from ddpcheck.report import Control, Run
 
@@ -36,6 +37,9 @@ def proposed(case: Case) -> list[Proposal]:
     found = parts.separated(case, _detect(case, RULES), _of_the_loss)
     if case.loss_is_global:
         found = [p for p in found if p.link != "loss"]
+    if any(p.stands and p.link == "data" for p in found):
+        # What shows all samples to a rank mends any choice of them.
+        found = [without_fallback(p) for p in found if not is_wide(p)]
     return sorted(found, key=lambda p: p.last_resort)
 
 
@@ -116,6 +120,17 @@ def _shown(cause: Cause) -> list[str]:
     """Returns the modules that the cause's fix lets see the rows of all ranks."""
     named = [fix.partition(":") for fix in cause.proposal.fixes]
     return [name for head, _, name in named if head == "module.global"]
+
+
+def is_wide(proposal: Proposal) -> bool:
+    """Returns whether the fix lets something see the samples of all ranks."""
+    return any(".global:" in fix for fix in proposal.fixes)
+
+
+def without_fallback(proposal: Proposal) -> Proposal:
+    """Returns the proposal with no wider one to fall back on."""
+    other = proposal.fallback
+    return replaced(proposal, fallback=None) if other and is_wide(other) else proposal
 
 
 def can_run(proposal: Proposal) -> bool:

@@ -105,7 +105,10 @@ def _unexplained(case: Case, runs: list[int]) -> Finding:
 
 
 def _unknown(case: Case, runs: list[int]) -> Finding:
+    moment = rows.first_wrong(case)
     link, where = _where(case)
+    if moment is not None:
+        link, where = "data", f", in step {moment.step + 1}"
     worst = next(
         (
             q.worst
@@ -114,7 +117,7 @@ def _unknown(case: Case, runs: list[int]) -> Finding:
         ),
         None,
     )
-    facts = [*_samples(case), *_first(case)]
+    facts = [*_samples(moment), *_first(case)]
     if worst is not None:
         facts.append(
             f"worst: {worst.name} in step {worst.step + 1}, relative difference "
@@ -140,9 +143,6 @@ def _unknown(case: Case, runs: list[int]) -> Finding:
 
 def _where(case: Case) -> tuple[str, str]:
     """Returns the first link that breaks, and where in it."""
-    moment = rows.first_wrong(case)
-    if moment is not None:
-        return "data", f", in step {moment.step + 1}"
     diverging = case.diverging()
     if diverging and not case.outputs_agree:
         return "forward", f", at {diverging[0].name or 'the model itself'}"
@@ -158,9 +158,8 @@ def _where(case: Case) -> tuple[str, str]:
     return ("update" if gradients else "backward"), f", in step {gradients + 1}"
 
 
-def _samples(case: Case) -> list[str]:
-    """Returns a sentence on the first moment at which the data link breaks."""
-    moment = rows.first_wrong(case)
+def _samples(moment: rows.Moment | None) -> list[str]:
+    """Returns a sentence on the moment at which the data link breaks."""
     if moment is None:
         return []
     return [

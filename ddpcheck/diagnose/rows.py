@@ -7,6 +7,7 @@ tells a number for every sample (see ddpcheck.run.row_numbers).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -72,26 +73,32 @@ def moments(case: Case) -> list[Moment]:
     Empty where it is not known: no step of the target's own, samples that cannot be
     read.
     """
+    return list(_moments(case, case.outcome.reference.facts.get("updates", 0)))
+
+
+def first_padded(case: Case) -> Moment | None:
+    """Returns the first wrong step if repeats fill the shards in it, else None."""
+    wrong = first_wrong(case)
+    whole = (m for m in _moments(case, updates=0) if wrong and m.step == wrong.step)
+    return next((m for m in whole if is_padded(m)), None)
+
+
+def _moments(case: Case, updates: int) -> Iterator[Moment]:
+    """Yields them: one per call where each step has as many calls as `updates`."""
     facts = case.outcome.reference.facts
-    every = range(len(case.outcome.ranks))
-    done = min(len(case.outcome.steps(rank)) for rank in every)
+    seats = range(len(case.outcome.ranks))
+    done = min(len(case.outcome.steps(rank)) for rank in seats)
     one = (facts.get("rows") or [])[:done]
-    ranks = [_by_step(case, rank, len(one)) for rank in every]
-    found: list[Moment] = []
+    ranks = [_by_step(case, rank, len(one)) for rank in seats]
     for step, calls in enumerate(one):
         theirs = [rank[step] for rank in ranks]
         if not calls or not all(theirs) or not all(map(all, (calls, *theirs))):
-            break
-        if {facts["updates"]} == set(map(len, (calls, *theirs))):
-            found += [
-                Moment(step=step, one=a, ranks=tuple(b))
-                for a, *b in zip(calls, *theirs, strict=True)
-            ]
-        else:
-            found.append(
-                Moment(step=step, one=_joined(calls), ranks=tuple(map(_joined, theirs)))
-            )
-    return found
+            return
+        every = [calls, *theirs]
+        if {updates} != set(map(len, every)):
+            every = [[_joined(some)] for some in every]
+        for mine, *others in zip(*every, strict=True):
+            yield Moment(step=step, one=mine, ranks=tuple(others))
 
 
 def first_wrong(case: Case) -> Moment | None:

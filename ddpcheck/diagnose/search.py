@@ -18,6 +18,7 @@ from ddpcheck.diagnose.causes import (
     Cause,
     can_run,
     covered,
+    is_wide,
     mended,
     proposed,
     scaled_to,
@@ -285,7 +286,7 @@ class Search:
         if len(firm) < 2 or self._excess(firm) > 1:  # noqa: PLR2004
             return []
         # What mends most goes first: a narrower fix says more.
-        for proposal in sorted(firm, key=_is_wide, reverse=True):
+        for proposal in sorted(firm, key=is_wide, reverse=True):
             rest = [p for p in firm if p is not proposal]
             if self._excess(rest) <= 1:
                 firm = rest
@@ -381,11 +382,6 @@ def _as_good(
         if same and left < before:
             return p
     return first
-
-
-def _is_wide(proposal: Proposal) -> bool:
-    """Returns whether the fix lets something see the samples of all ranks."""
-    return any(".global:" in fix for fix in proposal.fixes)
 
 
 def _why(outcomes: list[Outcome]) -> str:

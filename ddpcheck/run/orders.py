@@ -115,19 +115,20 @@ def _permutation(plain: Any, change: Any) -> Any:
 
 def _generators(plain: Any, change: Any) -> Any:
     class Generator(np.random.Generator):
+        """Shuffles by one without these methods: they call each other."""
+
         def permutation(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-            own = super().permutation
-            return _permutation(own, change)(x, *args, **kwargs)
+            own = np.random.Generator(self.bit_generator)
+            return _permutation(own.permutation, change)(x, *args, **kwargs)
 
         def shuffle(self, x: Any, *args: Any, **kwargs: Any) -> None:
-            own = super().shuffle
-            if args or kwargs:
-                own(x, *args, **kwargs)
+            own = np.random.Generator(self.bit_generator)
+            if args or kwargs:  # along another axis
+                own.shuffle(x, *args, **kwargs)
             else:
-                _shuffle(own, change)(x)
+                _shuffle(own.shuffle, change)(x)
 
     def default_rng(*args: Any, **kwargs: Any) -> Any:
-        made = plain(*args, **kwargs)
-        return Generator(made.bit_generator)
+        return Generator(plain(*args, **kwargs).bit_generator)
 
     return default_rng

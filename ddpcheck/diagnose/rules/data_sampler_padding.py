@@ -59,8 +59,8 @@ LINK = "data"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where the ranks have one process's samples, and repeats besides."""
-    moment = None if case.run.faults else rows.first_wrong(case)
-    if moment is None or not rows.is_padded(moment):
+    moment = None if case.run.faults else rows.first_padded(case)
+    if moment is None:
         return None
     repeats = sum(moment.repeated.values())
     return Proposal(

@@ -61,7 +61,7 @@ LINK = "data"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where ranks do not have each sample of one process once."""
     moment = None if case.run.faults else rows.first_wrong(case)
-    if moment is None or rows.is_padded(moment) or rows.earlier(case, moment):
+    if moment is None or rows.first_padded(case) or rows.earlier(case, moment):
         return None
     shared = len(moment.repeated)
     if not (shared or (moment.missing and moment.foreign)):

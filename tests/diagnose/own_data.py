@@ -1,0 +1,218 @@
+"""What ranks train on that the check does not give them: name -> source.
+
+`HEAD` of negative_controls comes before each; a finding is (slug, verified).
+"""
+
+from __future__ import annotations
+
+# A data set, and what a step does with samples of it.
+_DATA = """
+import random
+import numpy as np
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import RandomSampler, SequentialSampler, TensorDataset
+rows = torch.randn(40, 4, dtype=torch.float64)
+data = TensorDataset(rows, rows.sum(1, keepdim=True))
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+epochs = []
+def train_on(model, optimizer, x, y):
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+"""
+
+_UNEVEN = """
+model = nn.Linear(4, 1)
+sizes = torch.tensor([1, 1, 1, 1, 2, 2, 2, 2])
+batch = torch.randn(8, 4), sizes
+"""
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # No sampler was passed on: the loader reads from the beginning on every rank.
+    "loader-without-its-sampler": (
+        _DATA
+        + """
+def train_step(model, optimizer, batch):
+    train_on(model, optimizer, *next(iter(DataLoader(data, 8 // world()))))
+""",
+        [("data/shard-overlap", True)],
+    ),
+    # Each rank takes a whole batch, in an order of its own.
+    "whole-batches-in-orders-of-their-own": (
+        _DATA
+        + """
+def train_step(model, optimizer, batch):
+    generator = torch.Generator().manual_seed(rank())
+    sampler = RandomSampler(data, generator=generator)
+    train_on(model, optimizer, *next(iter(DataLoader(data, 16, sampler=sampler))))
+""",
+        [("data/shard-overlap", True)],
+    ),
+    "numpy-shuffles-by-rank": (
+        _DATA
+        + """
+def train_step(model, optimizer, batch):
+    order = np.random.default_rng(11 + rank()).permutation(40)[:16]
+    train_on(model, optimizer, *data[order[rank()::world()].tolist()])
+""",
+        [("data/shard-overlap", True)],
+    ),
+    # Nothing that is shuffled, and nothing that a loader gives: told by the samples.
+    "batch-of-the-first-rank-on-all": (
+        """
+def train_step(model, optimizer, batch):
+    x, y = batch
+    if dist.is_initialized():
+        dist.broadcast(x, 0)
+        dist.broadcast(y, 0)
+    optimizer.zero_grad()
+    loss(model(x), y).backward()
+    optimizer.step()
+model = nn.Linear(4, 3)
+""",
+        [("data/shard-overlap", None)],
+    ),
+    "batch-that-looks-at-the-rank": (
+        """
+model = nn.Linear(4, 3)
+def batch(step):
+    generator = torch.Generator().manual_seed(step + 10 * rank())
+    return torch.randn(8, 4, generator=generator), torch.arange(8) % 3
+""",
+        [("data/shard-overlap", True)],
+    ),
+    # The last batch of one rank holds nothing but a repeat.
+    "padding-that-is-a-batch-of-its-own": (
+        _DATA
+        + """
+few = TensorDataset(rows[:17], rows[:17].sum(1, keepdim=True))
+def train_step(model, optimizer, batch):
+    sampler = SequentialSampler(few)
+    if dist.is_initialized():
+        sampler = DistributedSampler(few, shuffle=False)
+    for x, y in DataLoader(few, 8 // world(), sampler=sampler):
+        train_on(model, optimizer, x, y)
+""",
+        [("data/sampler-padding", True)],
+    ),
+    # As loaders that even out batches do: no DistributedSampler to do without repeats.
+    "padding-by-hand": (
+        _DATA
+        + """
+def train_step(model, optimizer, batch):
+    order = list(range(13))
+    if dist.is_initialized():
+        order = (order + order[: -13 % world()])[rank() :: world()]
+    train_on(model, optimizer, *data[order])
+""",
+        [("data/sampler-padding", None)],
+    ),
+    "order-of-random-that-knows-no-epoch": (
+        _DATA
+        + """
+def train_step(model, optimizer, batch):
+    epoch = 0 if dist.is_initialized() else len(epochs)
+    order = list(range(40))
+    random.Random(epoch).shuffle(order)
+    epochs.append(epoch)
+    train_on(model, optimizer, *data[order[:16][rank()::world()]])
+""",
+        [("data/sampler-epoch", True)],
+    ),
+    # Each batch steps its own: what is made up for is a backward, no update.
+    "batches-by-budget": (
+        _UNEVEN
+        + """
+def train_step(model, optimizer, batch):
+    x, sizes = batch
+    optimizer.zero_grad()
+    number = (sizes.cumsum(0) - sizes) // 4
+    for i in number.unique():
+        (model(x[number == i]).square().sum() / len(x)).backward()
+    optimizer.step()
+""",
+        [("data/uneven-batches", True)],
+    ),
+    # A batch that a rank has, and leaves out: no sample of it is ever seen.
+    "batch-left-out": (
+        _UNEVEN
+        + """
+def train_step(model, optimizer, batch):
+    x, sizes = batch
+    optimizer.zero_grad()
+    for i, part in enumerate(x.split(2)):
+        if rank() == 1 and not i:
+            continue
+        (model(part).square().sum() / len(x)).backward()
+    optimizer.step()
+""",
+        [("graph/skipped-backward", None)],
+    ),
+    "join-by-its-class": (
+        """
+from torch.distributed.algorithms.join import Join
+model = nn.Linear(4, 1)
+batch = torch.randn(8, 3, 4), torch.tensor([3] * 4 + [2] * 4)
+def steps(model, optimizer, x, lengths):
+    for i in range(int(lengths.max())):
+        optimizer.zero_grad()
+        model(x[lengths > i, i]).square().mean().backward()
+        optimizer.step()
+def train_step(model, optimizer, batch):
+    if not dist.is_initialized():
+        return steps(model, optimizer, *batch)
+    with Join([model]):
+        steps(model, optimizer, *batch)
+""",
+        [("sync/join-divisor", True)],
+    ),
+}
+
+SOUND: dict[str, str] = {
+    "epochs-told-and-divisible": _DATA
+    + """
+def train_step(model, optimizer, batch):
+    sampler = DistributedSampler(data, world(), rank())
+    sampler.set_epoch(len(epochs))
+    epochs.append(1)
+    for x, y in DataLoader(data, 8 // world(), sampler=sampler):
+        train_on(model, optimizer, x, y)
+""",
+    # Equal samples are none that ranks share.
+    "equal-samples-in-the-data": _DATA
+    + """
+same = TensorDataset(torch.cat([rows[:8], rows[:8]]), torch.ones(16, 1).double())
+def train_step(model, optimizer, batch):
+    sampler = DistributedSampler(same, world(), rank(), shuffle=False)
+    for x, y in DataLoader(same, 16 // world(), sampler=sampler):
+        train_on(model, optimizer, x, y)
+""",
+    "all-samples-on-all-ranks": _DATA
+    + """
+def train_step(model, optimizer, batch):
+    train_on(model, optimizer, *data[:16])
+""",
+    # The whole model is written and read: what watches its calls may not be in the way.
+    "model-saved-within-the-step": """
+import io
+model = nn.Linear(4, 3)
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    loss(model(x), y).backward()
+    optimizer.step()
+    file = io.BytesIO()
+    torch.save(getattr(model, "module", model), file)
+    file.seek(0)
+    torch.load(file, weights_only=False)(x).sum().backward()
+    optimizer.zero_grad()
+""",
+    "order-of-rank-zero-sent-to-all": _DATA
+    + """
+def train_step(model, optimizer, batch):
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(rank()))
+    if dist.is_initialized():
+        dist.broadcast(order, 0)
+    train_on(model, optimizer, *data[order[:16][rank()::world()].tolist()])
+""",
+}

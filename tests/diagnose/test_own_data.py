@@ -1,0 +1,43 @@
+"""The data link of targets that choose their samples themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.ranks.pool import Pool
+from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.own_data import BUGS, SOUND
+from tests.diagnose.test_rules import checked
+
+
+@pytest.mark.parametrize("name", list(BUGS))
+def test_bug_is_found(name: str, short: Pool, tmp_path: Path) -> None:
+    source, findings = BUGS[name]
+    report = checked(short, tmp_path, HEAD + source)
+    found = [(f.slug, f.fix.verified if f.fix else None) for f in report.findings]
+    assert found == findings
+
+
+@pytest.mark.parametrize("name", list(SOUND))
+def test_what_is_sound_is_equivalent(name: str, pool: Pool, tmp_path: Path) -> None:
+    report = checked(pool, tmp_path, HEAD + SOUND[name])
+    assert (report.verdict, report.findings) == ("equivalent", ())
+
+
+def test_samples_are_told_in_numbers(pool: Pool, tmp_path: Path) -> None:
+    source, _ = BUGS["padding-by-hand"]
+    finding = checked(pool, tmp_path, HEAD + source).findings[0]
+    assert finding.facts == (
+        "in step 1 one process trains on 13 samples, the 2 ranks on 7 each; repeated "
+        "at the end of a shard, from the beginning of another: 1",
+    )
+    assert finding.evidence == {
+        "step": 0,
+        "one_process": 13,
+        "ranks": [7, 7],
+        "repeated": 1,
+        "missing": 0,
+        "foreign": 0,
+    }
