@@ -134,6 +134,15 @@ def are_equal(moment: Moment) -> bool:
     return len({tuple(sorted(rank)) for rank in moment.ranks}) == 1
 
 
+def has_a_part(moment: Moment) -> bool:
+    """Returns whether a rank has samples of one process alone, and another has not.
+
+    Samples that a step makes, of noise or by mixing, are no rank's and one process's.
+    """
+    own = [set(rank) <= set(moment.one) for rank in moment.ranks]
+    return any(own) and not all(own)
+
+
 def foreign(case: Case, moment: Moment) -> bool:
     """Returns whether ranks have samples that one process has in no step."""
     known = {

@@ -8,26 +8,20 @@ Compiled graphs are split at DDP's buckets, which some models do not stand; and 
 compiled backward does not run the hooks of the C++ reducer.
 
 How it was found
-Something is compiled, and runs with DDP's Python reducer, where the backward is compiled
+Something is compiled. Runs with DDP's Python reducer, where the backward is compiled
 too, with optimize_ddp=False, or without compiling decide.
 
 Example
     import torch
     from torch import nn
     from torch._dynamo import config
-    from torch.nn.parallel import DistributedDataParallel
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    reducer = True
-    def wrap(model):
-        config.optimize_ddp = reducer
-        return DistributedDataParallel(model)
+    batch = torch.randn(8, 4), torch.randn(8, 3)
     def run(model, x, y):
-        nn.functional.cross_entropy(model(x), y).backward()
+        nn.functional.mse_loss(model(x), y).backward()
     def train_step(model, optimizer, batch):
         config.compiled_autograd = True
-        optimizer.zero_grad()
         torch.compile(run, backend="eager")(model, *batch)
         optimizer.step()
 
@@ -36,7 +30,9 @@ optimize_ddp="python_reducer" before DDP is built, where the backward is compile
 optimize_ddp=False for a graph that cannot be split; else compile the DDP object, not
 what is inside. The example is mended by:
 
-    reducer = "python_reducer"
+    def wrap(model):
+        config.optimize_ddp = "python_reducer"
+        return nn.parallel.DistributedDataParallel(model)
 
 Not this rule if
 Nothing is compiled, or the run differs without compiling as well.
@@ -77,9 +73,9 @@ def detect(case: Case) -> Proposal | None:
         fix="choose DDP's Python reducer before DDP is built"
         if backward
         else "do not split compiled graphs at DDP's buckets, or do not compile",
-        code='torch._dynamo.config.optimize_ddp = "python_reducer"'
+        code='config.optimize_ddp = "python_reducer"  # of torch._dynamo'
         if backward
-        else "torch._dynamo.config.optimize_ddp = False",
+        else "config.optimize_ddp = False  # of torch._dynamo",
         fixes=("compile.reducer" if backward else "compile.whole",),
         speculative=True,
     )

@@ -16,32 +16,25 @@ Example
     import torch
     import torch.distributed as dist
     from torch import nn
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
     torch.manual_seed(0)
-    rows = torch.randn(32, 4)
-    data = TensorDataset(rows, rows.sum(1, keepdim=True))
+    rows, model, epochs = torch.randn(32, 4), nn.Linear(4, 1), []
     batch = rows[:8], rows[:8]
-    model, epochs = nn.Linear(4, 1), []
-    def samples(epoch, world_size, rank):
-        return DistributedSampler(data, world_size, rank)
+    def shard(epoch, rank=0, world_size=1):
+        generator = torch.Generator().manual_seed(epoch if world_size == 1 else 0)
+        return rows[torch.randperm(32, generator=generator)[:8][rank::world_size]]
     def train_step(model, optimizer, batch):
-        seat = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else ()
-        order = samples(len(epochs), *(seat or (1, 0)))
-        if not seat:
-            order.set_epoch(len(epochs))
-        x, y = next(iter(DataLoader(data, 8 // order.num_replicas, sampler=order)))
-        epochs.append(1)
+        seat = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else ()
         optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
+        model(shard(len(epochs), *seat)).square().mean().backward()
+        epochs.append(1)
         optimizer.step()
 
 Fix
 sampler.set_epoch(epoch) before every epoch, on all ranks. The example is mended by:
 
-    def samples(epoch, world_size, rank):
-        sampler = DistributedSampler(data, world_size, rank)
-        sampler.set_epoch(epoch)
-        return sampler
+    def shard(epoch, rank=0, world_size=1):
+        generator = torch.Generator().manual_seed(epoch)
+        return rows[torch.randperm(32, generator=generator)[:8][rank::world_size]]
 
 Not this rule if
 Ranks have other samples than in the steps before: data/shard-overlap where they share

@@ -14,31 +14,25 @@ DistributedSampler repeats them, a run in which repeats do not count decides.
 
 Example
     import torch
+    import torch.distributed as dist
     from torch import nn
-    from torch.nn.functional import mse_loss
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+    from torch.utils.data import DataLoader, DistributedSampler
     torch.manual_seed(0)
-    rows = torch.randn(9, 4)
-    data = TensorDataset(rows, rows.sum(1, keepdim=True))
+    model, rows = nn.Linear(4, 1), torch.randn(9, 4)
     batch = rows[:8], rows[:8]
-    model = nn.Linear(4, 1)
-    def shard(data, world_size, rank):
-        return DistributedSampler(data, world_size, rank, shuffle=False)
     def train_step(model, optimizer, batch):
-        group = torch.distributed
-        seat = (1, 0)
-        if group.is_initialized():
-            seat = (group.get_world_size(), group.get_rank())
-        for x, y in DataLoader(data, 9, sampler=shard(data, *seat)):
+        ranks = dist.is_initialized()
+        sampler = DistributedSampler(rows, shuffle=False) if ranks else None
+        for x in DataLoader(rows, 9, sampler=sampler):
             optimizer.zero_grad()
-            mse_loss(model(x), y).backward()
+            model(x).square().mean().backward()
             optimizer.step()
 
 Fix
 drop_last=True where one process drops as many, or a weight of 0 for repeats. The
 example is mended by:
 
-    data = TensorDataset(rows[:8], rows[:8].sum(1, keepdim=True))
+    rows = rows[:8]
 
 Not this rule if
 Ranks share samples that fill no shard: data/shard-overlap.

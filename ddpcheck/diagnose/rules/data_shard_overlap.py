@@ -17,27 +17,23 @@ Example
     import torch.distributed as dist
     from torch import nn
     torch.manual_seed(0)
-    rows = torch.randn(32, 4)
+    rows, model = torch.randn(32, 4), nn.Linear(4, 1)
     batch = rows[:8], rows[:8]
-    model = nn.Linear(4, 1)
-    def seed(rank):
-        return 5 + rank
+    def shard(rank=0, world_size=1):
+        generator = torch.Generator().manual_seed(5 + rank)
+        return rows[torch.randperm(32, generator=generator)[:16][rank::world_size]]
     def train_step(model, optimizer, batch):
-        rank, world_size = 0, 1
-        if dist.is_initialized():
-            rank, world_size = dist.get_rank(), dist.get_world_size()
-        generator = torch.Generator().manual_seed(seed(rank))
-        order = torch.randperm(32, generator=generator)[:16]
-        x = rows[order[rank::world_size]]
+        seat = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else ()
         optimizer.zero_grad()
-        model(x).square().mean().backward()
+        model(shard(*seat)).square().mean().backward()
         optimizer.step()
 
 Fix
 One seed on all ranks, and every rank its own part. The example is mended by:
 
-    def seed(rank):
-        return 5
+    def shard(rank=0, world_size=1):
+        generator = torch.Generator().manual_seed(5)
+        return rows[torch.randperm(32, generator=generator)[:16][rank::world_size]]
 
 Not this rule if
 Repeats fill the shards: data/sampler-padding. Every rank has all samples: then each
@@ -64,7 +60,7 @@ def detect(case: Case) -> Proposal | None:
     if moment is None or rows.first_padded(case) or rows.earlier(case, moment):
         return None
     shared = len(moment.repeated)
-    if not (shared or (moment.missing and moment.foreign)):
+    if not shared and not rows.has_a_part(moment):
         return None
     proposal = Proposal(
         slug=SLUG,

@@ -36,9 +36,9 @@ by:
         optimizer.step()
 
 Not this rule if
-The rank has had all samples of its shard: data/uneven-batches. All ranks began as many backwards and differ in other collectives: sync/collective-
-mismatch. A rank raised, died or hung before its backward: sync/rank-raised,
-sync/rank-died, sync/rank-hung.
+The rank has had all samples of its shard: data/uneven-batches. All ranks began as many
+backwards and differ in other collectives: sync/collective-mismatch. A rank raised, died
+or hung before its backward: sync/rank-raised, sync/rank-died, sync/rank-hung.
 
 References
 https://github.com/pytorch/pytorch/issues/23425

@@ -8,8 +8,8 @@ join() shadows the reductions of ranks that are done, with zeros, and by default
 divides by the world size: the last updates are smaller than they should be.
 
 How it was found
-join was entered with divide_by_initial_world_size=True, and ranks have different numbers
-of batches. A run that divides by the ranks that have not joined decides.
+join was entered with divide_by_initial_world_size=True, and ranks have different
+numbers of batches. A run that divides by the ranks that have not joined decides.
 
 Example
     import contextlib
@@ -17,8 +17,7 @@ Example
     from torch import nn
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
-    rows = torch.randn(8, 3, 4)
-    batch = rows, torch.tensor([3] * 4 + [2] * 4)
+    batch = torch.randn(8, 3, 4), torch.tensor([3] * 4 + [2] * 4)
     def together(model):
         return model.join() if hasattr(model, "join") else contextlib.nullcontext()
     def train_step(model, optimizer, batch):
