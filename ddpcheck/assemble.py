@@ -18,6 +18,10 @@ _MAX_ROWS = 50
 JUDGED = ("gradients", "weights", "buffers")
 
 
+# Ranks may share a GPU, where one process has it for itself.
+_GPU_IS_FULL = "OutOfMemoryError: CUDA"
+
+
 def to_run(outcome: RunOutcome, rtol: float) -> Run:
     """Returns the run as the report shows it, judged at `rtol`."""
     spec = outcome.spec
@@ -96,6 +100,10 @@ def _judge(run: Run) -> Run:
         return run
     if run.faults and run.mode == "dp":
         why = f"DataParallel cannot run this target: {run.faults[0].summary}"
+        return dataclasses.replace(run, why=why)
+    full = next((f for f in run.faults if _GPU_IS_FULL in f.summary), None)
+    if full is not None:
+        why = f"rank {full.rank} found no room on its GPU: {full.summary}"
         return dataclasses.replace(run, why=why)
     if run.faults or not run.ranks_agree or any(q.mismatched for q in judged(run)):
         return dataclasses.replace(run, verdict="divergent")

@@ -6,6 +6,9 @@ are enough, and NCCL then; several ranks share one through gloo otherwise.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
@@ -49,12 +52,17 @@ def check_untouched(name: str) -> None:
     """
     if not torch.cuda.is_initialized():
         return
-    raise UsageError(
+    raise starts_cuda(name, "torch.cuda.is_initialized() is True after the import")
+
+
+def starts_cuda(name: str, found: str) -> UsageError:
+    """Returns the error for a target whose import leaves CUDA unusable in children."""
+    return UsageError(
         Problem(
             slug="target-starts-cuda",
             message=f"{name}: importing it initialises CUDA",
             expected="no tensor on a GPU before model() and batch() are called",
-            found="torch.cuda.is_initialized() is True after the import",
+            found=found,
             fix="make these tensors in model() or batch(), on the CPU; "
             "--device cuda moves them",
         )
@@ -63,7 +71,14 @@ def check_untouched(name: str) -> None:
 
 def place(model: nn.Module, device: str) -> nn.Module:
     """Returns the model on the device, the same object."""
-    return model if device == "cpu" else nn.Module.to(model, device)
+    if device == "cpu" and all(t.is_cpu for t in _tensors(model)):
+        return model  # nn.Module.to walks over all of it
+    return nn.Module.to(model, device)
+
+
+def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
 
 
 def backend(device: str, world_size: int) -> str:
@@ -74,7 +89,7 @@ def backend(device: str, world_size: int) -> str:
     return "gloo"
 
 
-def warnings(device: str, dtype: str) -> list[str]:
+def warnings(device: str, dtype: str, model: nn.Module | None = None) -> list[str]:
     """Returns what makes a GPU's results differ from run to run, or from the CPU's."""
     if device == "cpu":
         return []
@@ -90,7 +105,21 @@ def warnings(device: str, dtype: str) -> list[str]:
             "TF32 is on: products of float32 matrices have 10 bits of mantissa "
             "(torch.backends.cuda.matmul.allow_tf32 = False)"
         )
+    if dtype == "float32" and cudnn.allow_tf32 and model and _has_cudnns(model):
+        found.append(
+            "TF32 is on in cuDNN: float32 convolutions and recurrent nets have 10 bits "
+            "of mantissa (torch.backends.cudnn.allow_tf32 = False)"
+        )
     return found
+
+
+def _has_cudnns(model: nn.Module) -> bool:
+    """Returns whether a module's computation is one of cuDNN's."""
+    kinds = (
+        *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase),
+        *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    )
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 def _uses_tf32() -> bool:
@@ -108,9 +137,35 @@ def _uses_tf32() -> bool:
     return bool(precision == "tf32")
 
 
+@contextlib.contextmanager
+def plain_kernels(device: str) -> Iterator[None]:
+    """On a GPU, only kernels that draw random numbers by operations of their own.
+
+    Attention and recurrent nets have others, which draw within: no rows can be told
+    apart in what they return.
+    """
+    if device == "cpu":
+        yield
+        return
+    from torch.nn import attention  # noqa: PLC0415 (imports more of torch)
+
+    cudnn = torch.backends.cudnn
+    before = cudnn.enabled
+    with attention.sdpa_kernel(attention.SDPBackend.MATH):
+        cudnn.enabled = False
+        try:
+            yield
+        finally:
+            cudnn.enabled = before
+
+
 def random_state(device: str) -> torch.Tensor:
-    """Returns the state of the generator that the model draws from on the device."""
-    return torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state()
+    """Returns the state of the generators that a model on the device draws from.
+
+    With a GPU these are two: what it draws on the CPU it may move there.
+    """
+    own = torch.get_rng_state()
+    return own if device == "cpu" else torch.cat([own, torch.cuda.get_rng_state()])
 
 
 def free_memory() -> None:

@@ -122,7 +122,8 @@ def _environment(base: ReferenceResult) -> dict[str, str]:
 
 
 def _backend(gpus: int) -> str:
-    return f"NCCL up to world size {gpus}, gloo above" if gpus else "gloo"
+    # A given group has ranks on other machines: each has GPUs of its own.
+    return f"NCCL for up to {gpus} ranks on a machine, else gloo" if gpus else "gloo"
 
 
 def warnings_of(base: ReferenceResult, planned: plan.Plan) -> list[str]:

@@ -90,6 +90,10 @@ def _is_own(fault: Fault) -> bool:
     return not (_OF_OTHERS.search(fault.summary) or _OF_DDP.search(fault.summary))
 
 
+def _waited(fault: Fault) -> bool:
+    return bool(_OF_OTHERS.search(fault.summary)) and not _is_own(fault)
+
+
 def calls_of_ranks(case: Case) -> list[list[CollectiveCount]]:
     """Returns the collectives that the target entered on each rank, in order.
 
@@ -170,8 +174,12 @@ def backwards_in(case: Case, step: int) -> list[int]:
 
 
 def backwards_of_ranks(case: Case) -> list[int]:
-    """Returns how many backwards each rank had begun, empty without a hang or death."""
-    if all(f.kind == "raised" for f in case.run.faults):
+    """Returns how many backwards each rank had begun, empty where none waited in vain.
+
+    A rank waits that hung, or that raised what came of others: a time of its own was
+    up, a connection was lost. One that died is waited for.
+    """
+    if not any(f.kind != "raised" or _waited(f) for f in case.run.faults):
         return []
     counts = []
     for rank in case.outcome.ranks:

@@ -109,17 +109,26 @@ def first_wrong(case: Case) -> Moment | None:
 def is_padded(moment: Moment) -> bool:
     """Returns whether the ranks have all samples, and repeats that fill the shards.
 
-    Those come last on a rank; they are what an epoch begins with.
+    Those come last on a rank; they are what an epoch, or the shard, begins with.
     """
     extra = sum(moment.repeated.values())
     same_size = len(set(map(len, moment.ranks))) == 1
     if not extra or not same_size or moment.missing or moment.foreign:
         return False
-    if extra >= len(moment.ranks[0]):
-        return False  # so many fill no shard: they are one
-    heads = {n for rank in moment.ranks for n in rank[:extra]}
-    tails = {n for rank in moment.ranks[1:] for n in rank[-extra:]}
-    return set(moment.repeated) <= heads & tails
+    filling = min(extra, len(moment.ranks[0]) // 2)
+    return all(_fills(n, moment.ranks, filling) for n in moment.repeated)
+
+
+def _fills(number: int, ranks: tuple[Rows, ...], filling: int) -> bool:
+    """Returns whether a sample is among the first of a rank, and the last of a later.
+
+    Of the same rank, too, where it is there twice.
+    """
+    first = [r for r, rows in enumerate(ranks) if number in rows[:filling]]
+    last = [r for r, rows in enumerate(ranks) if number in rows[-filling:]]
+    return any(
+        a < b or (a == b and ranks[a].count(number) > 1) for a in first for b in last
+    )
 
 
 def earlier(case: Case, moment: Moment) -> Moment | None:

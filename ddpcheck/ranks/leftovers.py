@@ -170,6 +170,17 @@ def _state_of_torch() -> dict[str, Any]:
         ],
         "global hooks": [_hooks(name) for name in _HOOKS],
     }
+    if torch.cuda.is_initialized():
+        cudnn = torch.backends.cudnn
+        found["torch's modes on GPUs"] = [
+            _or_none(read)
+            for read in (
+                lambda: torch.is_autocast_enabled("cuda"),
+                lambda: (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
+                lambda: cudnn.allow_tf32,
+                lambda: torch.backends.cuda.matmul.allow_tf32,
+            )
+        ]
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available():
         found["process group"] = dist.is_initialized() and id(dist.group.WORLD)

@@ -213,8 +213,10 @@ def _join_group(seat: Seat) -> None:
         store = dist.FileStore(str(path), seat.world_size)
     from ddpcheck import devices  # noqa: PLC0415
 
-    if devices.count() and seat.device != "cpu":
+    if seat.device != "cpu" and (gpus := devices.count()):
         devices.use(seat.device, local_rank)
+        # What user code takes for the number of its GPU; several ranks may share one.
+        os.environ["LOCAL_RANK"] = str(local_rank % gpus)
     dist.init_process_group(
         devices.backend(seat.device, local_world_size),
         store=store,

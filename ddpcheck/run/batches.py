@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ddpcheck import tree
+from ddpcheck import devices, tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks.worker import describe
 from ddpcheck.run import (
@@ -20,6 +20,9 @@ from ddpcheck.run.spec import (
 from ddpcheck.run.steps import batch_size
 from ddpcheck.target import Target
 
+# What torch says in a process whose parent has asked CUDA's driver for something.
+_IN_FORK = "in forked subprocess"
+
 
 def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     """Returns the global batch of every step, in the dtype and place of the run.
@@ -30,6 +33,7 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     isolation.seed_everything(spec.seed)
     try:
         batches = [target.batch_at(step) for step in range(spec.steps)]
+        batches = [_on_cpu(batch) for batch in batches]
     except Exception as error:
         raise does_not_train(target, error) from error
     constant = torch.get_default_dtype()
@@ -49,6 +53,13 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     if spec.device != "cpu":
         batches = [tree.replace(b, lambda _, t: t.to(spec.device)) for b in batches]
     return batches
+
+
+def _on_cpu(batch: Any) -> Any:
+    """Returns the batch where all runs begin, also one that is made on a GPU."""
+    if all(leaf.is_cpu for _, leaf in tree.tensors(batch)):
+        return batch
+    return tree.replace(batch, lambda _, leaf: leaf.cpu())
 
 
 def _tiled(batch: Any, copies: int) -> Any:
@@ -90,6 +101,8 @@ def _permutation(size: int) -> torch.Tensor:
 
 def does_not_train(target: Target, error: Exception) -> UsageError:
     """Returns the usage error for user code that raises in one process."""
+    if _IN_FORK in str(error):
+        return devices.starts_cuda(target.name, "a call that asks CUDA's driver")
     told = describe(error)
     line = ""
     if told.where:
@@ -103,9 +116,17 @@ def does_not_train(target: Target, error: Exception) -> UsageError:
             message=f"{target.name} does not train in one process",
             expected="model, batch, loss and optimizer that do three steps",
             found=f"{told.type_name}: {first_line(error)}{line}",
-            fix="make one plain training step work first",
+            fix=_fix(error),
         )
     )
+
+
+def _fix(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "a smaller batch or model, --dtype float32, or a larger GPU"
+    if "same device" in str(error):
+        return "make constants where they are used: torch.arange(n, device=x.device)"
+    return "make one plain training step work first"
 
 
 def first_line(error: BaseException) -> str:

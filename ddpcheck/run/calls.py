@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddpcheck.run import callers
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd
 
 _MAX_FRAMES = 40
@@ -51,12 +51,11 @@ def _tensors(values: list[Any]) -> Iterator[torch.Tensor]:
 
 def _where() -> str:
     """Returns the innermost frame that is neither torch's nor ours: "file.py:12"."""
-    frame = sys._getframe(2)  # noqa: SLF001
+    frame = callers.frame(1)
     for _ in range(_MAX_FRAMES):
-        module = str(frame.f_globals.get("__name__", ""))
-        if not module.startswith(("torch.", "ddpcheck.")):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        if frame.f_back is None:
+        if frame is None:
             break
+        if not callers.module_of(frame).startswith(("torch.", "ddpcheck.")):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

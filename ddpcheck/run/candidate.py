@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpcheck import tree
+from ddpcheck import devices, tree
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import (
@@ -127,8 +127,9 @@ class _Candidate:
         spec = self.spec
         torch.set_default_dtype(torch.float32)
         # Ranks differ, so that an unseeded model and unsynchronised noise show.
+        seat = self.context.seat
         model = models.build(
-            self.target, spec, seed=spec.seed + 1 + self.rank, rank=self.rank
+            self.target, spec, seed=spec.seed + 1 + self.rank, rank=seat.local[0]
         )
         if self.is_rank:
             model = fixes.before_wrap(model, spec.fixes)
@@ -152,6 +153,7 @@ class _Candidate:
             rank=self.rank,
             rows=self._rows(size),
             floors=dict(spec.floors),
+            zeros_are_none=spec.mode == "dp",
         )
         training = self._training(wrapped, names, recorder, size)
         recorder.uncomparable = lambda: self._uncomparable(counts)
@@ -347,7 +349,9 @@ class _Candidate:
         if self.spec.mode != "dp":
             start, rows, _ = self._rows(size)
             noise = self._noise(step, start, rows, size)
-        with autocast(self.spec), bound(noise):
+        samples = self.spec.noise == "sample"
+        kernels = devices.plain_kernels(self.spec.device if samples else "cpu")
+        with autocast(self.spec), kernels, bound(noise):
             yield
 
     @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ddpcheck.run import callers
 
 
 class _Mean(torch.autograd.Function):
@@ -61,7 +62,7 @@ def off_after_backward() -> Iterator[None]:
 
     def all_reduce(*args: Any, **kwargs: Any) -> Any:
         # What averages gradients by hand (ddpcheck.run) goes on.
-        caller = str(sys._getframe(1).f_globals.get("__name__", ""))  # noqa: SLF001
+        caller = callers.module_of(callers.frame(1))
         is_off = is_after and not caller.startswith("ddpcheck.")
         return None if is_off else reduce(*args, **kwargs)
 

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run import dynamo
@@ -37,11 +38,14 @@ def put(wanted: dict[str, Any]) -> None:
 
 
 def facts() -> dict[str, Any]:
-    """Returns `compiled`, the number of graphs so far in this process, and settings."""
+    """Returns `compiled`, how much was so far in this process, and settings.
+
+    That is the number of functions that the compiler looked at.
+    """
     if dynamo.is_stood_in():
         return {"compiled": 0}
     counters = getattr(dynamo.real().utils, "counters", {})
-    return {"compiled": counters.get("stats", {}).get("unique_graphs", 0)} | settings()
+    return {"compiled": counters.get("frames", {}).get("total", 0)} | settings()
 
 
 @contextlib.contextmanager
@@ -53,6 +57,22 @@ def with_settings(**wanted: Any) -> Iterator[None]:
         yield
     finally:
         put(before)
+
+
+@contextlib.contextmanager
+def off() -> Iterator[None]:
+    """Nothing is compiled: neither from now on, nor what has been asked for before."""
+    plain = torch.compile
+
+    def compile_(model: Any = None, **_: Any) -> Any:
+        return model if model is not None else lambda function: function
+
+    torch.compile = compile_
+    try:
+        with with_settings(disable=True):
+            yield
+    finally:
+        torch.compile = plain
 
 
 @contextlib.contextmanager

@@ -132,13 +132,34 @@ class DataParallelOnGPUs(_Replicas):
         super().__init__(module, device_ids=list(range(world_size)))
         self.around_replica, self.fixes, self.sizes = around_replica, fixes, []
 
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Returns the gathered output; one GPU alone has no replicas to bind."""
+        if len(self.device_ids) > 1 or self.around_replica is None:
+            return super().forward(*inputs, **kwargs)
+        (rows,) = _starts([inputs], [kwargs])
+        with self.around_replica(*rows):
+            return super().forward(*inputs, **kwargs)
+
     def parallel_apply(
         self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any
     ) -> list[Any]:
         """Returns the replicas' outputs; torch runs them in threads."""
         bound: Any = self.bound(replicas, inputs, kwargs)
-        outputs: list[Any] = super().parallel_apply(bound, inputs, kwargs)
+        if "dp.same_thread" in self.fixes:
+            outputs = self._one_by_one(bound, inputs, kwargs)
+        else:
+            outputs = super().parallel_apply(bound, inputs, kwargs)
         self.keep(replicas)
+        return outputs
+
+    def _one_by_one(
+        self, bound: Sequence[Any], inputs: Sequence[Any], kwargs: Any
+    ) -> list[Any]:
+        outputs = []
+        each = zip(self.device_ids, bound, inputs, kwargs, strict=False)
+        for device, call, args, named in each:
+            with torch.cuda.device(device):
+                outputs.append(call(*args, **named))
         return outputs
 
 
@@ -241,7 +262,6 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, devices: Sequence[Any], *tensors: Tensor) -> Any:
         ctx.count = len(tensors)
-        ctx.set_materialize_grads(False)
         copies = [
             t.view_as(t) if number == 0 else t.clone()
             for number in range(len(devices))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpcheck.run import callers
 from ddpcheck.run.spec import Defect
 
 Exact = list[tuple[Tensor, Tensor]]  # (tensor that a collective writes, right value)
@@ -234,13 +234,16 @@ class _Done:
         return True
 
 
-def judge_reducers(wrapped: list[DistributedDataParallel]) -> list[Defect]:
-    """Returns what is wrong with the sums that DDP's reducers ask of their groups."""
+def judge_reducers(wrapped: list[DistributedDataParallel], device: str) -> list[Defect]:
+    """Returns what is wrong with the sums that DDP's reducers ask of their groups.
+
+    Of tensors on the run's device: another backend may sum there than on the CPU.
+    """
     definition = Definition()
     found = []
     for group in {id(ddp.process_group): ddp.process_group for ddp in wrapped}.values():
         # Numbers of which no two ranks have the same multiple.
-        tensor = torch.arange(1.0, 8.0, dtype=torch.float64)
+        tensor = torch.arange(1.0, 8.0, dtype=torch.float64, device=device)
         tensor = (tensor + dist.get_rank()) ** (1 + dist.get_rank() % 3)
         right = definition.results("all_reduce", tensor, group=group)
         if right is None:
@@ -267,10 +270,10 @@ def _replaced(around: Callable[[str, Any], Any]) -> Iterator[None]:
 
 def _is_users() -> bool:
     """Returns whether user code calls, be it through torch.distributed.nn."""
-    frame: Any = sys._getframe(2)  # noqa: SLF001
-    while frame.f_globals.get("__name__") == "ddpcheck.run.observe":
+    frame = callers.frame(2)
+    while frame is not None and callers.module_of(frame) == "ddpcheck.run.observe":
         frame = frame.f_back  # it notes the call and hands it on
-    return not str(frame.f_globals.get("__name__", "")).startswith("ddpcheck.")
+    return not callers.module_of(frame).startswith("ddpcheck.")
 
 
 def _defects(

@@ -49,7 +49,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     target.unhook          no tensor hooks on parameters; in the reference too
     target.constant_draws  random numbers are constants; in the reference too
     collectives.exact      collectives return what their definition says, and DDP has
-                           the default group
+                           a group of gloo's
     collectives.label_offset  an arange over the rank's rows counts from its first row;
                               with ":forward", within the model's forward too
     autograd.averaged      what torch.autograd.grad gives for parameters is averaged
@@ -63,7 +63,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     data.alone             batch() is called with no process group in sight
     data.filled            a rank with fewer batches than others goes on with empty ones
     target.orders          data are shuffled as one process shuffles them; it notes how
-    ddp.join_divisor       join divides by the ranks that have not joined
+    ddp.join_all, ddp.join_left  join divides by all ranks, by those that are left
     compile.reducer        DDP as torch.compile wants it where it compiles the backward
     compile.whole          torch.compile does not split the model at DDP's buckets
     compile.off            nothing is compiled
@@ -117,13 +117,11 @@ _DDP_SETTINGS: dict[str, dict[str, Any]] = {
     "ddp.no_bucket_view": {"gradient_as_bucket_view": False},
     "ddp.rewrap_trainable": {"find_unused_parameters": True},
     "ddp.no_comm_hook": {"hooks": ()},
-    "collectives.exact": {"process_group": None},
 }
 # How torch.compile is set.
 _COMPILER_SETTINGS: dict[str, dict[str, Any]] = {
     "compile.reducer": {"optimize_ddp": "python_reducer"},
     "compile.whole": {"optimize_ddp": False},
-    "compile.off": {"disable": True},
 }
 
 
@@ -155,9 +153,12 @@ def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
 
 def around_wrap(fixes: tuple[str, ...]) -> contextlib.AbstractContextManager[None]:
     """Stands around wrapping, with the interventions that change how DDP is built."""
-    if argument(fixes, "compile.reducer") is None:
-        return contextlib.nullcontext()
-    return compiling.built_with(**_COMPILER_SETTINGS["compile.reducer"])
+    if argument(fixes, "compile.off") is not None:
+        return compiling.off()
+    for fix, settings in _COMPILER_SETTINGS.items():
+        if argument(fixes, fix) is not None:
+            return compiling.built_with(**settings)
+    return contextlib.nullcontext()
 
 
 def after_wrap(
@@ -175,6 +176,8 @@ def after_wrap(
     for name, setting in _DDP_SETTINGS.items():
         if argument(fixes, name) is not None:
             settings |= setting
+    if argument(fixes, "collectives.exact") is not None:
+        settings["process_group"] = dist.new_group(backend="gloo")
     if settings or argument(fixes, "ddp.rewrap") is not None:
         trainable = argument(fixes, "ddp.rewrap_trainable") is not None
         with _all_trainable(model) if trainable else contextlib.nullcontext():
@@ -237,10 +240,11 @@ def around_training(
             "data.part": sharding.part,
             "data.filled": filling.filled,
             "ddp.always_sync": overrides.without_no_sync,
-            "ddp.join_divisor": overrides.joined_ranks_do_not_count,
+            "ddp.join_all": lambda: overrides.joining(counts_all=True),
+            "ddp.join_left": lambda: overrides.joining(counts_all=False),
             "compile.reducer": lambda: _compiler("compile.reducer"),
             "compile.whole": lambda: _compiler("compile.whole"),
-            "compile.off": lambda: _compiler("compile.off"),
+            "compile.off": compiling.off,
             "ddp.broadcast_forward": lambda: rewriting.broadcast_before(model()),
             "checkpoint.nonreentrant": overrides.nonreentrant_checkpoints,
             "target.clip_last": clipping.deferred,

@@ -12,6 +12,7 @@ seeded alike everywhere.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,8 @@ from ddpcheck.run import private
 from ddpcheck.run.isolation import seed_torch
 
 _RANDOM = torch.Tag.nondeterministic_seeded
+# Held from seeding, which reaches all devices, to drawing: replicas draw in threads.
+_TURN = threading.RLock()
 
 
 class NoiseMismatchError(RuntimeError):
@@ -95,17 +98,19 @@ class SampleNoise(private.DispatchMode):
         kwargs = kwargs or {}
         if _RANDOM not in func.tags or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
-        seed_torch(self.base + len(self.shapes))
         shape = _result_shape(func, args)
         number = len(self.shapes)
         self.shapes.append(shape)
         if self.expected is None:
             whole = self._guessed(shape) if self.guess else shape
-            return self._draw(func, args, kwargs, shape, whole)
-        if number >= len(self.expected):
+        elif number < len(self.expected):
+            whole = self.expected[number]
+        else:
             message = f"draw {number} of shape {shape}: the reference draws no more"
             raise NoiseMismatchError(message)
-        return self._draw(func, args, kwargs, shape, self.expected[number])
+        with _TURN:
+            seed_torch(self.base + number)
+            return self._draw(func, args, kwargs, shape, whole)
 
     def _guessed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if not shape or shape[0] % self.size:

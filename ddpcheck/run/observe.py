@@ -6,7 +6,6 @@ Patches of classes and module functions, inside a rank and for the length of one
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.run import calls, clipping, private
+from ddpcheck.run import callers, calls, clipping, private
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd
 
 _ASKED = ("is_initialized", "get_world_size", "get_rank", "is_available")
@@ -71,7 +70,8 @@ class Observed:
     callers: list[int] = field(default_factory=list)  # which DDP object, for each F
     nested_backwards: int = 0
     comm_hooks: int = 0
-    joins: int = 0  # contexts that divide by all ranks, also those that have joined
+    # Of each join: whether it divides by all ranks, also by those that have joined.
+    joins: list[bool] = field(default_factory=list)
     slopes: int = 0  # calls of autograd.grad for other tensors: an input, a penalty
     opaque_output: str = ""  # type of an output in which DDP finds no tensors
     # Calls of Module.to, .half, .cuda, ... after a DDP object was built.
@@ -146,7 +146,7 @@ def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def _is_users(depth: int = 2) -> bool:
     """Returns whether the caller is neither torch nor ddpcheck."""
-    name = str(sys._getframe(depth).f_globals.get("__name__", ""))  # noqa: SLF001
+    name = callers.module_of(callers.frame(depth))
     return not name.startswith(("torch.", "ddpcheck."))
 
 
@@ -297,7 +297,7 @@ def _hooking(seen: Observed, function: Any) -> Any:
 
 def _joining(seen: Observed, function: Any) -> Any:
     def join_hook(self: Any, **kwargs: Any) -> Any:
-        seen.joins += bool(kwargs.get("divide_by_initial_world_size", True))
+        seen.joins.append(bool(kwargs.get("divide_by_initial_world_size", True)))
         return function(self, **kwargs)
 
     return join_hook
@@ -319,5 +319,4 @@ def _has_visible_tensors(output: Any) -> bool:
 
 def _is_ours() -> bool:
     """Returns whether ddpcheck itself calls the collective, for its own purposes."""
-    frame = sys._getframe(2)  # noqa: SLF001
-    return str(frame.f_globals.get("__name__", "")).startswith("ddpcheck.run.")
+    return callers.module_of(callers.frame(2)).startswith("ddpcheck.run.")

@@ -22,13 +22,13 @@ def without_no_sync() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def joined_ranks_do_not_count() -> Iterator[None]:
-    """DDP's join divides by the ranks that have not joined yet."""
+def joining(*, counts_all: bool) -> Iterator[None]:
+    """DDP's join divides by all ranks, or by those that have not joined yet."""
     cls = DistributedDataParallel
     before: Any = cls.join_hook
 
     def join_hook(self: Any, **kwargs: Any) -> Any:
-        return before(self, **kwargs | {"divide_by_initial_world_size": False})
+        return before(self, **kwargs | {"divide_by_initial_world_size": counts_all})
 
     cls.join_hook = join_hook  # type: ignore[method-assign]
     try:

@@ -41,6 +41,8 @@ class ComparingRecorder:
 
     `uncomparable` names the modules whose buffers must not be compared now.
     `rows` is (start, size, total) of the rank's samples, to find its part of outputs.
+    `zeros_are_none`: a gradient of zeros is as none where one process has none, as
+    DataParallel adds up copies that nothing has used.
     `floors` has an rtol for weights that are not judged by the common one; ranks are
     then always compared with each other too.
     """
@@ -50,6 +52,7 @@ class ComparingRecorder:
     rank: int
     rows: tuple[int, int, int]
     uncomparable: Callable[[], set[str]] = set
+    zeros_are_none: bool = False
     floors: dict[str, float] = field(default_factory=dict)
     quantities: dict[str, Quantity] = field(default_factory=dict)
     digests: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -64,6 +67,8 @@ class ComparingRecorder:
         of_samples: set[str] = set()
         if quantity == "outputs":
             named, references = self._outputs(named, references)
+        elif quantity.startswith("gradients") and self.zeros_are_none:
+            named = {n: _or_none(t, references.get(n)) for n, t in named.items()}
         elif quantity == "buffers":
             skip = self.uncomparable()
             named, references = _without(named, skip), _without(references, skip)
@@ -233,6 +238,12 @@ def _parts(references: dict[str, Tensor | None]) -> list[list[str]]:
         parts[-1].append(name)
         size += needed
     return parts
+
+
+def _or_none(gradient: Tensor | None, reference: Tensor | None) -> Tensor | None:
+    """Returns None for zeros where the reference has none."""
+    is_none = gradient is None or (reference is None and not bool(gradient.any()))
+    return None if is_none else gradient
 
 
 def _without(

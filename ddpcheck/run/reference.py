@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ def _attempts(
             raise
         except Exception as error:  # noqa: BLE001 (user code)
             refused = error
+            traceback.clear_frames(error.__traceback__)  # they hold the model
             if fingerprint(target) != clean:
                 forget(target)
                 target, is_clean = load(ref), False
@@ -103,8 +105,10 @@ def _attempts(
             continue
         warnings = list(result.warnings)
         if refused is not None and dtype == "float32":
+            is_full = isinstance(refused, torch.OutOfMemoryError)
+            why = "float64 has no room" if is_full else "the model refuses float64"
             warnings.append(
-                "the model refuses float64, so it ran in float32: "
+                f"{why}, so it ran in float32: "
                 f"{type(refused).__name__}: {first_line(refused)}"
             )
         return _replace(  # type: ignore[no-any-return]
@@ -210,7 +214,7 @@ class _Reference:
         return ReferenceResult(
             trace=str(writer.path),
             spec=self.spec,
-            warnings=tuple(devices.warnings(self.spec.device, self.spec.dtype)),
+            warnings=tuple(devices.warnings(self.spec.device, self.spec.dtype, model)),
             losses=tuple(training.losses),
             facts=facts | {"unused": unused, "idle": idle, "in_turn": in_turn},
         )
@@ -261,7 +265,7 @@ class _Reference:
                 size=size,
                 total=size,
             )
-            with bound(noise):
+            with devices.plain_kernels(self.spec.device), bound(noise):
                 yield
             self.shapes.append(noise.shapes)
             self.draws += len(noise.shapes)

@@ -188,13 +188,17 @@ def _held(optimizer: Any) -> set[int]:
 
 
 def _random_state() -> tuple[Any, ...]:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    arrays = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), arrays, torch.get_rng_state(), gpu
 
 
 def _set_random_state(state: tuple[Any, ...]) -> None:
     random.setstate(state[0])
     np.random.set_state(state[1])  # noqa: NPY002
     torch.set_rng_state(state[2])
+    if state[3] is not None:
+        torch.cuda.set_rng_state(state[3])
 
 
 def _copied(value: Any) -> Any:

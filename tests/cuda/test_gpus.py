@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddpcheck import checking
+from ddpcheck import checking, devices
 from ddpcheck.options import Options
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO, Pool
@@ -68,9 +68,9 @@ def _check(pool: Pool, source: str, folder: Path, **options: Any) -> Report:
     return checking.check(pool, TargetRef(path=str(path)), wanted)
 
 
-def _run(pool: Pool, name: str, world_size: int, **arguments: Any) -> list[Any]:
+def _run(pool: Pool, name: str, size: int, /, **arguments: Any) -> list[Any]:
     job = Job(function=f"tests.cuda.jobs:{name}", arguments=arguments)
-    outcomes = pool.run(job, world_size)
+    outcomes = pool.run(job, size)
     assert {o.kind for o in outcomes} == {"done"}, outcomes
     return [o.value for o in outcomes]
 
@@ -94,7 +94,10 @@ def test_cause_is_found_and_its_fix_verified(gpus: Pool, tmp_path: Path) -> None
 
 @pytest.mark.cuda(1)
 def test_ranks_that_share_a_gpu_talk_through_gloo(gpus: Pool) -> None:
-    assert _run(gpus, "backend", 16) == [("gloo", 0, 136.0)] * 16
+    count, world_size = devices.count(), 2 * devices.count()
+    total = float(sum(range(world_size + 1)))
+    expected = [("gloo", rank % count, total) for rank in range(world_size)]
+    assert _run(gpus, "backend", world_size) == expected
 
 
 @pytest.mark.cuda(2)
@@ -109,7 +112,7 @@ def test_our_sync_batch_norm_is_torchs(gpus: Pool, sizes: list[int]) -> None:
 
 
 @pytest.mark.cuda(2)
-@pytest.mark.parametrize("num_samples", [8, 5, 1])
+@pytest.mark.parametrize("num_samples", [8, 5, 2])
 def test_emulated_data_parallel_is_torchs(gpus: Pool, num_samples: int) -> None:
     arguments = {"world_size": 2, "num_samples": num_samples}
     assert _run(gpus, "data_parallel", SOLO, **arguments)[0] < 1e-12
@@ -129,4 +132,5 @@ def test_tf32_is_a_warning(gpus: Pool, tmp_path: Path) -> None:
 def test_memory_is_given_back_after_a_case(gpus: Pool, tmp_path: Path) -> None:
     large = MEAN.replace("(8, 6)", "(8, 6 << 20)").replace("(6, 5)", "(6 << 20, 5)")
     _check(gpus, large, tmp_path)
-    assert _run(gpus, "allocated", SOLO) == [0]
+    (held,) = _run(gpus, "allocated", SOLO)
+    assert held < 64 << 20  # the model has 240 MiB; libraries keep their workspaces

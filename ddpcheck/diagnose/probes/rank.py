@@ -68,7 +68,8 @@ def judge(
         ):
             probe = _Probe(target, spec, Reader(Path(trace)), rank, seen)
             found = probe.run(count_names)
-            defects += exact.judge_reducers([w.module for w in seen.wrapped])
+            ddp = [w.module for w in seen.wrapped]
+            defects += exact.judge_reducers(ddp, context.seat.device)
             return replace(found, defects=tuple(defects))
     except Exception as error:  # noqa: BLE001 (user code under hooks; told as data)
         return RankEvidence(rank=rank, failed=describe(error).stack)

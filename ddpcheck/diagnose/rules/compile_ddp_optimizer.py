@@ -44,9 +44,13 @@ https://github.com/pytorch/pytorch/issues/104674
 
 from __future__ import annotations
 
+import re
+
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
 
+# In what a rank raises, or in the stack of it.
+_IS_THE_COMPILERS = re.compile(r"torch/_dynamo/|ompiled autograd")
 SLUG = "compile/ddp-optimizer"
 LINK = "reduce"
 
@@ -54,10 +58,14 @@ LINK = "reduce"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where DDP runs what is compiled."""
     compiled = max(case.rank_facts("compiled", 0), default=0)
-    if not compiled:
+    is_said = any(
+        _IS_THE_COMPILERS.search(f.stack + f.summary) for f in case.run.faults
+    )
+    if not compiled and not is_said:
         return None
     backward = any(case.rank_facts("compiled_autograd", default=False))
-    setting = case.rank_facts("optimize_ddp", None)[0]
+    backward |= "ompiled autograd" in case.fault_text
+    settings = case.rank_facts("optimize_ddp", None)
     said = [f"the ranks raise {case.fault_text}"] if case.fault_text else []
     proposal = Proposal(
         slug=SLUG,
@@ -66,13 +74,14 @@ def detect(case: Case) -> Proposal | None:
         if backward
         else "what torch.compile makes of the model does not go together with DDP",
         facts=(
-            f"torch.compile has compiled {compiled} graphs, with optimize_ddp={setting!r} "
-            f"and compiled_autograd={backward}",
+            f"functions that torch.compile looked at: {compiled}; "
+            f"optimize_ddp={settings[0]!r}, the backward compiled: {backward}",
             *said,
         ),
         fix="choose DDP's Python reducer before DDP is built"
         if backward
-        else "do not split compiled graphs at DDP's buckets, or do not compile",
+        else "do not split compiled graphs at DDP's buckets, or compile what is inside "
+        "of DDP, or nothing",
         code='config.optimize_ddp = "python_reducer"  # of torch._dynamo'
         if backward
         else "config.optimize_ddp = False  # of torch._dynamo",

@@ -55,7 +55,9 @@ LINK = "reduce"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where a hook was registered and DDP without it is right."""
     count = max(case.rank_facts("comm_hooks", 0), default=0)
-    if not case.reduce_is_broken or not count:
+    # A hook's result takes the place of what join divides by.
+    is_in_doubt = case.reduce_is_broken or any(case.rank_facts("joins", []))
+    if not is_in_doubt or not count:
         return None
     return Proposal(
         slug=SLUG,

@@ -8,8 +8,8 @@ join() shadows the reductions of ranks that are done, with zeros, and by default
 divides by the world size: the last updates are smaller than they should be.
 
 How it was found
-join was entered with divide_by_initial_world_size=True, and ranks have different
-numbers of batches. A run that divides by the ranks that have not joined decides.
+join was entered, and ranks have different numbers of batches. A run that divides by
+the ranks that have not joined decides; one that divides by all, where join does not.
 
 Example
     import contextlib
@@ -54,20 +54,27 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where ranks join early, and count all the same."""
+    """Proposes the other divisor where ranks join early."""
     batches = [events.count("F") for events in case.rank_facts("events", "")]
-    if not any(case.rank_facts("joins", 0)) or len(set(batches)) < 2:  # noqa: PLR2004
+    joins = {flag for flags in case.rank_facts("joins", []) for flag in flags}
+    if len(joins) != 1 or len(set(batches)) < 2:  # noqa: PLR2004
         return None
+    (counts_all,) = joins
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="join divides gradients by the number of all ranks, also of those that "
-        "have no data left",
+        "have no data left"
+        if counts_all
+        else "join divides gradients by the ranks that have data left, and the loss "
+        "counts all of them already",
         facts=(
-            "join was entered with divide_by_initial_world_size=True",
+            f"join was entered with divide_by_initial_world_size={counts_all}",
             f"batches in all steps, per rank: {listed(batches)}",
         ),
-        fix="divide by the ranks that still have data",
-        code="model.join(divide_by_initial_world_size=False)",
-        fixes=("ddp.join_divisor",),
+        fix="divide by the ranks that still have data"
+        if counts_all
+        else "divide by all ranks, as the loss has their number as a factor",
+        code=f"model.join(divide_by_initial_world_size={not counts_all})",
+        fixes=("ddp.join_left" if counts_all else "ddp.join_all",),
     )
