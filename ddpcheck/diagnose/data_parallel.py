@@ -100,7 +100,8 @@ def _own(
         if not verified and (proposal.speculative or not ddp_is_fine):
             continue
         return _finding(proposal, rest, before, after, verified=verified)
-    return _unknown(run, rest, ddp_is_fine=ddp_is_fine)
+    idle = set(outcomes[rest[0]].reference.facts["idle"])
+    return _unknown(run, rest, idle, ddp_is_fine=ddp_is_fine)
 
 
 def _finding(
@@ -127,22 +128,32 @@ def _finding(
     )
 
 
-def _unknown(run: Run, rest: list[int], *, ddp_is_fine: bool) -> Finding:
-    worst = run.gradients.worst or run.buffers.worst
+def _unknown(
+    run: Run, rest: list[int], idle: set[str], *, ddp_is_fine: bool
+) -> Finding:
+    """Returns an honest finding; `idle` are parameters without gradient."""
+    wrong = [q for q in (run.gradients, run.weights, run.buffers) if q.mismatched]
+    worst = next((q.worst for q in wrong), None)
+    link = "update" if wrong and wrong[0] is run.weights else "forward"
     facts = []
     if worst is not None:
         facts.append(
             f"{worst.name} differs by {number(worst.rel_diff)} relative after step "
             f"{worst.step + 1}"
         )
+    if link == "update" and worst is not None and worst.name in idle:
+        facts.append(
+            "DataParallel gives parameters that nothing uses gradients of zeros, which "
+            "weight decay and momentum move; one process gives them none"
+        )
     if ddp_is_fine:
         facts.append(f"DDP at world size {run.world_size} equals one process")
     return Finding(
         slug="unknown",
-        link="forward",
+        link=link,
         runs=tuple(rest),
         summary="the cause is unknown; under DataParallel "
         + ("alone " if ddp_is_fine else "")
-        + "the forward differs",
+        + f"the {link} differs",
         facts=tuple(facts),
     )

@@ -13,6 +13,12 @@ from ddpcheck.report import Difference, Quantity
 from ddpcheck.run.spec import StepResult
 from ddpcheck.trace import PART, Reader, Writer
 
+# DataParallel adds up what its copies of a parameter got: zeros, where that is nothing.
+_UNUSED = (
+    "nothing uses it; DataParallel gives it gradients of zeros, with which the "
+    "optimizer moves it (weight decay, momentum)"
+)
+
 
 @dataclass(slots=True)
 class WritingRecorder:
@@ -57,6 +63,7 @@ class ComparingRecorder:
     quantities: dict[str, Quantity] = field(default_factory=dict)
     digests: dict[str, tuple[float, ...]] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
+    _of_zeros: set[str] = field(default_factory=set)
 
     def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
         """Compares the group; keeps rows only where it differs."""
@@ -68,7 +75,11 @@ class ComparingRecorder:
         if quantity == "outputs":
             named, references = self._outputs(named, references)
         elif quantity.startswith("gradients") and self.zeros_are_none:
-            named = {n: _or_none(t, references.get(n)) for n, t in named.items()}
+            zeros = {n for n, t in named.items() if _stands_for_none(t, references, n)}
+            named = {n: None if n in zeros else t for n, t in named.items()}
+            self._of_zeros |= {n.partition("@")[0] for n in zeros}
+        elif quantity == "weights" and self._of_zeros:
+            named, references = self._moved_by_zeros(step, named, references)
         elif quantity == "buffers":
             skip = self.uncomparable()
             named, references = _without(named, skip), _without(references, skip)
@@ -86,6 +97,23 @@ class ComparingRecorder:
             values = compare.digest(_without_names(named, of_samples))
             self.digests[name] = self.digests.get(name, ()) + values
         self.reader.release(above=PART)
+
+    def _moved_by_zeros(
+        self,
+        step: int,
+        named: dict[str, Tensor | None],
+        references: dict[str, Tensor | None],
+    ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
+        """Leaves out what an optimizer moves for its gradient of zeros alone."""
+        moved = {
+            n
+            for n in self._of_zeros & named.keys()
+            if (t := named[n]) is not None
+            and self.reader.differs("weights", step, n, t)
+        }
+        for name in moved:
+            self.not_compared[f"weights of {name}"] = _UNUSED
+        return _without_names(named, moved), _without_names(references, moved)
 
     def finish(self, step: int, loss: float | None) -> StepResult:
         """Returns and forgets what was taken since the last call."""
@@ -240,10 +268,12 @@ def _parts(references: dict[str, Tensor | None]) -> list[list[str]]:
     return parts
 
 
-def _or_none(gradient: Tensor | None, reference: Tensor | None) -> Tensor | None:
-    """Returns None for zeros where the reference has none."""
-    is_none = gradient is None or (reference is None and not bool(gradient.any()))
-    return None if is_none else gradient
+def _stands_for_none(
+    gradient: Tensor | None, references: dict[str, Tensor | None], name: str
+) -> bool:
+    """Returns whether a gradient is zeros where the reference has none."""
+    is_none = references.get(name) is None
+    return is_none and gradient is not None and not bool(gradient.any())
 
 
 def _without(

@@ -112,7 +112,7 @@ def test_our_sync_batch_norm_is_torchs(gpus: Pool, sizes: list[int]) -> None:
 
 
 @pytest.mark.cuda(2)
-@pytest.mark.parametrize("num_samples", [8, 5, 2])
+@pytest.mark.parametrize("num_samples", [8, 5, 4])
 def test_emulated_data_parallel_is_torchs(gpus: Pool, num_samples: int) -> None:
     arguments = {"world_size": 2, "num_samples": num_samples}
     assert _run(gpus, "data_parallel", SOLO, **arguments)[0] < 1e-12

@@ -44,6 +44,35 @@ model = Peeking(4, 3)
 """
 
 
+UNUSED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 2)
+    def forward(self, x):
+        return self.a(x)
+model = Net()
+def optimizer(params):
+    return torch.optim.AdamW(params, lr=0.01, weight_decay=0.1)
+"""
+
+
+def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
+    pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, tmp_path, HEAD + UNUSED, ("dp",))
+    assert report.verdict == "equivalent"
+    why = (
+        "nothing uses it; DataParallel gives it gradients of zeros, with which the "
+        "optimizer moves it (weight decay, momentum)"
+    )
+    assert {n.what: n.why for n in report.not_compared} == {
+        "gradients of b.weight, b.bias": "no gradient in one process either",
+        "weights of b.weight": why,
+        "weights of b.bias": why,
+    }
+
+
 @pytest.mark.parametrize(
     ("source", "slug"),
     [
