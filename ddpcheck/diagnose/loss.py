@@ -183,5 +183,31 @@ def loss_with_collectives(case: Case) -> str:
     return max(found, key=len, default="")
 
 
+def is_made_by_the_model(case: Case) -> bool:
+    """Returns whether what the whole model returns is the loss."""
+    roots = [
+        [n for call in rank.modules if not call.name for n, _ in call.numbers]
+        for rank in (case.step.ranks if case.step else ())
+    ]
+    losses = case.rank_losses()
+    return bool(losses) and roots == [[loss] for loss in losses]
+
+
+def whole_model_fix(case: Case) -> tuple[str, ...]:
+    """Returns the widest fix for a loss that the model makes: it sees all samples.
+
+    Where modules are sound on the samples of a shard, so that it is the loss that is
+    not; () for others. A model with batch norms would be mended by it for their sake.
+    """
+    is_of_loss = (
+        is_made_by_the_model(case)
+        and case.run.ranks_agree
+        and not case.run.faults
+        and not case.facts["has_batch_norm"]
+        and not case.diverging()
+    )
+    return ("module.global:",) if is_of_loss else ()
+
+
 def _is_within(name: str, outer: str) -> bool:
     return not outer or name.startswith(f"{outer}.")

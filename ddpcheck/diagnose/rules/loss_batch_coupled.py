@@ -52,12 +52,14 @@ from __future__ import annotations
 import dataclasses
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import (
     global_loss_fix,
     loss_with_collectives,
     numbers_of_modules,
     ratio_evidence,
     ratio_fact,
+    whole_model_fix,
 )
 from ddpcheck.diagnose.text import module, number
 
@@ -69,7 +71,9 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it where one sample's gradient depends on other samples' outputs."""
     if case.loss_is_sound:
         return _inside_a_module(case) if _gradients_alone_differ(case) else None
-    if not case.has_cuts or not case.couples:
+    if not case.has_cuts:
+        return _unseen(case)
+    if not case.couples:
         return None
     if case.losses_replicate:
         return None  # the value is global: collective/no-autograd and its kin
@@ -82,12 +86,27 @@ def detect(case: Case) -> Proposal | None:
     )
     facts = (_coupled(case), told)
     inner = loss_with_collectives(case)
-    whole = _of(facts, (f"module.global:{inner}",)) if inner else None
+    wide = (f"module.global:{inner}",) if inner else whole_model_fix(case)
+    whole = _of(facts, wide) if wide else None
     return dataclasses.replace(
         _of(facts, global_loss_fix(case)),
         evidence=ratio_evidence(case),
         fallback=_inside_a_module(case) or whole,
     )
+
+
+def _unseen(case: Case) -> Proposal | None:
+    """Proposes it on trial for a loss that the model makes of what no module returns.
+
+    Counts are the same where all shards are: then what differs is no normaliser.
+    """
+    fixes = whole_model_fix(case)
+    if not fixes or common_factor(case) is not None:
+        return None
+    if case.arm(tile=case.world_size).verdict != "divergent":
+        return None  # loss/local-normalizer
+    fact = "it differs with the same shard on every rank, where all counts agree, too"
+    return dataclasses.replace(_of((fact,), fixes), speculative=True, last_resort=True)
 
 
 def _gradients_alone_differ(case: Case) -> bool:

@@ -48,12 +48,15 @@ https://github.com/huggingface/transformers/pull/34373
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import (
     counted_by,
     global_loss_fix,
     ratio_evidence,
     ratio_fact,
+    whole_model_fix,
 )
+from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import listed, number
 from ddpcheck.run.spec import SAMPLES
 
@@ -63,7 +66,9 @@ LINK = "loss"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for one ratio per rank, or several, in a loss that couples nothing."""
-    if not case.has_cuts or case.loss_is_sound or case.losses_replicate:
+    if not case.has_cuts:
+        return _unseen(case)
+    if case.loss_is_sound or case.losses_replicate:
         return None
     if case.couples is not False or case.mixes_a_sum:
         return None
@@ -73,6 +78,28 @@ def detect(case: Case) -> Proposal | None:
     if name == SAMPLES:
         return None  # loss/uneven-shard
     return _of(case) if name is None else _of(case, name)
+
+
+def _unseen(case: Case) -> Proposal | None:
+    """Proposes it on trial for a loss that the model makes of what no module returns.
+
+    Where all shards are the same all counts agree, and so do the losses.
+    """
+    fixes = whole_model_fix(case)
+    if not fixes or common_factor(case) is not None:
+        return None
+    if case.arm(tile=case.world_size).verdict != "equivalent":
+        return None  # loss/batch-coupled
+    fact = "with the same shard on every rank, where all counts agree, nothing differs"
+    return replaced(
+        _of(case),
+        facts=(fact,),
+        fixes=fixes,
+        evidence={},
+        fallback=None,
+        speculative=True,
+        last_resort=True,
+    )
 
 
 def _of_a_sum(case: Case) -> Proposal | None:
@@ -106,7 +133,7 @@ def _of(case: Case, name: str | None = None) -> Proposal:
         if name
         else "counts or weights of the shard"
     )
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary=f"the loss is divided by {what}, which differs between ranks; DDP "
@@ -123,6 +150,8 @@ def _of(case: Case, name: str | None = None) -> Proposal:
         "loss = world * local_sum / n",
         fixes=fixes,
         evidence=ratio_evidence(case),
-        # Another count may have had the same shares in the first step.
-        fallback=_of(case) if name else None,
     )
+    if name:  # another count may have had the same shares in the first step
+        return replaced(found, fallback=_of(case))
+    wide = whole_model_fix(case)
+    return replaced(found, fallback=replaced(found, fixes=wide)) if wide else found
