@@ -193,6 +193,12 @@ def is_made_by_the_model(case: Case) -> bool:
     return bool(losses) and roots == [[loss] for loss in losses]
 
 
+def is_divided_by_counts(case: Case) -> bool:
+    """Returns whether one process's gradient is the ranks', each times a factor."""
+    told = [rank.off_span for rank in (case.step.ranks if case.step else ())]
+    return bool(told) and all(v is not None and v <= case.close for v in told)
+
+
 def whole_model_fix(case: Case) -> tuple[str, ...]:
     """Returns the widest fix for a loss that the model makes: it sees all samples.
 

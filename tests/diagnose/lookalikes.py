@@ -548,4 +548,72 @@ wrap = lambda model: DDP(model)
 """,
         [("ddp/frozen-after-wrap", True)],
     ),
+    # A hook that sums makes up for a sum; what every rank has in full it counts twice.
+    "penalty-beside-a-sum-that-a-hook-sums": (
+        """
+class Net(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), self.weight.square().sum()
+model = Net(4, 3)
+def loss(output, target):
+    logits, penalty = output
+    return nn.functional.cross_entropy(logits, target, reduction="sum") + penalty
+def sum_hook(_, bucket):
+    done = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return done.then(lambda future: future.value()[0])
+def wrap(model):
+    wrapped = DDP(model)
+    wrapped.register_comm_hook(None, sum_hook)
+    return wrapped
+""",
+        [("loss/regularizer-scale", True)],
+    ),
+    # Edges and their absence, each a mean of its own, and indices made of the shard.
+    "two-means-of-edges-within-the-model": (
+        """
+class Edges(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(4, 3)
+    def forward(self, x, kinds):
+        index = (torch.arange(len(x)) + 1) % len(x)
+        z = self.embed(x)[index]
+        near, far = z[kinds == 0], z[kinds != 0]
+        return near.square().mean() - far.sigmoid().log().mean()
+model = Edges()
+batch = (torch.randn(8, 4), torch.tensor([0, 0, 0, 1, 1, 1, 1, 0])), torch.zeros(8)
+loss = lambda output, _: output
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    # No module returns what the loss is made of; a count divides it, or outputs do.
+    "masked-mean-within-a-model-without-modules": (
+        """
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 5))
+    def forward(self, x, mask):
+        return ((x @ self.weight).square().sum(1) * mask).sum() / mask.sum()
+model = Masked()
+batch = (torch.randn(8, 4), torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0])), torch.zeros(8)
+loss = lambda output, _: output
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    "ratio-within-a-model-without-modules": (
+        """
+class Overlap(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 5))
+    def forward(self, x, y):
+        p = (x @ self.weight).sigmoid()
+        return 1 - (p * y).sum() / (p + y - p * y).sum()
+model = Overlap()
+batch = (torch.randn(8, 4), (torch.randn(8, 5) > 0).double()), torch.zeros(8)
+loss = lambda output, _: output
+""",
+        [("loss/batch-coupled", True)],
+    ),
 }

@@ -115,6 +115,9 @@ class RankEvidence:
     # What all gradients at the cuts are multiplied by where one is; None: many factors.
     group_factor: float | None = None
     counts: dict[str, float] = field(default_factory=dict)
+    # What no combination of the ranks' gradients explains of one process's, relative;
+    # None where the loss has cuts, which say more.
+    off_span: float | None = None
     rng: int = 0
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch
     defects: tuple[Defect, ...] = ()  # collectives that returned something else

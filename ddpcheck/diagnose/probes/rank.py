@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.diagnose.probes import gradients, micro, modules, training
+from ddpcheck.diagnose.probes import gradients, micro, modules, span, training
 from ddpcheck.diagnose.probes.evidence import ModuleCall, RankEvidence
 from ddpcheck.diagnose.probes.group import with_what_others_say
 from ddpcheck.diagnose.probes.teacher import (
@@ -159,19 +159,22 @@ class _Probe:
                 done = training.step(self.target, spec, wrapped, shard)
         finally:
             hooks.remove()
+        cuts = tuple(
+            gradients.at_cuts(
+                self.leaves,
+                self._recorded,
+                self.reader,
+                spec.world_size,
+                done.factor,
+            )
+        )
         return RankEvidence(
             rank=self.rank,
             modules=tuple(self.modules),
             missing_calls=self._missing(hooks),
-            cuts=tuple(
-                gradients.at_cuts(
-                    self.leaves,
-                    self._recorded,
-                    self.reader,
-                    spec.world_size,
-                    done.factor,
-                )
-            ),
+            cuts=cuts,
+            # The reference has cuts, or has none, for all ranks alike.
+            off_span=None if self.cuts else span.residual(wrapped, self.reader),
             direct=tuple(gradients.past_cuts(wrapped, self.reader)),
             loss=done.loss,
             after_backward=done.factor,

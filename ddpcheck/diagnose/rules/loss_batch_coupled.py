@@ -55,6 +55,7 @@ from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import (
     global_loss_fix,
+    is_divided_by_counts,
     loss_with_collectives,
     numbers_of_modules,
     ratio_evidence,
@@ -96,16 +97,11 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _unseen(case: Case) -> Proposal | None:
-    """Proposes it on trial for a loss that the model makes of what no module returns.
-
-    Counts are the same where all shards are: then what differs is no normaliser.
-    """
+    """Proposes it on trial for a loss that the model makes of what no module returns."""
     fixes = whole_model_fix(case)
-    if not fixes or common_factor(case) is not None:
+    if not fixes or common_factor(case) is not None or is_divided_by_counts(case):
         return None
-    if case.arm(tile=case.world_size).verdict != "divergent":
-        return None  # loss/local-normalizer
-    fact = "it differs with the same shard on every rank, where all counts agree, too"
+    fact = "no factors of the ranks make one process's gradient of the ranks' own"
     return dataclasses.replace(_of((fact,), fixes), speculative=True, last_resort=True)
 
 

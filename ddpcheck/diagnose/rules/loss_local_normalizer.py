@@ -52,6 +52,7 @@ from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import (
     counted_by,
     global_loss_fix,
+    is_divided_by_counts,
     ratio_evidence,
     ratio_fact,
     whole_model_fix,
@@ -81,16 +82,11 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _unseen(case: Case) -> Proposal | None:
-    """Proposes it on trial for a loss that the model makes of what no module returns.
-
-    Where all shards are the same all counts agree, and so do the losses.
-    """
+    """Proposes it on trial for a loss that the model makes of what no module returns."""
     fixes = whole_model_fix(case)
-    if not fixes or common_factor(case) is not None:
+    if not fixes or common_factor(case) is not None or not is_divided_by_counts(case):
         return None
-    if case.arm(tile=case.world_size).verdict != "equivalent":
-        return None  # loss/batch-coupled
-    fact = "with the same shard on every rank, where all counts agree, nothing differs"
+    fact = "a factor for each rank makes one process's gradient of the ranks' own"
     return replaced(
         _of(case),
         facts=(fact,),

@@ -63,8 +63,10 @@ LINK = "loss"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where the data term is right and parameters' own terms are not."""
-    if case.step is None or not case.loss_is_sound or case.world_size == 1:
+    if case.step is None or case.world_size == 1:
         return None
+    if not case.loss_is_sound:
+        return _beside_a_hook(case)
     direct = case.direct()
     ratios = [ratio for ratio, _ in direct]
     is_one = all(residual <= case.close for _, residual in direct) and (
@@ -89,6 +91,25 @@ def detect(case: Case) -> Proposal | None:
     # A penalty with a backward of its own is added to nothing.
     other = dataclasses.replace(first, fixes=(f"direct.scale:{1 / mean!r}",))
     return dataclasses.replace(first, fallback=other)
+
+
+def _beside_a_hook(case: Case) -> Proposal | None:
+    """Proposes it on trial where a hook may make up for what the data term lacks."""
+    if case.uniform_ratio is None or not any(case.rank_facts("comm_hooks", 0)):
+        return None
+    world = case.world_size
+    return dataclasses.replace(
+        _of(world),
+        facts=(
+            "a communication hook makes up for the factor of the data term",
+            f"with what no data reach taken 1/{world} times where it is added to the "
+            "loss the gradients are one process's",
+        ),
+        fix="divide what every rank has in full by the world size, or let the hook "
+        "return the mean and multiply the data term alone by the world size",
+        code="loss = data_term + penalty / dist.get_world_size()",
+        speculative=True,
+    )
 
 
 def _summed(found: Proposal) -> Proposal:

@@ -1,0 +1,61 @@
+"""Whether one process's gradient is a combination of the ranks' own.
+
+It is where the loss divides by a count, or a weight, of each shard: g = sum_r c_r g_r.
+A loss that relates samples has another gradient, and so has one with several terms that
+each divide by their own.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddpcheck.run.names import strip
+from ddpcheck.trace import Reader
+
+_SIZE = 64  # numbers of a sketch; more than ranks, or nothing is told
+
+
+def residual(model: nn.Module, reader: Reader) -> float | None:
+    """Returns what the best combination leaves of one process's gradient, relative.
+
+    A collective: all ranks ask. Gradients are compared by sums of their numbers, with signs
+    at random. None for as many ranks as sums, or without a gradient.
+    """
+    world_size = dist.get_world_size()
+    mine, reference = _sketches(model, reader)
+    every = [torch.zeros_like(mine) for _ in range(world_size)]
+    dist.all_gather(every, mine)
+    size = float(reference.norm())
+    if world_size >= _SIZE or not size:
+        return None
+    ranks = torch.stack(every, 1)
+    weights = torch.linalg.lstsq(ranks, reference[:, None]).solution
+    return float((ranks @ weights - reference[:, None]).norm()) / size
+
+
+def _sketches(model: nn.Module, reader: Reader) -> tuple[Tensor, Tensor]:
+    """Returns those of this rank's gradient and of one process's."""
+    mine = torch.zeros(_SIZE, dtype=torch.float64)
+    reference = torch.zeros_like(mine)
+    generator = torch.Generator().manual_seed(0)
+    known = reader.names("direct", 0)
+    for path, parameter in model.named_parameters():
+        right = reader.get("direct", 0, strip(path)) if strip(path) in known else None
+        if right is None:
+            continue
+        signs = torch.randint(0, 2, (right.numel(),), generator=generator) * 2.0 - 1
+        reference += _sums(right, signs)
+        if parameter.grad is not None:
+            mine += _sums(parameter.grad.to_dense(), signs)
+    return mine, reference
+
+
+def _sums(gradient: Tensor, signs: Tensor) -> Tensor:
+    """Returns sums over every 64th number, with signs: a map that is linear."""
+    if gradient.is_complex():
+        gradient = torch.view_as_real(gradient)
+    values = gradient.double().reshape(-1) * signs
+    whole = torch.nn.functional.pad(values, (0, -len(values) % _SIZE))
+    return whole.view(-1, _SIZE).sum(0)
