@@ -20,8 +20,8 @@ _SIZE = 64  # numbers of a sketch; more than ranks, or nothing is told
 def residual(model: nn.Module, reader: Reader) -> float | None:
     """Returns what the best combination leaves of one process's gradient, relative.
 
-    A collective: all ranks ask. Gradients are compared by sums of their numbers, with signs
-    at random. None for as many ranks as sums, or without a gradient.
+    A collective: all ranks ask. Gradients are compared by sums of their numbers, with
+    signs at random. None for as many ranks as sums, or without a gradient.
     """
     world_size = dist.get_world_size()
     mine, reference = _sketches(model, reader)
