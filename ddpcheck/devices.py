@@ -105,12 +105,25 @@ def warnings(device: str, dtype: str, model: nn.Module | None = None) -> list[st
             "TF32 is on: products of float32 matrices have 10 bits of mantissa "
             "(torch.backends.cuda.matmul.allow_tf32 = False)"
         )
-    if dtype == "float32" and cudnn.allow_tf32 and model and _has_cudnns(model):
+    if dtype == "float32" and model and _has_cudnns(model) and _cudnn_uses_tf32():
         found.append(
             "TF32 is on in cuDNN: float32 convolutions and recurrent nets have 10 bits "
             "of mantissa (torch.backends.cudnn.allow_tf32 = False)"
         )
     return found
+
+
+def _cudnn_uses_tf32() -> bool:
+    """Returns whether cuDNN rounds to TF32; it has settings of its own.
+
+    Since torch 2.9 there are two of these, too, as in `_uses_tf32`.
+    """
+    cudnn = torch.backends.cudnn
+    kinds = [getattr(cudnn, name, None) for name in ("conv", "rnn")]
+    told = [getattr(kind, "fp32_precision", None) for kind in kinds]
+    if None in told:
+        return bool(cudnn.allow_tf32)
+    return "tf32" in told
 
 
 def _has_cudnns(model: nn.Module) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from ddpcheck import checking, devices
 from ddpcheck.errors import UsageError
@@ -79,6 +80,60 @@ def test_tf32_and_cudnn_are_warned_of(
     starts = [w.split(" ")[0] for w in devices.warnings("cuda", "float32")]
     assert starts == ["cuDNN", "TF32"]
     assert [w[:5] for w in devices.warnings("cuda", "float64")] == ["cuDNN"]
+
+
+@pytest.mark.usefixtures("seeded")
+def test_tf32_of_cudnn_is_warned_of_where_a_module_is_cudnns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
+    monkeypatch.setattr(devices, "_cudnn_uses_tf32", lambda: True)
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    assert devices.warnings("cuda", "float32", model) == []
+    model.append(nn.GRU(2, 2))
+    assert devices.warnings("cuda", "float64", model) == []
+    (warning,) = devices.warnings("cuda", "float32", model)
+    assert warning == (
+        "TF32 is on in cuDNN: float32 convolutions and recurrent nets have 10 bits of "
+        "mantissa (torch.backends.cudnn.allow_tf32 = False)"
+    )
+
+
+def test_cudnn_has_settings_of_its_own() -> None:
+    cudnn = torch.backends.cudnn
+    if not hasattr(cudnn, "conv"):
+        pytest.skip("torch has one setting for all of cuDNN")
+    kinds: list[Any] = [cudnn.conv, cudnn.rnn]
+    before = [kind.fp32_precision for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.fp32_precision = "ieee"
+        assert not devices._cudnn_uses_tf32()  # noqa: SLF001
+        kinds[1].fp32_precision = "tf32"
+        assert devices._cudnn_uses_tf32()  # noqa: SLF001
+    finally:
+        for kind, value in zip(kinds, before, strict=True):
+            kind.fp32_precision = value
+
+
+def test_kernels_that_draw_within_are_off_on_gpus_alone() -> None:
+    cudnn = torch.backends.cudnn
+    with devices.plain_kernels("cpu"):
+        assert cudnn.enabled
+    with devices.plain_kernels("cuda"):
+        assert not cudnn.enabled
+        assert not torch.backends.cuda.flash_sdp_enabled()
+    assert cudnn.enabled
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_state_of_random_numbers_on_a_gpu_is_that_of_the_cpu_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = torch.get_rng_state()
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.ones(3).byte())
+    assert torch.equal(devices.random_state("cpu"), own)
+    assert devices.random_state("cuda").tolist() == [*own.tolist(), 1, 1, 1]
 
 
 def test_target_that_initialises_cuda_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,3 +324,57 @@ def test_buffer_with_a_row_per_sample_is_compared_by_rows(
     (run,) = report.runs
     assert (report.verdict, run.buffers.compared) == (verdict, 3)
     assert bool(run.buffers.mismatched) == (verdict == "divergent")
+
+
+def test_rank_without_room_on_its_gpu_is_not_checked(
+    pool: Pool, tmp_path: Path
+) -> None:
+    source = """
+model = nn.Linear(4, 3)
+def train_step(model, optimizer, batch):
+    if rank() == 1:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    loss(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+"""
+    report = check(pool, tmp_path, source)
+    assert (report.verdict, report.exit_code) == ("not-checked", 3)
+    assert report.runs[0].why == (
+        "rank 1 found no room on its GPU: OutOfMemoryError: CUDA out of memory. Tried "
+        "to allocate 2 GiB"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "slug", "fix"),
+    [
+        (
+            'RuntimeError("Cannot re-initialize CUDA in forked subprocess.")',
+            "target-starts-cuda",
+            "make these tensors in model() or batch(), on the CPU; --device cuda moves "
+            "them",
+        ),
+        (
+            'RuntimeError("Expected all tensors to be on the same device, but found")',
+            "target-raises",
+            "make constants where they are used: torch.arange(n, device=x.device)",
+        ),
+        (
+            'torch.OutOfMemoryError("CUDA out of memory.")',
+            "target-raises",
+            "a smaller batch or model, --dtype float32, or a larger GPU",
+        ),
+    ],
+    ids=["in-a-fork", "two-devices", "full"],
+)
+def test_what_gpus_refuse_comes_with_its_fix(
+    error: str, slug: str, fix: str, pool: Pool, tmp_path: Path
+) -> None:
+    source = f"""
+model = nn.Linear(4, 3)
+def loss(output, target):
+    raise {error}
+"""
+    with pytest.raises(UsageError) as caught:
+        check(pool, tmp_path, source)
+    assert (caught.value.problem.slug, caught.value.problem.fix) == (slug, fix)
