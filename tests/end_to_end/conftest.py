@@ -29,6 +29,10 @@ class Ended:
     stderr: str
 
 
+def _hears_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Command:
     """A running ddpcheck, in a session of its own."""
 
@@ -43,6 +47,9 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            # Who runs the suite in the background may ignore Ctrl-C; a terminal's
+            # commands do not.
+            preexec_fn=_hears_ctrl_c,  # noqa: PLW1509 (one call of the system)
         )
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
