@@ -77,6 +77,8 @@ def place_keys(proposal: Proposal) -> tuple[str, ...]:
         return (f"module {proposal.module}",)
     if proposal.link == "loss":
         return ("loss", "train_step")
+    if proposal.link == "data":
+        return ("train_step", "batch")
     if proposal.link in ("reduce", "backward"):
         return ("train_step", "wrap")
     return ()

@@ -14,13 +14,13 @@ from ddpcheck.run import isolation
 from ddpcheck.run.loading import borrowed
 from ddpcheck.target import TargetRef
 
-LOSS, WRAP, TRAIN_STEP, MODULE = "loss", "wrap", "train_step", "module "
+MODULE = "module "
 
 
 def find(context: Context, *, ref: TargetRef, keys: tuple[str, ...]) -> str | None:
     """Returns "file.py:line" of the first key that has a place.
 
-    Keys: "loss", "wrap", "train_step", "module NAME".
+    Keys: names of the target's file ("loss", "train_step"), "module NAME".
     """
     del context
     with borrowed(ref) as target, isolation.isolated():

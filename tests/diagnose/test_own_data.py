@@ -27,8 +27,10 @@ def test_what_is_sound_is_equivalent(name: str, pool: Pool, tmp_path: Path) -> N
 
 
 def test_samples_are_told_in_numbers(pool: Pool, tmp_path: Path) -> None:
-    source, _ = BUGS["padding-by-hand"]
-    finding = checked(pool, tmp_path, HEAD + source).findings[0]
+    source = HEAD + BUGS["padding-by-hand"][0]
+    finding = checked(pool, tmp_path, source).findings[0]
+    line = source.splitlines().index("def train_step(model, optimizer, batch):") + 1
+    assert str(finding.where).endswith(f"target.py:{line}")
     assert finding.facts == (
         "in step 1 one process trains on 13 samples, the 2 ranks on 7 each; repeated "
         "at the end of a shard, from the beginning of another: 1",
