@@ -18,6 +18,13 @@ _MAX_ROWS = 50
 JUDGED = ("gradients", "weights", "buffers")
 
 
+_AVERAGED_LATER = (
+    "each rank's own when the optimizer steps; the ranks share their weights after it, "
+    "and these are one process's after every step"
+)
+_OF_RANKS = ("gradients", "weights")  # what all ranks must have alike
+# Times the tolerance: an update so large would have shown a wrong gradient.
+_VISIBLE = 1e3
 # Ranks may share a GPU, where one process has it for itself.
 _GPU_IS_FULL = "OutOfMemoryError: CUDA"
 
@@ -34,7 +41,10 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
     if refusal:  # the steps that went well say nothing of the run
         quantities = dict.fromkeys(quantities, Quantity())
     faults = tuple(_faults(outcome))
-    agree = _ranks_agree(outcome, rtol)
+    own = not faults and averages_weights(outcome)
+    if own:
+        quantities["gradients"] = Quantity()
+    agree = _ranks_agree(outcome, rtol, ("weights",) if own else _OF_RANKS)
     run = Run(
         mode=spec.mode,
         world_size=spec.world_size,
@@ -77,6 +87,9 @@ def not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompare
         if run.verdict == "not-checked":
             what = f"{run.mode} at world size {run.world_size}"
             found.append(NotCompared(what=what, why=run.why))
+        if averages_weights(outcome) and not run.faults:
+            what = f"gradients of {run.mode} at world size {run.world_size}"
+            found.append(NotCompared(what=what, why=_AVERAGED_LATER))
         facts = outcome.facts()
         found += [
             NotCompared(what=what, why=why)
@@ -170,12 +183,42 @@ def _by_step(outcome: RunOutcome) -> list[list[StepResult]]:
     return [steps[step] for step in sorted(steps)]
 
 
-def _ranks_agree(outcome: RunOutcome, rtol: float) -> bool:
+def averages_weights(outcome: RunOutcome) -> bool:
+    """Returns whether ranks step with gradients of their own, and then share weights.
+
+    As local SGD with an average after every step: the weights are one process's after
+    each, though they moved by far more than the tolerance and no two ranks have the
+    gradients of all.
+    """
+    steps = _by_step(outcome)
+    wrong = [s for s in steps if any(_mismatched(r, "gradients") for r in s)]
+    if outcome.spec.mode != "ddp" or not wrong:
+        return False
+    if any(_mismatched(result, "weights") for results in steps for result in results):
+        return False
+    return all(
+        result.least_move > _VISIBLE * outcome.spec.rtol
+        for results in wrong
+        for result in results
+        if _mismatched(result, "gradients")
+    ) and not any(
+        _same([r.digests.get("gradients") for r in results], outcome.spec.rtol)
+        for results in wrong
+    )
+
+
+def _mismatched(result: StepResult, name: str) -> bool:
+    return name in result.quantities and bool(result.quantities[name].mismatched)
+
+
+def _ranks_agree(
+    outcome: RunOutcome, rtol: float, names: tuple[str, ...] = _OF_RANKS
+) -> bool:
     world = len(outcome.ranks)
     if world < 2:  # noqa: PLR2004
         return True
     for results in _by_step(outcome):
-        for name in ("gradients", "weights"):
+        for name in names:
             found = [s.digests.get(name) for s in results]
             if not _same(found, rtol):
                 return False

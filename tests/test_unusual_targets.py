@@ -378,3 +378,44 @@ def loss(output, target):
     with pytest.raises(UsageError) as caught:
         check(pool, tmp_path, source)
     assert (caught.value.problem.slug, caught.value.problem.fix) == (slug, fix)
+
+
+LOCAL_SGD = """
+wrap = lambda model: model
+model = nn.Linear(4, 3)
+updates = []
+optimizer = lambda params: torch.optim.SGD(params, lr=LR, weight_decay=0.01)
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+    updates.append(1)
+    if dist.is_initialized() and len(updates) % PERIOD == 0:
+        for p in model.parameters():
+            dist.all_reduce(p.data)
+            p.data /= world()
+"""
+
+
+def test_weights_that_ranks_share_after_their_own_steps(
+    pool: Pool, tmp_path: Path
+) -> None:
+    source = LOCAL_SGD.replace("LR", "0.1")
+    report = check(pool, tmp_path, source.replace("PERIOD", "1"))
+    assert (report.verdict, report.runs[0].gradients.compared) == ("equivalent", 0)
+    assert report.runs[0].weights.compared == 6
+    assert {n.what: n.why for n in report.not_compared}[
+        "gradients of ddp at world size 2"
+    ] == (
+        "each rank's own when the optimizer steps; the ranks share their weights after "
+        "it, and these are one process's after every step"
+    )
+    report = check(pool, tmp_path, source.replace("PERIOD", "2"))
+    assert report.verdict == "divergent"
+
+
+def test_weights_that_hardly_move_prove_nothing(pool: Pool, tmp_path: Path) -> None:
+    source = LOCAL_SGD.replace("LR", "1e-13").replace("PERIOD", "1")
+    report = check(pool, tmp_path, source)
+    assert report.runs[0].weights.mismatched == 0
+    assert report.verdict == "divergent"

@@ -64,6 +64,7 @@ class ComparingRecorder:
     digests: dict[str, tuple[float, ...]] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
     _of_zeros: set[str] = field(default_factory=set)
+    _least_move: float = 0.0
 
     def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
         """Compares the group; keeps rows only where it differs."""
@@ -96,7 +97,23 @@ class ComparingRecorder:
         if (result.mismatched and quantity != "outputs") or strict:
             values = compare.digest(_without_names(named, of_samples))
             self.digests[name] = self.digests.get(name, ()) + values
+        gradients = self.quantities.get("gradients")
+        if quantity == "weights" and gradients and gradients.mismatched:
+            self._least_move = 0.0 if result.mismatched else self._moved(step)
         self.reader.release(above=PART)
+
+    def _moved(self, step: int) -> float:
+        """Returns how far one process moved the trained weights that moved least."""
+        before = ("weights", step - 1) if step else ("initial", 0)
+        moves = []
+        known = self.reader.names(*before).keys() & self.reader.names("weights", step)
+        for name in known & self.reader.names("gradients", step).keys():
+            new = self.reader.get("weights", step, name)
+            old = self.reader.get(*before, name)
+            if new is not None and old is not None and new.numel():
+                change = float((new - old).abs().max())
+                moves.append(change / max(float(new.abs().max()), change, 1e-300))
+        return min(moves, default=0.0)
 
     def _moved_by_zeros(
         self,
@@ -122,7 +139,9 @@ class ComparingRecorder:
             loss=loss,
             quantities=self.quantities,
             digests=self.digests,
+            least_move=self._least_move,
         )
+        self._least_move = 0.0
         self.quantities, self.digests = {}, {}
         return result
 

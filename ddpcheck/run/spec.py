@@ -80,6 +80,9 @@ class StepResult:
     loss: float | None
     quantities: dict[str, Quantity]
     digests: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    # How far one process's update moved the weights that it moved least, relative;
+    # told where gradients differ and weights do not.
+    least_move: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
