@@ -109,6 +109,8 @@ def _unexplained(case: Case, runs: list[int]) -> Finding:
 def _unknown(case: Case, runs: list[int]) -> Finding:
     moment = rows.first_wrong(case)
     link, where = _where(case)
+    if moment is not None and rows.foreign(case, moment):
+        moment = None  # ranks may make other inputs of the same samples
     if moment is not None:
         link, where = "data", f", in step {moment.step + 1}"
     worst = next(

@@ -102,8 +102,13 @@ def _moments(case: Case, updates: int) -> Iterator[Moment]:
 
 
 def first_wrong(case: Case) -> Moment | None:
-    """Returns the first moment at which the data link breaks, None where it holds."""
-    return next((m for m in moments(case) if not m.is_sound), None)
+    """Returns the first moment at which the data link breaks, None where it holds.
+
+    Samples that one process never has are made on the way (noise, mixed or trimmed
+    ones, outputs of another network): nothing is known of those.
+    """
+    wrong = (m for m in moments(case) if not m.is_sound)
+    return next((m for m in wrong if has_a_part(m) or not foreign(case, m)), None)
 
 
 def is_padded(moment: Moment) -> bool:

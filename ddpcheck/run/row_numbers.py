@@ -21,7 +21,8 @@ Numbers = tuple[int, ...]  # of the samples of one call, in their order
 def watch(model: nn.Module, told: Callable[[Numbers], None]) -> RemovableHandle:
     """Tells the numbers of the samples of every call of the model that trains.
 
-    Not of calls that are compiled or transformed: there are no numbers to read.
+    Not of calls in eval mode, nor of those that are compiled or transformed: there are
+    no numbers to read.
     Returns what ends it.
     """
     return model.register_forward_pre_hook(_Watcher(told), with_kwargs=True)
@@ -33,8 +34,8 @@ class _Watcher:
     def __init__(self, told: Callable[[Numbers], None] | None = None) -> None:
         self.told = told
 
-    def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or self.told is None:
+    def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling() or self.told is None or not model.training:
             return
         if torch.is_grad_enabled() and not private.transforms():
             self.told(numbers((args, kwargs)))
