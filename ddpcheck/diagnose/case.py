@@ -51,6 +51,7 @@ class Case:
     outcome: RunOutcome
     by_hand: Run
     by_hand_outcome: RunOutcome
+    watched: RunOutcome | None = None  # the run once more, its samples told
     step: StepEvidence | None
     rtol: float
     facts: dict[str, Any]  # of the reference

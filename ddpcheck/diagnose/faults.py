@@ -14,6 +14,7 @@ from ddpcheck.run.spec import (
     CollectiveEnd,
     StepResult,
 )
+from ddpcheck.session import RunOutcome
 
 # What a rank raises or writes because another one left, or called something else.
 _OF_OTHERS = re.compile(
@@ -159,17 +160,17 @@ def skipped_in(case: Case) -> int | None:
         # A rank that raises tells of the step that it does not end.
         left[rank] = done[-1] + (rank not in raised) if done else 0
     for step in range(case.outcome.spec.steps):
-        begun = backwards_in(case, step)
+        begun = backwards_in(case.outcome, step)
         if any(n < max(begun) and left[rank] > step for rank, n in enumerate(begun)):
             return step
     return None
 
 
-def backwards_in(case: Case, step: int) -> list[int]:
+def backwards_in(outcome: RunOutcome, step: int) -> list[int]:
     """Returns how many backwards each rank began in a step."""
     return [
         sum(isinstance(p, BackwardCount) and p.step == step for p in rank.progress)
-        for rank in case.outcome.ranks
+        for rank in outcome.ranks
     ]
 
 

@@ -1,7 +1,7 @@
 """The data link: do the samples of all ranks make up those of one process, once each?
 
-Known where the target has a step of its own: then each call of the model that trains
-tells a number for every sample (see ddpcheck.run.row_numbers).
+Known where the target may choose its samples: then it runs once more, and each call of
+the model that trains tells a number for every sample (see ddpcheck.run.row_numbers).
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from operator import add
+from itertools import accumulate
+from operator import add, and_
 from typing import Any
 
 from ddpcheck.diagnose import faults
 from ddpcheck.diagnose.case import Case
 from ddpcheck.run.spec import RowsSeen
+from ddpcheck.session import RunOutcome
 
 Rows = tuple[int, ...]
 
@@ -62,9 +64,16 @@ class Moment:
 
     @property
     def is_sound(self) -> bool:
-        """Whether the shards make up the batch, or every rank has the whole of it."""
-        one = Counter(self.one)
-        return self.together == one or all(Counter(r) == one for r in self.ranks)
+        """Whether the shards make up the batch, but for what all ranks have in full."""
+        one, ranks = Counter(self.one), [Counter(rank) for rank in self.ranks]
+        common = reduce(and_, ranks) & one
+        rest = reduce(add, (rank - common for rank in ranks))
+        return self.together == one or rest == one - common
+
+    @property
+    def shared(self) -> set[int]:
+        """Samples that the ranks have more often than one process, on several ranks."""
+        return {n for n in self.repeated if sum(n in rank for rank in self.ranks) > 1}
 
 
 def moments(case: Case) -> list[Moment]:
@@ -73,23 +82,26 @@ def moments(case: Case) -> list[Moment]:
     Empty where it is not known: no step of the target's own, samples that cannot be
     read.
     """
-    return list(_moments(case, case.outcome.reference.facts.get("updates", 0)))
+    if case.watched is None:
+        return []
+    return list(_moments(case.watched, case.facts["updates"]))
 
 
 def first_padded(case: Case) -> Moment | None:
     """Returns the first wrong step if repeats fill the shards in it, else None."""
     wrong = first_wrong(case)
-    whole = (m for m in _moments(case, updates=0) if wrong and m.step == wrong.step)
+    if wrong is None or case.watched is None:
+        return None
+    whole = (m for m in _moments(case.watched, 0) if m.step == wrong.step)
     return next((m for m in whole if is_padded(m)), None)
 
 
-def _moments(case: Case, updates: int) -> Iterator[Moment]:
+def _moments(watched: RunOutcome, updates: int) -> Iterator[Moment]:
     """Yields them: one per call where each step has as many calls as `updates`."""
-    facts = case.outcome.reference.facts
-    seats = range(len(case.outcome.ranks))
-    done = min(len(case.outcome.steps(rank)) for rank in seats)
-    one = (facts.get("rows") or [])[:done]
-    ranks = [_by_step(case, rank, len(one)) for rank in seats]
+    seats = range(len(watched.ranks))
+    done = min(len(watched.steps(rank)) for rank in seats)
+    one = _of_one(watched)[:done]
+    ranks = [_by_step(watched, rank, len(one)) for rank in seats]
     for step, calls in enumerate(one):
         theirs = [rank[step] for rank in ranks]
         if not calls or not all(theirs) or not all(map(all, (calls, *theirs))):
@@ -107,7 +119,8 @@ def first_wrong(case: Case) -> Moment | None:
     Samples that one process never has are made on the way (noise, mixed or trimmed
     ones, outputs of another network): nothing is known of those.
     """
-    wrong = (m for m in moments(case) if not m.is_sound)
+    # A repeat that fills up may be on all ranks, too.
+    wrong = (m for m in moments(case) if is_padded(m) or not m.is_sound)
     return next((m for m in wrong if has_a_part(m) or not foreign(case, m)), None)
 
 
@@ -120,8 +133,9 @@ def is_padded(moment: Moment) -> bool:
     same_size = len(set(map(len, moment.ranks))) == 1
     if not extra or not same_size or moment.missing or moment.foreign:
         return False
+    is_once = max(Counter(moment.one).values()) == 1  # else one process repeats, too
     filling = min(extra, len(moment.ranks[0]) // 2)
-    return all(_fills(n, moment.ranks, filling) for n in moment.repeated)
+    return is_once and all(_fills(n, moment.ranks, filling) for n in moment.repeated)
 
 
 def _fills(number: int, ranks: tuple[Rows, ...], filling: int) -> bool:
@@ -159,9 +173,8 @@ def has_a_part(moment: Moment) -> bool:
 
 def foreign(case: Case, moment: Moment) -> bool:
     """Returns whether ranks have samples that one process has in no step."""
-    known = {
-        n for calls in case.outcome.reference.facts["rows"] for c in calls for n in c
-    }
+    steps = _of_one(case.watched) if case.watched else []
+    known = {n for calls in steps for rows in calls for n in rows}
     return not known.issuperset(moment.together)
 
 
@@ -180,42 +193,47 @@ def evidence(moment: Moment) -> dict[str, Any]:
 def are_used_up(case: Case, step: int) -> bool:
     """Returns whether the ranks that left a step early had no samples left.
 
-    They were given all of their shard, where that is what is trained on; a step on data
-    of its own takes what there is.
+    They were given all of their shard, once, where that is what is trained on; a step
+    on data of its own takes what there is.
     """
-    calls = calls_of_ranks(case, step)
-    begun = faults.backwards_in(case, step)
-    one = case.outcome.reference.facts.get("rows") or []
-    most = max(map(len, calls), default=0)
-    if not one or len(one) <= step or not all(map(all, calls)):
+    watched = case.watched
+    one = _of_one(watched) if watched else []
+    if watched is None or len(one) <= step:
         return False
-    own_data = len(_joined(one[step])) != case.facts["batch_size"]
-    for rank, sizes in enumerate(case.run.shard_sizes):
-        mine = calls[rank]
+    calls = [_by_step(watched, r, step + 1)[step] for r in range(len(watched.ranks))]
+    begun = faults.backwards_in(watched, step)
+    most = max(map(len, calls), default=0)
+    if not all(map(all, calls)):
+        return False
+    own_data = case.facts["batch_size"] not in accumulate(map(len, one[step]))
+    for mine, backwards, size in zip(calls, begun, case.run.shard_sizes, strict=True):
+        seen = len(_joined(mine))
+        if seen > size and not own_data:
+            return False  # a further pass is no further batch
         if len(mine) == most:
             continue
-        if not mine or len(mine) != begun[rank]:
+        if not mine or len(mine) != backwards:
             return False  # a forward without its backward, or none at all
-        if len(_joined(mine)) < sizes and not own_data:
+        if seen < size and not own_data:
             return False
     return any(len(mine) < most for mine in calls)
 
 
-def calls_of_ranks(case: Case, step: int) -> list[list[Rows]]:
-    """Returns the samples of every call in a step, for each rank."""
-    return [
-        [
-            told.rows
-            for told in outcome.progress
-            if isinstance(told, RowsSeen) and told.step == step
-        ]
-        for outcome in case.outcome.ranks
-    ]
+def calls_of_ranks(case: Case, step: int) -> list[int]:
+    """Returns how many calls each rank made in a step."""
+    assert case.watched is not None
+    ranks = range(len(case.watched.ranks))
+    return [len(_by_step(case.watched, rank, step + 1)[step]) for rank in ranks]
 
 
-def _by_step(case: Case, rank: int, steps: int) -> list[list[Rows]]:
+def _of_one(watched: RunOutcome) -> list[list[Rows]]:
+    found: list[list[Rows]] = watched.reference.facts.get("rows") or []
+    return found
+
+
+def _by_step(watched: RunOutcome, rank: int, steps: int) -> list[list[Rows]]:
     found: list[list[Rows]] = [[] for _ in range(steps)]
-    for told in case.outcome.ranks[rank].progress:
+    for told in watched.ranks[rank].progress:
         if isinstance(told, RowsSeen) and told.step < steps:
             found[told.step].append(told.rows)
     return found

@@ -23,21 +23,22 @@ from ddpcheck.diagnose.causes import (
     proposed,
     scaled_to,
 )
+from ddpcheck.diagnose.choosing import as_good, first_wrong_batch, why
 from ddpcheck.diagnose.hidden import hidden
 from ddpcheck.diagnose.probes.evidence import (
     RankEvidence,
     ReferenceEvidence,
     StepEvidence,
 )
-from ddpcheck.ranks.messages import Job, Outcome
+from ddpcheck.errors import UsageError
+from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report import Control, Run, Tolerance
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.session import RunOutcome, Session
+from ddpcheck.session import CannotCheckError, RunOutcome, Session
 
 _MAX_ROUNDS = 8
 _MAX_CONTROLS = 6
-_SAME = 1e-6  # of what two fixes leave
 
 
 class Search:
@@ -143,18 +144,20 @@ class Search:
         ]
 
     def _case(self, spec: RunSpec) -> Case:
-        by_hand = spec.but(mode="averaged")
-        wanted = [s for s in dict.fromkeys((spec, by_hand)) if s != self.spec]
+        by_hand, watched = spec.but(mode="averaged"), self._watched(spec)
+        specs = dict.fromkeys((spec, by_hand, *watched))
+        wanted = [s for s in specs if s != self.spec]
         made = dict(zip(wanted, self.session.run(wanted), strict=True))
         made[self.spec] = self.outcome
         outcomes = [made[spec], made[by_hand]]
         runs = [assemble.to_run(o, self.limit.rtol) for o in outcomes]
-        step = self._probe(spec, _first_wrong_batch(runs[0], spec.steps))
+        step = self._probe(spec, first_wrong_batch(runs[0], spec.steps))
         return Case(
             run=runs[0],
             outcome=outcomes[0],
             by_hand=runs[-1],
             by_hand_outcome=outcomes[-1],
+            watched=made[watched[0]] if watched else None,
             step=step,
             probe_failed="" if step else self._probe_failed,
             rtol=self.limit.rtol,
@@ -162,6 +165,21 @@ class Search:
             repeats=self.repeats,
             arm=lambda **changes: self._arm(spec, changes),
         )
+
+    def _watched(self, spec: RunSpec) -> tuple[RunSpec, ...]:
+        """Returns the run once more, with its samples told, where it may choose them.
+
+        Not where it cannot be watched: a scripted model, a traced step.
+        """
+        facts = self.outcome.reference.facts
+        if not (facts["has_train_step"] or facts["asks_distributed"]):
+            return ()
+        watched = spec.but(watch=True)
+        try:
+            self.session.reference(watched)
+        except (UsageError, CannotCheckError):
+            return ()
+        return (watched,)
 
     def _arm(self, spec: RunSpec, changes: dict[str, Any]) -> Run:
         """Returns a variation of the run, compared with a reference varied alike."""
@@ -185,7 +203,7 @@ class Search:
         )
         first = pool.run(job, SOLO)[0]
         if not isinstance(first.value, ReferenceEvidence) or first.value.failed:
-            self._probe_failed = _why([first])
+            self._probe_failed = why([first])
             return None
         job = Job(
             function="ddpcheck.diagnose.probes.rank:judge",
@@ -201,7 +219,7 @@ class Search:
         told = pool.run(job, spec.world_size, timeout_s=limit_s)
         ranks = [o.value for o in told if isinstance(o.value, RankEvidence)]
         if len(ranks) < len(told) or any(r.failed for r in ranks):
-            self._probe_failed = _why(told)
+            self._probe_failed = why(told)
             return None
         return StepEvidence(
             world_size=spec.world_size, reference=first.value, ranks=tuple(ranks)
@@ -248,13 +266,11 @@ class Search:
             firm = [p for p in firm if p is not proposal]
         if not firm:
             return None
-        first = _as_good(proposals, firm[0], tested, before)
+        first = as_good(proposals, firm[0], tested, before)
         if first.or_by_hand and case.by_hand.verdict == "equivalent":
             by_hand = dataclasses.replace(first, by_hand=True, fixes=())
             after = assemble.worst_excess(case.by_hand)
             return Cause(by_hand, before=before, after=after, verified=True)
-        if first.stands:
-            return Cause(first, before=before)
         after = tested.get(first.slug, math.inf)
         verified = False if first.slug in tested else None
         return Cause(first, before=before, after=after, verified=verified)
@@ -348,47 +364,3 @@ class Search:
             if cause not in told and covered(cause, told):
                 cause.verified = None  # no run takes it apart from the wider fix
         causes[:] = [c for c in causes if c.verified is not False]
-
-
-def _first_wrong_batch(run: Run, steps: int) -> int:
-    """Returns the step whose batch shows what is wrong, on the weights of the start.
-
-    That of the first wrong gradients, where all weights and buffers before it are
-    right: such a shard held the counts of the others until then. 0 where a step has
-    none of them.
-    """
-    series = (run.gradients, run.weights, run.buffers)
-    gradients, *state = (q.excess_by_step for q in series)
-    if any(len(excesses) not in (0, steps) for excesses in (gradients, *state)):
-        return 0
-    found = next((i for i, e in enumerate(gradients) if e > 1), 0)
-    is_right = all(e <= 1 for excesses in state for e in excesses[:found])
-    return found if is_right else 0
-
-
-def _as_good(
-    proposals: list[Proposal], first: Proposal, tested: dict[str, float], before: float
-) -> Proposal:
-    """Returns the first firm proposal, or one on trial before it that does as much.
-
-    Of several causes none mends the run alone; of two fixes of one link that leave the
-    same the narrower one comes first.
-    """
-    left = tested.get(first.slug, math.inf)
-    for p in proposals[: proposals.index(first)]:
-        same = p.link == first.link and math.isclose(
-            tested.get(p.slug, math.inf), left, rel_tol=_SAME
-        )
-        if same and left < before:
-            return p
-    return first
-
-
-def _why(outcomes: list[Outcome]) -> str:
-    """Returns what ended a probe: the last line of the first that failed."""
-    stacks = [
-        o.raised.stack if o.raised else getattr(o.value, "failed", "") for o in outcomes
-    ]
-    lines = [stack.rstrip().rpartition("\n")[2] for stack in stacks if stack]
-    others = [o.kind for o in outcomes if o.kind != "done"]
-    return (lines or others or [""])[0]

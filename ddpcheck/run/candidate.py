@@ -158,7 +158,7 @@ class _Candidate:
         training = self._training(wrapped, names, recorder, size)
         recorder.uncomparable = lambda: self._uncomparable(counts)
         mine = shards.of_rank(batches, spec, self.rank)
-        if self.is_rank and self.seen.asks_distributed:
+        if self.is_rank and spec.watch:
             self._tell_rows(mine)
         self._train(training, recorder, mine)
         self.facts["not_compared"] = recorder.not_compared
@@ -259,7 +259,7 @@ class _Candidate:
         self._batches, self._step = batches, 0
         emit = self.context.emit
         self.seen.on_collective = lambda c: emit(calls.at_step(c, self._step))
-        if self.is_rank and self.target.train_step is not None:
+        if self.is_rank and self.spec.watch and self.target.train_step is not None:
             row_numbers.watch(
                 self._bare, lambda told: emit(RowsSeen(step=self._step, rows=told))
             )

@@ -2,7 +2,8 @@
 
 One process notes every permutation that is drawn; a rank's k-th permutation of n things
 is one process's k-th of n. Through torch, numpy and Python's random alike, so by the
-samplers of torch.utils.data too. The generators move as they do without it.
+samplers of torch.utils.data too; not through names that a target has imported from
+them, nor by drawing a few of many. The generators move as they do without it.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def _watched(change: Callable[[list[int]], list[int]]) -> Iterator[None]:
         (np.random, "shuffle"): lambda plain: _shuffle(plain, change),
         (np.random, "permutation"): lambda plain: _permutation(plain, change),
         (np.random, "default_rng"): lambda plain: _generators(plain, change),
+        (np.random, "RandomState"): lambda plain: _states(plain, change),
     }
     before = {key: getattr(*key) for key in makers}
     try:
@@ -111,6 +113,17 @@ def _permutation(plain: Any, change: Any) -> Any:
         return array[change(plain(len(array)).tolist())]
 
     return permutation
+
+
+def _states(plain: Any, change: Any) -> Any:
+    class RandomState(plain):  # type: ignore[misc]
+        def permutation(self, x: Any) -> Any:
+            return _permutation(super().permutation, change)(x)
+
+        def shuffle(self, x: Any) -> None:
+            _shuffle(super().shuffle, change)(x)
+
+    return RandomState
 
 
 def _generators(plain: Any, change: Any) -> Any:

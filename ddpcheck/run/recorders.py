@@ -124,13 +124,23 @@ class ComparingRecorder:
         """Leaves out what an optimizer moves for its gradient of zeros alone."""
         moved = {
             n
-            for n in self._of_zeros & named.keys()
+            for n in self._of_zeros & named.keys() - self._used()
             if (t := named[n]) is not None
             and self.reader.differs("weights", step, n, t)
         }
         for name in moved:
             self.not_compared[f"weights of {name}"] = _UNUSED
         return _without_names(named, moved), _without_names(references, moved)
+
+    def _used(self) -> set[str]:
+        """Returns the parameters that have a gradient in some step of one process."""
+        return {
+            name.partition("@")[0]
+            for (quantity, _), group in self.reader.index.groups.items()
+            if quantity.startswith("gradients")
+            for name, entry in group.items()
+            if entry is not None
+        }
 
     def finish(self, step: int, loss: float | None) -> StepResult:
         """Returns and forgets what was taken since the last call."""

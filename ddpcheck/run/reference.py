@@ -180,14 +180,15 @@ class _Reference:
             loss=loss_function(self.target, self.spec),
             around_step=lambda step: self._around(step, size),
         )
-        if self.target.train_step is not None:
+        if self.spec.watch and self.target.train_step is not None:
             self.rows = [[] for _ in batches]
             row_numbers.watch(model, lambda told: self._note(told, training.step))
-        elif self.seen.asks_distributed:  # for its batch, perhaps
+        elif self.spec.watch:
             self.rows = [[row_numbers.numbers(batch)] for batch in batches]
         isolation.seed_everything(self.spec.seed)
         before = {name: p.dtype for name, p in names.parameters(model).items()}
         asks = fixes.argument(self.spec.fixes, "target.orders") is not None
+        asks |= self.spec.watch
         with (
             fixes.around_training(
                 self.spec.fixes,
@@ -216,7 +217,9 @@ class _Reference:
             spec=self.spec,
             warnings=tuple(devices.warnings(self.spec.device, self.spec.dtype, model)),
             losses=tuple(training.losses),
-            facts=facts | {"unused": unused, "idle": idle, "in_turn": in_turn},
+            facts=facts
+            | {"unused": unused, "idle": idle, "in_turn": in_turn}
+            | {"shuffles": bool(drawn)},
         )
 
     def _note(self, rows: row_numbers.Numbers, step: int) -> None:

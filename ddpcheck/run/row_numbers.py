@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from ddpcheck import tree
 from ddpcheck.run import private
 
 _MOST = 512  # elements of a sample that are read: of a large one every k-th
+_MOST_ROWS = 1 << 16  # samples of a call, in Python one by one
 
 Numbers = tuple[int, ...]  # of the samples of one call, in their order
 
@@ -47,32 +50,35 @@ class _Watcher:
 def numbers(inputs: Any) -> Numbers:
     """Returns a number for each sample: equal ones are the same, bit by bit.
 
-    Dimension 0 is the sample, as in the first tensor that has one; others of another
-    length are no part of it. Empty where there is none, or none that can be read.
+    Dimension 0 is the sample, of the length that most tensors have, or the longest.
+    Empty where there is none, or none that can be read.
     """
-    leaves = [t.detach() for _, t in tree.tensors(inputs) if _has_rows(t)]
-    if not leaves:
-        return ()
-    size = len(leaves[0])
-    try:
-        columns = [_bytes(t) for t in leaves if len(t) == size]
-    except (RuntimeError, TypeError, NotImplementedError):
-        return ()  # a tensor of the target's own kind
-    return tuple(_number(parts) for parts in zip(*columns, strict=True))
+    with contextlib.suppress(Exception):  # tensors of the target's own kind
+        leaves = [t.detach() for _, t in tree.tensors(inputs) if _has_rows(t)]
+        lengths = Counter(len(t) for t in leaves)
+        size = max(lengths, key=lambda n: (lengths[n], n), default=0)
+        if size <= _MOST_ROWS:
+            columns = [_bytes(t) for t in leaves if len(t) == size]
+            return tuple(_number(parts) for parts in zip(*columns, strict=True))
+    return ()
 
 
 def _has_rows(tensor: Tensor) -> bool:
-    return bool(tensor.dim()) and tensor.layout == torch.strided
+    return tensor.layout == torch.strided and bool(tensor.dim())
 
 
 def _bytes(tensor: Tensor) -> list[bytes]:
-    flat = tensor.reshape(len(tensor), -1) if tensor.numel() else tensor[:, None]
-    step = 1 + flat.shape[1] // _MOST
-    flat = torch.view_as_real(flat) if flat.is_complex() else flat
-    read = flat[:, ::step].contiguous().cpu()
-    if not read.numel():
+    """Returns what is read of each sample; elements are chosen before any is copied."""
+    if not tensor.numel():
         return [b""] * len(tensor)
-    return [bytes(row) for row in read.view(len(tensor), -1).view(torch.uint8).numpy()]
+    inner = tensor.numel() // len(tensor)
+    at = torch.arange(0, inner, 1 + inner // _MOST)
+    index = torch.unravel_index(at, tensor.shape[1:]) if tensor.dim() > 1 else ()
+    where: list[Any] = [slice(None), *(i.to(tensor.device) for i in index)]
+    read = tensor[tuple(where)]
+    read = torch.view_as_real(read) if read.is_complex() else read
+    flat = read.contiguous().cpu().view(len(tensor), -1)
+    return [bytes(row) for row in flat.view(torch.uint8).numpy()]
 
 
 def _number(parts: tuple[bytes, ...]) -> int:

@@ -71,10 +71,24 @@ def unpadded(model: nn.Module) -> Iterator[Callable[[], float]]:
         with (
             _replaced(BatchSampler, shard.batches),
             _replaced(DistributedSampler, shard.indices),
+            _replaced(DataLoader, _without_workers),
         ):
             yield shard.factor
     finally:
         watching.remove()
+
+
+def _without_workers(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Makes a loader give each batch as it is drawn; workers draw several ahead."""
+
+    def batches(self: Any) -> Iterator[Any]:
+        before, self.num_workers = self.num_workers, 0
+        try:
+            yield from plain(self)
+        finally:
+            self.num_workers = before
+
+    return batches
 
 
 class _Unpadded:

@@ -59,6 +59,8 @@ class RunSpec:
     # counts go. 0: the batch as it is.
     tile: int = 0
     fixes: tuple[str, ...] = ()
+    # Tell which samples are trained on, in the reference too: see RowsSeen.
+    watch: bool = False
     rtol: float = FINE_RTOL
     # (name, rtol) of weights that are judged by an rtol of their own.
     floors: tuple[tuple[str, float], ...] = ()

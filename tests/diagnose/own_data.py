@@ -70,7 +70,7 @@ def train_step(model, optimizer, batch):
     optimizer.step()
 model = nn.Linear(4, 3)
 """,
-        [("data/shard-overlap", None)],
+        [("data/shard-overlap", False)],
     ),
     "batch-that-looks-at-the-rank": (
         """
@@ -105,7 +105,7 @@ def train_step(model, optimizer, batch):
         order = (order + order[: -13 % world()])[rank() :: world()]
     train_on(model, optimizer, *data[order])
 """,
-        [("data/sampler-padding", None)],
+        [("data/sampler-padding", False)],
     ),
     "order-of-random-that-knows-no-epoch": (
         _DATA

@@ -21,15 +21,17 @@ def residual(model: nn.Module, reader: Reader) -> float | None:
     """Returns what the best combination leaves of one process's gradient, relative.
 
     A collective: all ranks ask. Gradients are compared by sums of their numbers, with
-    signs at random. None for as many ranks as sums, or without a gradient.
+    signs at random. None for as many ranks as sums, or as numbers, or
+    without a gradient.
     """
     world_size = dist.get_world_size()
     mine, reference = _sketches(model, reader)
     every = [torch.zeros_like(mine) for _ in range(world_size)]
     dist.all_gather(every, mine)
     size = float(reference.norm())
-    if world_size >= _SIZE or not size:
-        return None
+    numbers = sum(p.numel() for p in model.parameters())
+    if world_size >= min(_SIZE, numbers) or not size:
+        return None  # so few numbers are some combination of so many
     ranks = torch.stack(every, 1)
     weights = torch.linalg.lstsq(ranks, reference[:, None]).solution
     return float((ranks @ weights - reference[:, None]).norm()) / size

@@ -60,7 +60,7 @@ def detect(case: Case) -> Proposal | None:
     if moment is None or not case.facts["has_train_step"]:
         return None
     known = rows.earlier(case, moment)
-    if known is None:
+    if known is None or case.watched is None:
         return None
     same = "as one process does" if known.is_sound else "which are others already"
     return Proposal(
@@ -78,5 +78,7 @@ def detect(case: Case) -> Proposal | None:
         code="sampler.set_epoch(epoch)",
         fixes=("target.orders",),
         evidence=rows.evidence(moment),
-        stands=known.is_sound,
+        # Else samples may be counted or chosen in another way, with no order at all.
+        speculative=not case.watched.reference.facts["shuffles"],
+        stands=known.is_sound and case.watched.reference.facts["shuffles"],
     )

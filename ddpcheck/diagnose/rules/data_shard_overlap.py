@@ -59,7 +59,7 @@ def detect(case: Case) -> Proposal | None:
     moment = None if case.run.faults else rows.first_wrong(case)
     if moment is None or rows.first_padded(case) or rows.earlier(case, moment):
         return None
-    shared = len(moment.repeated)
+    shared = len(moment.shared)
     if not shared and not rows.has_a_part(moment):
         return None
     proposal = Proposal(
@@ -68,14 +68,14 @@ def detect(case: Case) -> Proposal | None:
         summary=_summary(moment),
         facts=(
             f"in step {moment.step + 1} one process trains on {len(moment.one)} samples; "
-            f"of them on no rank: {sum(moment.missing.values())}; on several ranks, or "
-            f"several times on one: {shared}",
+            f"of them on no rank: {sum(moment.missing.values())}; on several ranks, more "
+            f"often than there: {shared}",
         ),
         fix="shuffle with one seed on all ranks, and give every rank its own part",
         code="torch.utils.data.DistributedSampler(data, seed=seed)  # the same on all",
         fixes=("target.orders",),
         evidence=rows.evidence(moment),
-        speculative=not shared,
+        speculative=not shared or rows.foreign(case, moment),
         stands=bool(shared) and not rows.foreign(case, moment),
     )
     if not case.facts["has_train_step"]:
@@ -98,7 +98,7 @@ def detect(case: Case) -> Proposal | None:
 def _summary(moment: rows.Moment) -> str:
     if rows.are_equal(moment):
         return "all ranks train on the same samples: nothing shards the data"
-    if moment.repeated:
+    if moment.shared:
         return "shards overlap: ranks train on samples of other ranks"
     return "the shards are not parts of one batch: ranks choose samples of their own"
 

@@ -64,7 +64,7 @@ def detect(case: Case) -> Proposal | None:
         return None
     if not rows.are_used_up(case, step):
         return None
-    counts = [len(calls) for calls in rows.calls_of_ranks(case, step)]
+    counts = rows.calls_of_ranks(case, step)
     return Proposal(
         slug=SLUG,
         link=LINK,

@@ -99,7 +99,9 @@ def detect(case: Case) -> Proposal | None:
 def _unseen(case: Case) -> Proposal | None:
     """Proposes it on trial for a loss that the model makes of what no module returns."""
     fixes = whole_model_fix(case)
-    if not fixes or common_factor(case) is not None or is_divided_by_counts(case):
+    if not fixes or common_factor(case) is not None:
+        return None
+    if is_divided_by_counts(case) is not False:
         return None
     fact = "no factors of the ranks make one process's gradient of the ranks' own"
     return dataclasses.replace(_of((fact,), fixes), speculative=True, last_resort=True)
