@@ -166,6 +166,78 @@ def train_step(model, optimizer, batch):
 """,
         [("sync/join-divisor", True)],
     ),
+    # What follows looks like a broken data link and is none. Every rank has the same
+    # samples for a look at the state of things, and nobody trains on them.
+    "look-at-the-same-samples-beside-a-coupled-loss": (
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+seen_by_all = torch.randn(6, 4).double()
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    z = model(x)
+    ((z - z.mean(0)).square().sum() / z.std(0).sum() + loss(z, y)).backward()
+    optimizer.step()
+    model.eval()
+    model(seen_by_all).mean().item()
+    model.train()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # No sample is another rank's: each rank chooses among its own.
+    "hard-samples-of-the-own-shard-once-more": (
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+def train_step(model, optimizer, batch):
+    x, y = batch
+    with torch.no_grad():
+        each = nn.functional.cross_entropy(getattr(model, "module", model)(x), y,
+                                           reduction="none")
+    hard = each.argsort()[len(x) // 2:]
+    optimizer.zero_grad()
+    loss(model(torch.cat([x, x[hard]])), torch.cat([y, y[hard]])).backward()
+    optimizer.step()
+""",
+        [("unknown", None)],
+    ),
+    "neighbours-in-a-ring": (
+        """
+model = nn.Linear(4, 3)
+def train_step(model, optimizer, batch):
+    x, _ = batch
+    optimizer.zero_grad()
+    model(torch.cat([x, x[:1]])).diff(dim=0).square().mean().backward()
+    optimizer.step()
+""",
+        [("unknown", None)],
+    ),
+    # One batch each: what one rank has more is a pass of its own decision.
+    "further-pass-of-one-rank": (
+        """
+model = nn.Linear(4, 3)
+batch = torch.linspace(0.1, 3, 8)[:, None].expand(8, 4).clone(), torch.arange(8) % 3
+def train_step(model, optimizer, batch):
+    x, y = batch
+    for _ in range(2 if x.max() > 2 else 1):
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+""",
+        [("graph/skipped-backward", None)],
+    ),
+    "chunks-by-a-count-of-the-own-samples": (
+        _DATA
+        + """
+def train_step(model, optimizer, batch):
+    chunk = sum(epochs) // 16
+    x, y = data[chunk * 16 : chunk * 16 + 16]
+    size = 16 // world()
+    epochs.append(size)
+    part = slice(rank() * size, rank() * size + size)
+    train_on(model, optimizer, x[part], y[part])
+""",
+        [("unknown", None)],
+    ),
 }
 
 SOUND: dict[str, str] = {
@@ -214,5 +286,15 @@ def train_step(model, optimizer, batch):
     if dist.is_initialized():
         dist.broadcast(order, 0)
     train_on(model, optimizer, *data[order[:16][rank()::world()].tolist()])
+""",
+    # Where the model cannot be watched it is trained, and compared, all the same.
+    "traced-within-the-step": """
+model = nn.Linear(4, 3)
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    loss(model(x), y).backward()
+    optimizer.step()
+    torch.jit.trace(getattr(model, "module", model), x)
 """,
 }
