@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from ddpcheck.run import callers, calls, clipping, private
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd
@@ -70,6 +71,7 @@ class Observed:
     callers: list[int] = field(default_factory=list)  # which DDP object, for each F
     nested_backwards: int = 0
     comm_hooks: int = 0
+    loads: int = 0  # times that a DataLoader was iterated
     # Of each join: whether it divides by all ranks, also by those that have joined.
     joins: list[bool] = field(default_factory=list)
     slopes: int = 0  # calls of autograd.grad for other tensors: an input, a penalty
@@ -116,6 +118,8 @@ def observing() -> Iterator[Observed]:
         stack.enter_context(
             _patched(cls, "register_comm_hook", _hooking(seen, register))
         )
+        loading = _loading(seen, DataLoader.__iter__)
+        stack.enter_context(_patched(DataLoader, "__iter__", loading))
         joining = _joining(seen, cls.join_hook)
         stack.enter_context(_patched(cls, "join_hook", joining))
         for name in private.CONVERSIONS:
@@ -293,6 +297,14 @@ def _hooking(seen: Observed, function: Any) -> Any:
         return function(*args, **kwargs)
 
     return register
+
+
+def _loading(seen: Observed, function: Any) -> Any:
+    def load(self: Any) -> Any:
+        seen.loads += 1
+        return function(self)
+
+    return load
 
 
 def _joining(seen: Observed, function: Any) -> Any:

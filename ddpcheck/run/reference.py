@@ -219,7 +219,7 @@ class _Reference:
             losses=tuple(training.losses),
             facts=facts
             | {"unused": unused, "idle": idle, "in_turn": in_turn}
-            | {"shuffles": bool(drawn)},
+            | {"shuffles": bool(drawn), "loads": bool(self.seen.loads)},
         )
 
     def _note(self, rows: row_numbers.Numbers, step: int) -> None:
