@@ -197,30 +197,7 @@ def around_training(
 ) -> Iterator[None]:
     """Stands around all steps; `shard_targets` gives the current step's."""
     with contextlib.ExitStack() as stack:
-        scale = argument(fixes, "loss.scale")
-        if scale is not None:
-            stack.enter_context(_scaled_backward(lambda: float(scale)))
-        counted = argument(fixes, "loss.count")
-        if counted is not None:
-            stack.enter_context(
-                _scaled_backward(lambda: _count_factor(counted, shard_targets()))
-            )
-        if argument(fixes, "loss.global") is not None:
-            stack.enter_context(_scaled_backward(lambda: float(dist.get_world_size())))
-        accumulated = argument(fixes, "target.accum")
-        if accumulated is not None:
-            share = Accumulation(accumulated, model(), shard_targets)
-            stack.callback(share.remove)
-            stack.enter_context(_scaled_backward(share.factor))
-        if argument(fixes, "data.unpadded") is not None:
-            weigh = stack.enter_context(sharding.unpadded(model()))
-            stack.enter_context(_scaled_backward(weigh))
-        direct = argument(fixes, "direct.scale")
-        if direct is not None:
-            stack.enter_context(scaled_direct_use(model(), float(direct)))
-        terms = argument(fixes, "terms.scale")
-        if terms is not None:
-            stack.enter_context(scaled_terms(model(), float(terms)))
+        _enter_scales(stack, fixes, shard_targets, model)
         for name, context in {
             "collectives.autograd": autograd_collectives,
             "collectives.label_offset": lambda: offset_by_rank(
@@ -255,6 +232,39 @@ def around_training(
             if argument(fixes, name) is not None:
                 stack.enter_context(context())
         yield
+
+
+def _enter_scales(
+    stack: contextlib.ExitStack,
+    fixes: tuple[str, ...],
+    shard_targets: Callable[[], Any],
+    model: Callable[[], nn.Module],
+) -> None:
+    """Enters the interventions that give gradients a factor."""
+    scale = argument(fixes, "loss.scale")
+    if scale is not None:
+        stack.enter_context(_scaled_backward(lambda: float(scale)))
+    counted = argument(fixes, "loss.count")
+    if counted is not None:
+        stack.enter_context(
+            _scaled_backward(lambda: _count_factor(counted, shard_targets()))
+        )
+    if argument(fixes, "loss.global") is not None:
+        stack.enter_context(_scaled_backward(lambda: float(dist.get_world_size())))
+    accumulated = argument(fixes, "target.accum")
+    if accumulated is not None:
+        share = Accumulation(accumulated, model(), shard_targets)
+        stack.callback(share.remove)
+        stack.enter_context(_scaled_backward(share.factor))
+    if argument(fixes, "data.unpadded") is not None:
+        weigh = stack.enter_context(sharding.unpadded(model()))
+        stack.enter_context(_scaled_backward(weigh))
+    direct = argument(fixes, "direct.scale")
+    if direct is not None:
+        stack.enter_context(scaled_direct_use(model(), float(direct)))
+    terms = argument(fixes, "terms.scale")
+    if terms is not None:
+        stack.enter_context(scaled_terms(model(), float(terms)))
 
 
 def after_step(model: nn.Module, fixes: tuple[str, ...]) -> None:

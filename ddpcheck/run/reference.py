@@ -164,9 +164,8 @@ class _Reference:
         writer.add("initial_buffers", 0, names.buffers(model).items())
         batches = batches_of(self.target, self.spec)
         sizes = [batch_size(self.target, batch) for batch in batches]
-        is_whole = not self.spec.rows and not self.spec.tile
-        for batch, number in zip(batches, sizes, strict=True):
-            if is_whole:
+        if not self.spec.rows and not self.spec.tile:
+            for batch, number in zip(batches, sizes, strict=True):
                 undivided.check(self.target, batch, number)
         size = sizes[0]
         set_default_dtype(self.spec)
@@ -180,22 +179,18 @@ class _Reference:
             loss=loss_function(self.target, self.spec),
             around_step=lambda step: self._around(step, size),
         )
-        if self.spec.watch and self.target.train_step is not None:
-            self.rows = [[] for _ in batches]
-            row_numbers.watch(model, lambda told: self._note(told, training.step))
-        elif self.spec.watch:
-            self.rows = [[row_numbers.numbers(batch)] for batch in batches]
+        if self.spec.watch:
+            self._watch(training, batches)
         isolation.seed_everything(self.spec.seed)
         before = {name: p.dtype for name, p in names.parameters(model).items()}
-        asks = fixes.argument(self.spec.fixes, "target.orders") is not None
-        asks |= self.spec.watch
+        told = fixes.argument(self.spec.fixes, "target.orders")
         with (
             fixes.around_training(
                 self.spec.fixes,
                 lambda: countables.targets_of(self.target, batches[training.step]),
                 lambda: model,
             ),
-            orders.noted(on=asks) as drawn,
+            orders.noted(on=told is not None or self.spec.watch) as drawn,
         ):
             training.run(iter(batches))
         _check_dtypes(before, names.parameters(model))
@@ -222,8 +217,17 @@ class _Reference:
             | {"shuffles": bool(drawn), "loads": bool(self.seen.loads)},
         )
 
-    def _note(self, rows: row_numbers.Numbers, step: int) -> None:
-        self.rows[step].append(rows)
+    def _watch(self, training: Training, batches: list[Any]) -> None:
+        """Notes the samples of every call; of a plain step, those it is given."""
+        if self.target.train_step is None:
+            self.rows = [[row_numbers.numbers(batch)] for batch in batches]
+            return
+        self.rows = [[] for _ in batches]
+
+        def note(told: row_numbers.Numbers) -> None:
+            self.rows[training.step].append(told)
+
+        row_numbers.watch(training.model, note)
 
     def _facts(self, model: nn.Module, training: Training, size: int) -> dict[str, Any]:
         names = training.names

@@ -100,15 +100,19 @@ class _Unpadded:
         self.in_loader = False
 
     def called(self, numbers: row_numbers.Numbers) -> None:
+        """Notes a call of the model."""
         self.rows = len(numbers)
 
     def factor(self) -> float:
+        """Returns W * n_r / N: a collective."""
         mine = float(self.rows if self.kept is None else self.kept)
         every = torch.tensor(mine)
         dist.all_reduce(every)
         return dist.get_world_size() * mine / float(every)
 
     def indices(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns how a sampler gives its shard: no repeats, but within a loader."""
+
         def own(sampler: Any) -> Iterator[int]:
             every = plain(sampler)
             yield from (
@@ -118,6 +122,8 @@ class _Unpadded:
         return own
 
     def batches(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns how a loader batches a shard; one of repeats alone counts none."""
+
         def kept(batch_sampler: Any) -> Iterator[list[int]]:
             left = _own(batch_sampler.sampler)
             self.in_loader = True
