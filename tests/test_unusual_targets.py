@@ -410,7 +410,10 @@ def test_weights_that_ranks_share_after_their_own_steps(
         "each rank's own when the optimizer steps; the ranks share their weights after "
         "it, and these are one process's after every step"
     )
-    report = check(pool, tmp_path, source.replace("PERIOD", "2"))
+    # Elsewhere: of one size and second, Python would take it for the file before.
+    other = tmp_path / "other"
+    other.mkdir()
+    report = check(pool, other, source.replace("PERIOD", "2"))
     assert report.verdict == "divergent"
 
 
