@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 def interface(*, loopback: bool) -> dict[str, str]:
@@ -33,3 +34,18 @@ def changed(values: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def variables() -> dict[Any, Any]:
+    """Returns a copy of all, to be compared with a later one or put back.
+
+    As bytes where they are kept so: decoding them would take ten times as long.
+    """
+    return dict(getattr(os.environ, "_data", os.environ))
+
+
+def put_back(before: dict[Any, Any]) -> None:
+    """Makes the variables what `variables` returned."""
+    if variables() != before:
+        os.environ.clear()
+        os.environ.update({os.fsdecode(k): os.fsdecode(v) for k, v in before.items()})

@@ -18,6 +18,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from ddpcheck.ranks import environment
+
 # Their functions and classes are what user code patches. `torch` comes from
 # sys.modules: a rank has imported it, this module does not.
 _PATCHED = (
@@ -61,16 +63,45 @@ class Before:
         """Returns what differs now, as words: ["threads", "torch.nn.functional"]."""
         now = _state()
         found = [name for name, value in self._state.items() if now[name] != value]
-        return found + [_name(o) for o, values in self._watched if _changed(o, values)]
+        return found + self._watched.changed()
+
+
+class Watched:
+    """Modules and classes, and the values that their names have."""
+
+    def __init__(self, owners: list[Any]) -> None:
+        self._owners = owners
+        self._views = [vars(owner).values() for owner in owners]  # follow what changes
+        self._before = self._accepted = [list(view) for view in self._views]
+
+    def changed(self) -> list[str]:
+        """Returns the names of those that have another value under a name.
+
+        New names, at the end, are no matter: modules import their parts when these are
+        asked for. A rank asks for 5,000 values per job, nearly all of which are as they
+        were: lists of them are made and compared in C.
+        """
+        now = list(map(list, self._views))
+        if _is_same(now, self._accepted):
+            return []
+        pairs = zip(self._owners, now, self._before, strict=True)
+        found = [
+            _name(owner)
+            for owner, values, before in pairs
+            if _has_changed(values[: len(before)], before)
+        ]
+        if not found:
+            self._accepted = now
+        return found
 
 
 @functools.cache
-def watched() -> list[tuple[Any, list[Any]]]:
-    """Returns modules and classes with their values when this was first called.
+def watched() -> Watched:
+    """Returns what is watched, as it was when this was first called.
 
     The fork server calls it after its imports, for all ranks.
     """
-    return [(owner, list(vars(owner).values())) for owner in _owners()]
+    return Watched(_owners())
 
 
 def _owners() -> list[Any]:
@@ -86,12 +117,7 @@ def _owners() -> list[Any]:
     return [*modules, *classes]
 
 
-def _changed(owner: Any, before: list[Any]) -> bool:
-    """Returns whether a name has another value; new ones, at the end, are no matter.
-
-    Modules import their parts when these are asked for.
-    """
-    now = list(vars(owner).values())[: len(before)]
+def _has_changed(now: list[Any], before: list[Any]) -> bool:
     if _is_same(now, before):
         return False
     return len(now) < len(before) or any(
@@ -101,10 +127,10 @@ def _changed(owner: Any, before: list[Any]) -> bool:
 
 
 def _is_same(now: list[Any], before: list[Any]) -> bool:
-    """Returns whether the values are the same; a rank asks this of 5,000 per job.
+    """Returns whether the values are the same.
 
-    Lists are compared in C, an object with itself without a call, any other by its own
-    `__eq__`, which may do anything.
+    An object is compared with itself without a call, any other by its own `__eq__`,
+    which may do anything.
     """
     try:
         return bool(now == before)
@@ -126,7 +152,7 @@ def _name(owner: Any) -> str:
 
 def _state() -> dict[str, Any]:
     return {
-        "environment": dict(os.environ),
+        "environment": environment.variables(),
         "working directory": _or_none(os.getcwd),
         "standard streams": [_stream(n) for n in (0, 1, 2)],
         "sys.stdout": (id(sys.stdout), sys.stdout is None or sys.stdout.closed),

@@ -55,7 +55,7 @@ from ddpcheck.run.surroundings import (
     unlike_calls,
 )
 from ddpcheck.target import Target, TargetRef
-from ddpcheck.trace import Reader
+from ddpcheck.trace import Reader, opened
 
 
 def candidate(
@@ -78,7 +78,7 @@ def candidate(
     try:
         clean = fingerprint(target)
         with isolation.isolated(), observe.observing() as seen:
-            run = _Candidate(context, target, spec, Reader(Path(trace)), find_unused)
+            run = _Candidate(context, target, spec, opened(Path(trace)), find_unused)
             run.seen = seen
             run.execute()
     except UsageError as error:

@@ -6,6 +6,7 @@ Patches of classes and module functions, inside a rank and for the length of one
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,51 +102,15 @@ class Observed:
 def observing() -> Iterator[Observed]:
     """Records into the yielded object until left."""
     seen = Observed()
-    with contextlib.ExitStack() as stack:
-        for name in _ASKED:
-            stack.enter_context(
-                _patched(dist, name, _asking(seen, getattr(dist, name)))
-            )
-        for name in _COLLECTIVES:
-            if hasattr(dist, name):
-                function = getattr(dist, name)
-                stack.enter_context(_patched(dist, name, _noting(seen, name, function)))
-        cls = DistributedDataParallel
-        stack.enter_context(_patched(cls, "__init__", _building(seen, cls.__init__)))
-        stack.enter_context(_patched(cls, "forward", _forwarding(seen, cls.forward)))
-        stack.enter_context(_patched(cls, "no_sync", _not_syncing(seen, cls.no_sync)))
-        register = cls.register_comm_hook
-        stack.enter_context(
-            _patched(cls, "register_comm_hook", _hooking(seen, register))
-        )
-        loading = _loading(seen, DataLoader.__iter__)
-        stack.enter_context(_patched(DataLoader, "__iter__", loading))
-        joining = _joining(seen, cls.join_hook)
-        stack.enter_context(_patched(cls, "join_hook", joining))
-        for name in private.CONVERSIONS:
-            applying = _applying(seen, getattr(nn.Module, name))
-            stack.enter_context(_patched(nn.Module, name, applying))
-        backward, grad = torch.autograd.backward, torch.autograd.grad
-        stack.enter_context(
-            _patched(torch.autograd, "backward", _running_backward(seen, backward))
-        )
-        stack.enter_context(_patched(torch.autograd, "grad", _grading(seen, grad)))
-        hook = torch.Tensor.register_hook
-        stack.enter_context(
-            _patched(torch.Tensor, "register_hook", _registering(seen, hook))
-        )
-        stack.enter_context(clipping.noticed(seen.clipped))
-        yield seen
-
-
-@contextlib.contextmanager
-def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
+    before = [getattr(owner, name) for owner, name, _ in _OBSERVED]
+    for (owner, name, observer), function in zip(_OBSERVED, before, strict=True):
+        setattr(owner, name, observer(seen, function))
     try:
-        yield
+        with clipping.noticed(seen.clipped):
+            yield seen
     finally:
-        setattr(owner, name, before)
+        for (owner, name, _), function in zip(_OBSERVED, before, strict=True):
+            setattr(owner, name, function)
 
 
 def _is_users(depth: int = 2) -> bool:
@@ -163,7 +128,7 @@ def _asking(seen: Observed, function: Any) -> Any:
     return ask
 
 
-def _noting(seen: Observed, name: str, function: Any) -> Any:
+def _noting(seen: Observed, function: Any, *, name: str) -> Any:
     def note(*args: Any, **kwargs: Any) -> Any:
         seen.asks_distributed = True
         if _is_ours():
@@ -332,3 +297,24 @@ def _has_visible_tensors(output: Any) -> bool:
 def _is_ours() -> bool:
     """Returns whether ddpcheck itself calls the collective, for its own purposes."""
     return callers.module_of(callers.frame(2)).startswith("ddpcheck.run.")
+
+
+# What is replaced for the length of a run: whose, its name, what makes the other.
+_OBSERVED: tuple[tuple[Any, str, Callable[[Observed, Any], Any]], ...] = (
+    *((dist, name, _asking) for name in _ASKED),
+    *(
+        (dist, name, functools.partial(_noting, name=name))
+        for name in _COLLECTIVES
+        if hasattr(dist, name)
+    ),
+    (DistributedDataParallel, "__init__", _building),
+    (DistributedDataParallel, "forward", _forwarding),
+    (DistributedDataParallel, "no_sync", _not_syncing),
+    (DistributedDataParallel, "register_comm_hook", _hooking),
+    (DistributedDataParallel, "join_hook", _joining),
+    (DataLoader, "__iter__", _loading),
+    *((nn.Module, name, _applying) for name in private.CONVERSIONS),
+    (torch.autograd, "backward", _running_backward),
+    (torch.autograd, "grad", _grading),
+    (torch.Tensor, "register_hook", _registering),
+)

@@ -86,6 +86,8 @@ class Training:
     vector_loss: int = 0
     # What gradients were at the beginning of each optimizer step that has not ended.
     _open: list[_Gradients | None] = field(default_factory=list)
+    # The parameters after a step, until the next begins: nothing replaces them there.
+    _settled: dict[str, Tensor] | None = None
 
     def run(self, batches: Iterator[Any]) -> None:
         """Trains one step per batch."""
@@ -96,6 +98,7 @@ class Training:
         try:
             for step, batch in enumerate(batches):
                 self.step, self.updates, self._open = step, 0, []
+                self._settled = None
                 with self.around_step(step):
                     self.losses.append(self.perform(self._train, batch))
                 if self.updates == 0:
@@ -108,6 +111,8 @@ class Training:
 
     def parameters(self) -> dict[str, Tensor]:
         """Returns all parameters of model and optimizer by their names."""
+        if self._settled is not None:
+            return self._settled
         groups = getattr(self.optimizer, "param_groups", [])
         held = [p for group in groups for p in group["params"]]
         return self.names.parameters(self.model, held)
@@ -175,7 +180,8 @@ class Training:
         self.updates += 1
 
     def _record_state(self) -> None:
-        self.recorder.take("weights", self.step, dict(self.parameters()))
+        self._settled = self.parameters()
+        self.recorder.take("weights", self.step, dict(self._settled))
         self.recorder.take("buffers", self.step, dict(self.names.buffers(self.model)))
 
 

@@ -138,6 +138,36 @@ def test_crews_side_by_side_change_no_byte(
     assert _check_all(engine, some, options, seed=4) == together
 
 
+class Device:
+    """A kind of device, as torch.cuda is one, of which there is one or none."""
+
+    def __init__(self, *, is_there: bool) -> None:
+        self.is_there, self.seeds = is_there, [0]
+
+    def is_available(self) -> bool:
+        """Returns whether there is one."""
+        return self.is_there
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Keeps the seed, as one that was never initialised does."""
+        self.seeds.append(int(seed))
+
+
+def test_seeds_reach_the_devices_that_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    present, absent = Device(is_there=True), Device(is_there=False)
+    monkeypatch.setattr(torch, "cuda", present)
+    monkeypatch.setattr(torch, "xpu", absent)
+    monkeypatch.delattr(torch, "mtia", raising=False)
+    isolation.ignore_absent_devices.__wrapped__()
+    for device in (present, absent):
+        device.manual_seed_all(7)
+    assert (present.seeds, absent.seeds) == ([0, 7], [0])
+    with pytest.raises(ValueError, match="invalid literal"):
+        absent.manual_seed_all("seven")  # type: ignore[arg-type]
+
+
 def test_deterministic_algorithms_are_put_back_where_they_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
