@@ -35,12 +35,11 @@ class Names:
 
         `extra` are tensors that the optimizer trains and the model may not hold.
         """
-        found: dict[str, Tensor] = {}
-        seen: set[int] = set()
-        for path, parameter in model.named_parameters():
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                found[self._name(path, parameter)] = parameter
+        found: dict[str, Tensor] = {
+            self._name(path, parameter): parameter
+            for path, parameter in model.named_parameters()
+        }
+        seen = {id(parameter) for parameter in found.values()}
         for position, tensor in enumerate(extra):
             if id(tensor) not in seen:
                 seen.add(id(tensor))
@@ -48,6 +47,8 @@ class Names:
                 if known is None or known in found:  # another has taken its place
                     known = f"optimizer[{position}]"
                 found[known] = tensor
+        if list(found) == self.order:
+            return found  # as nearly always
         last = len(self._rank)
         return dict(sorted(found.items(), key=lambda kv: self._rank.get(kv[0], last)))
 
