@@ -26,6 +26,12 @@ _OF_RANKS = ("gradients", "weights")  # what all ranks must have alike
 # Times the tolerance: an update so large would have shown a wrong gradient.
 _VISIBLE = 1e3
 # Ranks may share a GPU, where one process has it for itself.
+# What a rank did that was ended, by the kind of its outcome.
+_WAITED = {
+    "stopped": "for the others",
+    "stuck": "for what no rank sends",
+    "hung": "until the deadline",
+}
 _GPU_IS_FULL = "OutOfMemoryError: CUDA"
 
 
@@ -311,15 +317,12 @@ def _faults(outcome: RunOutcome) -> Iterable[Fault]:
                 stack=rank.stack,
                 stderr=rank.stderr,
             )
-        elif rank.kind in ("hung", "stopped"):
-            waited = (
-                "for the others" if rank.kind == "stopped" else "until the deadline"
-            )
+        elif rank.kind in _WAITED:
             yield Fault(
                 kind="hung",
                 rank=rank.rank,
                 step=step,
-                summary=f"waited {waited}",
+                summary=f"waited {_WAITED[rank.kind]}",
                 stack=rank.stack,
                 stderr=rank.stderr,
             )

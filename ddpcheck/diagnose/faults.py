@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ddpcheck.diagnose import frames
+from ddpcheck import frames
 from ddpcheck.diagnose.case import Case
 from ddpcheck.report import Fault
 from ddpcheck.run.spec import (

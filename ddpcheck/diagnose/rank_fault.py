@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpcheck.diagnose import faults, frames, rank_table
+from ddpcheck import frames
+from ddpcheck.diagnose import faults, rank_table
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.report import Fault
 

@@ -6,7 +6,8 @@ import os
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from ddpcheck.diagnose import faults, frames
+from ddpcheck import frames
+from ddpcheck.diagnose import faults
 from ddpcheck.diagnose.case import Case
 from ddpcheck.report import Fault
 from ddpcheck.run.spec import BackwardCount, CollectiveCount, StepResult

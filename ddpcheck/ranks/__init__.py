@@ -3,7 +3,8 @@
 pool         all crews of a session: jobs in, outcomes out, deadlines
 task         one job on one crew, and how long it may take
 pauses       imports within a job, which are no time of the job's
-starvation   what ranks waited for cores, which is no time of the job's either
+starvation   what ranks had of cores; waiting for one is no time of the job's either
+quiet        ranks that wait for each other for ever
 crew         W ranks with one process group
 rank         one rank of this machine, and what a crew wants of any
 hosts        ranks that other processes of a given group hold; agent: their side

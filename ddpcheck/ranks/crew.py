@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddpcheck import frames
 from ddpcheck.ranks import pauses
 from ddpcheck.ranks.messages import Job, Message, Outcome
 from ddpcheck.ranks.rank import Rank
@@ -60,7 +61,7 @@ class Crew:
 
     def waiting_for(self) -> list[Any]:
         """Returns what to `wait` on: the handles of running ranks."""
-        running = [o.rank for o in self.outcomes if o.kind == "running"]
+        running = [o.rank for o in self._running()]
         return [handle for r in running for handle in self.ranks[r].handles()]
 
     def receive(self, ready: Collection[Any]) -> None:
@@ -89,16 +90,33 @@ class Crew:
         for outcome in self.outcomes:
             outcome.progress = self.ranks[outcome.rank].progress()
 
+    def waits_for_itself(self) -> bool:
+        """Returns whether all ranks that run are in an exchange with the others.
+
+        Not known of GPUs, whose work is not the process's, nor of other machines.
+        """
+        running = self._running()
+        is_here = all(self.ranks[o.rank].pid is not None for o in self.outcomes)
+        if self.world_size <= 1 or self.device != "cpu" or not is_here or not running:
+            return False
+        return all(frames.exchanges(stack) for stack in self._stacks(running))
+
     def stop_running(self, kind: Any) -> None:
         """Marks the ranks still running as `kind`, with their stacks; kills all."""
-        running = [o for o in self.outcomes if o.kind == "running"]
-        for outcome in running:
+        running = self._running()
+        for outcome, stack in zip(running, self._stacks(running), strict=True):
+            outcome.kind, outcome.stack = kind, stack
+        self.kill()
+
+    def _running(self) -> list[Outcome]:
+        return [o for o in self.outcomes if o.kind == "running"]
+
+    def _stacks(self, outcomes: list[Outcome]) -> list[str]:
+        """Returns where these ranks are; they go on."""
+        for outcome in outcomes:
             self.ranks[outcome.rank].ask_stack()
         deadline = time.monotonic() + _STACK_WAIT_S
-        for outcome in running:
-            outcome.kind = kind
-            outcome.stack = self.ranks[outcome.rank].stack(deadline)
-        self.kill()
+        return [self.ranks[outcome.rank].stack(deadline) for outcome in outcomes]
 
     def collect_last_words(self) -> None:
         """Adds what the ranks that did not end well wrote, and where the dead were."""

@@ -313,6 +313,8 @@ class Pool:
                 crew.stop_running("stopped")
             elif task.is_over(now):
                 crew.stop_running("hung")
+            elif task.is_stuck():
+                crew.stop_running("stuck")
             else:
                 return
         self._end(task, now, failed=failed)

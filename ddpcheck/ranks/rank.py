@@ -78,6 +78,7 @@ class LocalRank:
         self._process = server.spawn(rank_main, (theirs, seat))
         theirs.close()
         self._log_size = 0  # when the job began
+        self._stack_size = 0  # what was read of its stacks
         self._has_hung_up = self._was_waited_for = False
 
     def send(self, job: Job | None) -> None:
@@ -135,15 +136,17 @@ class LocalRank:
             if last is not None:
                 time.sleep(0.01)
             text, last = self.stack_so_far(), text
+        self._stack_size = _size(self._files.with_suffix(".stack"))
         return text
 
     def stack_so_far(self) -> str:
         """Returns it; faulthandler writes on SIGSEGV, SIGABRT and their like, too."""
         path = self._files.with_suffix(".stack")
         try:
-            text = path.read_text(encoding="utf-8", errors="replace")
+            written = path.read_bytes()[self._stack_size :]
         except OSError:
             return ""
+        text = written.decode("utf-8", "replace")
         return text.partition("\nExtension modules:")[0]
 
     def progress(self) -> list[Any]:

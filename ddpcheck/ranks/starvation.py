@@ -1,15 +1,16 @@
-"""Time in which ranks could not run, for which a deadline must not blame them.
+"""What ranks had of cores: time in which they could not run is no fault of theirs.
 
 A machine with more work than cores lets a process wait for a core; a virtual machine
 may stand still as a whole. Neither says anything about the code that is checked. The
 kernel counts the first per thread (Linux with CONFIG_SCHEDSTATS; nothing is known
-elsewhere); the second shows in a wait that ends late.
+elsewhere), as it does what they ran; the second shows in a wait that ends late.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -17,24 +18,35 @@ _NS = 1e9
 _LATE_S = 0.2  # within this a wait may end late on a machine that is well
 
 
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Seconds since the last look, of the thread that has most of each."""
+
+    ran_s: float = 0.0  # on a core
+    waited_s: float = 0.0  # for a core
+
+
 class Starvation:
-    """What the processes of one job have waited for cores."""
+    """What the processes of one job have had of cores."""
 
     def __init__(self) -> None:
-        self._waited: dict[str, float] = {}  # by thread
+        self._before: dict[str, Turns] = {}  # by thread
 
-    def look(self, pids: Iterable[int]) -> float:
-        """Returns the seconds since the last look that a thread waited, the longest.
+    def look(self, pids: Iterable[int]) -> Turns | None:
+        """Returns what threads had since the last look; None where nobody counts.
 
-        One that waits for something else, as in a collective, does not count: a crew
+        One that waits for something else, as in a collective, waits for no core: a crew
         that hangs there is not starved.
         """
-        now = {path: s for pid in pids for path, s in _waits(pid)}
-        longest = max(
-            (s - self._waited.get(path, s) for path, s in now.items()), default=0.0
+        now = {path: turns for pid in pids for path, turns in _turns(pid)}
+        known = [(turns, self._before.get(path, turns)) for path, turns in now.items()]
+        self._before = now
+        if not now:
+            return None
+        return Turns(
+            ran_s=max(turns.ran_s - before.ran_s for turns, before in known),
+            waited_s=max(turns.waited_s - before.waited_s for turns, before in known),
         )
-        self._waited = now
-        return max(0.0, longest)
 
 
 def standstill(asked_s: float, took_s: float) -> float:
@@ -43,8 +55,9 @@ def standstill(asked_s: float, took_s: float) -> float:
     return late if late > _LATE_S else 0.0
 
 
-def _waits(pid: int) -> Iterable[tuple[str, float]]:
-    """Yields every thread of a process with the seconds it has waited for a core."""
+def _turns(pid: int) -> Iterable[tuple[str, Turns]]:
+    """Yields every thread of a process with what it has had since it began."""
     for path in (_PROC / str(pid) / "task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
-            yield str(path), int(path.read_text(encoding="ascii").split()[1]) / _NS
+            ran, waited = path.read_text(encoding="ascii").split()[:2]
+            yield str(path), Turns(int(ran) / _NS, int(waited) / _NS)

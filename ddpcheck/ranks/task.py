@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.messages import Outcome
-from ddpcheck.ranks.starvation import Starvation
+from ddpcheck.ranks.quiet import Quiet
+from ddpcheck.ranks.starvation import Starvation, Turns
 
 # For imports of torch's own, by as many ranks as there are, on few cores.
 _PAUSES_S = 600.0
@@ -31,6 +32,7 @@ class Task:
     _last_look: float = 0.0
     _given_s: float = 0.0
     _starvation: Starvation = field(default_factory=Starvation)
+    _quiet: Quiet = field(default_factory=Quiet)
 
     def note_begin(self, now: float) -> None:
         """Counts the time from here where the ranks are there at last."""
@@ -47,12 +49,17 @@ class Task:
         lost_s = standstill_s
         since = self._last_look or self.started
         if now - since >= LOOK_S:
-            waited_s = self._starvation.look(self.crew.pids())
-            lost_s = max(lost_s, min(waited_s, now - since))
+            turns = self._starvation.look(self.crew.pids())
+            self._quiet.note(turns)
+            lost_s = max(lost_s, min((turns or Turns()).waited_s, now - since))
             self._last_look = now
         lost_s = min(lost_s, (_MOST_TIMES - 1) * self.limit_s - self._given_s)
         self._given_s += lost_s
         self.deadline += lost_s
+
+    def is_stuck(self) -> bool:
+        """Returns whether its ranks wait for what none of them will send."""
+        return self._quiet.is_for_ever(self.crew)
 
     def is_over(self, now: float) -> bool:
         """Returns whether the deadline has passed; pauses move it."""

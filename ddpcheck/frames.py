@@ -12,6 +12,9 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _MAIN = "in rank_main"  # the frame that only a rank's main thread has
 _OWN = "/ddpcheck/"
+# Collectives; what DDP exchanges beside its gradients; backwards, at whose end it
+# waits for those.
+_EXCHANGES = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,11 @@ class Frame:
         return "/torch/" in self.file
 
     @property
+    def is_exchange(self) -> bool:
+        """Whether it is code of torch in which ranks wait for each other."""
+        return any(part in self.file for part in _EXCHANGES)
+
+    @property
     def is_users(self) -> bool:
         """Whether it is neither installed code, nor the interpreter's, nor ours."""
         library = "site-packages" in self.file or re.search(
@@ -58,6 +66,12 @@ def frames(stack: str) -> list[Frame]:
         for m in _FRAME.finditer(text)
     ]
     return found if is_dump else found[::-1]
+
+
+def exchanges(stack: str) -> bool:
+    """Returns whether the rank is in an exchange with others, in torch's own code."""
+    frame = innermost(stack)
+    return frame is not None and frame.is_exchange
 
 
 def innermost(stack: str) -> Frame | None:

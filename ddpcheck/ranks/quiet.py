@@ -1,0 +1,46 @@
+"""Ranks that wait for each other for ever: seen long before their deadline.
+
+Everything that ranks on one machine exchange goes through themselves. A job all of
+whose ranks wait in an exchange, while none of them runs, never ends: what they wait for
+was sent by none, and a rank that has ended its job sends nothing more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpcheck.ranks.crew import Crew
+from ddpcheck.ranks.starvation import Turns
+
+# In a look of half a second: gloo's own threads wake now and then, for less than that.
+_AWAKE_S = 0.005
+_STARVED_S = 0.2
+_LOOKS = 6  # in a row
+
+
+@dataclass(slots=True)
+class Quiet:
+    """How long the ranks of one job have done nothing."""
+
+    _looks: int = 0
+    _ask_at: int = _LOOKS
+
+    def note(self, turns: Turns | None) -> None:
+        """Counts a look at the job."""
+        is_quiet = turns is not None and (
+            turns.ran_s < _AWAKE_S and turns.waited_s < _STARVED_S
+        )
+        self._looks = self._looks + 1 if is_quiet else 0
+        if not is_quiet:
+            self._ask_at = _LOOKS
+
+    def is_for_ever(self, crew: Crew) -> bool:
+        """Returns whether the job can go on no more.
+
+        Asks the ranks where they are once they have been quiet for long enough, then
+        each time after twice as long: one that sleeps, or waits for a disk, goes on.
+        """
+        if self._looks < self._ask_at:
+            return False
+        self._ask_at *= 2
+        return crew.waits_for_itself()

@@ -1,0 +1,128 @@
+"""Ranks that can go on no more are seen before their deadline, and only those."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, cast
+
+import pytest
+
+from ddpcheck.ranks.crew import Crew
+from ddpcheck.ranks.messages import Job, Outcome
+from ddpcheck.ranks.pool import Pool
+from ddpcheck.ranks.quiet import Quiet
+from ddpcheck.ranks.starvation import Starvation, Turns
+
+LIMIT_S = 40.0  # what a rank that is not seen would take
+QUIET = Turns(ran_s=0.004, waited_s=0.1)
+
+
+def _deeds(pool: Pool, codes: tuple[str, ...]) -> tuple[list[Outcome], float]:
+    """Lets each rank do its own; returns what became of them, and the seconds."""
+    head = "import os, time, torch, signal; import torch.distributed as dist\n"
+    branches = "".join(
+        f"if dist.get_rank() == {rank}:\n    {code}\n"
+        for rank, code in enumerate(codes)
+    )
+    job = Job(function="tests.ranks.jobs:deed", arguments={"code": head + branches})
+    pool.run(Job(function="tests.ranks.jobs:pid"), len(codes))  # the ranks sit
+    started = time.monotonic()
+    outcomes = pool.run(job, len(codes), timeout_s=LIMIT_S)
+    return outcomes, time.monotonic() - started
+
+
+@pytest.mark.parametrize(
+    ("codes", "kinds"),
+    [
+        (("dist.barrier()", "pass"), ["stuck", "done"]),
+        (("dist.barrier()", "pass", "dist.barrier()"), ["stuck", "done", "stuck"]),
+        (("dist.recv(torch.ones(1), 1)", "dist.recv(torch.ones(1), 0)"), ["stuck"] * 2),
+    ],
+    ids=["ended", "one-of-three-ended", "each-waits-for-the-other"],
+)
+def test_ranks_that_wait_for_each_other_are_seen(
+    pool: Pool, codes: tuple[str, ...], kinds: list[str]
+) -> None:
+    outcomes, seconds = _deeds(pool, codes)
+    assert [o.kind for o in outcomes] == kinds
+    assert seconds < LIMIT_S / 2
+    for outcome in outcomes:
+        is_told = "distributed_c10d.py" in outcome.stack
+        assert is_told == (outcome.kind == "stuck")
+        assert outcome.stack.count("in rank_main") == is_told
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [
+        ("dist.barrier()", "time.sleep(4); dist.barrier()"),
+        ("pass", "time.sleep(4)"),
+    ],
+    ids=["comes-late", "ends-late"],
+)
+def test_ranks_that_wait_for_something_else_go_on(
+    pool: Pool, codes: tuple[str, ...]
+) -> None:
+    outcomes, seconds = _deeds(pool, codes)
+    assert [o.kind for o in outcomes] == ["done", "done"]
+    assert seconds > 4
+
+
+def test_stack_of_a_death_is_without_those_that_were_asked_for(pool: Pool) -> None:
+    dies = "time.sleep(4); os.kill(os.getpid(), signal.SIGSEGV)"
+    (_, dead), _ = _deeds(pool, ("dist.barrier()", dies))
+    assert (dead.kind, dead.exit_code) == ("died", -11)
+    assert dead.stack.startswith("Fatal Python error: Segmentation fault\n")
+    assert dead.stack.count("in rank_main") == 1
+
+
+class Waiting:
+    """A crew that has been asked some times, and says whether it waits for itself."""
+
+    def __init__(self, *answers: bool) -> None:
+        self.answers, self.asked_at = list(answers), cast("list[int]", [])
+
+    def looks(self, quiet: Quiet, *turns: Turns | None) -> list[bool]:
+        """Returns what each look tells."""
+        told = []
+        for number, look in enumerate(turns, start=1):
+            self.number = number
+            quiet.note(look)
+            told.append(quiet.is_for_ever(cast("Crew", self)))
+        return told
+
+    def waits_for_itself(self) -> bool:
+        """Answers, and notes when it was asked."""
+        self.asked_at.append(self.number)
+        return self.answers.pop(0)
+
+
+def test_crew_is_asked_at_the_sixth_quiet_look_and_ever_more_rarely() -> None:
+    crew = Waiting(False, False, True)
+    told = crew.looks(Quiet(), *[QUIET] * 24)
+    assert crew.asked_at == [6, 12, 24]
+    assert told == [False] * 23 + [True]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Turns(ran_s=0.005), Turns(waited_s=0.2), None],
+    ids=["ran", "starved", "unknown"],
+)
+def test_looks_that_are_not_quiet_begin_the_count_anew(other: Turns | None) -> None:
+    crew = Waiting(False, True)
+    told = crew.looks(Quiet(), *[QUIET] * 7, other, *[QUIET] * 6)
+    assert crew.asked_at == [6, 14]
+    assert told == [False] * 13 + [True]
+
+
+def test_what_threads_had_is_counted_from_look_to_look() -> None:
+    watched, own = Starvation(), [os.getpid()]
+    assert watched.look(own) == Turns()
+    ended = time.thread_time() + 0.05
+    while time.thread_time() < ended:
+        pass
+    turns: Any = watched.look(own)
+    assert 0.05 <= turns.ran_s < 5
+    assert watched.look([]) is None
