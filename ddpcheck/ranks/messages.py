@@ -75,8 +75,8 @@ class Outcome:
 
     `progress` is what it emitted, `value` what it returned. `leftovers` names what the
     job changed in the process and did not put back. A rank is unseated that was never
-    ready: no code of the user's has run in it. One is hung at the deadline; stuck before
-    it, in an exchange that cannot end; stopped, soon after another rank failed.
+    ready: no code of the user's has run in it. One is hung at the deadline; stuck
+    before it, in an exchange that cannot end; stopped, soon after another rank failed.
     """
 
     rank: int

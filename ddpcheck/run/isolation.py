@@ -13,6 +13,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,7 +93,7 @@ def ignore_absent_devices() -> None:
     such device, `manual_seed_all` is documented to ignore the call.
     """
     for name in ("cuda", "xpu", "mtia"):
-        device = getattr(torch, name, None)
+        device: Any = getattr(torch, name, None)
         if hasattr(device, "manual_seed_all") and not device.is_available():
             device.manual_seed_all = _ignore
 
