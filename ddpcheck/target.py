@@ -132,7 +132,7 @@ def from_module(module: types.ModuleType, ref: TargetRef) -> Target:
     for key, value in found.items():
         if value is not None:
             _check_kind(name, key, value)
-    settings = {k: _setting(module, k, name) for k in SETTINGS if hasattr(module, k)}
+    settings = {k: _setting(module, k, name) for k in SETTINGS if _sets(module, k)}
     return Target(name=name, path=str(ref.path or ""), settings=settings, **found)
 
 
@@ -209,6 +209,13 @@ def _stand_in(module: types.ModuleType, key: str) -> str | None:
             and hasattr(value, "named_parameters")
         ]
     return known[0] if len(known) == 1 else None
+
+
+def _sets(module: types.ModuleType, key: str) -> bool:
+    """Returns whether a file has a setting; `def simulate()` is code of its own."""
+    value = getattr(module, key, None)
+    is_code = callable(value) or isinstance(value, types.ModuleType)
+    return hasattr(module, key) and not is_code
 
 
 def _setting(module: types.ModuleType, key: str, name: str) -> Any:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from ddpcheck import settings
+from ddpcheck import settings, target
 from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.run import spec
+from ddpcheck.target import TargetRef
 
 
 @pytest.mark.parametrize(
@@ -152,3 +153,17 @@ def test_choices_are_those_of_the_runs() -> None:
     assert set(settings.NOISE_MODES) == set(spec.NOISE_MODES)
     assert set(settings.MODES) < set(spec.MODES)
     assert set(settings.LOSSES) == {"asis", *losses.BUILTIN}
+
+
+def test_code_of_a_file_is_no_setting(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import math as tolerance\n"
+        "def simulate(steps): return steps\n"
+        "accept = lambda proposal: True\n"
+        "world_sizes = [2]\n"
+        "model = batch = loss = simulate\n",
+        encoding="utf-8",
+    )
+    found = target.load(TargetRef(path=str(path))).settings
+    assert found == {"world_sizes": (2,)}

@@ -2,7 +2,8 @@
 
 With the loss of all samples on every rank, a learning rate that follows it is the same
 on all of them: the run that mends the loss mends the rate as well. Where the loss is
-computed inside forward, modules before it see all samples, too, and their norms.
+computed inside forward, modules before it see all samples, too, and their norms. What
+the loss itself uses gets its whole gradient on every rank, whether DDP holds it or not.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ddpcheck.diagnose.causes import Cause
 from ddpcheck.diagnose.events import ranks_disagree
 from ddpcheck.diagnose.loss import doubled, growth_fact, is_sum
 from ddpcheck.diagnose.rules import (
+    ddp_wrapper_missing,
     loss_double_world_scale,
     norm_local_batch_stats,
     sync_control_desync,
@@ -37,6 +39,8 @@ def hidden(case: Case, causes: list[Cause]) -> list[Cause]:
         proposals.append(_scale(case))
     if sync_control_desync.SLUG not in slugs:
         proposals.append(_desync(case))
+    if ddp_wrapper_missing.SLUG not in slugs:
+        proposals.append(_outside(case))
     return [Cause(p, before=causes[0].before) for p in proposals if p is not None]
 
 
@@ -90,6 +94,14 @@ def _desync(case: Case) -> Proposal | None:
         fix=sync_control_desync.FIX,
         code=sync_control_desync.CODE,
     )
+
+
+def _outside(case: Case) -> Proposal | None:
+    found = ddp_wrapper_missing.detect(case)
+    if found is None:
+        return None
+    told = "no run tells it apart: where all ranks see one loss, they agree on its own"
+    return dataclasses.replace(found, facts=(*found.facts, told), by_hand=False)
 
 
 def _own_numbers(case: Case) -> tuple[int, str, list[float]] | None:

@@ -118,7 +118,8 @@ def global_loss_fix(case: Case) -> tuple[str, ...]:
     if case.step is None:
         return ()
     reference = case.step.reference
-    what = (reference.frontier, reference.direct, reference.whole_outputs)
+    paths = reference.whole_outputs + reference.stacked_outputs
+    what = (reference.frontier, reference.direct, paths)
     return ("loss.global:" + "|".join(",".join(names) for names in what),)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -29,22 +28,31 @@ def global_loss(
         bare: the module inside.
         what: "MODULES|PARAMETERS|PATHS": the modules of `bare` whose outputs are
             gathered, "" for the model as a whole, the parameters that the loss itself
-            uses, and the model's outputs that have no samples.
+            uses, and the model's outputs that have no samples, or, as "PATH*BLOCKS",
+            several blocks of all samples one after the other.
         shard: (first row, rows) of this rank.
     """
-    names, direct, whole = (part.split(",") for part in f"{what}||".split("|", 3)[:3])
+    names, direct, paths = (part.split(",") for part in f"{what}||".split("|", 3)[:3])
     if names == [""]:
-        _gather_rows(model, shard, set(filter(None, whole)))
+        _gather_rows(model, shard, _blocks(filter(None, paths)))
         return model
     for name in filter(None, direct):
         # Used in the loss itself, which now is the whole loss on every rank.
         bare.get_parameter(name).register_hook(lambda g: g / dist.get_world_size())
     for name in names:
-        _gather_rows(bare.get_submodule(name), shard, set())
+        _gather_rows(bare.get_submodule(name), shard, {})
     return model
 
 
-def _gather_rows(module: nn.Module, shard: tuple[int, int], whole: set[str]) -> None:
+def _blocks(paths: Iterable[str]) -> dict[str, int]:
+    """Returns how many blocks of all samples an output has, 0 for none, by its path."""
+    parts = (path.partition("*") for path in paths)
+    return {path: int(blocks or 0) for path, _, blocks in parts}
+
+
+def _gather_rows(
+    module: nn.Module, shard: tuple[int, int], blocks: Mapping[str, int]
+) -> None:
     """Global batch in, this rank's rows through the module, all rows out.
 
     By hooks: training code may take the wrapper off, and look for attributes below it.
@@ -53,7 +61,7 @@ def _gather_rows(module: nn.Module, shard: tuple[int, int], whole: set[str]) -> 
         lambda _, args, kwargs: _local_rows((args, kwargs), shard), with_kwargs=True
     )
     module.register_forward_hook(
-        lambda _, __, out: _gather_output(out, shard[1], whole)
+        lambda _, __, out: _gather_output(out, shard[1], blocks)
     )
 
 
@@ -70,14 +78,15 @@ def _local_rows(value: Any, shard: tuple[int, int]) -> Any:
     return tree.replace(value, rows)
 
 
-def _gather_output(
-    output: Any, size: int, whole: AbstractSet[str] = frozenset()
-) -> Any:
+def _gather_output(output: Any, size: int, blocks: Mapping[str, int]) -> Any:
     def gather(path: str, t: Tensor) -> Tensor:
-        if t.dim() == 0 or path in whole:
+        number = blocks.get(path or "output", 1)
+        if t.dim() == 0 or number == 0:
             return mean_over_ranks(t) if t.is_floating_point() else t
         dim = 0 if len(t) % size == 0 else 1
-        return own_live(t, dim, rows_of_ranks(t.shape[dim]))
+        parts = t.unflatten(dim, (number, t.shape[dim] // number))
+        whole = own_live(parts, dim + 1, rows_of_ranks(parts.shape[dim + 1]))
+        return whole.flatten(dim, dim + 1)
 
     return tree.replace(output, gather)
 
@@ -107,7 +116,8 @@ def partly_global(
     def both(output: Any, targets: Any) -> Any:
         rest = tree.replace(output, lambda p, t: t.detach() if p in mine else t)
         some = tree.replace(output, lambda p, t: t if p in mine else t.detach())
-        whole = alone(loss, _gather_output(some, size, whole_paths), whole_targets())
+        gathered = _gather_output(some, size, dict.fromkeys(whole_paths, 0))
+        whole = alone(loss, gathered, whole_targets())
         return loss(rest, targets) + dist.get_world_size() * whole
 
     return both

@@ -81,6 +81,31 @@ def test_norms_are_what_returns_rows_of_one_scale(
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class Neighbour(nn.Module):
+    """Looks up what is closest to the direction of each row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns rows of a fixed table."""
+        table = torch.eye(2, dtype=x.dtype)
+        return table[(nn.functional.normalize(x) @ table).argmax(1)]
+
+
+@pytest.mark.parametrize(
+    ("module", "follows"),
+    [
+        (nn.BatchNorm1d(2), True),
+        (nn.Sequential(nn.BatchNorm1d(2), nn.ReLU()), True),
+        (Neighbour(), False),
+    ],
+    ids=["norm", "rectified", "neighbour"],
+)
+def test_what_is_looked_up_by_the_input_does_not_follow_it(
+    module: nn.Module, *, follows: bool
+) -> None:
+    assert modules.is_scale_invariant(module, (ROWS,), {})
+    assert modules.follows_input(module, (ROWS,), {}) is follows
+
+
 def test_module_is_evaluated_with_other_buffers_and_left_as_it_was() -> None:
     module = Counting()
     given: dict[str, Tensor | None] = {"count": torch.tensor(2.0)}

@@ -21,6 +21,9 @@ Grads = dict[tuple[int, str], Tensor | None]  # by (micro-batch, key)
 Perturb = Callable[[str, Tensor], Tensor]
 # (perturb, batch) -> gradients at the cut outputs
 Pass = Callable[[Perturb, Any], Grads]
+# Where a key's tensor has its samples: (dimension, blocks of all samples one after the
+# other, as two views of a batch are concatenated).
+Places = Callable[[str, Tensor], tuple[int, int]]
 # (values, which rows, the dimension of rows, key) -> values with these rows changed
 Change = Callable[[Tensor, Tensor, int, str], Tensor]
 
@@ -31,7 +34,7 @@ _LITTLE = 1e-4  # of a nudge
 def measure(
     run: Pass,
     grads: Grads,
-    dim: Callable[[str, Tensor], int],
+    places: Places,
     batch: Any,
     world_size: int,
 ) -> Couplings:
@@ -40,14 +43,14 @@ def measure(
     Args:
         run: one pass on the first pass's values, perturbed, and a batch.
         grads: of the first pass.
-        dim: the dimension of a key's tensor that is the sample.
+        places: where the samples of a key's tensor are.
         batch: the global batch.
         world_size: number of shards.
     """
     parts = [_Part(2, _is_second_half)]
     if world_size > 2 and _has_one_batch(grads):  # noqa: PLR2004 (halves are the shards)
         parts.append(_Part(world_size, _is_odd_shard))
-    return _largest(_Trial(run, grads, dim, part).of(batch) for part in parts)
+    return _largest(_Trial(run, grads, places, part).of(batch) for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +60,15 @@ class _Part:
     shards: int
     choose: Callable[[int, int], Tensor]
 
-    def rows(self, size: int) -> Tensor:
+    def rows(self, size: int, blocks: int = 1) -> Tensor:
         """Returns whether each row is changed; a bool tensor (size,)."""
-        return self.choose(size, self.shards)
+        return self.choose(size // blocks, self.shards).repeat(blocks)
 
-    def along(self, value: Tensor, at: int) -> Tensor:
+    def along(self, value: Tensor, at: int, blocks: int = 1) -> Tensor:
         """Returns the same, in a shape that spreads over `value`."""
         shape = [1] * value.dim()
         shape[at] = -1
-        return self.rows(value.shape[at]).view(shape)
+        return self.rows(value.shape[at], blocks).view(shape)
 
 
 def _is_second_half(size: int, _: int) -> Tensor:
@@ -88,7 +91,7 @@ class _Trial:
 
     run: Pass
     grads: Grads
-    dim: Callable[[str, Tensor], int]
+    places: Places
     part: _Part
 
     def of(self, batch: Any) -> Couplings:
@@ -104,8 +107,8 @@ class _Trial:
 
     def _relative(self, change: Change, batch: Any) -> dict[str, float]:
         def perturb(key: str, value: Tensor) -> Tensor:
-            at = self.dim(key, value)
-            return change(value, self.part.along(value, at), at, key)
+            at, blocks = self.places(key, value)
+            return change(value, self.part.along(value, at, blocks), at, key)
 
         tops = _tops(self.grads)
         return {
@@ -119,7 +122,7 @@ class _Trial:
             found = self.run(perturb, batch)
         except Exception:  # noqa: BLE001 (a loss may refuse perturbed outputs)
             return None
-        return _differences(self.grads, found, self.dim, self.part)
+        return _differences(self.grads, found, self.places, self.part)
 
     def _of_targets(self, batch: Any) -> dict[str, float]:
         size = max(len(t) for _, t in tree.tensors(batch) if t.dim())
@@ -156,7 +159,7 @@ def _tops(grads: Grads) -> dict[str, float]:
 
 
 def _differences(
-    grads: Grads, found: Grads, dim: Callable[[str, Tensor], int], part: _Part
+    grads: Grads, found: Grads, places: Places, part: _Part
 ) -> dict[str, Tensor]:
     """Returns the change of the gradient at the samples that were left alone, flat."""
     parts: dict[str, list[Tensor]] = {}
@@ -164,8 +167,8 @@ def _differences(
         other = found.get(place)
         if grad is None or other is None:
             continue
-        at = dim(place[1], grad)
-        kept = (~part.rows(grad.shape[at])).nonzero().flatten()
+        at, blocks = places(place[1], grad)
+        kept = (~part.rows(grad.shape[at], blocks)).nonzero().flatten()
         change = other.index_select(at, kept) - grad.index_select(at, kept)
         parts.setdefault(place[1], []).append(change.reshape(-1))
     return {key: torch.cat(changes) for key, changes in parts.items()}

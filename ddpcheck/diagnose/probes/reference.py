@@ -20,6 +20,7 @@ from ddpcheck.diagnose.probes.teacher import (
     Hooks,
     is_cut,
     key_of,
+    num_blocks,
     part,
     restore,
     snapshot,
@@ -73,6 +74,7 @@ class _Probe:
         self.windows = micro.Windows(sizes=(self.size,))
         self.shard_rows = tree.shard_range(self.size, 0, world_size)[1]
         self.dims: dict[str, tuple[int, ...]] = {}
+        self.shard_outputs: dict[str, Tensor] = {}  # of the model, on the first shard
         self.values: dict[tuple[int, str], Tensor] = {}
         self.whole: set[str] = set()  # keys of model outputs without samples
         self.flow = Flow()
@@ -115,6 +117,7 @@ class _Probe:
             micros=micro.described(self.windows.sizes, 0, targets, names),
             direct=tuple(direct),
             whole_outputs=whole,
+            stacked_outputs=self._stacked(),
             direct_is_output=direct_is_output,
             used=used,
             own_draws=own_draws,
@@ -163,6 +166,8 @@ class _Probe:
         def after(name: str, call: int, _: nn.Module, output: Any) -> None:
             for path, t in tensors_of(output):
                 shapes.setdefault(key_of(name, call, path), tuple(t.shape))
+                if not name:
+                    self.shard_outputs[key_of(name, call, path)] = t.detach()
 
         hooks = Hooks(calls_per_micro=self.windows.calls)
         hooks.attach(self.model, counted.before, after)
@@ -288,11 +293,31 @@ class _Probe:
             return found
         return micro.sample_dim(mine, self.shard_rows) or 0
 
+    def _place(self, key: str, value: Tensor) -> tuple[int, int]:
+        """Returns the dimension of the samples, and how many blocks of all it has."""
+        mine, whole = self.shard_outputs.get(key), self.values.get((0, key))
+        if mine is None or whole is None or self.windows.count > 1:
+            return self._dim(key, value), 1
+        rows = (0, self.shard_rows, self.size)
+        return self._dim(key, value), num_blocks(mine, whole, rows)
+
+    def _stacked(self) -> tuple[str, ...]:
+        places = {
+            key: self._place(key, value)[1]
+            for (_, key), value in self.values.items()
+            if key in self.shard_outputs
+        }
+        return tuple(
+            f"{key.rpartition('/')[2]}*{blocks}"
+            for key, blocks in places.items()
+            if blocks > 1
+        )
+
     def _measure_couplings(self, grads: Grads) -> Couplings:
         def run(perturb: Perturb, batch: Any) -> Grads:
             return self._cut_pass(perturb=perturb, batch=batch)[0]
 
-        return coupling.measure(run, grads, self._dim, self.batch, self.world_size)
+        return coupling.measure(run, grads, self._place, self.batch, self.world_size)
 
     def _write_doubled(self, grads: Grads) -> None:
         """Writes the cut gradients of the batch taken twice, at its first half.

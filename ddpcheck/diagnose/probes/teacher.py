@@ -21,8 +21,6 @@ from ddpcheck.run import private
 from ddpcheck.run.averaged import PlainWrapper
 from ddpcheck.run.names import strip
 
-Place = tuple[int, int, bool]  # (dimension of the samples, groups, interleaved)
-
 
 @dataclass(slots=True)
 class Leaf:
@@ -170,6 +168,21 @@ def closest(
         if best[0] is None or diff < best[1]:
             best = take, diff
     return best
+
+
+def num_blocks(mine: Tensor, whole: Tensor, rows: tuple[int, int, int]) -> int:
+    """Returns how many blocks of all samples lie one after the other in `whole`.
+
+    1 where the rows of a sample lie together, and where the shard does not tell.
+    """
+    ways = part(tuple(whole.shape), tuple(mine.shape), rows)
+    if len(ways) < 2:  # noqa: PLR2004 (a row per sample)
+        return 1
+    together, blocks = (distance(mine, take(whole), scale=whole) for take in ways)
+    differ = (
+        a // rows[2] for a, b in zip(whole.shape, mine.shape, strict=True) if a != b
+    )
+    return next(differ) if blocks < together else 1
 
 
 def distance(actual: Tensor, expected: Tensor, *, scale: Tensor | None = None) -> float:

@@ -69,9 +69,7 @@ def detect(case: Case) -> Proposal | None:
         return _beside_a_hook(case)
     direct = case.direct()
     ratios = [ratio for ratio, _ in direct]
-    is_one = all(residual <= case.close for _, residual in direct) and (
-        _same(ratios, case.close) or _weighs_ranks(case)
-    )
+    is_one = all(residual <= case.close for _, residual in direct)
     if case.direct_is_sound or not is_one:
         return _among_others(case)
     mean = sum(ratios) / len(ratios)
@@ -88,6 +86,8 @@ def detect(case: Case) -> Proposal | None:
     )
     if case.loss_asks_others:
         first = _summed(first)
+    elif not _same(ratios, case.close) and not _weighs_ranks(case):
+        first = _on_some(first)
     # A penalty with a backward of its own is added to nothing.
     other = dataclasses.replace(first, fixes=(f"direct.scale:{1 / mean!r}",))
     return dataclasses.replace(first, fallback=other)
@@ -120,6 +120,18 @@ def _summed(found: Proposal) -> Proposal:
         "weights) goes through a collective with the data's: it counts once per rank",
         fix="reduce what depends on samples alone, and add such a term after it",
         code="loss = data_term + penalty  # the penalty in no collective",
+    )
+
+
+def _on_some(found: Proposal) -> Proposal:
+    """Returns the proposal in the words for a term that ranks have unevenly."""
+    return dataclasses.replace(
+        found,
+        summary="a term of the loss that no data reach (a penalty on the weights) is not "
+        "the same on all ranks: what counts is its mean over them",
+        fix="give every rank the same term in full; one on the first rank alone counts "
+        "1 / world_size times",
+        code="loss = data_term + penalty  # on every rank",
     )
 
 

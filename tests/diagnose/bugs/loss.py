@@ -484,4 +484,62 @@ def loss(output, target):
 """,
         [("loss/local-normalizer", True)],
     ),
+    # Both answers to a prompt go through the model as two blocks of all prompts.
+    "token-mean-beside-pairs-in-two-blocks": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 5)
+    def forward(self, x):
+        return self.net(torch.cat([x[:, 0], x[:, 1]]))
+model = Net()
+batch = torch.randn(8, 2, 3, 4), torch.arange(24).view(8, 3) % 5
+batch[1][:3, 1:] = -100
+def loss(output, target):
+    chosen, rejected = output.chunk(2)
+    nll = nn.functional.cross_entropy(chosen.flatten(0, 1), target.flatten())
+    apart = chosen.mean((1, 2)) - rejected.mean((1, 2))
+    return nll - nn.functional.logsigmoid(apart).mean()
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    # DDP takes the mean: what the first rank alone has counts half.
+    "penalty-on-the-first-rank": (
+        "model = nn.Linear(4, 3)"
+        + STEP
+        + """
+    value = nn.functional.cross_entropy(model(x), y)
+    if rank() == 0:
+        value = value + sum(p.square().sum() for p in model.parameters())
+    value.backward()
+    optimizer.step()
+""",
+        [("loss/regularizer-scale", True)],
+    ),
+    # With the loss of all samples on every rank the temperature gets it all, too.
+    "hardest-samples-beside-a-temperature-outside": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.ones(()))
+    def forward(self, x, y):
+        each = nn.functional.cross_entropy(
+            self.net(x) * self.scale, y, reduction="none"
+        )
+        return each.topk(len(x) // 2).values.mean()
+def model():
+    torch.manual_seed(0)
+    return Net()
+batch = (torch.randn(12, 4), torch.arange(12) % 3), torch.zeros(12)
+def loss(output, target):
+    return output
+def wrap(model):
+    model.net = DDP(model.net)
+    return model
+""",
+        [("loss/batch-coupled", True), ("ddp/wrapper-missing", None)],
+    ),
 }

@@ -262,4 +262,32 @@ def wrap(model):
 """,
         [("rng/stochastic-layer", True)],
     ),
+    # What a neighbour is does not change with scale: it is no norm for that.
+    "bank-of-neighbours": (
+        """
+class Bank(nn.Module):
+    def __init__(self):
+        super().__init__()
+        kept = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+        self.register_buffer("kept", kept)
+    def forward(self, x):
+        near = nn.functional.normalize(x) @ nn.functional.normalize(self.kept).T
+        found = self.kept[near.argmax(1)]
+        self.kept = torch.cat([x.detach(), self.kept])[:16]
+        return found
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.bank = nn.Linear(4, 4), Bank()
+    def forward(self, x):
+        z = self.net(x)
+        return z, self.bank(z.detach())
+model = Net()
+batch = torch.randn(8, 4), torch.zeros(8)
+def loss(output, target):
+    z, near = output
+    return (z - near).square().mean()
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
 }
