@@ -75,6 +75,7 @@ class _Probe:
         self.shard_rows = tree.shard_range(self.size, 0, world_size)[1]
         self.dims: dict[str, tuple[int, ...]] = {}
         self.shard_outputs: dict[str, Tensor] = {}  # of the model, on the first shard
+        self.is_given_samples = True  # the model, a row for each
         self.values: dict[tuple[int, str], Tensor] = {}
         self.whole: set[str] = set()  # keys of model outputs without samples
         self.flow = Flow()
@@ -186,6 +187,7 @@ class _Probe:
             hooks.remove()
         if self.windows.count > 1 and counted.rows:
             self.shard_rows = counted.rows[0]
+        self.is_given_samples = set(counted.rows) == {self.shard_rows}
         return shapes
 
     def _can_cut(self, key: str, tensor: Tensor) -> bool:
@@ -302,6 +304,9 @@ class _Probe:
         return self._dim(key, value), num_blocks(mine, whole, rows)
 
     def _stacked(self) -> tuple[str, ...]:
+        """Returns the outputs whose blocks the model makes; a step may stack inputs."""
+        if not self.is_given_samples:
+            return ()
         places = {
             key: self._place(key, value)[1]
             for (_, key), value in self.values.items()

@@ -9,8 +9,9 @@ their next collective. Where every rank waits in one, they wait for each other.
 
 How it was found
 One process trained on the global batch in a fraction of the time; ranks did not end
-within the deadline, and no other rule names the cause. The facts have what every rank
-did last: its frame, its collective, its output. Nothing is verified: the wait is the
+within the deadline, or waited for each other for three seconds in which none of them
+did anything, and no other rule names the cause. The facts have what every rank did
+last: its frame, its collective, its output. Nothing is verified: the wait is the
 finding, why it waits is not known.
 
 Example

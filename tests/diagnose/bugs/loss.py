@@ -542,4 +542,19 @@ def wrap(model):
 """,
         [("loss/batch-coupled", True), ("ddp/wrapper-missing", None)],
     ),
+    # Here it is the step that makes two blocks, of the batch that it is given.
+    "contrast-of-views-that-the-step-stacks": (
+        "model = nn.Linear(4, 3)"
+        + """
+batch = torch.randn(12, 4), torch.randn(12, 4)
+"""
+        + STEP
+        + """
+    first, second = model(torch.cat([x, y])).chunk(2)
+    value = nn.functional.cross_entropy(first @ second.T, torch.arange(len(x)))
+    value.backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
 }
