@@ -15,7 +15,7 @@ from ddpcheck.diagnose.registry import RULES
 from ddpcheck.report import Control, Run
 
 _PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
-_SCALES = ("loss.scale", "direct.scale", "terms.scale")
+_SCALES = ("loss.scale", "direct.scale", "terms.scale", "outputs.scale")
 _EXACT = 1e-6  # of what a run is off by, where nothing but rounding was changed
 _SAME = 0.01  # excesses this close: the fix changed nothing; powers: it is one
 
@@ -143,7 +143,9 @@ def scaled_to(fix: str, found_at: int, world_size: int) -> str:
     name, _, argument = fix.partition(":")
     if found_at == world_size or name not in _SCALES:
         return fix
-    factor = float(argument)
+    number, bar, paths = argument.partition("|")
+    factor = float(number)
     power = math.log(factor) / math.log(found_at) if factor > 0 else 0.0
     is_power = round(power) and abs(power - round(power)) <= _SAME
-    return f"{name}:{world_size ** round(power)!r}" if is_power else fix
+    scaled = f"{name}:{world_size ** round(power)!r}{bar}{paths}"
+    return scaled if is_power else fix

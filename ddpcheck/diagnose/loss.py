@@ -127,16 +127,21 @@ def with_scale(case: Case, proposal: Proposal, factor: float) -> Proposal:
     """Returns the proposal with a fix that scales what the loss makes of the samples.
 
     What parameters get from a term without data is left as it is where it is right: the
-    term is found where it is added to others, or else by the parameters it uses.
+    term is found where it is added to others, or else by the parameters it uses. The
+    loss may know them as outputs without samples alone: a temperature, a bias.
     """
     fixes = (f"loss.scale:{factor!r}",)
-    if not case.direct() or not case.direct_is_sound:
+    if case.step is None or not case.direct() or not case.direct_is_sound:
         return dataclasses.replace(proposal, fixes=fixes)
-    first, other = (
+    terms, direct = (
         dataclasses.replace(proposal, fixes=(*fixes, f"{name}:{1 / factor!r}"))
         for name in ("terms.scale", "direct.scale")
     )
-    return dataclasses.replace(first, fallback=other)
+    if not case.step.reference.direct_is_output:
+        return dataclasses.replace(terms, fallback=direct)
+    paths = ",".join(case.step.reference.whole_outputs)
+    outputs = f"outputs.scale:{1 / factor!r}|{paths}"
+    return dataclasses.replace(proposal, fixes=(*fixes, outputs), fallback=terms)
 
 
 def numbers_of_modules(case: Case) -> dict[str, tuple[float, float]]:

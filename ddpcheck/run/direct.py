@@ -7,13 +7,14 @@ its gradient from there directly. `scaled_direct_use` scales just this part.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ddpcheck import tree
 from ddpcheck.run import private
 
 # Attribute access and bookkeeping: the parameter itself is wanted.
@@ -89,3 +90,22 @@ def scaled_direct_use(model: nn.Module, factor: float) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextlib.contextmanager
+def scaled_outputs(
+    model: nn.Module, factor: float, paths: Collection[str]
+) -> Iterator[None]:
+    """Scales the gradient that these tensors of the model's output get from a loss."""
+
+    def scale(path: str, value: Tensor) -> Tensor:
+        is_meant = value.requires_grad and (path or "output") in paths
+        return scaled_gradient(value, factor) if is_meant else value
+
+    handle = model.register_forward_hook(
+        lambda _, __, output: tree.replace(output, scale)
+    )
+    try:
+        yield
+    finally:
+        handle.remove()

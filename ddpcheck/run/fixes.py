@@ -17,6 +17,7 @@ changes one thing, so that a run with it proves or disproves one cause.
                            get FACTOR times the gradient
     terms.scale:FACTOR     numbers that no data reach get FACTOR times the gradient
                            where they are added to others
+    outputs.scale:FACTOR|PATHS  these outputs of the model get FACTOR times the gradient
     collectives.autograd   raw collectives carry gradients
     state.broadcast        rank 0's untrained parameters and buffers to all ranks after
                            every step
@@ -102,7 +103,7 @@ from ddpcheck.run.autograd_collectives import autograd_collectives
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.collectives import averaged_grad, off_after_backward
 from ddpcheck.run.constant_draws import ConstantDraws
-from ddpcheck.run.direct import scaled_direct_use
+from ddpcheck.run.direct import scaled_direct_use, scaled_outputs
 from ddpcheck.run.gather import alone, gathered, rows_of_ranks
 from ddpcheck.run.labels import offset_by_rank
 from ddpcheck.run.names import strip
@@ -265,6 +266,10 @@ def _enter_scales(
     direct = argument(fixes, "direct.scale")
     if direct is not None:
         stack.enter_context(scaled_direct_use(model(), float(direct)))
+    outputs = argument(fixes, "outputs.scale")
+    if outputs is not None:
+        factor, _, paths = outputs.partition("|")
+        stack.enter_context(scaled_outputs(model(), float(factor), paths.split(",")))
     terms = argument(fixes, "terms.scale")
     if terms is not None:
         stack.enter_context(scaled_terms(model(), float(terms)))
