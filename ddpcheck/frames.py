@@ -11,10 +11,19 @@ from pathlib import PurePath
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _MAIN = "in rank_main"  # the frame that only a rank's main thread has
-_OWN = "/ddpcheck/"
-# Collectives; what DDP exchanges beside its gradients; backwards, at whose end it
-# waits for those.
-_EXCHANGES = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")
+# This package here, and where another machine has it.
+_OWN = (str(PurePath(__file__).parent) + "/", "site-packages/ddpcheck/")
+# Where ranks wait for each other: collectives, what DDP exchanges beside its gradients,
+# and backwards, at whose end it waits for those.
+_EXCHANGES = (
+    "/torch/distributed/distributed_c10d.py",
+    "/torch/distributed/utils.py",
+    "/torch/distributed/nn/functional.py",
+    "/torch/distributed/_functional_collectives.py",
+    "/torch/nn/parallel/distributed.py",
+    "/torch/autograd/graph.py",
+    "/torch/autograd/__init__.py",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +54,12 @@ class Frame:
     @property
     def is_exchange(self) -> bool:
         """Whether it is code of torch in which ranks wait for each other."""
-        return any(part in self.file for part in _EXCHANGES)
+        return self.file.endswith(_EXCHANGES)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is code of ddpcheck."""
+        return any(part in self.file for part in _OWN)
 
     @property
     def is_users(self) -> bool:
@@ -53,7 +67,7 @@ class Frame:
         library = "site-packages" in self.file or re.search(
             r"/lib(64)?/python3", self.file
         )
-        return not library and _OWN not in self.file and self.file[0] != "<"
+        return not library and not self.is_own and self.file[0] != "<"
 
 
 def frames(stack: str) -> list[Frame]:
@@ -61,22 +75,35 @@ def frames(stack: str) -> list[Frame]:
     parts = _THREAD.split(stack)
     is_dump = len(parts) > 1
     text = next((part for part in parts if _MAIN in part), parts[-1])
-    found = [
+    return _frames(text) if is_dump else _frames(text)[::-1]
+
+
+def _frames(text: str) -> list[Frame]:
+    return [
         Frame(file=m["file"], line=int(m["line"]), name=m["name"])
         for m in _FRAME.finditer(text)
     ]
-    return found if is_dump else found[::-1]
 
 
 def exchanges(stack: str) -> bool:
-    """Returns whether the rank is in an exchange with others, in torch's own code."""
+    """Returns whether the rank does nothing but wait in an exchange with others.
+
+    In torch's own code, that is; and no other thread is in code of the user's, which
+    might send what is waited for.
+    """
     frame = innermost(stack)
-    return frame is not None and frame.is_exchange
+    others = [_frames(part) for part in _THREAD.split(stack) if _MAIN not in part]
+    is_busy = any(
+        f.is_users or f.file == "<string>"  # what was given to exec
+        for thread in others
+        for f in thread
+    )
+    return frame is not None and frame.is_exchange and not is_busy
 
 
 def innermost(stack: str) -> Frame | None:
     """Returns the frame that runs, whosever code it is, but for ours."""
-    return next((f for f in frames(stack) if _OWN not in f.file), None)
+    return next((f for f in frames(stack) if not f.is_own), None)
 
 
 def users(stack: str) -> Frame | None:

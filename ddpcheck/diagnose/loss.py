@@ -118,7 +118,7 @@ def global_loss_fix(case: Case) -> tuple[str, ...]:
     if case.step is None:
         return ()
     reference = case.step.reference
-    paths = reference.whole_outputs + reference.stacked_outputs
+    paths = reference.whole_outputs + reference.laid_outputs
     what = (reference.frontier, reference.direct, paths)
     return ("loss.global:" + "|".join(",".join(names) for names in what),)
 
@@ -137,7 +137,7 @@ def with_scale(case: Case, proposal: Proposal, factor: float) -> Proposal:
         dataclasses.replace(proposal, fixes=(*fixes, f"{name}:{1 / factor!r}"))
         for name in ("terms.scale", "direct.scale")
     )
-    if not case.step.reference.direct_is_output:
+    if not case.step.reference.direct_is_output or is_made_by_the_model(case):
         return dataclasses.replace(terms, fallback=direct)
     paths = ",".join(case.step.reference.whole_outputs)
     outputs = f"outputs.scale:{1 / factor!r}|{paths}"

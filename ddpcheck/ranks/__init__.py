@@ -15,6 +15,7 @@ failures     what keeps the engine itself from working
 forkserver   one server process that has imported torch and the target
 preload      what runs inside that server before the first fork
 environment  its variables
+signals      by which a process is asked where it is
 worker       the life of one rank process
 leftovers    what a job changed in its rank and did not put back
 journal      what a rank told before it ended

@@ -13,7 +13,7 @@ from typing import Any
 
 from ddpcheck import frames
 from ddpcheck.ranks import pauses
-from ddpcheck.ranks.messages import Job, Message, Outcome
+from ddpcheck.ranks.messages import Job, Message, Outcome, OwnTimeout
 from ddpcheck.ranks.rank import Rank
 
 _STACK_WAIT_S = 1.0
@@ -93,11 +93,15 @@ class Crew:
     def waits_for_itself(self) -> bool:
         """Returns whether all ranks that run are in an exchange with the others.
 
-        Not known of GPUs, whose work is not the process's, nor of other machines.
+        Not known of GPUs, whose work is not the process's, nor of other machines, nor
+        where a wait has a deadline of the target's own.
         """
         running = self._running()
         is_here = all(self.ranks[o.rank].pid is not None for o in self.outcomes)
         if self.world_size <= 1 or self.device != "cpu" or not is_here or not running:
+            return False
+        told = (said for rank in self.ranks for said in rank.progress())
+        if any(isinstance(said, OwnTimeout) for said in told):
             return False
         return all(frames.exchanges(stack) for stack in self._stacks(running))
 

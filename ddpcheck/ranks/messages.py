@@ -69,6 +69,11 @@ class Message:
     leftovers: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class OwnTimeout:
+    """Progress: the target has given an exchange a deadline, and may go on after it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Outcome:
     """How one job ended on one rank.

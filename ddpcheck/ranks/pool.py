@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.ranks import environment, preload
+from ddpcheck.ranks import environment, preload, signals
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.failures import (
     NoMoreProcessesError,
@@ -364,7 +364,7 @@ class Pool:
     def _dump_server_stack(self) -> str:
         assert self._server is not None
         if self._server.pid is not None:
-            os.kill(self._server.pid, signal.SIGUSR1)
+            os.kill(self._server.pid, signals.STACK)
             time.sleep(0.2)
             os.kill(self._server.pid, signal.SIGKILL)
         return self._read(preload.STACK_FILE)

@@ -14,7 +14,6 @@ import gc
 import importlib
 import json
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.ranks import folder as folders
-from ddpcheck.ranks import leftovers, parent
+from ddpcheck.ranks import leftovers, parent, signals
 
 SETTINGS = "DDPCHECK_PRELOAD"
 STATUS_FILE = "preloaded.json"
@@ -44,7 +43,7 @@ def main(settings: dict[str, Any]) -> None:
         stack = (folder / STACK_FILE).open("w", encoding="utf-8")
     except FileNotFoundError:
         os._exit(0)  # the tool ended and cleaned up while this Python started
-    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    faulthandler.register(signals.STACK, file=stack, all_threads=True)
 
     # The server ends when the tool does, however that ended (SIGKILL too): the last
     # chance to remove the session's folder, and what user code started in ranks.

@@ -10,7 +10,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Protocol
 
-from ddpcheck.ranks import journal
+from ddpcheck.ranks import journal, signals
 from ddpcheck.ranks.forkserver import Server
 from ddpcheck.ranks.messages import Job, Message, Seat
 from ddpcheck.ranks.worker import rank_main
@@ -125,7 +125,7 @@ class LocalRank:
 
     def ask_stack(self) -> None:
         """Lets faulthandler write all threads' stacks."""
-        self._signal(signal.SIGUSR1)
+        self._signal(signals.STACK)
 
     def stack(self, deadline: float) -> str:
         """Returns what faulthandler has written, once it writes no more."""

@@ -15,7 +15,6 @@ import importlib
 import multiprocessing
 import os
 import resource
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.errors import UsageError
-from ddpcheck.ranks import parent, pauses
+from ddpcheck.ranks import parent, pauses, signals
 from ddpcheck.ranks.journal import Journal
 from ddpcheck.ranks.leftovers import Before
 from ddpcheck.ranks.messages import Job, Message, Raised, Seat
@@ -188,7 +187,7 @@ def _open_files(seat: Seat) -> None:
     redirect_output(folder / f"{seat.name}.log")
     pauses.tell_by(folder / seat.name)
     stack = (folder / f"{seat.name}.stack").open("w", encoding="utf-8")
-    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    faulthandler.register(signals.STACK, file=stack, all_threads=True)
     # Not to stderr, whose last lines would be nothing else.
     faulthandler.enable(file=stack)
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from ddpcheck import devices, tree
 from ddpcheck.errors import UsageError
+from ddpcheck.ranks.messages import OwnTimeout
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import (
     averaged,
@@ -125,6 +126,7 @@ class _Candidate:
     def execute(self) -> None:
         """Builds, wraps and trains; emits each step, sets `raised` and `facts`."""
         spec = self.spec
+        self.seen.on_timeout = lambda: self.context.emit(OwnTimeout())
         torch.set_default_dtype(torch.float32)
         # Ranks differ, so that an unseeded model and unsynchronised noise show.
         seat = self.context.seat

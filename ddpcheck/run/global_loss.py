@@ -13,6 +13,10 @@ from ddpcheck import tree
 from ddpcheck.run.gather import alone, mean_over_ranks, own_live, rows_of_ranks
 
 Loss = Callable[[Any, Any], Any]
+# Of an output: blocks of all samples, 0 for no samples; the dimension they are in.
+Layout = tuple[int, int]
+
+_NO_SAMPLES: Layout = (0, 0)
 
 
 def global_loss(
@@ -28,13 +32,13 @@ def global_loss(
         bare: the module inside.
         what: "MODULES|PARAMETERS|PATHS": the modules of `bare` whose outputs are
             gathered, "" for the model as a whole, the parameters that the loss itself
-            uses, and the model's outputs that have no samples, or, as "PATH*BLOCKS",
-            several blocks of all samples one after the other.
+            uses, and the model's outputs that have no samples, or, as
+            "PATH*BLOCKS@DIMENSION", blocks of all samples one after the other there.
         shard: (first row, rows) of this rank.
     """
     names, direct, paths = (part.split(",") for part in f"{what}||".split("|", 3)[:3])
     if names == [""]:
-        _gather_rows(model, shard, _blocks(filter(None, paths)))
+        _gather_rows(model, shard, _layouts(filter(None, paths)))
         return model
     for name in filter(None, direct):
         # Used in the loss itself, which now is the whole loss on every rank.
@@ -44,14 +48,14 @@ def global_loss(
     return model
 
 
-def _blocks(paths: Iterable[str]) -> dict[str, int]:
-    """Returns how many blocks of all samples an output has, 0 for none, by its path."""
+def _layouts(paths: Iterable[str]) -> dict[str, Layout]:
     parts = (path.partition("*") for path in paths)
-    return {path: int(blocks or 0) for path, _, blocks in parts}
+    numbers = {path: rest.partition("@") for path, _, rest in parts}
+    return {p: (int(n or 0), int(dim or 0)) for p, (n, _, dim) in numbers.items()}
 
 
 def _gather_rows(
-    module: nn.Module, shard: tuple[int, int], blocks: Mapping[str, int]
+    module: nn.Module, shard: tuple[int, int], layouts: Mapping[str, Layout]
 ) -> None:
     """Global batch in, this rank's rows through the module, all rows out.
 
@@ -61,7 +65,7 @@ def _gather_rows(
         lambda _, args, kwargs: _local_rows((args, kwargs), shard), with_kwargs=True
     )
     module.register_forward_hook(
-        lambda _, __, out: _gather_output(out, shard[1], blocks)
+        lambda _, __, out: _gather_output(out, shard[1], layouts)
     )
 
 
@@ -78,12 +82,12 @@ def _local_rows(value: Any, shard: tuple[int, int]) -> Any:
     return tree.replace(value, rows)
 
 
-def _gather_output(output: Any, size: int, blocks: Mapping[str, int]) -> Any:
+def _gather_output(output: Any, size: int, layouts: Mapping[str, Layout]) -> Any:
     def gather(path: str, t: Tensor) -> Tensor:
-        number = blocks.get(path or "output", 1)
+        usual = 1, int(t.dim() > 1 and len(t) % size > 0)
+        number, dim = layouts.get(path or "output", usual)
         if t.dim() == 0 or number == 0:
             return mean_over_ranks(t) if t.is_floating_point() else t
-        dim = 0 if len(t) % size == 0 else 1
         parts = t.unflatten(dim, (number, t.shape[dim] // number))
         whole = own_live(parts, dim + 1, rows_of_ranks(parts.shape[dim + 1]))
         return whole.flatten(dim, dim + 1)
@@ -116,7 +120,7 @@ def partly_global(
     def both(output: Any, targets: Any) -> Any:
         rest = tree.replace(output, lambda p, t: t.detach() if p in mine else t)
         some = tree.replace(output, lambda p, t: t if p in mine else t.detach())
-        gathered = _gather_output(some, size, dict.fromkeys(whole_paths, 0))
+        gathered = _gather_output(some, size, dict.fromkeys(whole_paths, _NO_SAMPLES))
         whole = alone(loss, gathered, whole_targets())
         return loss(rest, targets) + dist.get_world_size() * whole
 

@@ -9,6 +9,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -37,6 +38,9 @@ _COLLECTIVES = (
     "all_to_all_single",
     "barrier",
 )
+
+# What takes a deadline for exchanges.
+_TIMED = ("init_process_group", "monitored_barrier", "new_group", "new_subgroups")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class Observed:
     # Calls of Module.to, .half, .cuda, ... after a DDP object was built.
     applied_after_wrap: int = 0
     on_backward: Callable[[int], None] | None = None
+    on_timeout: Callable[[], None] | None = None  # a group or a barrier has its own
     on_collective: Callable[[CollectiveCount | CollectiveEnd], None] | None = None
     depth: int = 0
     updates_in_backward: bool = False  # weights were written while backward ran
@@ -146,6 +151,16 @@ def _noting(seen: Observed, function: Any, *, name: str) -> Any:
         return result
 
     return note
+
+
+def _timing(seen: Observed, function: Any) -> Any:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        if seen.on_timeout and any(isinstance(value, timedelta) for value in given):
+            seen.on_timeout()
+        return function(*args, **kwargs)
+
+    return timed
 
 
 def _building(seen: Observed, function: Any) -> Any:
@@ -307,6 +322,7 @@ _OBSERVED: tuple[tuple[Any, str, Callable[[Observed, Any], Any]], ...] = (
         for name in _COLLECTIVES
         if hasattr(dist, name)
     ),
+    *((dist, name, _timing) for name in _TIMED if hasattr(dist, name)),
     (DistributedDataParallel, "__init__", _building),
     (DistributedDataParallel, "forward", _forwarding),
     (DistributedDataParallel, "no_sync", _not_syncing),

@@ -81,29 +81,49 @@ def test_norms_are_what_returns_rows_of_one_scale(
     assert torch.equal(torch.get_rng_state(), state)
 
 
-class Neighbour(nn.Module):
-    """Looks up what is closest to the direction of each row."""
+class Codes(nn.Module):
+    """Looks up what is closest to the direction of each row, and moves its codes."""
+
+    table: Tensor
+
+    def __init__(self, *, through: bool) -> None:
+        super().__init__()
+        self.register_buffer("table", 3 * torch.eye(2))
+        self.through = through
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns rows of a fixed table."""
-        table = torch.eye(2, dtype=x.dtype)
-        return table[(nn.functional.normalize(x) @ table).argmax(1)]
+        """Returns codes, with a straight-through gradient or as they are."""
+        found = self.table[(x @ self.table).argmax(1)]
+        self.table += 0.1
+        return x + (found - x).detach() if self.through else found
+
+
+class Signs(nn.Module):
+    """A norm whose outputs are few values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running", torch.zeros(2))
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns -1 and 1."""
+        return ((x - x.mean(0)) / x.std(0) * self.weight).sign()
 
 
 @pytest.mark.parametrize(
-    ("module", "follows"),
+    ("module", "is_lookup"),
     [
-        (nn.BatchNorm1d(2), True),
-        (nn.Sequential(nn.BatchNorm1d(2), nn.ReLU()), True),
-        (Neighbour(), False),
+        (nn.BatchNorm1d(2), False),
+        (nn.Sequential(nn.BatchNorm1d(2), nn.ReLU()), False),
+        (Signs(), False),
+        (Codes(through=False), True),
+        (Codes(through=True), True),
     ],
-    ids=["norm", "rectified", "neighbour"],
+    ids=["norm", "rectified", "signs", "codes", "straight-through"],
 )
-def test_what_is_looked_up_by_the_input_does_not_follow_it(
-    module: nn.Module, *, follows: bool
-) -> None:
-    assert modules.is_scale_invariant(module, (ROWS,), {})
-    assert modules.follows_input(module, (ROWS,), {}) is follows
+def test_rows_of_a_table_are_looked_up(module: nn.Module, *, is_lookup: bool) -> None:
+    assert modules.looks_up(module, (ROWS,), {}) is is_lookup
 
 
 def test_module_is_evaluated_with_other_buffers_and_left_as_it_was() -> None:

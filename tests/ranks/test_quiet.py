@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from ddpcheck import checking
+from ddpcheck.options import Options
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.ranks.quiet import Quiet
 from ddpcheck.ranks.starvation import Starvation, Turns
+from ddpcheck.target import TargetRef
+from tests.diagnose.negative_controls import HEAD
 
 LIMIT_S = 40.0  # what a rank that is not seen would take
 QUIET = Turns(ran_s=0.004, waited_s=0.1)
@@ -20,7 +25,9 @@ QUIET = Turns(ran_s=0.004, waited_s=0.1)
 
 def _deeds(pool: Pool, codes: tuple[str, ...]) -> tuple[list[Outcome], float]:
     """Lets each rank do its own; returns what became of them, and the seconds."""
-    head = "import os, time, torch, signal; import torch.distributed as dist\n"
+    head = (
+        "import os, signal, threading, time, torch; import torch.distributed as dist\n"
+    )
     branches = "".join(
         f"if dist.get_rank() == {rank}:\n    {code}\n"
         for rank, code in enumerate(codes)
@@ -67,6 +74,57 @@ def test_ranks_that_wait_for_something_else_go_on(
     outcomes, seconds = _deeds(pool, codes)
     assert [o.kind for o in outcomes] == ["done", "done"]
     assert seconds > 4
+
+
+LATE = "threading.Thread(target=lambda: (time.sleep(4), dist.send(torch.ones(1), 0)))"
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [
+        (
+            "dist.recv(torch.ones(1), 1); dist.barrier()",
+            f"{LATE}.start(); dist.barrier()",
+        ),
+        (
+            "dist.barrier()",
+            "signal.signal(signal.SIGUSR1, lambda *_: os._exit(1)); time.sleep(4); "
+            "dist.barrier()",
+        ),
+    ],
+    ids=["a-thread-sends", "handler-of-a-scheduler's-signal"],
+)
+def test_what_else_a_rank_does_is_left_to_it(
+    pool: Pool, codes: tuple[str, ...]
+) -> None:
+    outcomes, seconds = _deeds(pool, codes)
+    assert [o.kind for o in outcomes] == ["done", "done"]
+    assert seconds > 4
+
+
+def test_wait_with_a_deadline_of_its_own_may_end(pool: Pool, tmp_path: Path) -> None:
+    source = """
+from datetime import timedelta
+model = nn.Linear(4, 1)
+batch = torch.randn(8, 4), torch.zeros(8)
+def train_step(model, optimizer, batch):
+    if world() > 1 and not seen:
+        seen.append(dist.new_group(timeout=timedelta(seconds=5)))
+        if rank() == 0:
+            try:
+                dist.all_reduce(torch.ones(1), group=seen[0])
+            except RuntimeError:
+                pass
+    optimizer.zero_grad()
+    model(batch[0]).square().mean().backward()
+    optimizer.step()
+seen = []
+"""
+    path = tmp_path / "mine.py"
+    path.write_text(HEAD + source, encoding="utf-8")
+    options = Options(world_sizes=(2,), modes=("ddp",))
+    report = checking.check(pool, TargetRef(path=str(path)), options)
+    assert report.verdict == "equivalent"
 
 
 def test_stack_of_a_death_is_without_those_that_were_asked_for(pool: Pool) -> None:

@@ -176,8 +176,8 @@ class ReferenceEvidence:
     frontier: tuple[str, ...] = ()
     direct: tuple[str, ...] = ()  # parameters that the loss itself uses
     whole_outputs: tuple[str, ...] = ()  # paths of outputs without samples
-    # Outputs with several blocks of all samples, as "path*blocks".
-    stacked_outputs: tuple[str, ...] = ()
+    # Those whose samples lie otherwise than one per row, as "path*blocks@dimension".
+    laid_outputs: tuple[str, ...] = ()
     direct_is_output: bool = False  # it uses them through such outputs alone
     used: tuple[str, ...] = ()  # parameters that the model's outputs depend on
     own_draws: int = 0  # random draws with a generator of the target's own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from ddpcheck.diagnose.probes.teacher import distance, tensors_of
 from ddpcheck.run import private
 
 _INVARIANT = 0.05  # the norm's epsilon beside a small variance
-_NUDGE = 1e-3  # of each element
-_SOME = 0.1  # of the elements: a rectifier may follow, which keeps half of them at 0
+_SOME_ROWS = 256  # that are looked up in tables
+_ROUNDING = 1e-6
 
 
 def versions(module: nn.Module) -> tuple[list[tuple[int, float]], list[float]]:
@@ -42,52 +42,63 @@ def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
     judged: a flow's norm returns the log-determinant beside. A scalar is no output of a
     norm: losses of directions do not change with scale, either. Buffers are put back.
     """
-    pairs = _changed(module, args, kwargs, lambda t: t * 2)
-    return bool(pairs) and all(
-        a.shape == b.shape and distance(b, a) < _INVARIANT for a, b in pairs
-    )
-
-
-def follows_input(module: nn.Module, args: Any, kwargs: Any) -> bool:
-    """Returns whether the output moves with every element of the input.
-
-    What is looked up by the input, a nearest neighbour or a code, stays what it was.
-    """
-    noise = torch.Generator().manual_seed(0)
-
-    def nudged(t: Tensor) -> Tensor:
-        factor = torch.randn(t.shape, generator=noise, dtype=torch.float64)
-        return t * (1 + _NUDGE * factor.to(t.device, t.dtype))
-
-    pairs = _changed(module, args, kwargs, nudged)
-    return any(
-        a.shape == b.shape and float((a != b).double().mean()) > _SOME for a, b in pairs
-    )
-
-
-def _changed(
-    module: nn.Module, args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]
-) -> list[tuple[Tensor, Tensor]]:
-    """Returns outputs on the inputs, and on changed ones; [] where that is not known.
-
-    Those that have the shape of an input, where there are any. Buffers are put back.
-    """
     inputs = [t for _, t in tree.tensors((args, kwargs)) if t.is_floating_point()]
     if not any(bool(t.any()) for t in inputs):
-        return []  # what changes a number does not change a zero
-    others = tree.replace(
-        (args, kwargs), lambda _, t: change(t) if t.is_floating_point() else t
+        return False  # of what cannot be scaled nothing is known
+    twice = tree.replace(
+        (args, kwargs), lambda _, t: t * 2 if t.is_floating_point() else t
     )
     with _as_before(module):
         try:
             with torch.no_grad():
                 once = tensors_of(module.forward(*args, **kwargs))
-                then = tensors_of(module.forward(*others[0], **others[1]))
-        except Exception:  # noqa: BLE001 (a module may refuse changed inputs)
-            return []
+                both = tensors_of(module.forward(*twice[0], **twice[1]))
+        except Exception:  # noqa: BLE001 (a module may refuse scaled inputs)
+            return False
     shapes = {t.shape for _, t in tree.tensors((args, kwargs))}
-    pairs = [(a, b) for (_, a), (_, b) in zip(once, then, strict=False) if a.dim()]
-    return [(a, b) for a, b in pairs if a.shape in shapes] or pairs
+    pairs = [(a, b) for (_, a), (_, b) in zip(once, both, strict=False)]
+    pairs = [(a, b) for a, b in pairs if a.dim()]
+    alike = [(a, b) for a, b in pairs if a.shape in shapes] or pairs
+    return bool(alike) and all(
+        a.shape == b.shape and distance(b, a) < _INVARIANT for a, b in alike
+    )
+
+
+def looks_up(module: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Returns whether an output's rows are rows of a table that the module keeps.
+
+    A bank of neighbours and a code book are no norm, though what they find may not
+    change with the input's scale. Rows as they were before or are after the forward,
+    up to rounding, as a straight-through gradient has it; buffers are put back.
+    """
+    before = _tables(module)
+    with _as_before(module):
+        try:
+            with torch.no_grad():
+                made = tensors_of(module.forward(*args, **kwargs))
+        except Exception:  # noqa: BLE001 (a module may refuse a second call)
+            return False
+        tables = before + _tables(module)
+    return any(
+        _are_rows_of(output, table)
+        for _, output in made
+        if output.is_floating_point() and output.dim() > 1 and output.numel()
+        for table in tables
+    )
+
+
+def _tables(module: nn.Module) -> list[Tensor]:
+    own = [*module.buffers(recurse=False), *module.parameters(recurse=False)]
+    two = [t.detach().clone() for t in own if t.is_floating_point() and t.dim() == 2]  # noqa: PLR2004
+    return [t for table in two for t in (table, table.T) if len(t) > 1]
+
+
+def _are_rows_of(output: Tensor, table: Tensor) -> bool:
+    if output.shape[-1] != table.shape[-1]:
+        return False
+    rows = output.detach().double().reshape(-1, output.shape[-1])[:_SOME_ROWS]
+    apart = torch.cdist(rows, table.to(rows)).amin(1)
+    return bool((apart <= _ROUNDING * rows.norm(dim=1).clamp_min(1e-12)).all())
 
 
 def has_slope_across(module: nn.Module, args: Any, kwargs: Any) -> bool:

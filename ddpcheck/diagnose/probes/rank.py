@@ -300,7 +300,7 @@ class _Probe:
             writes
             and not called
             and (invariant or modules.has_slope_across(module, args, kwargs))
-            and modules.follows_input(module, args, kwargs)
+            and not modules.looks_up(module, args, kwargs)
         )
         self.modules.append(
             ModuleCall(

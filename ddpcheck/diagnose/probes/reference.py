@@ -92,7 +92,7 @@ class _Probe:
         for (number, key), grad in grads.items():
             self.writer.add("cut", number, [(key, grad)])
         self.writer.add("direct", 0, direct.items())
-        whole = tuple(sorted(key.rpartition("/")[2] for key in self.whole))
+        whole = tuple(sorted(self._paths(self.whole) - self._paths(self._own_cuts())))
         direct_is_output = bool(direct) and self._is_used_through_outputs()
         own_draws = self.draws.own_count
         self._write_doubled(grads)
@@ -118,7 +118,7 @@ class _Probe:
             micros=micro.described(self.windows.sizes, 0, targets, names),
             direct=tuple(direct),
             whole_outputs=whole,
-            stacked_outputs=self._stacked(),
+            laid_outputs=self._laid(),
             direct_is_output=direct_is_output,
             used=used,
             own_draws=own_draws,
@@ -303,20 +303,28 @@ class _Probe:
         rows = (0, self.shard_rows, self.size)
         return self._dim(key, value), num_blocks(mine, whole, rows)
 
-    def _stacked(self) -> tuple[str, ...]:
-        """Returns the outputs whose blocks the model makes; a step may stack inputs."""
-        if not self.is_given_samples:
-            return ()
-        places = {
-            key: self._place(key, value)[1]
-            for (_, key), value in self.values.items()
-            if key in self.shard_outputs
-        }
-        return tuple(
-            f"{key.rpartition('/')[2]}*{blocks}"
-            for key, blocks in places.items()
-            if blocks > 1
-        )
+    def _own_cuts(self) -> set[str]:
+        """Returns the keys of the model's own outputs that have samples."""
+        return {key for _, key in self.values if key in self.shard_outputs}
+
+    @staticmethod
+    def _paths(keys: Iterable[str]) -> set[str]:
+        return {key.rpartition("/")[2] for key in keys}
+
+    def _laid(self) -> tuple[str, ...]:
+        """Returns outputs that are not a row per sample, as "path*blocks@dimension".
+
+        Blocks that the model makes: a step may stack its inputs.
+        """
+        found = []
+        for (_, key), value in self.values.items():
+            if key not in self.shard_outputs:
+                continue
+            dim, blocks = self._place(key, value)
+            blocks = blocks if self.is_given_samples else 1
+            if (dim, blocks) != (0, 1):
+                found.append(f"{key.rpartition('/')[2]}*{blocks}@{dim}")
+        return tuple(found)
 
     def _measure_couplings(self, grads: Grads) -> Couplings:
         def run(perturb: Perturb, batch: Any) -> Grads:

@@ -60,6 +60,8 @@ from ddpcheck.diagnose.text import listed
 SLUG = "loss/regularizer-scale"
 LINK = "loss"
 
+_WHOLE = 1e-6
+
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where the data term is right and parameters' own terms are not."""
@@ -69,14 +71,17 @@ def detect(case: Case) -> Proposal | None:
         return _beside_a_hook(case)
     direct = case.direct()
     ratios = [ratio for ratio, _ in direct]
-    is_one = all(residual <= case.close for _, residual in direct)
+    is_one = all(residual <= case.close for _, residual in direct) and (
+        _same(ratios, case.close) or _are_whole(ratios) or _weighs_ranks(case)
+    )
     if case.direct_is_sound or not is_one:
         return _among_others(case)
     mean = sum(ratios) / len(ratios)
-    if not mean or abs(mean - 1) <= case.close:
+    if abs(mean - 1) <= case.close:
         return None
+    has_factor = abs(mean) > case.close  # else no factor mends it
     first = dataclasses.replace(
-        _of(mean),
+        _of(mean if has_factor else 1.0),
         facts=(
             "the gradient at the outputs is right on every rank",
             "the gradient that parameters get from the loss directly is "
@@ -86,8 +91,10 @@ def detect(case: Case) -> Proposal | None:
     )
     if case.loss_asks_others:
         first = _summed(first)
-    elif not _same(ratios, case.close) and not _weighs_ranks(case):
+    elif not has_factor or not (_same(ratios, case.close) or _weighs_ranks(case)):
         first = _on_some(first)
+    if not has_factor:
+        return dataclasses.replace(first, fixes=())
     # A penalty with a backward of its own is added to nothing.
     other = dataclasses.replace(first, fixes=(f"direct.scale:{1 / mean!r}",))
     return dataclasses.replace(first, fallback=other)
@@ -128,11 +135,20 @@ def _on_some(found: Proposal) -> Proposal:
     return dataclasses.replace(
         found,
         summary="a term of the loss that no data reach (a penalty on the weights) is not "
-        "the same on all ranks: what counts is its mean over them",
+        "one process's on every rank: what counts is its mean over them",
         fix="give every rank the same term in full; one on the first rank alone counts "
         "1 / world_size times",
         code="loss = data_term + penalty  # on every rank",
     )
+
+
+def _are_whole(ratios: list[float]) -> bool:
+    """Returns whether ranks have the term or not, or so many times.
+
+    A parameter of one element is proportional to any other, and a part in the data term
+    would show as any number.
+    """
+    return all(abs(ratio - round(ratio)) <= _WHOLE for ratio in ratios)
 
 
 def _same(ratios: list[float], close: float) -> bool:

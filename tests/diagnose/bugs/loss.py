@@ -545,7 +545,7 @@ def wrap(model):
     # Here it is the step that makes two blocks, of the batch that it is given.
     "contrast-of-views-that-the-step-stacks": (
         "model = nn.Linear(4, 3)"
-        + """
+        """
 batch = torch.randn(12, 4), torch.randn(12, 4)
 """
         + STEP
@@ -554,6 +554,35 @@ batch = torch.randn(12, 4), torch.randn(12, 4)
     value = nn.functional.cross_entropy(first @ second.T, torch.arange(len(x)))
     value.backward()
     optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # No factor makes something of it.
+    "penalty-that-no-rank-has": (
+        "model = nn.Linear(4, 3)"
+        + STEP
+        + """
+    value = nn.functional.cross_entropy(model(x), y)
+    if world() == 1:
+        value = value + sum(p.square().sum() for p in model.parameters())
+    value.backward()
+    optimizer.step()
+""",
+        [("loss/regularizer-scale", None)],
+    ),
+    # As many features as a shard has samples: which are which is not for guessing.
+    "coupled-columns-of-samples": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 6)
+    def forward(self, x):
+        return self.net(x).T
+model = Net()
+batch = torch.randn(12, 4), torch.zeros(12)
+def loss(output, target):
+    return (output - output.mean(1, keepdim=True)).square().mean().log()
 """,
         [("loss/batch-coupled", True)],
     ),

@@ -1,0 +1,52 @@
+"""Stacks: whose code a frame is, and whether a rank only waits for others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ddpcheck
+from ddpcheck import frames
+
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+OWN = Path(ddpcheck.__file__).parent
+MAIN = f'  File "{OWN}/ranks/worker.py", line 9 in rank_main\n'
+
+
+def _dump(*threads: tuple[str, ...]) -> str:
+    heads = ("Thread 0x1 (most recent call first):\n",) * len(threads)
+    return "".join(
+        head + "".join(f'  File "{file}", line 3 in f\n' for file in files)
+        for head, files in zip(heads, threads, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "waits"),
+    [
+        (f"{TORCH}/distributed/distributed_c10d.py", True),
+        (f"{TORCH}/autograd/graph.py", True),
+        (f"{TORCH}/distributed/checkpoint/filesystem.py", False),
+        (f"{TORCH}/autograd/function.py", False),
+        ("/home/me/train.py", False),
+        ("/home/me/ddpcheck/examples/train.py", False),
+    ],
+)
+def test_waits_are_known_by_the_innermost_file(file: str, *, waits: bool) -> None:
+    assert frames.exchanges(_dump((file,)) + MAIN) is waits
+
+
+def test_other_thread_in_code_of_the_users_may_send_what_is_waited_for() -> None:
+    waiting = _dump((f"{TORCH}/autograd/graph.py",)) + MAIN
+    idle = _dump(("/usr/lib/python3.11/threading.py",))
+    users = _dump(("/usr/lib/python3.11/threading.py", "/home/me/train.py"))
+    assert frames.exchanges(idle + waiting)
+    assert not frames.exchanges(users + waiting)
+
+
+def test_own_frames_are_those_of_the_package_not_of_a_folder_of_its_name() -> None:
+    inside = frames.Frame(file=f"{OWN}/run/steps.py", line=1, name="f")
+    elsewhere = frames.Frame(file="/home/me/ddpcheck/train.py", line=1, name="f")
+    assert (inside.is_own, inside.is_users) == (True, False)
+    assert (elsewhere.is_own, elsewhere.is_users) == (False, True)
