@@ -44,7 +44,10 @@ _PATCHED = (
 )
 # Classes of these are looked into as well.
 _OF_CLASSES = ("torch._tensor", "torch.nn.modules", "torch.nn.parallel", "torch.optim")
-_SIGNALS = ("SIGABRT", "SIGALRM", "SIGCHLD", "SIGINT", "SIGPIPE", "SIGTERM", "SIGUSR2")
+_SIGNALS = (
+    *("SIGABRT", "SIGALRM", "SIGCHLD", "SIGINT", "SIGPIPE", "SIGTERM"),
+    *("SIGUSR1", "SIGUSR2"),
+)
 _LIMITS = tuple(
     value for name, value in vars(resource).items() if name.startswith("RLIMIT_")
 )

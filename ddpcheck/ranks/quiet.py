@@ -2,7 +2,9 @@
 
 Everything that ranks on one machine exchange goes through themselves. A job all of
 whose ranks wait in an exchange, while none of them runs, never ends: what they wait for
-was sent by none, and a rank that has ended its job sends nothing more.
+was sent by none, and a rank that has ended its job sends nothing more. A wait to which
+the target gave a deadline of its own is left to that, as is one on a handle, which no
+frame of torch's shows.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ Loss = Callable[[Any, Any], Any]
 Layout = tuple[int, int]
 
 _NO_SAMPLES: Layout = (0, 0)
+_LAID = re.compile(r"(?P<path>.*)\*(?P<blocks>\d+)@(?P<dim>\d+)")
 
 
 def global_loss(
@@ -49,9 +51,12 @@ def global_loss(
 
 
 def _layouts(paths: Iterable[str]) -> dict[str, Layout]:
-    parts = (path.partition("*") for path in paths)
-    numbers = {path: rest.partition("@") for path, _, rest in parts}
-    return {p: (int(n or 0), int(dim or 0)) for p, (n, _, dim) in numbers.items()}
+    found = {}
+    for path in paths:
+        laid = _LAID.fullmatch(path)
+        numbers = (int(laid["blocks"]), int(laid["dim"])) if laid else _NO_SAMPLES
+        found[laid["path"] if laid else path] = numbers
+    return found
 
 
 def _gather_rows(
@@ -86,6 +91,8 @@ def _gather_output(output: Any, size: int, layouts: Mapping[str, Layout]) -> Any
     def gather(path: str, t: Tensor) -> Tensor:
         usual = 1, int(t.dim() > 1 and len(t) % size > 0)
         number, dim = layouts.get(path or "output", usual)
+        if dim >= t.dim() > 0:  # of another call
+            number, dim = usual
         if t.dim() == 0 or number == 0:
             return mean_over_ranks(t) if t.is_floating_point() else t
         parts = t.unflatten(dim, (number, t.shape[dim] // number))
