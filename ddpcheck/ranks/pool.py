@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 SOLO = 0  # the world size of a crew without a process group
 
-# After one rank failed, the others are given this long to fail too, or as long again
-# as it took: a rank that waits in a collective never will, its stack is worth having.
-_GRACE_S = 0.5
 # Ranks are forked and meet in 0.1 s; on a busy machine that is no part of a job's time.
 _START_S = 60.0
 _IMPORT_POLL_S = 0.005
@@ -293,7 +290,7 @@ class Pool:
         """Returns the seconds to wait for messages at most."""
         deadlines = [t.deadline for t in pending]
         deadlines += [
-            t.failed_at + _grace_s(t) for t in pending if t.failed_at is not None
+            t.failed_at + t.grace_s for t in pending if t.failed_at is not None
         ]
         return min(LOOK_S, max(0.0, min(deadlines) - time.monotonic()))
 
@@ -309,14 +306,10 @@ class Pool:
         if failed and task.failed_at is None:
             task.failed_at = now
         if "running" in kinds:
-            if task.failed_at is not None and now > task.failed_at + _grace_s(task):
-                crew.stop_running("stopped")
-            elif task.is_over(now):
-                crew.stop_running("hung")
-            elif task.is_stuck():
-                crew.stop_running("stuck")
-            else:
+            kind = task.reason_to_stop(now)
+            if kind is None:
                 return
+            crew.stop_running(kind)
         self._end(task, now, failed=failed)
 
     def _end(self, task: Task, now: float, *, failed: bool) -> None:
@@ -394,8 +387,3 @@ def left_standing(outcomes: list[Outcome]) -> list[Outcome]:
     for outcome in unseated:
         outcome.kind = "stopped"
     return []
-
-
-def _grace_s(task: Task) -> float:
-    assert task.failed_at is not None
-    return max(_GRACE_S, task.failed_at - task.started)

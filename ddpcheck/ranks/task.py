@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.messages import Outcome
@@ -13,6 +14,9 @@ from ddpcheck.ranks.starvation import Starvation, Turns
 _PAUSES_S = 600.0
 # A deadline is this many times as far away at most, however loaded the machine is.
 _MOST_TIMES = 10.0
+# After one rank failed, the others are given this long to fail too, or as long again
+# as it took: a rank that waits in a collective never will, its stack is worth having.
+_GRACE_S = 0.5
 LOOK_S = 0.5  # between looks at a task that runs
 
 
@@ -57,9 +61,19 @@ class Task:
         self._given_s += lost_s
         self.deadline += lost_s
 
-    def is_stuck(self) -> bool:
-        """Returns whether its ranks wait for what none of them will send."""
-        return self._quiet.is_for_ever(self.crew)
+    @property
+    def grace_s(self) -> float:
+        """Seconds that the other ranks have once one has failed."""
+        assert self.failed_at is not None
+        return max(_GRACE_S, self.failed_at - self.started)
+
+    def reason_to_stop(self, now: float) -> Literal["stopped", "hung", "stuck"] | None:
+        """Returns as what its running ranks end now, None while they may go on."""
+        if self.failed_at is not None and now > self.failed_at + self.grace_s:
+            return "stopped"
+        if self.is_over(now):
+            return "hung"
+        return "stuck" if self._quiet.is_for_ever(self.crew) else None
 
     def is_over(self, now: float) -> bool:
         """Returns whether the deadline has passed; pauses move it."""

@@ -60,28 +60,14 @@ def test_ranks_that_wait_for_each_other_are_seen(
         assert outcome.stack.count("in rank_main") == is_told
 
 
-@pytest.mark.parametrize(
-    "codes",
-    [
-        ("dist.barrier()", "time.sleep(4); dist.barrier()"),
-        ("pass", "time.sleep(4)"),
-    ],
-    ids=["comes-late", "ends-late"],
-)
-def test_ranks_that_wait_for_something_else_go_on(
-    pool: Pool, codes: tuple[str, ...]
-) -> None:
-    outcomes, seconds = _deeds(pool, codes)
-    assert [o.kind for o in outcomes] == ["done", "done"]
-    assert seconds > 4
-
-
 LATE = "threading.Thread(target=lambda: (time.sleep(4), dist.send(torch.ones(1), 0)))"
 
 
 @pytest.mark.parametrize(
     "codes",
     [
+        ("dist.barrier()", "time.sleep(4); dist.barrier()"),
+        ("pass", "time.sleep(4)"),
         (
             "dist.recv(torch.ones(1), 1); dist.barrier()",
             f"{LATE}.start(); dist.barrier()",
@@ -92,7 +78,12 @@ LATE = "threading.Thread(target=lambda: (time.sleep(4), dist.send(torch.ones(1),
             "dist.barrier()",
         ),
     ],
-    ids=["a-thread-sends", "handler-of-a-scheduler's-signal"],
+    ids=[
+        "comes-late",
+        "ends-late",
+        "a-thread-sends",
+        "handler-of-a-scheduler's-signal",
+    ],
 )
 def test_what_else_a_rank_does_is_left_to_it(
     pool: Pool, codes: tuple[str, ...]
