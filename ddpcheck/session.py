@@ -17,6 +17,7 @@ from ddpcheck.memory import Room
 from ddpcheck.ranks.failures import PreloadError
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool
+from ddpcheck.ranks.quiet import LOOKS
 from ddpcheck.ranks.task import Task
 from ddpcheck.run.spec import (
     FINE_RTOL,
@@ -89,6 +90,7 @@ class Session:
         self.room: Room | None = None  # how much memory all ranks may take
         # Deadline of the ranks' jobs where it is not the pool's.
         self.timeout_s: float | None = None
+        self.quiet_looks = LOOKS  # of the ranks' jobs, see Pool.submit
 
     def reference(self, spec: RunSpec) -> ReferenceResult:
         """Returns the reference that a run of this spec is compared with.
@@ -198,7 +200,9 @@ class Session:
             files=("trace",),
         )
         limit_s = self.timeout_s or self._patience_s(outcome)
-        return self.pool.submit(job, crew_of(spec), timeout_s=limit_s)
+        return self.pool.submit(
+            job, crew_of(spec), timeout_s=limit_s, quiet_looks=self.quiet_looks
+        )
 
     def _patience_s(self, outcome: RunOutcome) -> float:
         """Returns the deadline of a run: the setting, and more for slow mathematics.

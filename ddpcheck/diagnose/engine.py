@@ -17,9 +17,11 @@ from ddpcheck.session import RunOutcome, Session
 Progress = Callable[[str], None]
 
 # A run that varies one that hung is given less time: no rank needs that many times
-# what one process did for the global batch.
+# what one process did for the global batch. One that varies a run whose ranks waited
+# for each other is asked earlier whether its ranks do.
 _LEAST_TIMEOUT_S = 5.0
 _SLOWDOWN = 20.0
+_QUIET_LOOKS = 2
 
 
 @dataclass(slots=True)
@@ -43,10 +45,7 @@ def diagnose(
 ) -> Diagnosis:
     """Returns the findings for all divergent runs."""
     diagnosis = Diagnosis(runs=list(runs))
-    session.timeout_s = min(
-        session.pool.timeout_s,
-        _LEAST_TIMEOUT_S + _SLOWDOWN * max(o.reference.seconds for o in outcomes),
-    )
+    limit_patience(session, outcomes)
     explained: set[int] = set()
     removable: list[str] = []
     for index in _by_world_size(runs, "ddp"):
@@ -75,6 +74,16 @@ def diagnose(
             session, outcomes, made, rest, found, limit
         )
     return diagnosis
+
+
+def limit_patience(session: Session, outcomes: list[RunOutcome]) -> None:
+    """Gives the runs that vary these less time than they had."""
+    session.timeout_s = min(
+        session.pool.timeout_s,
+        _LEAST_TIMEOUT_S + _SLOWDOWN * max(o.reference.seconds for o in outcomes),
+    )
+    if any(rank.kind == "stuck" for outcome in outcomes for rank in outcome.ranks):
+        session.quiet_looks = _QUIET_LOOKS
 
 
 def _under_ddp(

@@ -215,8 +215,12 @@ class Search:
             },
             files=("trace",),
         )
-        limit_s = self.session.timeout_s
-        told = pool.run(job, spec.world_size, timeout_s=limit_s)
+        told = pool.run(
+            job,
+            spec.world_size,
+            timeout_s=self.session.timeout_s,
+            quiet_looks=self.session.quiet_looks,
+        )
         ranks = [o.value for o in told if isinstance(o.value, RankEvidence)]
         if len(ranks) < len(told) or any(r.failed for r in ranks):
             self._probe_failed = why(told)

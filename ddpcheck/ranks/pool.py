@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.ranks import environment, preload, signals
+from ddpcheck.ranks import environment, preload, quiet, seats, signals
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.failures import (
     NoMoreProcessesError,
@@ -229,8 +229,18 @@ class Pool:
         index: int = 0,
         *,
         timeout_s: float | None = None,
+        quiet_looks: int = quiet.LOOKS,
     ) -> Task:
-        """Starts the job on the crew of this world size, which must be idle."""
+        """Starts the job on the crew of this world size, which must be idle.
+
+        Args:
+            job: what every rank does.
+            world_size: of the crew.
+            index: of the crew among those of this world size.
+            timeout_s: seconds that it may take; the pool's where it is None.
+            quiet_looks: how often its ranks are seen doing nothing until they are
+                asked whether they wait for each other.
+        """
         crew = self.open(world_size, index)
         assert not crew.busy, "a crew does one job at a time"
         crew.send(job)
@@ -243,6 +253,7 @@ class Pool:
             limit_s=limit_s,
             has_begun=crew.is_ready,
             started=now,
+            quiet=quiet.Quiet(quiet_looks),
         )
 
     def wait(self, tasks: Sequence[Task]) -> None:
@@ -266,10 +277,17 @@ class Pool:
                     yield task
 
     def run(
-        self, job: Job, world_size: int, *, timeout_s: float | None = None
+        self,
+        job: Job,
+        world_size: int,
+        *,
+        timeout_s: float | None = None,
+        quiet_looks: int = quiet.LOOKS,
     ) -> list[Outcome]:
         """Runs one job to its end; returns the outcome of every rank."""
-        task = self.submit(job, world_size, timeout_s=timeout_s)
+        task = self.submit(
+            job, world_size, timeout_s=timeout_s, quiet_looks=quiet_looks
+        )
         self.wait([task])
         return task.outcomes
 
@@ -318,9 +336,9 @@ class Pool:
         kinds = {o.kind for o in crew.outcomes}
         if self._took_ranks_along(crew):
             raise ServerDiedError
-        if unseated := left_standing(crew.outcomes):
+        if unseated := seats.left_standing(crew.outcomes):
             crew.kill()
-            raise NoMoreProcessesError(crew.world_size, _why(unseated[0]))
+            raise NoMoreProcessesError(crew.world_size, seats.why(unseated[0]))
         if failed or kinds != {"done"}:
             crew.collect_last_words()
         if kinds != {"done"}:
@@ -366,24 +384,3 @@ class Pool:
         with contextlib.suppress(OSError):
             return (self.folder / name).read_text(encoding="utf-8", errors="replace")
         return ""
-
-
-def _why(unseated: Outcome) -> str:
-    """Returns what kept a rank from its seat."""
-    if unseated.raised is not None:
-        return f"{unseated.raised.type_name}: {unseated.raised.message}"
-    return f"a rank ended with exit code {unseated.exit_code} before it was ready"
-
-
-def left_standing(outcomes: list[Outcome]) -> list[Outcome]:
-    """Returns the ranks that found no seat.
-
-    Not those that were still taking theirs when a seated rank died in its job: to them
-    that looks like a seat that is not there. They are marked as stopped.
-    """
-    unseated = [o for o in outcomes if o.kind == "unseated"]
-    if not any(o.kind == "died" for o in outcomes):
-        return unseated
-    for outcome in unseated:
-        outcome.kind = "stopped"
-    return []

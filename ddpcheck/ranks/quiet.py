@@ -17,15 +17,22 @@ from ddpcheck.ranks.starvation import Turns
 # In a look of half a second: gloo's own threads wake now and then, for less than that.
 _AWAKE_S = 0.005
 _STARVED_S = 0.2
-_LOOKS = 6  # in a row
+LOOKS = 6  # in a row
 
 
 @dataclass(slots=True)
 class Quiet:
-    """How long the ranks of one job have done nothing."""
+    """How long the ranks of one job have done nothing.
 
+    `enough`: the looks in a row at which they did nothing, until they are asked.
+    """
+
+    enough: int = LOOKS
     _looks: int = 0
-    _ask_at: int = _LOOKS
+    _ask_at: int = 0
+
+    def __post_init__(self) -> None:
+        self._ask_at = self.enough
 
     def note(self, turns: Turns | None) -> None:
         """Counts a look at the job."""
@@ -34,7 +41,7 @@ class Quiet:
         )
         self._looks = self._looks + 1 if is_quiet else 0
         if not is_quiet:
-            self._ask_at = _LOOKS
+            self._ask_at = self.enough
 
     def is_for_ever(self, crew: Crew) -> bool:
         """Returns whether the job can go on no more.

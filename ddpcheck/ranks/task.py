@@ -33,10 +33,10 @@ class Task:
     outcomes: list[Outcome] = field(default_factory=list)
     started: float = 0.0
     seconds: float = 0.0
+    quiet: Quiet = field(default_factory=Quiet)
     _last_look: float = 0.0
     _given_s: float = 0.0
     _starvation: Starvation = field(default_factory=Starvation)
-    _quiet: Quiet = field(default_factory=Quiet)
 
     def note_begin(self, now: float) -> None:
         """Counts the time from here where the ranks are there at last."""
@@ -54,7 +54,7 @@ class Task:
         since = self._last_look or self.started
         if now - since >= LOOK_S:
             turns = self._starvation.look(self.crew.pids())
-            self._quiet.note(turns)
+            self.quiet.note(turns)
             lost_s = max(lost_s, min((turns or Turns()).waited_s, now - since))
             self._last_look = now
         lost_s = min(lost_s, (_MOST_TIMES - 1) * self.limit_s - self._given_s)
@@ -73,7 +73,7 @@ class Task:
             return "stopped"
         if self.is_over(now):
             return "hung"
-        return "stuck" if self._quiet.is_for_ever(self.crew) else None
+        return "stuck" if self.quiet.is_for_ever(self.crew) else None
 
     def is_over(self, now: float) -> bool:
         """Returns whether the deadline has passed; pauses move it."""

@@ -45,7 +45,7 @@ def loss(output, target):
     return (output - target).square().mean()
 """
 OPTIONS = (
-    "--ddpcheck-timeout-s=3",
+    "--ddpcheck-timeout-s=2",
     "--ddpcheck-batch-norm=asis,frozen",
     "--ddpcheck-loss=asis,sum",
     "--ddpcheck-accept=norm/local-batch-stats=by design",

@@ -9,21 +9,27 @@ from typing import Any, cast
 
 import pytest
 
-from ddpcheck import checking
-from ddpcheck.options import Options
+from ddpcheck import assemble
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.ranks.quiet import Quiet
+from ddpcheck.ranks.quiet import LOOKS, Quiet
 from ddpcheck.ranks.starvation import Starvation, Turns
+from ddpcheck.ranks.task import LOOK_S
+from ddpcheck.run.spec import FINE_RTOL, RunSpec
+from ddpcheck.session import Session
 from ddpcheck.target import TargetRef
 from tests.diagnose.negative_controls import HEAD
 
 LIMIT_S = 40.0  # what a rank that is not seen would take
+FEW = 2  # quiet looks: a second
+LATE_S = 1.5
 QUIET = Turns(ran_s=0.004, waited_s=0.1)
 
 
-def _deeds(pool: Pool, codes: tuple[str, ...]) -> tuple[list[Outcome], float]:
+def _deeds(
+    pool: Pool, codes: tuple[str, ...], looks: int = FEW
+) -> tuple[list[Outcome], float]:
     """Lets each rank do its own; returns what became of them, and the seconds."""
     head = (
         "import os, signal, threading, time, torch; import torch.distributed as dist\n"
@@ -35,47 +41,52 @@ def _deeds(pool: Pool, codes: tuple[str, ...]) -> tuple[list[Outcome], float]:
     job = Job(function="tests.ranks.jobs:deed", arguments={"code": head + branches})
     pool.run(Job(function="tests.ranks.jobs:pid"), len(codes))  # the ranks sit
     started = time.monotonic()
-    outcomes = pool.run(job, len(codes), timeout_s=LIMIT_S)
+    outcomes = pool.run(job, len(codes), timeout_s=LIMIT_S, quiet_looks=looks)
     return outcomes, time.monotonic() - started
 
 
 @pytest.mark.parametrize(
-    ("codes", "kinds"),
+    ("codes", "kinds", "looks"),
     [
-        (("dist.barrier()", "pass"), ["stuck", "done"]),
-        (("dist.barrier()", "pass", "dist.barrier()"), ["stuck", "done", "stuck"]),
-        (("dist.recv(torch.ones(1), 1)", "dist.recv(torch.ones(1), 0)"), ["stuck"] * 2),
+        (("dist.barrier()", "pass"), ["stuck", "done"], LOOKS),
+        (("dist.barrier()", "pass", "dist.barrier()"), ["stuck", "done", "stuck"], FEW),
+        (
+            ("dist.recv(torch.ones(1), 1)", "dist.recv(torch.ones(1), 0)"),
+            ["stuck", "stuck"],
+            FEW,
+        ),
     ],
     ids=["ended", "one-of-three-ended", "each-waits-for-the-other"],
 )
 def test_ranks_that_wait_for_each_other_are_seen(
-    pool: Pool, codes: tuple[str, ...], kinds: list[str]
+    pool: Pool, codes: tuple[str, ...], kinds: list[str], looks: int
 ) -> None:
-    outcomes, seconds = _deeds(pool, codes)
+    outcomes, seconds = _deeds(pool, codes, looks)
     assert [o.kind for o in outcomes] == kinds
-    assert seconds < LIMIT_S / 2
+    assert looks * LOOK_S <= seconds < LIMIT_S / 2
     for outcome in outcomes:
         is_told = "distributed_c10d.py" in outcome.stack
         assert is_told == (outcome.kind == "stuck")
         assert outcome.stack.count("in rank_main") == is_told
 
 
-LATE = "threading.Thread(target=lambda: (time.sleep(4), dist.send(torch.ones(1), 0)))"
+SLEEP = f"time.sleep({LATE_S})"
+LATE = f"threading.Thread(target=lambda: ({SLEEP}, dist.send(torch.ones(1), 0)))"
 
 
 @pytest.mark.parametrize(
     "codes",
     [
-        ("dist.barrier()", "time.sleep(4); dist.barrier()"),
-        ("pass", "time.sleep(4)"),
+        ("dist.barrier()", f"{SLEEP}; dist.barrier()"),
+        ("pass", SLEEP),
         (
             "dist.recv(torch.ones(1), 1); dist.barrier()",
             f"{LATE}.start(); dist.barrier()",
         ),
         (
             "dist.barrier()",
-            "signal.signal(signal.SIGUSR1, lambda *_: os._exit(1)); time.sleep(4); "
-            "dist.barrier()",
+            "signal.signal(signal.SIGUSR1, lambda *_: os._exit(1)); "
+            f"{SLEEP}; dist.barrier()",
         ),
     ],
     ids=[
@@ -90,7 +101,7 @@ def test_what_else_a_rank_does_is_left_to_it(
 ) -> None:
     outcomes, seconds = _deeds(pool, codes)
     assert [o.kind for o in outcomes] == ["done", "done"]
-    assert seconds > 4
+    assert seconds > LATE_S > FEW * LOOK_S
 
 
 def test_wait_with_a_deadline_of_its_own_may_end(pool: Pool, tmp_path: Path) -> None:
@@ -100,7 +111,7 @@ model = nn.Linear(4, 1)
 batch = torch.randn(8, 4), torch.zeros(8)
 def train_step(model, optimizer, batch):
     if world() > 1 and not seen:
-        seen.append(dist.new_group(timeout=timedelta(seconds=5)))
+        seen.append(dist.new_group(timeout=timedelta(seconds=2)))
         if rank() == 0:
             try:
                 dist.all_reduce(torch.ones(1), group=seen[0])
@@ -113,13 +124,15 @@ seen = []
 """
     path = tmp_path / "mine.py"
     path.write_text(HEAD + source, encoding="utf-8")
-    options = Options(world_sizes=(2,), modes=("ddp",))
-    report = checking.check(pool, TargetRef(path=str(path)), options)
-    assert report.verdict == "equivalent"
+    session = Session(pool, TargetRef(path=str(path)))
+    session.quiet_looks = FEW
+    (outcome,) = session.run([RunSpec(mode="ddp", world_size=2)])
+    assert assemble.to_run(outcome, FINE_RTOL).verdict == "equivalent"
+    assert outcome.seconds > 2
 
 
 def test_stack_of_a_death_is_without_those_that_were_asked_for(pool: Pool) -> None:
-    dies = "time.sleep(4); os.kill(os.getpid(), signal.SIGSEGV)"
+    dies = f"{SLEEP}; os.kill(os.getpid(), signal.SIGSEGV)"
     (_, dead), _ = _deeds(pool, ("dist.barrier()", dies))
     assert (dead.kind, dead.exit_code) == ("died", -11)
     assert dead.stack.startswith("Fatal Python error: Segmentation fault\n")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.ranks.messages import Outcome, Seat
-from ddpcheck.ranks.pool import left_standing
 from ddpcheck.ranks.rank import LocalRank
+from ddpcheck.ranks.seats import left_standing
 
 
 class _Process:
