@@ -210,8 +210,9 @@ class Pool:
         try:
             return LocalRank(self._server, seat)
         except (EOFError, OSError) as error:
-            # A server that cannot fork ends, and takes its log along.
-            is_end = isinstance(error, EOFError)
+            # A server that cannot fork ends, and takes its log along: before or after
+            # it has read all that it was sent.
+            is_end = isinstance(error, EOFError | ConnectionError)
             detail = "fork failed" if is_end else f"{type(error).__name__}: {error}"
             raise NoMoreProcessesError(seat.world_size, detail) from error
 

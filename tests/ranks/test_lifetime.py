@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -338,13 +339,25 @@ def test_rank_that_never_sat_is_no_fault_of_the_job(
     )
 
 
-def test_too_many_open_files_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(24, "Too many open files"), "OSError: [Errno 24] Too many open files"),
+        (EOFError(), "fork failed"),
+        (BrokenPipeError(32, "Broken pipe"), "fork failed"),
+        (ConnectionResetError(104, "reset"), "fork failed"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_why_there_is_no_process_is_told(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def spawn(*_: object) -> None:
-        raise OSError(24, "Too many open files")
+        raise error
 
     monkeypatch.setattr("ddpcheck.ranks.forkserver.Server.spawn", spawn)
     with Pool(Preload()) as pool:
         pool.start()
         pool.wait_for_imports()
-        with pytest.raises(NoMoreProcessesError, match="Too many open files"):
+        with pytest.raises(NoMoreProcessesError, match=re.escape(said)):
             pool.run(PID, 2)
