@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from torch import Tensor
 
 from ddpcheck.report import Difference, Quantity
 from ddpcheck.trace import as_dense, max_abs
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _CHUNK = 1 << 17  # elements compared at once: 1 MiB of float64, a core's cache
 MAX_ROWS = 50
@@ -337,17 +341,40 @@ def _worst_element(
     if not ref.numel():
         return 0.0, 0
     c, r = (t.to(torch.float64).numpy() for t in (cand, ref))
-    # Of a small model an operation of torch takes longer than its numbers do.
-    with np.errstate(all="ignore"):
-        relative = np.abs(c - r) / (np.abs(r) + scale)
-    position = int(relative.argmax())
-    excess = _ratio(float(relative[position]), rtol)
+    bound = bounds(r, scale)
+    excess, position = worst_of(c, r, bound, rtol)
     if math.isfinite(excess):
         return excess, position
     # 0 / 0, or NaN on both sides: no difference. Or a real one, which is seen so too.
     abs_diff, excess, _, _ = _numbers(cand, ref, rtol, scale)
-    position = int(np.nan_to_num(relative).argmax())
+    with np.errstate(all="ignore"):
+        position = int(np.nan_to_num(np.abs(c - r) / bound).argmax())
     return (math.nan if math.isnan(abs_diff) else excess), position
+
+
+def bounds(
+    ref_E: npt.NDArray[np.float64],  # noqa: N803 (the legend)
+    scale: float,
+) -> npt.NDArray[np.float64]:
+    """Returns what errors are measured against: |r| + scale of every element."""
+    measure: npt.NDArray[np.float64] = np.abs(ref_E) + scale
+    return measure
+
+
+def worst_of(
+    cand_E: npt.NDArray[np.float64],  # noqa: N803 (the legend)
+    ref_E: npt.NDArray[np.float64],  # noqa: N803
+    bounds_E: npt.NDArray[np.float64],  # noqa: N803
+    rtol: float,
+) -> tuple[float, int]:
+    """Returns the largest excess and its position; not finite where it takes a look.
+
+    In numpy: of a small model an operation of torch takes longer than its numbers do.
+    """
+    with np.errstate(all="ignore"):
+        relative = np.abs(cand_E - ref_E) / bounds_E
+    position = int(relative.argmax())
+    return _ratio(float(relative[position]), rtol), position
 
 
 def digest(tensors: Mapping[str, Tensor | None]) -> tuple[float, ...]:

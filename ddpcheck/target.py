@@ -7,6 +7,7 @@ imports no torch at its top, so that `TargetRef` can be made without it.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import importlib
 import inspect
@@ -309,6 +310,12 @@ def _kind(value: Any) -> str:
 
 
 def _takes_step(function: Callable[..., Any]) -> bool:
+    # Asked for every batch of every run; what else is callable may have no hash.
+    is_plain = isinstance(function, types.FunctionType)
+    return _known_to_take_step(function) if is_plain else _has_argument(function)
+
+
+def _has_argument(function: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -317,3 +324,6 @@ def _takes_step(function: Callable[..., Any]) -> bool:
         p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         for p in parameters
     )
+
+
+_known_to_take_step = functools.lru_cache(maxsize=8)(_has_argument)

@@ -160,12 +160,14 @@ class Reader:
         self.index = _index(path.with_suffix(".idx"))
         data = path.with_suffix(".bin")
         size = data.stat().st_size
-        self._is_small = size <= _SMALL
+        self.is_small = size <= _SMALL
         self._typed: dict[torch.dtype, Tensor] = {}
         self._map: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._read = 0  # bytes handed out since the last release
         self._made: dict[tuple[str, int, str], Tensor | None] = {}
+        # What is made of a group for all comparisons with it; of a small trace alone.
+        self.kept: dict[tuple[Any, ...], Any] = {}
         if size:
             with data.open("rb") as file:
                 # Private and writable: torch warns of memory that it must not write.
@@ -192,7 +194,7 @@ class Reader:
             return self._made[key]
         entry = self.index.groups[(quantity, step)][name]
         made = None if entry is None else self._look_at(entry)
-        if self._is_small:
+        if self.is_small:
             self._made[key] = made
         return made
 

@@ -14,6 +14,8 @@ surroundings   dtype, autocast and noise around a step
 model          a model ready to train: dtype, batch norm, wrapper
 steps          the training loop and what it records on the way
 recorders      what happens to tensors: written, or compared
+groups         their parts, a rank's rows of them, their sums
+laid           a group of references as one, for many comparisons
 sizing         how large a target's tensors are, and where records of them go
 names          one dotted name per parameter, wrapped or not
 data_parallel  nn.DataParallel on the CPU

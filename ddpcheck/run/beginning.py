@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from ddpcheck import compare
+from ddpcheck.run import laid
 from ddpcheck.run import model as models
 from ddpcheck.run.names import Names, strip
 from ddpcheck.target import Target
 from ddpcheck.trace import Reader
+
+
+def _differing(reader: Reader, quantity: str, named: Mapping[str, Tensor]) -> list[str]:
+    """Returns the names of those that are not what one process began with."""
+    references = laid.kept(
+        reader, (quantity, 0), lambda: laid.group(reader, quantity, 0)
+    )
+    if references is not None and references.is_same(named):
+        return []  # as nearly always
+    return [n for n, tensor in named.items() if reader.differs(quantity, 0, n, tensor)]
 
 
 def check_seeded(
@@ -21,23 +33,14 @@ def check_seeded(
     Raises:
         UsageError: target-unseeded.
     """
-    for name, parameter in names.parameters(model).items():
-        if reader.differs("initial", 0, name, parameter):
-            raise models.unseeded(target, name)
+    for name in _differing(reader, "initial", names.parameters(model)):
+        raise models.unseeded(target, name)
 
 
 def facts(reader: Reader, names: Names, wrapped: nn.Module) -> dict[str, Any]:
     """Returns which weights and buffers differ before the first step, as facts."""
-    differ = [
-        name
-        for name, parameter in names.parameters(wrapped).items()
-        if reader.differs("initial", 0, name, parameter)
-    ]
-    buffers = [
-        name
-        for name, buffer in names.buffers(wrapped).items()
-        if reader.differs("initial_buffers", 0, name, buffer)
-    ]
+    differ = _differing(reader, "initial", names.parameters(wrapped))
+    buffers = _differing(reader, "initial_buffers", names.buffers(wrapped))
     found: dict[str, Any] = {
         "start_differs": differ,
         "start_buffers_differ": buffers,

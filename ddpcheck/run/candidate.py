@@ -35,7 +35,7 @@ from ddpcheck.run import (
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import order_of
 from ddpcheck.run.data_parallel import data_parallel
-from ddpcheck.run.loading import fingerprint, load
+from ddpcheck.run.loading import fingerprint, left, load
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound
 from ddpcheck.run.recorders import ComparingRecorder
@@ -77,7 +77,7 @@ def candidate(
     except UsageError as error:  # this rank's own: the reference could load it
         return _broken(rank, spec, error.__cause__ or error)
     try:
-        clean = fingerprint(target)
+        clean = left(target)
         with isolation.isolated(), observe.observing() as seen:
             run = _Candidate(context, target, spec, opened(Path(trace)), find_unused)
             run.seen = seen

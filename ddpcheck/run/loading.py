@@ -88,11 +88,11 @@ def borrowed(ref: TargetRef) -> Iterator[Target]:
 
 def forget(target: Target) -> None:
     """Makes the next load import the target's modules anew."""
-    global _has_changed, _last
+    global _has_changed, _last, _left
     for module in _own_modules(target):
         sys.modules.pop(module.__name__, None)
     _names_of_users.cache_clear()
-    _has_changed, _last = True, None
+    _has_changed, _last, _left = True, None, None
 
 
 @dataclass(slots=True)
@@ -107,6 +107,7 @@ class _Imported:
 _imported: _Imported | None = None
 _has_changed = False  # what the fork server has loaded
 _last: tuple[tuple[TargetRef, tuple[int, ...]], Target] | None = None
+_left: tuple[Target, int] | None = None  # the last fingerprint
 
 
 def _load_here(ref: TargetRef) -> Target:
@@ -180,16 +181,29 @@ def _file(name: str) -> str:
     return getattr(sys.modules.get(name), "__file__", None) or ""
 
 
+def left(target: Target) -> int:
+    """Returns the fingerprint as the last job of this rank left it.
+
+    Between jobs no code of the user's runs.
+    """
+    if _left is not None and _left[0] is target:
+        return _left[1]
+    return fingerprint(target)
+
+
 def fingerprint(target: Target) -> int:
     """Returns a number that changes with the state of the user's modules.
 
     Those of the target's folder, and others that it imported, the last first: a large
     package of the user's own would take longer than a job.
     """
+    global _left  # noqa: PLW0603 (of this process, as its modules are)
     own = {id(module): module for module in _own_modules(target)}
     names = [name for name in _names_of_users(len(sys.modules)) if name in sys.modules]
     others = {id(sys.modules[name]): sys.modules[name] for name in names[-_MOST:]}
-    return hash(tuple(map(of_module, (own | others).values())))
+    found = hash(tuple(map(of_module, (own | others).values())))
+    _left = target, found
+    return found
 
 
 def _own_modules(target: Target) -> list[types.ModuleType]:

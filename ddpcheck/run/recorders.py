@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ddpcheck import compare
 from ddpcheck.report import Difference, Quantity
+from ddpcheck.run import groups, laid
 from ddpcheck.run.spec import StepResult
 from ddpcheck.trace import PART, Reader, Writer
 
@@ -68,10 +69,12 @@ class ComparingRecorder:
 
     def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
         """Compares the group; keeps rows only where it differs."""
-        references = {
-            name: self.reader.get(quantity, step, name)
-            for name in self.reader.names(quantity, step)
-        }
+        if self._is_plain(quantity) and self._take_at_once(quantity, step, named):
+            return
+        if not named and not self.reader.names(quantity, step):
+            self.quantities.setdefault(quantity, Quantity())
+            return  # a model without buffers
+        references = laid.group(self.reader, quantity, step)
         of_samples: set[str] = set()
         if quantity == "outputs":
             named, references = self._outputs(named, references)
@@ -90,17 +93,78 @@ class ComparingRecorder:
         if quantity == "buffers":
             scale = compare.buffer_scales(references)
         result = self._compare(quantity, step, named, references, scale)
-        name = quantity.partition("@")[0]
-        earlier = self.quantities.get(name)
-        self.quantities[name] = add(earlier, result) if earlier else result
+        self._add(quantity, result)
         strict = quantity == "weights" and bool(self.floors)
         if (result.mismatched and quantity != "outputs") or strict:
             values = compare.digest(_without_names(named, of_samples))
+            name = quantity.partition("@")[0]
             self.digests[name] = self.digests.get(name, ()) + values
         gradients = self.quantities.get("gradients")
         if quantity == "weights" and gradients and gradients.mismatched:
             self._least_move = 0.0 if result.mismatched else self._moved(step)
         self.reader.release(above=PART)
+
+    def _is_plain(self, quantity: str) -> bool:
+        """Returns whether a group is compared as it is, all of it by one tolerance."""
+        if quantity == "weights":
+            return not (self._of_zeros or self.floors)
+        if quantity == "outputs":
+            return True  # the rank's rows of them
+        return quantity.startswith("gradients") and not self.zeros_are_none
+
+    def _take_at_once(
+        self, quantity: str, step: int, named: dict[str, Tensor | None]
+    ) -> bool:
+        """Compares a group that is laid end to end; returns whether it is equal."""
+        earlier = self.quantities.get("gradients")
+        if earlier and earlier.mismatched:
+            return False
+        scale = self.reader.scale(quantity, step)
+        references = laid.kept(
+            self.reader,
+            (quantity, step, self.rows),
+            lambda: self._like(quantity, step, named),
+            scale,
+        )
+        worst = references.worst(named, self.rtol) if references is not None else None
+        if worst is None:
+            return False
+        self._add(quantity, self._within(len(named), step, worst, scale))
+        return True
+
+    def _like(
+        self, quantity: str, step: int, named: dict[str, Tensor | None]
+    ) -> dict[str, Tensor | None]:
+        """Returns the references of a group, the rank's rows of outputs."""
+        whole = laid.group(self.reader, quantity, step)
+        if quantity != "outputs":
+            return whole
+        return {
+            name: groups.rows_of(reference, tuple(tensor.shape), self.rows)
+            for name, reference in whole.items()
+            if reference is not None and (tensor := named.get(name)) is not None
+        }
+
+    def _within(
+        self, compared: int, step: int, worst: tuple[float, str], scale: float
+    ) -> Quantity:
+        """Returns a group that is equal, of which the excess and its name are known."""
+        excess, name = worst
+        row = Difference(
+            name=name,
+            step=step,
+            rank=self.rank,
+            abs_diff=excess * self.rtol * scale,
+            rel_diff=excess * self.rtol,
+            excess=excess,
+        )
+        return Quantity(compared=compared, worst=row, excess_by_step=(excess,))
+
+    def _add(self, quantity: str, result: Quantity) -> None:
+        """Adds a group to those of the step; updates of a step count together."""
+        name = quantity.partition("@")[0]
+        earlier = self.quantities.get(name)
+        self.quantities[name] = groups.add(earlier, result) if earlier else result
 
     def _moved(self, step: int) -> float:
         """Returns how far one process moved the trained weights that moved least."""
@@ -164,7 +228,7 @@ class ComparingRecorder:
         scale: float | dict[str, float],
     ) -> Quantity:
         """Compares in parts: what is mapped of the trace stays small."""
-        parts = _parts(references)
+        parts = groups.parts(references)
         if len(parts) == 1:
             return self._compare_part(quantity, step, named, references, scale)
         extra = {n: t for n, t in named.items() if n not in references}
@@ -175,7 +239,7 @@ class ComparingRecorder:
             found.append(self._compare_part(quantity, step, mine, theirs, scale))
             self.reader.release()
             extra = {}
-        return functools.reduce(add, found)
+        return functools.reduce(groups.add, found)
 
     def _compare_part(
         self,
@@ -204,15 +268,7 @@ class ComparingRecorder:
         compared = sum(t is not None for t in references.values())
         if not compared:
             return Quantity()
-        row = Difference(
-            name=name,
-            step=step,
-            rank=self.rank,
-            abs_diff=worst * self.rtol * scale,
-            rel_diff=worst * self.rtol,
-            excess=worst,
-        )
-        return Quantity(compared=compared, worst=row, excess_by_step=(worst,))
+        return self._within(compared, step, (worst, name), scale)
 
     def _by_own_floors(
         self,
@@ -232,7 +288,7 @@ class ComparingRecorder:
             )
             for rtol in {None, *self.floors.values()}
         ]
-        return functools.reduce(add, parts)
+        return functools.reduce(groups.add, parts)
 
     def _known(
         self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]
@@ -255,7 +311,7 @@ class ComparingRecorder:
             whole = references[name]
             if tensor is None or whole is None or tensor.shape == whole.shape:
                 continue
-            part = rows_of(whole, tuple(tensor.shape), self.rows)
+            part = groups.rows_of(whole, tuple(tensor.shape), self.rows)
             if part is not None:
                 cut[name] = part
                 names.add(name)
@@ -272,7 +328,7 @@ class ComparingRecorder:
             if tensor is None or reference is None:
                 self.not_compared[f"output {name}"] = "only one side returns it"
                 continue
-            part = rows_of(reference, tuple(tensor.shape), self.rows)
+            part = groups.rows_of(reference, tuple(tensor.shape), self.rows)
             if part is None:
                 self.not_compared[f"output {name}"] = (
                     f"shape {tuple(tensor.shape)} on a rank is no part of "
@@ -281,20 +337,6 @@ class ComparingRecorder:
                 continue
             mine[name], theirs[name] = tensor, part
         return mine, theirs
-
-
-def _parts(references: dict[str, Tensor | None]) -> list[list[str]]:
-    """Returns the names in parts of at most PART bytes, or one tensor."""
-    parts: list[list[str]] = [[]]
-    size = 0
-    for name, tensor in references.items():
-        needed = tensor.numel() * tensor.element_size() if tensor is not None else 0
-        if parts[-1] and size + needed > PART:
-            parts.append([])
-            size = 0
-        parts[-1].append(name)
-        size += needed
-    return parts
 
 
 def _stands_for_none(
@@ -309,48 +351,6 @@ def _without(
     named: dict[str, Tensor | None], modules: set[str]
 ) -> dict[str, Tensor | None]:
     return {n: t for n, t in named.items() if n.rpartition(".")[0] not in modules}
-
-
-def rows_of(
-    whole: Tensor, shape: tuple[int, ...], rows: tuple[int, int, int]
-) -> Tensor | None:
-    """Returns the part of `whole` that a shard's tensor of `shape` stands for.
-
-    Args:
-        whole: of the global batch.
-        shape: of the shard's tensor; one dimension is smaller, the samples (times
-            whatever is flattened into it).
-        rows: (first sample, samples of the shard, samples in all).
-
-    Special values: None where no single dimension explains the two shapes; scalars
-    have no samples, so they are None unless the shard is the whole batch.
-    """
-    start, size, total = rows
-    if size == total:
-        return whole if tuple(whole.shape) == shape else None
-    if len(shape) != whole.dim():
-        return None
-    dims = [d for d in range(len(shape)) if shape[d] != whole.shape[d]]
-    if len(dims) != 1:
-        return None
-    dim = dims[0]
-    if whole.shape[dim] * size != shape[dim] * total:
-        return None
-    return whole.narrow(dim, whole.shape[dim] * start // total, shape[dim])
-
-
-def add(first: Quantity, second: Quantity) -> Quantity:
-    """Returns two groups of the same step as one."""
-    rows = sorted(first.tensors + second.tensors, key=lambda r: -r.excess)
-    candidates = [q.worst for q in (first, second) if q.worst]
-    worst = max(candidates, key=lambda r: r.excess) if candidates else None
-    return Quantity(
-        compared=first.compared + second.compared,
-        mismatched=first.mismatched + second.mismatched,
-        worst=worst,
-        tensors=tuple(rows),
-        excess_by_step=(worst.excess,) if worst else (),
-    )
 
 
 def _without_names(

@@ -38,7 +38,12 @@ def ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TargetRef]:
     (tmp_path / "loading_sibling.py").write_text("seen = []\n", encoding="utf-8")
     path = tmp_path / "loading_target.py"
     path.write_text(SOURCE, encoding="utf-8")
-    for name, value in (("_imported", None), ("_last", None), ("_has_changed", False)):
+    for name, value in (
+        ("_imported", None),
+        ("_last", None),
+        ("_left", None),
+        ("_has_changed", False),
+    ):
         monkeypatch.setattr(loading, name, value)
     monkeypatch.setattr(sys, "path", list(sys.path))
     # A rank holds no tests, whose modules change.
@@ -93,3 +98,14 @@ def test_borrowed_target_is_loaded_again_with_its_neighbours_where_it_changed(
         getattr(target, changes)()
         assert _state(ref) == {"model": 1, "batch": 10}[changes]
     assert _state(ref) == 0
+
+
+def test_fingerprint_is_what_the_last_job_left(ref: TargetRef) -> None:
+    target = loading.load(ref)
+    first = loading.left(target)
+    assert loading.left(target) == first == loading.fingerprint(target)
+    target.model()
+    second = loading.fingerprint(target)
+    assert loading.left(target) == second != first
+    loading.forget(target)
+    assert loading.left(loading.load(ref)) not in (first, second)
