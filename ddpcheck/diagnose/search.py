@@ -31,7 +31,7 @@ from ddpcheck.diagnose.probes.evidence import (
     StepEvidence,
 )
 from ddpcheck.errors import UsageError
-from ddpcheck.ranks.messages import Job
+from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report import Control, Run, Tolerance
 from ddpcheck.run.spec import RunSpec
@@ -205,28 +205,46 @@ class Search:
         if not isinstance(first.value, ReferenceEvidence) or first.value.failed:
             self._probe_failed = why([first])
             return None
+        # Indices of the reference's rows may be none of a shard's: with the ranks' own
+        # where they raise.
+        for feeds_indices in (True, False):
+            told = self._judged(spec.but(steps=at + 1), first.value, feeds_indices)
+            ranks = [o.value for o in told if isinstance(o.value, RankEvidence)]
+            raised = any(r.failed for r in ranks)
+            if len(ranks) == len(told) and not raised:
+                return StepEvidence(
+                    world_size=spec.world_size,
+                    reference=first.value,
+                    ranks=tuple(ranks),
+                )
+            self._probe_failed = why(told)
+            if not raised:
+                break
+        return None
+
+    def _judged(
+        self,
+        spec: RunSpec,
+        reference: ReferenceEvidence,
+        feeds_indices: bool,  # noqa: FBT001
+    ) -> list[Outcome]:
+        """Returns what the ranks say of every module and the loss."""
         job = Job(
             function="ddpcheck.diagnose.probes.rank:judge",
             arguments={
-                "ref": ref,
-                "spec": spec.but(steps=at + 1),
-                "trace": first.value.trace,
-                "count_names": tuple(first.value.counts),
+                "ref": self.session.ref,
+                "spec": spec,
+                "trace": reference.trace,
+                "count_names": tuple(reference.counts),
+                "feeds_indices": feeds_indices,
             },
             files=("trace",),
         )
-        told = pool.run(
+        return self.session.pool.run(
             job,
             spec.world_size,
             timeout_s=self.session.timeout_s,
             quiet_looks=self.session.quiet_looks,
-        )
-        ranks = [o.value for o in told if isinstance(o.value, RankEvidence)]
-        if len(ranks) < len(told) or any(r.failed for r in ranks):
-            self._probe_failed = why(told)
-            return None
-        return StepEvidence(
-            world_size=spec.world_size, reference=first.value, ranks=tuple(ranks)
         )
 
     def _choose(

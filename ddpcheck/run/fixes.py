@@ -28,6 +28,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     ddp.find_unused        DDP built anew with find_unused_parameters=True
     ddp.rewrap             DDP built anew, as it was, on the model as it is now
     ddp.static_off         DDP built anew with static_graph=False
+    ddp.static_on          DDP built anew with static_graph=True
     ddp.plain_output       DDP sees the output's tensors in a plain tuple
     dp.mean_scalars        DataParallel's replicas' scalars gathered to their mean
     dp.keep_state          what the first replica assigned to itself is kept
@@ -115,6 +116,7 @@ from ddpcheck.run.terms import scaled_terms
 _DDP_SETTINGS: dict[str, dict[str, Any]] = {
     "ddp.find_unused": {"find_unused_parameters": True},
     "ddp.static_off": {"static_graph": False},
+    "ddp.static_on": {"static_graph": True},
     "ddp.no_bucket_view": {"gradient_as_bucket_view": False},
     "ddp.rewrap_trainable": {"find_unused_parameters": True},
     "ddp.no_comm_hook": {"hooks": ()},

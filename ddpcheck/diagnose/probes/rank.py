@@ -55,8 +55,12 @@ def judge(
     spec: RunSpec,
     trace: str,
     count_names: tuple[str, ...] = (),
+    feeds_indices: bool = True,
 ) -> RankEvidence:
-    """Returns what this rank found; what user code raises is in `failed`."""
+    """Returns what this rank found; what user code raises is in `failed`.
+
+    `feeds_indices`: whole numbers that modules are called with are the reference's too.
+    """
     rank = context.seat.rank
     try:
         defects: list[Defect] = []
@@ -67,6 +71,7 @@ def judge(
             observe.observing() as seen,
         ):
             probe = _Probe(target, spec, Reader(Path(trace)), rank, seen)
+            probe.feeds_indices = feeds_indices
             found = probe.run(count_names)
             ddp = [w.module for w in seen.wrapped]
             defects += exact.judge_reducers(ddp, context.seat.device)
@@ -97,6 +102,7 @@ class _Probe:
         self.calls: dict[str, Any] = {}
         self.callers: dict[str, tuple[str, str]] = {}
         self.open: list[tuple[str, str]] = []
+        self.feeds_indices = True
 
     def run(self, count_names: tuple[str, ...]) -> RankEvidence:
         """Trains one step under hooks; returns what this rank found.
@@ -126,6 +132,7 @@ class _Probe:
             restore(start, wrapped)
             seen = observe.Observed()
             other = _Probe(self.target, spec, self.reader, self.rank, seen)
+            other.feeds_indices = self.feeds_indices
             return other.observed(wrapped, model, batch, count_names)
 
         return with_what_others_say(found, again)
@@ -207,6 +214,8 @@ class _Probe:
 
         def take(path: str, actual: Tensor) -> Tensor:
             nonlocal worst
+            if not (self.feeds_indices or _has_fractions(actual)):
+                return actual
             key = key_of(name, call, path or "output")
             reference = self._recorded("inputs", key, actual)
             if reference is None or reference.dtype != actual.dtype:
@@ -249,7 +258,9 @@ class _Probe:
                 return actual
             if actual.shape[1:] != reference.shape[1:]:
                 self.rows_first = False
-            rows, diff = closest(actual, reference, self.rows)
+            rows, diff = closest(
+                actual, reference, self.rows, for_gradients=key in self.cuts
+            )
             if rows is None:
                 if reference.shape == actual.shape:
                     # No samples in it: the same on every rank or a shared quantity.
@@ -371,3 +382,7 @@ class _Probe:
         """Returns the module calls of the reference that this rank did not make."""
         theirs = {k.rpartition("/")[0] for k in self.reader.names("inputs", 0)}
         return tuple(sorted(theirs - hooks.seen))
+
+
+def _has_fractions(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -46,6 +46,7 @@ https://github.com/pytorch/pytorch/issues/24005
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "graph/reentrant-checkpoint"
 LINK = "reduce"
@@ -56,7 +57,7 @@ def detect(case: Case) -> Proposal | None:
     if not case.reduce_is_broken or not any(case.rank_facts("nested_backwards", 0)):
         return None
     count = max(case.rank_facts("nested_backwards", 0))
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="reentrant checkpointing runs a backward inside the backward, and DDP's "
@@ -66,3 +67,13 @@ def detect(case: Case) -> Proposal | None:
         code="checkpoint(layer, x, use_reentrant=False)",
         fixes=("checkpoint.nonreentrant",),
     )
+    # A backward of the model's own, as of reversible layers, is no checkpoint.
+    static = replaced(
+        found,
+        summary="a backward runs inside the backward, and DDP's hooks fire early or "
+        "twice",
+        fix="tell DDP that every step uses the same parameters, as often",
+        code="DistributedDataParallel(model, static_graph=True)",
+        fixes=("ddp.static_on",),
+    )
+    return replaced(found, fallback=static)
