@@ -10,6 +10,7 @@ from typing import Any
 
 from ddpcheck.diagnose.agreement import ranks_differ
 from ddpcheck.diagnose.probes.evidence import (
+    Couplings,
     Cut,
     ModuleCall,
     StepEvidence,
@@ -272,15 +273,25 @@ class Case:
     @property
     def couples(self) -> bool | None:
         """Whether the loss at one sample depends on others, where it is wrong."""
-        if self.step is None:
-            return None
-        # A sound term that couples samples says nothing of what is wrong elsewhere.
-        cuts = [c for r in self.step.ranks for c in r.cuts if self._is_wrong(c)]
-        if any(c.selects for c in cuts):
+        if any(c.selects for c in self._wrong_cuts()):
             return True  # which samples count is decided among others
-        wrong = {c.key for c in cuts}
-        strongest = self.step.reference.couplings.only(wrong).strongest()
-        return None if strongest is None else strongest > self.close
+        strongest = self.couplings.strongest()
+        if strongest is None:
+            return None
+        return strongest > self.close and not self.couplings.count(self.close)
+
+    @property
+    def couplings(self) -> Couplings:
+        """How samples are coupled at the outputs where the loss is wrong.
+
+        A sound term that couples samples says nothing of what is wrong elsewhere.
+        """
+        keys = {c.key for c in self._wrong_cuts()}
+        return self.step.reference.couplings.only(keys) if self.step else Couplings()
+
+    def _wrong_cuts(self) -> list[Cut]:
+        ranks = self.step.ranks if self.step else ()
+        return [c for rank in ranks for c in rank.cuts if self._is_wrong(c)]
 
     def _is_wrong(self, cut: Cut) -> bool:
         world = self.world_size

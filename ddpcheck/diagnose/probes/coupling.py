@@ -29,6 +29,7 @@ Change = Callable[[Tensor, Tensor, int, str], Tensor]
 
 _NUDGE = 0.05  # of an output's own spread
 _LITTLE = 1e-4  # of a nudge
+_NOTHING = 1e-9  # of the largest change
 
 
 def measure(
@@ -96,26 +97,51 @@ class _Trial:
 
     def of(self, batch: Any) -> Couplings:
         """Returns the couplings that changes of outputs and of targets show."""
-        copied, turned = self._relative(_copied, batch), self._relative(_turned, batch)
-        slope = self._relative(_nudged(_NUDGE * _LITTLE), batch)
+        nudged, copied, turned = (
+            self._changed(change, batch)
+            for change in (_nudged(_NUDGE), _copied, _turned)
+        )
+        slope = self._relative(self._changed(_nudged(_NUDGE * _LITTLE), batch))
         return Couplings(
-            nudged=self._relative(_nudged(_NUDGE), batch),
+            nudged=self._relative(nudged),
             slope={k: v / _LITTLE for k, v in slope.items()},
-            copied=_larger(copied, turned),
+            copied=_larger(self._relative(copied), self._relative(turned)),
+            unscaled=self._unscaled([nudged, copied, turned]),
             targets=self._of_targets(batch) if _has_one_batch(self.grads) else {},
         )
 
-    def _relative(self, change: Change, batch: Any) -> dict[str, float]:
+    def _changed(self, change: Change, batch: Any) -> dict[str, Tensor]:
+        """Returns how the gradient at the other samples changes, flat, by key."""
+
         def perturb(key: str, value: Tensor) -> Tensor:
             at, blocks = self.places(key, value)
             return change(value, self.part.along(value, at, blocks), at, key)
 
         tops = _tops(self.grads)
         return {
-            key: float(d.abs().max()) / tops[key]
+            key: d
             for key, d in (self._moved(perturb, batch) or {}).items()
             if d.numel() and tops.get(key) and bool(d.isfinite().all())
         }
+
+    def _relative(self, changes: dict[str, Tensor]) -> dict[str, float]:
+        tops = _tops(self.grads)
+        return {key: float(d.abs().max()) / tops[key] for key, d in changes.items()}
+
+    def _unscaled(self, found: list[dict[str, Tensor]]) -> dict[str, float]:
+        """Returns what changes are besides one factor of some of the gradient."""
+        nothing = {
+            place: None if grad is None else torch.zeros_like(grad)
+            for place, grad in self.grads.items()
+        }
+        before = _differences(nothing, self.grads, self.places, self.part)
+        worst: dict[str, float] = {}
+        for changes in found:
+            left = {
+                key: _besides_a_factor(d, before[key]) for key, d in changes.items()
+            }
+            worst = _larger(worst, left)
+        return worst
 
     def _moved(self, perturb: Perturb, batch: Any) -> dict[str, Tensor] | None:
         try:
@@ -172,6 +198,19 @@ def _differences(
         change = other.index_select(at, kept) - grad.index_select(at, kept)
         parts.setdefault(place[1], []).append(change.reshape(-1))
     return {key: torch.cat(changes) for key, changes in parts.items()}
+
+
+def _besides_a_factor(change: Tensor, before: Tensor) -> float:
+    """Returns what a change is besides c * before where it is any, relative."""
+    d, g = change.double(), before.double()
+    top = float(d.abs().max())
+    if not top:
+        return 0.0
+    moved = d.abs() > _NOTHING * top
+    d, g = d[moved], g[moved]
+    square = float(torch.dot(g, g))
+    factor = float(torch.dot(d, g)) / square if square else 0.0
+    return float((d - factor * g).abs().max()) / top
 
 
 def _nudged(size: float) -> Change:

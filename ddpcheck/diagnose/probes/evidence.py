@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 
 from ddpcheck.run.spec import Defect
 
+_SMOOTH = 1e-4  # of what a large change makes: less is no slope
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCall:
@@ -133,6 +135,8 @@ class Couplings:
     `nudged`: the other outputs moved by a little. `slope`: by very little, per as much
     as for `nudged`; 0 where the loss counts what they decide. `copied`: they became
     copies of one, or their entries moved on by one.
+    `unscaled`: what is no one factor of a gradient, or of a part of it, in its change,
+    relative to that; 0 for a divisor, where the outputs decide what is counted.
     `targets`: what two changes of the other targets have in no common direction. One
     divisor, a sum of weights, moves a gradient along one direction.
     """
@@ -140,6 +144,7 @@ class Couplings:
     nudged: dict[str, float] = field(default_factory=dict)
     slope: dict[str, float] = field(default_factory=dict)
     copied: dict[str, float] = field(default_factory=dict)
+    unscaled: dict[str, float] = field(default_factory=dict)
     targets: dict[str, float] = field(default_factory=dict)
 
     def strongest(self) -> float | None:
@@ -148,6 +153,20 @@ class Couplings:
             v for d in (self.nudged, self.copied, self.targets) for v in d.values()
         ]
         return max(values, default=None)
+
+    def count(self, close: float) -> bool:
+        """Returns whether all coupling is by a divisor that counts what outputs decide.
+
+        It changes by jumps, and multiplies the gradient of a term by one factor.
+        """
+        coupled = {k: v for k, v in self.copied.items() if v > close}
+        coupled |= {k: v for k, v in self.nudged.items() if v > coupled.get(k, close)}
+        return bool(coupled) and all(
+            self.slope.get(key, math.inf) <= _SMOOTH * change
+            and self.unscaled.get(key, math.inf) <= close
+            and self.targets.get(key, 0.0) <= close
+            for key, change in coupled.items()
+        )
 
     def only(self, keys: set[str]) -> Couplings:
         """Returns what is known of these outputs."""

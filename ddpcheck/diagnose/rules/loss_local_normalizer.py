@@ -108,12 +108,22 @@ def _of_a_sum(case: Case) -> Proposal | None:
     return _of(case)
 
 
+def _fact_of_outputs(case: Case) -> str:
+    """Returns what other samples' outputs do to a gradient, as words."""
+    if case.couplings.count(case.close):
+        return (
+            "moving the outputs of some samples multiplies the gradient at the others by "
+            "one factor, in jumps: the loss divides by a count of what outputs decide"
+        )
+    return (
+        "moving the outputs of some samples leaves the gradient at the others alone: "
+        "only what the loss divides by differs"
+    )
+
+
 def _of(case: Case, name: str | None = None) -> Proposal:
     """Returns the proposal; `name` is the count that the loss is divided by, if known."""
-    facts = [
-        "moving the outputs of some samples leaves the gradient at the others "
-        "alone: only what the loss divides by differs"
-    ]
+    facts = [_fact_of_outputs(case)]
     fixes = global_loss_fix(case)
     if name is not None:
         assert case.step is not None
