@@ -14,6 +14,7 @@ from ddpcheck.diagnose.probes.evidence import (
     Cut,
     ModuleCall,
     StepEvidence,
+    combined,
     worst_of,
 )
 from ddpcheck.diagnose.proposal import Proposal
@@ -176,7 +177,7 @@ class Case:
         The ratio is the least-squares one over all cuts of the rank; the residual also
         holds what single cuts deviate from it.
         """
-        return [_combine(r.cuts) for r in self.step.ranks] if self.step else []
+        return [combined(r.cuts) for r in self.step.ranks] if self.step else []
 
     def micro_ratios(self) -> dict[tuple[int, int], tuple[float, float]]:
         """Returns (ratio, residual) by (rank, micro-batch) where a step has several."""
@@ -184,7 +185,7 @@ class Case:
         for rank in self.step.ranks if self.step else ():
             for number in sorted({c.micro for c in rank.cuts}):
                 cuts = [c for c in rank.cuts if c.micro == number]
-                found[rank.rank, number] = _combine(cuts)
+                found[rank.rank, number] = combined(cuts)
         return found
 
     def cut_ratios(self) -> dict[str, list[tuple[float, float]]]:
@@ -239,7 +240,7 @@ class Case:
     def direct(self) -> list[tuple[float, float]]:
         """Returns (ratio, residual) of the direct parameter gradients per rank."""
         return (
-            [_combine(r.direct) for r in self.step.ranks if r.direct]
+            [combined(r.direct) for r in self.step.ranks if r.direct]
             if self.step
             else []
         )
@@ -390,20 +391,3 @@ class Case:
         """Returns the first step at which a quantity differs."""
         steps = range(self.outcome.spec.steps)
         return next((step for step in steps if self.mismatched(name, step)), None)
-
-
-def _combine(parts: Any) -> tuple[float, float]:
-    """Returns the common ratio of several fits, and the relative residual."""
-    square = sum(p.norm**2 for p in parts)
-    if not square:
-        return (parts[0].ratio if parts else 0.0), 0.0
-    ratio = sum(p.ratio * p.norm**2 for p in parts) / square
-    if not math.isfinite(ratio):
-        return ratio, math.inf
-    if not all(math.isfinite(p.residual) for p in parts):
-        return ratio, math.inf
-    left = 0.0
-    for p in parts:
-        size = max(abs(p.ratio) * p.norm, p.norm)
-        left += (p.residual * size) ** 2 + ((p.ratio - ratio) * p.norm) ** 2
-    return ratio, math.sqrt(left / square) / max(1.0, abs(ratio))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from ddpcheck.run.spec import Defect
@@ -211,3 +212,20 @@ class StepEvidence:
     world_size: int
     reference: ReferenceEvidence
     ranks: tuple[RankEvidence, ...]
+
+
+def combined(parts: Sequence[Cut | Direct]) -> tuple[float, float]:
+    """Returns the common ratio of several fits, and the relative residual."""
+    square = sum(p.norm**2 for p in parts)
+    if not square:
+        return (parts[0].ratio if parts else 0.0), 0.0
+    ratio = sum(p.ratio * p.norm**2 for p in parts) / square
+    if not math.isfinite(ratio):
+        return ratio, math.inf
+    if not all(math.isfinite(p.residual) for p in parts):
+        return ratio, math.inf
+    left = 0.0
+    for p in parts:
+        size = max(abs(p.ratio) * p.norm, p.norm)
+        left += (p.residual * size) ** 2 + ((p.ratio - ratio) * p.norm) ** 2
+    return ratio, math.sqrt(left / square) / max(1.0, abs(ratio))
