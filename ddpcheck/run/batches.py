@@ -47,6 +47,8 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
         ]
     if spec.shuffle:
         batches = [_sorted(b, batch_size(target, b)) for b in batches]
+    if spec.order:
+        batches = [_ordered(b, batch_size(target, b), spec.order) for b in batches]
     if spec.tile:
         batches = [_tiled(b, spec.tile) for b in batches]
     batches = [_in_order(b, order_of(spec, batch_size(target, b))) for b in batches]
@@ -81,6 +83,12 @@ def _sorted(batch: Any, size: int) -> Any:
             keys += values.reshape(size, -1).double().mean(1)
     is_flat = bool((keys == keys[0]).all())
     return tree.permute(batch, _permutation(size) if is_flat else keys.argsort())
+
+
+def _ordered(batch: Any, size: int, seed: int) -> Any:
+    """Returns the samples in the random order of a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return tree.permute(batch, torch.randperm(size, generator=generator))
 
 
 def order_of(spec: RunSpec, size: int) -> torch.Tensor | None:

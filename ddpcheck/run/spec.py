@@ -51,6 +51,8 @@ class RunSpec:
     jitter: float = 0.0
     # The samples in another order, in the reference too: other shards, same batch.
     shuffle: bool = False
+    # Seed of a random order of the samples, in the reference too; 0: as they are.
+    order: int = 0
     # The first samples alone; 0: the batch as it is.
     rows: int = 0
     # Names of modules that hand on their input, in the reference too (nn.Identity).

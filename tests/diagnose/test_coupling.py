@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from ddpcheck import checking
+from ddpcheck.diagnose.probes import coupling
+from ddpcheck.diagnose.probes.evidence import Couplings
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.target import TargetRef
@@ -46,3 +51,52 @@ def test_coupling_is_seen_wherever_the_partner_is(
     assert finding.slug == slug
     assert finding.fix is not None
     assert finding.fix.verified is True
+
+
+def _measured(loss: Callable[[Tensor], Tensor]) -> Couplings:
+    """Returns the couplings of a loss at outputs (12, 3)."""
+    outputs = torch.randn(12, 3, generator=torch.Generator().manual_seed(3))
+
+    def run(perturb: coupling.Perturb, _: object) -> coupling.Grads:
+        leaf = perturb("out", 3 * outputs).detach().requires_grad_()
+        loss(leaf).backward()
+        return {(0, "out"): leaf.grad}
+
+    batch = torch.zeros(12, 1)
+    grads = run(lambda _, value: value, batch)
+    return coupling.measure(run, grads, lambda _, __: (0, 1), batch, 2)
+
+
+def _weighed(output: Tensor, weights: Tensor) -> Tensor:
+    values = nn.functional.cross_entropy(output, output.argmax(1), reduction="none")
+    return (values * weights).sum() / weights.sum()
+
+
+def _sure(output: Tensor) -> Tensor:
+    return (output.detach().softmax(1).amax(1) > 0.8).float()
+
+
+@pytest.mark.parametrize(
+    ("loss", "counts"),
+    [
+        (lambda o: _weighed(o, _sure(o)), True),
+        (lambda o: _weighed(o, _sure(o)) + o.square().mean(), False),
+        (lambda o: _weighed(o, torch.ones(12)), False),
+        (lambda o: _weighed(o, o.detach().softmax(1).amax(1)), False),
+        (lambda o: o.mean(0).square().sum(), False),
+        (lambda o: (o.argmax(1).bincount(minlength=3) * o.mean(0)).sum(), False),
+    ],
+    ids=[
+        "a count",
+        "beside another term",
+        "of all",
+        "smooth weights",
+        "a mean",
+        "shares",
+    ],
+)
+def test_count_of_what_outputs_decide_is_told_from_other_couplings(
+    loss: Callable[[Tensor], Tensor],
+    counts: bool,  # noqa: FBT001
+) -> None:
+    assert _measured(loss).count(1e-6) == counts

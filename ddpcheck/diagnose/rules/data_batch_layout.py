@@ -10,8 +10,8 @@ groups or augmentations. Contiguous shards cut it.
 How it was found
 d loss / d output at some samples changes with the outputs of others, or a module
 mixes samples, or no factor per rank explains d loss / d output; the ranks agree; and a
-run with shards of every W-th sample is equal: samples that belong together share a
-rank then.
+run with shards of every W-th sample is equal, in four random orders of the samples too:
+what belongs together by its place shares a rank then.
 
 Example
     import torch
@@ -45,17 +45,21 @@ from __future__ import annotations
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.rules import loss_empty_shard, loss_local_normalizer
+from ddpcheck.errors import UsageError
+from ddpcheck.session import CannotCheckError
 
 SLUG = "data/batch-layout"
 LINK = "data"
+
+_ORDERS = (1, 2, 3, 4)
 
 
 def detect(case: Case) -> Proposal | None:
     """Proposes strided shards where the loss or a module relates samples."""
     if case.world_size == 1 or case.run.faults or case.loss_asks_others:
         return None
-    if not case.run.ranks_agree:
-        return None  # not a fault of what the shards hold
+    if not case.run.ranks_agree or len(set(case.run.shard_sizes)) > 1:
+        return None  # not a fault of what the shards hold, or more than that
     # Samples may be related by their targets alone: then no factor per rank explains
     # the loss's gradient.
     unexplained = case.has_cuts and case.rank_ratios is None
@@ -63,10 +67,10 @@ def detect(case: Case) -> Proposal | None:
     mixing = case.diverging()
     if not in_loss and (not mixing or any(_is_norm(m) for m in mixing)):
         return None  # strided shards may have the statistics of the batch
-    if len(set(case.run.shard_sizes)) > 1:
-        return None
     if loss_empty_shard.detect(case) or loss_local_normalizer.detect(case):
         return None  # strided shards may have equal counts by chance
+    if not _holds_in_other_orders(case):
+        return None  # or choose as many of the hardest samples
     world = case.world_size
     return Proposal(
         slug=SLUG,
@@ -83,6 +87,23 @@ def detect(case: Case) -> Proposal | None:
         fixes=("data.strided",),
         speculative=True,
     )
+
+
+def _holds_in_other_orders(case: Case) -> bool:
+    """Returns whether strided shards train as one process with other samples in them.
+
+    A structure of places in the batch does not ask which samples are there. Half of the
+    hardest samples are in each of two shards in two orders of five.
+    """
+    return all(_holds_in(case, order) for order in _ORDERS)
+
+
+def _holds_in(case: Case, order: int) -> bool:
+    fixes = (*case.outcome.spec.fixes, "data.strided")
+    try:
+        return case.arm(order=order, steps=1, fixes=fixes).verdict == "equivalent"
+    except (UsageError, CannotCheckError):
+        return True  # one process does not train in it: it says nothing
 
 
 def _is_norm(call: ModuleCall) -> bool:

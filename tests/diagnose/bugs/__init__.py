@@ -6,6 +6,12 @@ negative_controls comes before each source. A finding is (slug, verified).
 
 from __future__ import annotations
 
-from tests.diagnose.bugs import collectives, loss, reduction, statistics
+from tests.diagnose.bugs import collectives, counts, loss, reduction, statistics
 
-BUGS = {**loss.BUGS, **statistics.BUGS, **collectives.BUGS, **reduction.BUGS}
+BUGS = {
+    **loss.BUGS,
+    **counts.BUGS,
+    **statistics.BUGS,
+    **collectives.BUGS,
+    **reduction.BUGS,
+}

@@ -1,0 +1,52 @@
+"""What a loss counts in outputs: a divisor, or a choice that others decide."""
+
+from __future__ import annotations
+
+_VIEWS = """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+batch = 3 * torch.randn(16, 4), torch.arange(16) % 3
+"""
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # How many are sure is the model's to say: the divisor moves in jumps.
+    "mean-over-what-the-model-is-sure-of": (
+        _VIEWS
+        + """
+def loss(output, target):
+    sure, guess = output.detach().softmax(1).max(1)
+    sure = (sure > 0.5).double()
+    values = nn.functional.cross_entropy(output, guess, reduction="none")
+    return (values * sure).sum() / sure.sum().clamp(min=1)
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    # Which samples count is decided among all of them.
+    "mean-over-the-hardest-half": (
+        _VIEWS
+        + """
+def loss(output, target):
+    values = nn.functional.cross_entropy(output, target, reduction="none")
+    return values.topk(len(values) // 2).values.mean()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # The gradient at a sample is multiplied by what all others' outputs are, smoothly.
+    "deviation-of-a-mean": (
+        _VIEWS
+        + """
+def loss(output, target):
+    return (output.mean(0) - 0.2).square().sum()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # The share of a class decides the direction of the gradient, not its size alone.
+    "share-of-guesses-times-their-mean": (
+        _VIEWS
+        + """
+def loss(output, target):
+    share = nn.functional.one_hot(output.argmax(1), 3).double().mean(0)
+    return 3 * (share * output.softmax(1).mean(0)).sum()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+}
