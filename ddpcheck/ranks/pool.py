@@ -27,7 +27,7 @@ from ddpcheck.ranks.hosts import Hosts
 from ddpcheck.ranks.messages import Job, Outcome, Seat
 from ddpcheck.ranks.rank import LocalRank, Rank
 from ddpcheck.ranks.starvation import standstill
-from ddpcheck.ranks.task import LOOK_S, Task
+from ddpcheck.ranks.task import Task
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -307,11 +307,8 @@ class Pool:
 
     def _next_look(self, pending: list[Task]) -> float:
         """Returns the seconds to wait for messages at most."""
-        deadlines = [t.deadline for t in pending]
-        deadlines += [
-            t.failed_at + t.grace_s for t in pending if t.failed_at is not None
-        ]
-        return min(LOOK_S, max(0.0, min(deadlines) - time.monotonic()))
+        left_s = min(task.next_end for task in pending) - time.monotonic()
+        return min(max(0.0, left_s), *(task.look_s for task in pending))
 
     def _update(self, task: Task, ready: Collection[Any]) -> None:
         crew = task.crew
@@ -322,8 +319,8 @@ class Pool:
         failed = bool(kinds & {"raised", "died", "unseated"}) or any(
             getattr(o.value, "failed", False) for o in crew.outcomes
         )
-        if failed and task.failed_at is None:
-            task.failed_at = now
+        if failed:
+            task.note_failure(now)
         if "running" in kinds:
             kind = task.reason_to_stop(now)
             if kind is None:

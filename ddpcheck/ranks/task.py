@@ -15,9 +15,12 @@ _PAUSES_S = 600.0
 # A deadline is this many times as far away at most, however loaded the machine is.
 _MOST_TIMES = 10.0
 # After one rank failed, the others are given this long to fail too, or as long again
-# as it took: a rank that waits in a collective never will, its stack is worth having.
+# as it took. Those that wait in an exchange never will, which is seen much earlier.
 _GRACE_S = 0.5
 LOOK_S = 0.5  # between looks at a task that runs
+_LOOK_AFTER_FAILURE_S = 0.1
+# The first of them does not tell what ran before.
+_QUIET_LOOKS_AFTER_FAILURE = 3
 
 
 @dataclass(slots=True)
@@ -52,7 +55,7 @@ class Task:
         """
         lost_s = standstill_s
         since = self._last_look or self.started
-        if now - since >= LOOK_S:
+        if now - since >= self.look_s:
             turns = self._starvation.look(self.crew.pids())
             self.quiet.note(turns)
             lost_s = max(lost_s, min((turns or Turns()).waited_s, now - since))
@@ -60,6 +63,24 @@ class Task:
         lost_s = min(lost_s, (_MOST_TIMES - 1) * self.limit_s - self._given_s)
         self._given_s += lost_s
         self.deadline += lost_s
+
+    def note_failure(self, now: float) -> None:
+        """Notes that a rank has failed; looks at the others more often from here on."""
+        if self.failed_at is None:
+            self.failed_at, self._last_look = now, now
+            self.quiet = Quiet(_QUIET_LOOKS_AFTER_FAILURE)
+
+    @property
+    def look_s(self) -> float:
+        """Seconds between two looks at it."""
+        return LOOK_S if self.failed_at is None else _LOOK_AFTER_FAILURE_S
+
+    @property
+    def next_end(self) -> float:
+        """When its ranks have had all the time that they get, as far as is known."""
+        if self.failed_at is None:
+            return self.deadline
+        return min(self.deadline, self.failed_at + self.grace_s)
 
     @property
     def grace_s(self) -> float:
@@ -73,7 +94,9 @@ class Task:
             return "stopped"
         if self.is_over(now):
             return "hung"
-        return "stuck" if self.quiet.is_for_ever(self.crew) else None
+        if not self.quiet.is_for_ever(self.crew):
+            return None
+        return "stuck" if self.failed_at is None else "stopped"
 
     def is_over(self, now: float) -> bool:
         """Returns whether the deadline has passed; pauses move it."""

@@ -15,3 +15,9 @@ def short(pool: Pool) -> Iterator[Pool]:
     usual, pool.timeout_s = pool.timeout_s, 1.5
     yield pool
     pool.timeout_s = usual
+
+
+@pytest.fixture(autouse=True)
+def _early_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that wait for each other are asked after a second; see ranks/quiet.py."""
+    monkeypatch.setattr("ddpcheck.session.LOOKS", 2)

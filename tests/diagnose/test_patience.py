@@ -9,7 +9,6 @@ import pytest
 from ddpcheck.diagnose import engine
 from ddpcheck.ranks.messages import Outcome
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.ranks.quiet import LOOKS
 from ddpcheck.run.spec import ReferenceResult, RunSpec
 from ddpcheck.session import RunOutcome, Session
 from ddpcheck.target import TargetRef
@@ -43,10 +42,9 @@ def test_less_time_is_left_than_the_first_runs_had(
     assert _session(timeout_s, "done", reference_s).timeout_s == expected_s
 
 
-@pytest.mark.parametrize(
-    ("kind", "looks"), [("stuck", 2), ("hung", LOOKS), ("died", LOOKS)]
-)
+@pytest.mark.parametrize(("kind", "looks"), [("stuck", 2), ("hung", 6), ("died", 6)])
 def test_ranks_are_asked_early_after_some_waited_for_each_other(
-    kind: str, looks: int
+    kind: str, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ddpcheck.session.LOOKS", 6)
     assert _session(60.0, kind, 0.1).quiet_looks == looks

@@ -104,6 +104,27 @@ def test_what_else_a_rank_does_is_left_to_it(
     assert seconds > LATE_S > FEW * LOOK_S
 
 
+RAISE = f"{SLEEP}; raise ValueError"
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "least_s", "most_s"),
+    [
+        ("dist.barrier()", "stopped", 0.0, LATE_S - 0.1),
+        # As long again as it took until the first failed.
+        (f"{SLEEP}; time.sleep(1); raise OSError", "raised", 1.0, LIMIT_S),
+    ],
+    ids=["waits", "goes-on"],
+)
+def test_ranks_that_wait_for_one_that_failed_are_stopped_early(
+    pool: Pool, other: str, kind: str, least_s: float, most_s: float
+) -> None:
+    outcomes, seconds = _deeds(pool, (RAISE, other), LOOKS)
+    assert [o.kind for o in outcomes] == ["raised", kind]
+    assert LATE_S + least_s <= seconds < LATE_S + most_s
+    assert ("barrier" in outcomes[1].stack) == (kind == "stopped")
+
+
 def test_wait_with_a_deadline_of_its_own_may_end(pool: Pool, tmp_path: Path) -> None:
     source = """
 from datetime import timedelta
