@@ -46,3 +46,12 @@ def module(name: str) -> str:
     ("the model's own forward", 'layer1.bn')
     """
     return name or "the model's own forward"
+
+
+def times(count: int) -> str:
+    """Returns how often something happened.
+
+    >>> times(1), times(3)
+    ('once', '3 times')
+    """
+    return "once" if count == 1 else f"{count} times"

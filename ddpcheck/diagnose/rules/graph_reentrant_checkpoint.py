@@ -9,7 +9,8 @@ own backward. What DDP saw of the graph in forward does not hold these parameter
 
 How it was found
 backward was called from inside another backward. The run with use_reentrant=False
-decides.
+decides; where it mends nothing, as with reversible layers, whose backward is their
+own, the run with static_graph=True.
 
 Example
     import torch
@@ -47,6 +48,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.diagnose.text import times
 
 SLUG = "graph/reentrant-checkpoint"
 LINK = "reduce"
@@ -62,7 +64,7 @@ def detect(case: Case) -> Proposal | None:
         link=LINK,
         summary="reentrant checkpointing runs a backward inside the backward, and DDP's "
         "hooks fire early or twice",
-        facts=(f"backward was called {count} times from inside another backward",),
+        facts=(f"backward was called {times(count)} from inside another backward",),
         fix="use_reentrant=False",
         code="checkpoint(layer, x, use_reentrant=False)",
         fixes=("checkpoint.nonreentrant",),

@@ -10,7 +10,9 @@ ignore_index, masks, class weights, boxes and events make them differ.
 How it was found
 d loss / d output is N / n_r on rank r (W is right): constant inside a rank,
 different between ranks, and moving some samples' outputs leaves that of the others
-alone. Numbers are equal within 1e-6, or 10 times the tolerance where that is more.
+alone, or multiplies it by one factor and in jumps: what counts is the model's to say,
+as with pseudo-labels that are sure enough. Numbers are equal within 1e-6, or 10 times
+the tolerance where that is more.
 n_r is looked for among what can be counted in the targets. The run with the global
 count decides. One factor on all ranks that is no power of W, in a target that asks for
 no group, is a count with a constant added, as for smoothing.

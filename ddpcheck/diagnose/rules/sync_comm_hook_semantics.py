@@ -47,6 +47,7 @@ https://github.com/pytorch/pytorch/pull/42400
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.text import times
 
 SLUG = "sync/comm-hook-semantics"
 LINK = "reduce"
@@ -64,7 +65,7 @@ def detect(case: Case) -> Proposal | None:
         link=LINK,
         summary="a communication hook returns something else than the mean of the ranks' "
         "gradients",
-        facts=(f"register_comm_hook was called {count} times",),
+        facts=(f"register_comm_hook was called {times(count)}",),
         fix="divide by the world size in the hook; compress only what the tolerance allows",
         code="dist.all_reduce(bucket.buffer().div_(dist.get_world_size()))",
         fixes=("ddp.no_comm_hook",),
