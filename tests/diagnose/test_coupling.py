@@ -56,6 +56,7 @@ def test_coupling_is_seen_wherever_the_partner_is(
 def _measured(loss: Callable[[Tensor], Tensor]) -> Couplings:
     """Returns the couplings of a loss at outputs (12, 3)."""
     outputs = torch.randn(12, 3, generator=torch.Generator().manual_seed(3))
+    outputs[0] = torch.tensor([-5.0, 6.0, 7.0])
 
     def run(perturb: coupling.Perturb, _: object) -> coupling.Grads:
         leaf = perturb("out", 3 * outputs).detach().requires_grad_()
@@ -84,6 +85,8 @@ def _sure(output: Tensor) -> Tensor:
         (lambda o: _weighed(o, torch.ones(12)), False),
         (lambda o: _weighed(o, o.detach().softmax(1).amax(1)), False),
         (lambda o: o.mean(0).square().sum(), False),
+        # Copies of the first sample, the largest, leave none of the others.
+        (lambda o: o.abs().flatten().topk(9).values.sum(), False),
         (lambda o: (o.argmax(1).bincount(minlength=3) * o.mean(0)).sum(), False),
     ],
     ids=[
@@ -92,6 +95,7 @@ def _sure(output: Tensor) -> Tensor:
         "of all",
         "smooth weights",
         "a mean",
+        "a choice",
         "shares",
     ],
 )

@@ -7,6 +7,7 @@ couple samples far apart, pairs of neighbours those beside a shard's border.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -201,7 +202,10 @@ def _differences(
 
 
 def _besides_a_factor(change: Tensor, before: Tensor) -> float:
-    """Returns what a change is besides c * before where it is any, relative."""
+    """Returns what a change is besides c * before where it is any, relative.
+
+    Infinite where all of it vanishes: others decide what is chosen, and divide nothing.
+    """
     d, g = change.double(), before.double()
     top = float(d.abs().max())
     if not top:
@@ -210,6 +214,8 @@ def _besides_a_factor(change: Tensor, before: Tensor) -> float:
     d, g = d[moved], g[moved]
     square = float(torch.dot(g, g))
     factor = float(torch.dot(d, g)) / square if square else 0.0
+    if factor <= _NOTHING - 1:
+        return math.inf
     return float((d - factor * g).abs().max()) / top
 
 
