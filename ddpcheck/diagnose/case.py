@@ -207,10 +207,7 @@ class Case:
 
     @property
     def loss_is_global(self) -> bool:
-        """Whether a fix in force gives every rank the loss of all samples.
-
-        It is right by construction, which a probe, with its shard alone, cannot see.
-        """
+        """Whether a fix gives every rank the loss of all samples, unseen by probes."""
         return any(f.startswith("loss.global:") for f in self.outcome.spec.fixes)
 
     @property
@@ -274,12 +271,13 @@ class Case:
     @property
     def couples(self) -> bool | None:
         """Whether the loss at one sample depends on others, where it is wrong."""
-        if any(c.selects for c in self._wrong_cuts()):
-            return True  # which samples count is decided among others
+        if any(c.selects or c.ratio < 0 for c in self._wrong_cuts()):
+            return True  # others decide which samples count, or in which direction
         strongest = self.couplings.strongest()
         if strongest is None:
             return None
-        return strongest > self.close and not self.couplings.count(self.close)
+        counts = self.couplings.count(self.close) and self._are_shares()
+        return strongest > self.close and not counts
 
     @property
     def couplings(self) -> Couplings:
@@ -289,6 +287,13 @@ class Case:
         """
         keys = {c.key for c in self._wrong_cuts()}
         return self.step.reference.couplings.only(keys) if self.step else Couplings()
+
+    def _are_shares(self) -> bool:
+        """Returns whether the ranks' factors can be N / n_r: their inverses make 1."""
+        if self.rank_ratios is None:
+            return True  # nothing speaks against it
+        inverses = sum(1 / ratio for ratio in self.rank_ratios if ratio)
+        return abs(inverses - 1) <= self.close
 
     def _wrong_cuts(self) -> list[Cut]:
         ranks = self.step.ranks if self.step else ()

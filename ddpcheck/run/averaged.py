@@ -48,6 +48,16 @@ class PlainWrapper(nn.Module):
         self.static_graph = ddp.static_graph
         self.gradient_as_bucket_view = ddp.gradient_as_bucket_view
         self.require_backward_grad_sync = True
+        self.stands_for = type(ddp)
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what a class of the user's, made of DDP's, has besides."""
+        own = self.__dict__.get("stands_for", DistributedDataParallel)
+        for kind in own.__mro__[: own.__mro__.index(DistributedDataParallel)]:
+            if name in vars(kind):
+                found = vars(kind)[name]
+                return found.__get__(self, own) if hasattr(found, "__get__") else found
+        return super().__getattr__(name)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:

@@ -104,13 +104,13 @@ def group(reader: Reader, quantity: str, step: int) -> dict[str, Tensor | None]:
 
 
 def lay(references: Mapping[str, Tensor | None], scale: float) -> Laid | None:
-    """Returns the references as one; None where they differ in kind, or are none."""
+    """Returns the references as one; None where they differ in kind, or are empty."""
     tensors = [t for t in references.values() if t is not None]
     dtypes = {t.dtype for t in tensors}
     if len(tensors) < len(references) or len(dtypes) != 1:
         return None
     (dtype,) = dtypes
-    if not dtype.is_floating_point:
+    if not dtype.is_floating_point or not any(t.numel() for t in tensors):
         return None
     flat_E = torch.cat([t.reshape(-1) for t in tensors])  # noqa: N806
     numbers_E = flat_E.to(torch.float64).numpy()  # noqa: N806

@@ -102,8 +102,9 @@ def test_same_is_what_has_all_numbers(name: str | None) -> None:
         {"a": torch.ones(2), "b": None},
         {"a": torch.ones(2), "b": torch.ones(2, dtype=torch.float64)},
         {"a": torch.arange(3)},
+        {"a": torch.ones(3, 0)},
     ],
-    ids=["empty", "none", "dtypes", "whole numbers"],
+    ids=["empty", "none", "dtypes", "whole numbers", "no elements"],
 )
 def test_references_of_several_kinds_are_not_laid(references: Named) -> None:
     assert laid.lay(references, SCALE) is None

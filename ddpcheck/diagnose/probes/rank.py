@@ -258,9 +258,7 @@ class _Probe:
                 return actual
             if actual.shape[1:] != reference.shape[1:]:
                 self.rows_first = False
-            rows, diff = closest(
-                actual, reference, self.rows, for_gradients=key in self.cuts
-            )
+            rows, diff = closest(actual, reference, self.rows)
             if rows is None:
                 if reference.shape == actual.shape:
                     # No samples in it: the same on every rank or a shared quantity.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ddpcheck import tree
-from ddpcheck.diagnose.probes import scattered
+from ddpcheck.diagnose.probes import segments
 from ddpcheck.run import private
 from ddpcheck.run.averaged import PlainWrapper
 from ddpcheck.run.names import strip
@@ -162,13 +162,10 @@ def closest(
     actual: Tensor,
     reference: Tensor,
     rows: tuple[int, int, int],
-    *,
-    for_gradients: bool = False,
 ) -> tuple[Callable[[Tensor], Tensor] | None, float]:
     """Returns the part of the reference that `actual` is closest to, and how close.
 
-    The distance is max |a - b| over max |b|. `for_gradients`: the part shall hold for
-    the tensor's gradient too, so that rows alike cannot stand for each other.
+    The distance is max |a - b| over max |b|.
     """
     best: tuple[Callable[[Tensor], Tensor] | None, float] = (None, float("inf"))
     ways = part(tuple(reference.shape), tuple(actual.shape), rows)
@@ -176,28 +173,12 @@ def closest(
         diff = distance(actual, take(reference), scale=reference)
         if best[0] is None or diff < best[1]:
             best = take, diff
-    if best[1] > _SAME and len(ways) > 1 and actual.is_floating_point():
-        return _scattered(actual, reference, once=for_gradients) or best
-    return best
-
-
-def _scattered(
-    actual: Tensor, reference: Tensor, *, once: bool
-) -> tuple[Callable[[Tensor], Tensor], float] | None:
-    """Returns the same for rows in no regular order, None where they are not there."""
-    dim = next(
-        d
-        for d, (a, b) in enumerate(zip(actual.shape, reference.shape, strict=True))
-        if a != b
-    )
-    found = scattered.positions(actual, reference, dim, once=once)
-    if found is None:
-        return None
-
-    def take(t: Tensor) -> Tensor:
-        return t.index_select(dim, found)
-
-    return take, distance(actual, take(reference), scale=reference)
+    if best[1] <= _SAME or len(ways) < 2:  # noqa: PLR2004 (a row per sample)
+        return best
+    sizes = zip(reference.shape, actual.shape, strict=True)
+    dim = next(d for d, (a, b) in enumerate(sizes) if a != b)
+    found = segments.part(actual, reference, rows, dim)
+    return best if found is None else (found, 0.0)
 
 
 def num_blocks(mine: Tensor, whole: Tensor, rows: tuple[int, int, int]) -> int:

@@ -90,10 +90,11 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _holds_in_other_orders(case: Case) -> bool:
-    """Returns whether strided shards train as one process with other samples in them.
+    """Returns whether strided shards alone train as one process in other orders, too.
 
-    A structure of places in the batch does not ask which samples are there. Half of the
-    hardest samples are in each of two shards in two orders of five.
+    A structure of places in the batch does not ask which samples are there: contiguous
+    shards tear it in any order. Half of the hardest samples are in each of two shards,
+    of whatever kind, in two orders of five.
     """
     return all(_holds_in(case, order) for order in _ORDERS)
 
@@ -101,7 +102,10 @@ def _holds_in_other_orders(case: Case) -> bool:
 def _holds_in(case: Case, order: int) -> bool:
     fixes = (*case.outcome.spec.fixes, "data.strided")
     try:
-        return case.arm(order=order, steps=1, fixes=fixes).verdict == "equivalent"
+        strided = case.arm(order=order, steps=1, fixes=fixes)
+        return strided.verdict == "equivalent" and (
+            case.arm(order=order, steps=1).verdict == "divergent"
+        )
     except (UsageError, CannotCheckError):
         return True  # one process does not train in it: it says nothing
 

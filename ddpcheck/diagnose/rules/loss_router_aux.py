@@ -57,7 +57,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence
 from ddpcheck.diagnose.probes.evidence import Cut
-from ddpcheck.diagnose.text import names, number
+from ddpcheck.diagnose.text import module, names, number
 
 SLUG = "loss/router-aux"
 LINK = "loss"
@@ -98,7 +98,7 @@ def detect(case: Case) -> Proposal | None:
         link=LINK,
         summary=_SUMMARY,
         facts=(
-            f"the loss's gradient is wrong at {names(modules)} alone, by up to "
+            f"the loss's gradient is wrong at {names(map(module, modules))} alone, by up to "
             f"{number(max(c.residual for c in broken))} of its size, and right at every "
             "other output",
             "what is wrong there sums to 0 over the last dimension: it comes through a "
@@ -153,7 +153,7 @@ def _of_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
         link=LINK,
         summary=_SUMMARY,
         facts=(
-            f"the loss's gradient is wrong at {names(sorted(keys))} alone, by up to "
+            f"the loss's gradient is wrong at {names(map(module, sorted(keys)))} alone, by up to "
             f"{number(max(c.residual for c in broken))} of its size, and right at every "
             "other output",
             "it is the same for all tokens there, and changes when other tokens become "

@@ -49,4 +49,39 @@ def loss(output, target):
 """,
         [("loss/batch-coupled", True)],
     ),
+    # A factor that others decide in jumps, and no divisor: the ranks' factors are no
+    # shares of one count.
+    "mean-multiplied-by-what-is-wrong": (
+        _VIEWS
+        + """
+def loss(output, target):
+    wrong = (output.argmax(1) != target).double().mean()
+    return (1 + wrong) * nn.functional.cross_entropy(output, target)
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # The direction is the sign of a mean: a factor below zero counts nothing.
+    "distance-of-means": (
+        """
+model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
+x = torch.randn(16, 4)
+batch = x, torch.cat([torch.zeros(8), torch.ones(8)])
+def loss(output, target):
+    return (output.squeeze(1).mean() - target.mean() + 0.05).abs()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # Free bits: above the bound in any shard, shards of every kind train alike.
+    "mean-above-a-bound": (
+        """
+model = nn.Linear(4, 3)
+spread = torch.linspace(0.1, 1.9, 16).view(16, 1)
+batch = torch.randn(16, 4) * spread, torch.arange(16) % 3
+def loss(output, target):
+    return nn.functional.cross_entropy(output, target) + output.square().mean().clamp(
+        min=0.45
+    )
+""",
+        [("loss/batch-coupled", True)],
+    ),
 }

@@ -5,6 +5,30 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # A class of one's own made of DDP's, whose methods go past its forward.
+    "method-of-a-wrapper-of-one's-own": (
+        """
+class Runner(DDP):
+    def losses(self, *args):
+        return self.module.losses(*args)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+    def forward(self, x, y):
+        return self.losses(x, y)
+    def losses(self, x, y):
+        return nn.functional.cross_entropy(self.net(x), y)
+model = Net()
+def wrap(model):
+    return Runner(model)
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    model.losses(*batch).backward()
+    optimizer.step()
+""",
+        [("ddp/forward-bypassed", True)],
+    ),
     # Reversible layers compute their inputs anew in backward, by a backward of their
     # own; the seed that they draw for it makes no noise.
     "backward-of-reversible-layers": (

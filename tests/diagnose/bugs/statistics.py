@@ -5,6 +5,27 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Several rows per sample, all of them rows that the batch has, in another order.
+    "rows-of-samples-turned-round": (
+        """
+class Negatives(nn.Module):
+    def forward(self, x):
+        return x.flip(0)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.negatives = nn.Linear(4, 3), Negatives()
+    def forward(self, x):
+        rows = self.linear(x.flatten(0, 1))
+        return rows.unflatten(0, (-1, 2)), self.negatives(rows).unflatten(0, (-1, 2))
+model = Net()
+batch = torch.randn(8, 2, 4), torch.zeros(8)
+def loss(output, target):
+    rows, negatives = output
+    return (rows - negatives).square().sum(-1).neg().exp().mean()
+""",
+        [("forward/batch-coupled", True)],
+    ),
     # The messages of all edges, then those of all nodes' loops: rows of a sample lie
     # nowhere together, and what they are summed by are places in the whole batch.
     "mean-over-nodes-beside-messages-with-loops": (
