@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ddpcheck import tree
@@ -48,7 +49,7 @@ class DrawCounter(private.DispatchMode):
         del types
         if _RANDOM in func.tags:
             self.count += 1
-            self.own_count += is_own_draw(func, kwargs or {})
+            self.own_count += is_own_draw(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
@@ -96,7 +97,7 @@ class SampleNoise(private.DispatchMode):
         """Calls the operation, with the global batch's numbers if it is random."""
         del types
         kwargs = kwargs or {}
-        if _RANDOM not in func.tags or kwargs.get("generator") is not None:
+        if _RANDOM not in func.tags or _has_generator(args, kwargs):
             return func(*args, **kwargs)
         shape = _result_shape(func, args)
         number = len(self.shapes)
@@ -179,21 +180,41 @@ class GlobalDraws(SampleNoise):
         """Calls the operation; with a generator it draws the global batch's numbers."""
         del types
         kwargs = kwargs or {}
-        if not is_own_draw(func, kwargs):
+        if not is_own_draw(func, args, kwargs):
             return func(*args, **kwargs)
         self.size = self.samples()
         self.start, self.total = self.rank * self.size, self.world_size * self.size
         shape = _result_shape(func, args)
+        if _name(func) in _OF_DATA and shape and not shape[0] % self.size:
+            whole = tree.replace(args, lambda _, t: self._of_all_ranks(t))
+            drawn = func(*whole, **kwargs)
+            return drawn.narrow(0, self.rank * shape[0], shape[0]).clone()
         return self._draw(func, args, kwargs, shape, self._guessed(shape))
 
+    def _of_all_ranks(self, mine: Tensor) -> Tensor:
+        """Returns the rows of all ranks: how much is drawn depends on the values."""
+        parts = [torch.empty_like(mine).contiguous() for _ in range(self.world_size)]
+        dist.all_gather(parts, mine.detach().contiguous())
+        return torch.cat(parts)
 
-def is_own_draw(func: Any, kwargs: dict[str, Any]) -> bool:
+
+# They draw as many numbers for an element as its value takes.
+_OF_DATA = ("binomial", "poisson")
+
+
+def is_own_draw(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Returns whether an operation draws numbers with an explicit generator.
 
     Not permutations: they are of no sample each.
     """
-    is_random = _RANDOM in func.tags and kwargs.get("generator") is not None
+    is_random = _RANDOM in func.tags and _has_generator(args, kwargs)
     return is_random and _name(func) != "randperm"
+
+
+def _has_generator(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Returns whether one is given; `binomial` and `poisson` take it in its place."""
+    given = [*args, kwargs.get("generator")]
+    return any(isinstance(value, torch.Generator) for value in given)
 
 
 def _name(func: Any) -> str:

@@ -5,6 +5,22 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # How many numbers a binomial takes from its generator depends on the counts.
+    "counts-split-by-one-seed-on-all-ranks": (
+        """
+model = nn.Sequential(nn.Linear(4, 3), nn.Softplus())
+batch = torch.randint(0, 30, (8, 4)).double(), torch.zeros(8)
+def train_step(model, optimizer, batch):
+    counts, _ = batch
+    half = torch.full_like(counts, 0.5)
+    own = torch.Generator().manual_seed(7)
+    first = torch.binomial(counts, half, generator=own)
+    optimizer.zero_grad()
+    (model(first / 30) - (counts - first)[:, :3] / 30).square().mean().backward()
+    optimizer.step()
+""",
+        [("rng/same-stream-all-ranks", True)],
+    ),
     # Several rows per sample, all of them rows that the batch has, in another order.
     "rows-of-samples-turned-round": (
         """
