@@ -7,6 +7,7 @@ starvation   what ranks had of cores; waiting for one is no time of the job's ei
 quiet        ranks that wait for each other for ever
 crew         W ranks with one process group
 rank         one rank of this machine, and what a crew wants of any
+seats        ranks that never sat, and why
 hosts        ranks that other processes of a given group hold; agent: their side
 wire         messages between those
 messages     what travels between the pool and its ranks

@@ -2,6 +2,7 @@
 
 teacher    hooks that feed every module what the reference fed it, and cut the
 network at the module outputs, so that links can be judged alone
+segments   kinds of rows that lie one after the other in a tensor
 reference  the reference's side: one process, the first wrong batch, all recorded
 coupling   whether the loss at some samples depends on the outputs of others
 rank       a rank's side: every module and the loss against the reference's

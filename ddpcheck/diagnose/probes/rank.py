@@ -14,6 +14,7 @@ from ddpcheck import tree
 from ddpcheck.diagnose.probes import gradients, micro, modules, span, training
 from ddpcheck.diagnose.probes.evidence import ModuleCall, RankEvidence
 from ddpcheck.diagnose.probes.group import with_what_others_say
+from ddpcheck.diagnose.probes.segments import SAME
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
     Leaf,
@@ -44,8 +45,6 @@ from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise, set_default_dtype
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader
-
-_SAME = 1e-6  # relative; a statistic of other rows differs by far more
 
 
 def judge(
@@ -359,7 +358,7 @@ class _Probe:
             if reference is None or not tensor.dim():
                 continue
             rows, diff = closest(tensor, reference, self.rows)
-            if rows is None or diff > _SAME:
+            if rows is None or diff > SAME:
                 return False
             judged = True
         return judged

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_SAME = 1e-6  # relative to the largest value
+SAME = 1e-6  # relative; a statistic of other rows differs by far more
 _MOST_KINDS = 4
 
 
@@ -100,4 +100,4 @@ class _Search:
             start, _, total = self.rows
             begin = (self.whole.max() + 1) * start // total
             return ((apart == 0) | (apart == begin)).all(1)
-        return apart.abs().amax(1) <= _SAME * self.whole.abs().max()
+        return apart.abs().amax(1) <= SAME * self.whole.abs().max()

@@ -18,11 +18,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ddpcheck import tree
 from ddpcheck.diagnose.probes import segments
+from ddpcheck.diagnose.probes.segments import SAME
 from ddpcheck.run import private
 from ddpcheck.run.averaged import PlainWrapper
 from ddpcheck.run.names import strip
-
-_SAME = 1e-6  # relative; a statistic of other rows differs by far more
 
 
 @dataclass(slots=True)
@@ -173,7 +172,7 @@ def closest(
         diff = distance(actual, take(reference), scale=reference)
         if best[0] is None or diff < best[1]:
             best = take, diff
-    if best[1] <= _SAME or len(ways) < 2:  # noqa: PLR2004 (a row per sample)
+    if best[1] <= SAME or len(ways) < 2:  # noqa: PLR2004 (a row per sample)
         return best
     sizes = zip(reference.shape, actual.shape, strict=True)
     dim = next(d for d, (a, b) in enumerate(sizes) if a != b)
