@@ -5,6 +5,7 @@ The tool's own process: no torch here, only plain results of ranks.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 from collections.abc import Callable, Iterable
@@ -43,6 +44,12 @@ class RunOutcome:
     reference: ReferenceResult
     ranks: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
+    crew_index: int = 0  # of the crew that does it among those of its world size
+
+    @property
+    def crew(self) -> tuple[int, int]:
+        """The world size and the index of the crew that does it."""
+        return crew_of(self.spec), self.crew_index
 
     def results(self) -> list[RankResult | None]:
         """Returns each rank's closing words, None where it has none."""
@@ -122,17 +129,25 @@ class Session:
                 self._references.setdefault(made.spec, made)
         return self._references[key]
 
-    def run(self, specs: Iterable[RunSpec]) -> list[RunOutcome]:
-        """Returns the outcome of every spec, in order; runs side by side."""
+    def run(self, specs: Iterable[RunSpec], *, apart: bool = False) -> list[RunOutcome]:
+        """Returns the outcome of every spec, in order; runs side by side.
+
+        Args:
+            specs: what to run.
+            apart: those of one world size are run side by side as well, each on a crew
+                of its own: for ranks that take no core and are waited for.
+        """
         outcomes = [
             RunOutcome(spec=spec, reference=self.reference(spec)) for spec in specs
         ]
+        if apart:
+            _part(outcomes)
         waiting = list(range(len(outcomes)))
         running: dict[int, tuple[int, Task]] = {}
         try:
             while waiting or running:
                 for index in list(waiting):
-                    if not self._may_start(outcomes[index].spec, running, outcomes):
+                    if not self._may_start(outcomes[index], running, outcomes):
                         continue
                     if not self._take(index, outcomes[index].spec, wait=not running):
                         break
@@ -151,7 +166,7 @@ class Session:
     def _take(self, index: int, spec: RunSpec, *, wait: bool) -> bool:
         """Takes slots of the machine's budget; waits only while holding none."""
         if self._budget is not None:
-            ranks = max(1, crew_of(spec))
+            ranks = _busy_ranks(spec)
             budget = self._budget
             slots = budget.take(ranks) if wait else budget.try_take(ranks)
             if slots is None:
@@ -166,18 +181,17 @@ class Session:
 
     def _may_start(
         self,
-        spec: RunSpec,
+        outcome: RunOutcome,
         running: dict[int, tuple[int, Task]],
         outcomes: list[RunOutcome],
     ) -> bool:
-        crew = crew_of(spec)
-        others = [outcomes[i].spec for i, _ in running.values()]
-        if any(crew_of(other) == crew for other in others):
+        others = [outcomes[i] for i, _ in running.values()]
+        if any(other.crew == outcome.crew for other in others):
             return False
-        busy = sum(max(1, crew_of(other)) for other in others)
-        if others and not self._fits_beside(outcomes, [spec, *others]):
+        specs = [outcome.spec, *(other.spec for other in others)]
+        if others and not self._fits_beside(outcomes, specs):
             return False
-        return not others or busy + max(1, crew) <= _MAX_BUSY_RANKS
+        return not others or sum(map(_busy_ranks, specs)) <= _MAX_BUSY_RANKS
 
     def _fits_beside(self, outcomes: list[RunOutcome], specs: list[RunSpec]) -> bool:
         sizes = outcomes[0].reference.facts.get("sizes")
@@ -201,7 +215,7 @@ class Session:
         )
         limit_s = self.timeout_s or self._patience_s(outcome)
         return self.pool.submit(
-            job, crew_of(spec), timeout_s=limit_s, quiet_looks=self.quiet_looks
+            job, *outcome.crew, timeout_s=limit_s, quiet_looks=self.quiet_looks
         )
 
     def _patience_s(self, outcome: RunOutcome) -> float:
@@ -223,7 +237,7 @@ class Session:
             if result is not None and result.problem is not None:
                 raise UsageError(result.problem)
         if any(r is None or not r.is_clean for r in results):
-            self.pool.retire(crew_of(outcome.spec))
+            self.pool.retire(*outcome.crew)
         if self._on_run:
             self._on_run(outcome)
 
@@ -252,6 +266,19 @@ class Session:
 def crew_of(spec: RunSpec) -> int:
     """Returns the world size of the crew that does a run."""
     return spec.world_size if spec.mode in ("ddp", "averaged") else SOLO
+
+
+def _busy_ranks(spec: RunSpec) -> int:
+    return max(1, crew_of(spec))
+
+
+def _part(outcomes: list[RunOutcome]) -> None:
+    """Gives every run a crew of its own."""
+    seen: collections.Counter[int] = collections.Counter()
+    for outcome in outcomes:
+        size = crew_of(outcome.spec)
+        outcome.crew_index = seen[size]
+        seen[size] += 1
 
 
 def _last_words(outcome: Outcome) -> str:

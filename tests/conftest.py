@@ -16,27 +16,14 @@ from ddpcheck.suite import runner
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    """The engine with torch imported; ranks are forked once per world size."""
-    with Pool(Preload(modules=runner.PRELOAD_MODULES)) as made:
-        made.start()
-        made.wait_for_imports()
-        yield made
+    """The engine with torch and its compiler; ranks are forked once per world size.
 
-
-@pytest.fixture(scope="session")
-def compiling_pool() -> Iterator[Pool]:
-    """The same with torch's compiler, for tests of the xdist group "compiling"."""
+    Without the compiler every rank in which something asks for it would import it.
+    """
     with Pool(Preload(modules=("torch._dynamo", *runner.PRELOAD_MODULES))) as made:
         made.start()
         made.wait_for_imports()
         yield made
-
-
-@pytest.fixture(scope="session")
-def engine(request: pytest.FixtureRequest) -> Pool:
-    """The one of these whose name is the parameter."""
-    found: Pool = request.getfixturevalue(request.param)
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

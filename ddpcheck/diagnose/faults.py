@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ddpcheck import frames
 from ddpcheck.diagnose.case import Case
-from ddpcheck.report import Fault
+from ddpcheck.report import Fault, Run
 from ddpcheck.run.spec import (
     BackwardCount,
     CollectiveCount,
@@ -49,14 +49,14 @@ _WAITS_FOR_ALL = {
 }
 
 
-def busy_ranks(case: Case) -> dict[int, str]:
+def busy_ranks(run: Run) -> dict[int, str]:
     """Returns the ranks that hang in code of their own, and where: "file.py:12".
 
     A rank that waits for others does so inside torch; one that sleeps, loops or waits
     for something else is itself what the others wait for.
     """
     found = {}
-    for fault in case.run.faults:
+    for fault in run.faults:
         if fault.kind != "hung":
             continue
         frame = frames.innermost(fault.stack)

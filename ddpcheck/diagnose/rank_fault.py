@@ -68,7 +68,7 @@ def proposal(
 
 def _waited_for(case: Case, hung: list[Fault]) -> list[Fault]:
     """Returns those that others wait for: at work or silent, else the least far."""
-    busy = faults.busy_ranks(case)
+    busy = faults.busy_ranks(case.run)
     known = [f for f in hung if f.rank in busy or not f.stack]
     if known:
         return known

@@ -24,6 +24,7 @@ from ddpcheck.diagnose.causes import (
     scaled_to,
 )
 from ddpcheck.diagnose.choosing import as_good, first_wrong_batch, why
+from ddpcheck.diagnose.faults import busy_ranks
 from ddpcheck.diagnose.hidden import hidden
 from ddpcheck.diagnose.probes.evidence import (
     RankEvidence,
@@ -147,11 +148,15 @@ class Search:
         by_hand, watched = spec.but(mode="averaged"), self._watched(spec)
         specs = dict.fromkeys((spec, by_hand, *watched))
         wanted = [s for s in specs if s != self.spec]
-        made = dict(zip(wanted, self.session.run(wanted), strict=True))
+        hung = any(rank.kind == "hung" for rank in self.outcome.ranks)
+        made = dict(zip(wanted, self.session.run(wanted, apart=hung), strict=True))
         made[self.spec] = self.outcome
         outcomes = [made[spec], made[by_hand]]
         runs = [assemble.to_run(o, self.limit.rtol) for o in outcomes]
-        step = self._probe(spec, first_wrong_batch(runs[0], spec.steps))
+        if all(map(busy_ranks, runs)):
+            step, self._probe_failed = None, "ranks hang in code of their own"
+        else:
+            step = self._probe(spec, first_wrong_batch(runs[0], spec.steps))
         return Case(
             run=runs[0],
             outcome=outcomes[0],

@@ -153,6 +153,8 @@ def _import(ref: TargetRef, path: str) -> Target:
     try:
         return target_module.load(ref)
     finally:
+        # As many modules as before may be others: a target takes the last one's place.
+        _names_of_users.cache_clear()
         new = set(sys.modules) - before
         _imported.modules |= {name for name in new if _is_below(name, folders)}
 

@@ -8,13 +8,13 @@ import pytest
 
 from ddpcheck.ranks.pool import Pool
 from tests.diagnose.negative_controls import BROKEN_TWINS, CONTROLS, HEAD
-from tests.diagnose.test_rules import checked, on_engine, skip_where_too_new
+from tests.diagnose.test_rules import checked, skip_where_too_new
 
 
-@on_engine(CONTROLS.items())
-def test_control_is_equivalent(name: str, engine: Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", list(CONTROLS))
+def test_control_is_equivalent(name: str, pool: Pool, tmp_path: Path) -> None:
     skip_where_too_new(name)
-    report = checked(engine, tmp_path, HEAD + CONTROLS[name])
+    report = checked(pool, tmp_path, HEAD + CONTROLS[name])
     assert (report.verdict, [f.slug for f in report.findings]) == ("equivalent", [])
     assert report.runs[0].gradients.compared
 

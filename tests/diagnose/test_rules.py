@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,8 +32,6 @@ UNVERIFIED = {
     "sync/rank-raised",
     "sync/scaler-desync",
 }
-# What makes torch import its compiler, for seconds, in every rank that has it not.
-COMPILES = ("torch.compile", "checkpoint(")
 HANGS = {"graph/skipped-backward", "sync/collective-mismatch", "sync/rank-hung"}
 
 
@@ -59,26 +55,6 @@ def skip_where_too_new(name: str) -> None:
         pytest.skip(f"torch {version}: {why}")
 
 
-def on_engine(named: Iterable[tuple[str, str]]) -> pytest.MarkDecorator:
-    """Returns a mark: a test per name, on the engine that its target asks for.
-
-    Args:
-        named: names and sources of targets; the name is the test's first argument.
-    """
-    return pytest.mark.parametrize(
-        ("name", "engine"),
-        [_with_engine(name, source) for name, source in named],
-        indirect=["engine"],
-    )
-
-
-def _with_engine(name: str, source: str) -> Any:
-    if not any(word in source for word in COMPILES):
-        return pytest.param(name, "pool", id=name)
-    marks = pytest.mark.xdist_group("compiling")
-    return pytest.param(name, "compiling_pool", id=name, marks=marks)
-
-
 def checked(
     pool: Pool,
     folder: Path,
@@ -99,13 +75,13 @@ def modes_of(slug: str) -> tuple[str, ...]:
     return ("dp", "ddp") if slug.startswith("dp/") else ("ddp",)
 
 
-@on_engine((s, pages.targets(s)[0]) for s in SLUGS if s not in {*HANGS, *RAISES})
-def test_example_yields_its_finding(name: str, engine: Pool, tmp_path: Path) -> None:
-    skip_where_too_new(name)
-    report = checked(engine, tmp_path, pages.targets(name)[0], modes_of(name))
-    verified = None if name in UNVERIFIED else True
+@pytest.mark.parametrize("slug", [s for s in SLUGS if s not in {*HANGS, *RAISES}])
+def test_example_yields_its_finding(slug: str, pool: Pool, tmp_path: Path) -> None:
+    skip_where_too_new(slug)
+    report = checked(pool, tmp_path, pages.targets(slug)[0], modes_of(slug))
+    verified = None if slug in UNVERIFIED else True
     found = [(f.slug, f.fix and f.fix.verified) for f in report.findings]
-    assert (report.verdict, found) == ("divergent", [(name, verified)]), report
+    assert (report.verdict, found) == ("divergent", [(slug, verified)]), report
 
 
 @pytest.mark.parametrize("slug", RAISES)
@@ -129,9 +105,9 @@ def test_example_that_hangs_yields_its_finding(
     assert (report.verdict, found) == ("divergent", [(slug, None)])
 
 
-@on_engine((slug, pages.targets(slug)[1]) for slug in SLUGS)
-def test_mended_example_is_equivalent(name: str, engine: Pool, tmp_path: Path) -> None:
-    if name != "state/buffer-not-synced":  # its fix takes init_sync away
-        skip_where_too_new(name)
-    report = checked(engine, tmp_path, pages.targets(name)[1], modes_of(name))
+@pytest.mark.parametrize("slug", SLUGS)
+def test_mended_example_is_equivalent(slug: str, pool: Pool, tmp_path: Path) -> None:
+    if slug != "state/buffer-not-synced":  # its fix takes init_sync away
+        skip_where_too_new(slug)
+    report = checked(pool, tmp_path, pages.targets(slug)[1], modes_of(slug))
     assert (report.verdict, [f.slug for f in report.findings]) == ("equivalent", [])

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from ddpcheck.ranks.messages import Job
-from ddpcheck.ranks.pool import Pool
+from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.run import dynamo
+from ddpcheck.suite import runner
 
 where_it_can_wait = pytest.mark.skipif(
     not dynamo.can_wait(), reason="this torch asks its compiler for something else"
@@ -210,16 +211,25 @@ def test_it_cannot_wait_where_there_is_no_source(
     assert not dynamo.can_wait()
 
 
+@pytest.fixture
+def without() -> Iterator[Pool]:
+    """An engine that has not imported the compiler."""
+    with Pool(Preload(modules=runner.PRELOAD_MODULES)) as made:
+        made.start()
+        made.wait_for_imports()
+        yield made
+
+
 @where_it_can_wait
-def test_training_imports_nothing_and_compiling_it_gives_the_same(pool: Pool) -> None:
-    pool.retire(2)
+def test_training_imports_nothing_and_compiling_it_gives_the_same(
+    without: Pool,
+) -> None:
     told = {}
     for compiles in (False, True):
         job = Job(
             function="tests.run.jobs:dynamo_after", arguments={"compiles": compiles}
         )
-        told[compiles] = [o.value for o in pool.run(job, 2)]
-    pool.retire(2)
+        told[compiles] = [o.value for o in without.run(job, 2)]
     assert all(rank["before"] and rank["after"] for rank in told[False])
     assert all(rank["before"] and not rank["after"] for rank in told[True])
     assert all(rank["is once"] for rank in told[True])

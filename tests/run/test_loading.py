@@ -109,3 +109,19 @@ def test_fingerprint_is_what_the_last_job_left(ref: TargetRef) -> None:
     assert loading.left(target) == second != first
     loading.forget(target)
     assert loading.left(loading.load(ref)) not in (first, second)
+
+
+def test_fingerprint_is_of_the_target_that_took_the_place_of_another(
+    ref: TargetRef, tmp_path: Path
+) -> None:
+    loading.fingerprint(loading.load(ref))
+    count = len(sys.modules)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "loading_sibling.py").write_text("seen = []\n", encoding="utf-8")
+    (folder / "loading_other.py").write_text(SOURCE, encoding="utf-8")
+    target = loading.load(TargetRef(path=str(folder / "loading_other.py")))
+    assert len(sys.modules) == count  # and yet others
+    before = loading.fingerprint(target)
+    target.model()
+    assert loading.fingerprint(target) != before

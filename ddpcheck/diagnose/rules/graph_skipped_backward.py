@@ -63,7 +63,7 @@ LINK = "reduce"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where a rank left out a backward and another waits."""
     calls = backwards_of_ranks(case)
-    if not calls or busy_ranks(case):
+    if not calls or busy_ranks(case.run):
         return None
     step = skipped_in(case)
     if step is None or rows.are_used_up(case, step):

@@ -71,7 +71,7 @@ def detect(case: Case) -> Proposal | None:
     if index is None:
         index = first_overtaken(case)
     if index is None:
-        if len(set(counts)) < 2 or busy_ranks(case):  # noqa: PLR2004
+        if len(set(counts)) < 2 or busy_ranks(case.run):  # noqa: PLR2004
             return None
         if own_faults(case.run.faults):
             return None  # the rank did not come to its next collective

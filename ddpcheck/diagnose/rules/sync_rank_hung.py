@@ -60,7 +60,7 @@ def detect(case: Case) -> Proposal | None:
     who, one = f"{named(fault.ranks)} hangs", "does not wait"
     if len(fault.ranks) == len(case.outcome.ranks):
         who = "every rank waits for the others"
-        if set(fault.ranks) <= set(faults.busy_ranks(case)):
+        if set(fault.ranks) <= set(faults.busy_ranks(case.run)):
             who, one = "every rank is at work", "is done"
     return rank_fault.proposal(
         case,
