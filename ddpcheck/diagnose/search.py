@@ -148,15 +148,16 @@ class Search:
         by_hand, watched = spec.but(mode="averaged"), self._watched(spec)
         specs = dict.fromkeys((spec, by_hand, *watched))
         wanted = [s for s in specs if s != self.spec]
-        hung = any(rank.kind == "hung" for rank in self.outcome.ranks)
-        made = dict(zip(wanted, self.session.run(wanted, apart=hung), strict=True))
+        # Ranks that fail are waited for, and replaced in any case.
+        fails = any(rank.kind != "done" for rank in self.outcome.ranks)
+        made = dict(zip(wanted, self.session.run(wanted, apart=fails), strict=True))
         made[self.spec] = self.outcome
         outcomes = [made[spec], made[by_hand]]
         runs = [assemble.to_run(o, self.limit.rtol) for o in outcomes]
         if all(map(busy_ranks, runs)):
             step, self._probe_failed = None, "ranks hang in code of their own"
         else:
-            step = self._probe(spec, first_wrong_batch(runs[0], spec.steps))
+            step = self._probe(spec, runs[0])
         return Case(
             run=runs[0],
             outcome=outcomes[0],
@@ -191,7 +192,8 @@ class Search:
         outcome = self.session.run([spec.but(**changes)])[0]
         return assemble.to_run(outcome, self.limit.rtol)
 
-    def _probe(self, spec: RunSpec, at: int) -> StepEvidence | None:
+    def _probe(self, spec: RunSpec, run: Run) -> StepEvidence | None:
+        at = first_wrong_batch(run, spec.steps)
         # On the CPU wherever the run was: evidence is exact there, and what it
         # proposes is tried on the run itself.
         spec = spec.but(device="cpu")
@@ -211,7 +213,7 @@ class Search:
             self._probe_failed = why([first])
             return None
         # Indices of the reference's rows may be none of a shard's: with the ranks' own
-        # where they raise.
+        # where they raise, and the run does not.
         for feeds_indices in (True, False):
             told = self._judged(spec.but(steps=at + 1), first.value, feeds_indices)
             ranks = [o.value for o in told if isinstance(o.value, RankEvidence)]
@@ -223,7 +225,7 @@ class Search:
                     ranks=tuple(ranks),
                 )
             self._probe_failed = why(told)
-            if not raised:
+            if not raised or any(f.kind == "raised" for f in run.faults):
                 break
         return None
 
