@@ -36,6 +36,7 @@ _LARGE = 512 << 20  # bytes resident: twice what importing torch takes
 # What the kernel counts a process's largest size in.
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 _IDLE_S = 0.002  # without a next job
+_GROUP_S = 1800.0  # what a group waits for in torch where nobody says otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +222,7 @@ def _join_group(seat: Seat) -> None:
         store=store,
         rank=seat.rank,
         world_size=seat.world_size,
-        # The pool's deadline comes first: it has the stacks.
-        timeout=timedelta(seconds=2 * seat.timeout_s),
+        # The pool's deadline comes first: it has the stacks. Later jobs may have more
+        # time than the first.
+        timeout=timedelta(seconds=max(_GROUP_S, 2 * seat.timeout_s)),
     )

@@ -15,7 +15,7 @@ from ddpcheck.ranks.folder import base_folder
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 1.2
 # A slow machine included; a hang would otherwise be found by no one.
 LIMIT_S = 60.0
 
@@ -109,6 +109,21 @@ def test_two_crews_of_one_size_are_two_sets_of_ranks(engine: Pool) -> None:
     first, second = (_values(task.outcomes) for task in tasks)
     assert not set(first) & set(second)
     engine.retire(2, index=1)
+
+
+def test_time_of_a_job_does_not_follow_from_that_of_the_crews_first(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.retire(2)
+    monkeypatch.setattr(pool, "timeout_s", 0.2)
+    _warm(pool, 2)
+    monkeypatch.undo()
+    late = """
+import time, torch.distributed as dist
+time.sleep(0.6 * dist.get_rank())
+dist.barrier()
+"""
+    assert _values(pool.run(_job("deed", code=late), 2)) == [None, None]
 
 
 def test_ranks_have_the_variables_of_a_launcher(engine: Pool) -> None:
@@ -221,7 +236,7 @@ def test_replaced_ranks_leave_no_files(engine: Pool) -> None:
 
 @pytest.mark.parametrize(
     ("pause_s", "work_s", "kind"),
-    [(1.5, 0.7, "done"), (1.5, 60.0, "hung")],
+    [(1.0, 0.5, "done"), (1.0, 60.0, "hung")],
     ids=["works-on", "hangs-after-it"],
 )
 def test_imports_within_a_job_are_no_time_of_the_jobs(
@@ -229,7 +244,7 @@ def test_imports_within_a_job_are_no_time_of_the_jobs(
 ) -> None:
     arguments = {"pause_s": pause_s, "work_s": work_s}
     job = Job(function="tests.ranks.plain_jobs:pauses_then_works", arguments=arguments)
-    with Pool(Preload(), timeout_s=1.0) as pool:
+    with Pool(Preload(), timeout_s=0.7) as pool:
         pool.wait_for_imports()
         pool.run(Job(function="tests.ranks.plain_jobs:pid"), SOLO)  # the rank sits
         started = time.monotonic()
@@ -242,20 +257,20 @@ def test_imports_within_a_job_are_no_time_of_the_jobs(
 def test_waiting_for_a_core_is_no_time_of_the_jobs() -> None:
     job = Job(
         function="tests.ranks.plain_jobs:works_on_a_busy_core",
-        arguments={"cpu_s": 0.8, "others": 3},
+        arguments={"cpu_s": 0.6, "others": 3},
     )
-    with Pool(Preload(), timeout_s=2.0) as pool:
+    with Pool(Preload(), timeout_s=1.7) as pool:
         pool.wait_for_imports()
         pool.run(Job(function="tests.ranks.plain_jobs:pid"), SOLO)  # the rank sits
         (outcome,) = pool.run(job, SOLO)
     assert outcome.kind == "done"
-    assert outcome.value > 2.0
+    assert outcome.value > 1.7
 
 
 def test_standstill_of_the_machine_is_no_time_of_the_jobs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    late = iter([3.0])
+    late = iter([1.6])
 
     def wait_late(handles: list[Any], timeout: float) -> list[Any]:
         if (seconds := next(late, 0.0)) == 0.0:
@@ -263,8 +278,8 @@ def test_standstill_of_the_machine_is_no_time_of_the_jobs(
         time.sleep(timeout + seconds)
         return []
 
-    job = Job(function="tests.ranks.plain_jobs:sleep", arguments={"seconds": 3.8})
-    with Pool(Preload(), timeout_s=2.0) as pool:
+    job = Job(function="tests.ranks.plain_jobs:sleep", arguments={"seconds": 2.2})
+    with Pool(Preload(), timeout_s=1.2) as pool:
         pool.wait_for_imports()
         pool.run(Job(function="tests.ranks.plain_jobs:pid"), SOLO)  # the rank sits
         monkeypatch.setattr("ddpcheck.ranks.pool.wait", wait_late)
