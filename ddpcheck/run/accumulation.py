@@ -6,6 +6,7 @@ mean over the whole step), so it is applied to the reference as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,13 +25,20 @@ class Accumulation:
         countable: what each micro-batch's loss is divided by.
         model: the bare model; its calls tell the micro-batches apart.
         targets: gives what this process counts in, for the current step.
+        by_number: each loss is divided by the number of micro-batches, too.
     """
 
     def __init__(
-        self, countable: str, model: nn.Module, targets: Callable[[], Any]
+        self,
+        countable: str,
+        model: nn.Module,
+        targets: Callable[[], Any],
+        *,
+        by_number: bool = True,
     ) -> None:
         self._countable, self._targets = countable, targets
-        self._next = self._start = self._rows = 0
+        self._by_number = by_number
+        self._next = self._start = self._rows = self._most = 0
         self._hook = model.register_forward_pre_hook(self._enter, with_kwargs=True)
 
     def remove(self) -> None:
@@ -38,7 +46,11 @@ class Accumulation:
         self._hook.remove()
 
     def factor(self) -> float:
-        """Returns W * n_j * k / N for the micro-batch of the last forward."""
+        """Returns W * n_j * k / N for the micro-batch of the last forward.
+
+        k is the number of micro-batches, of which the last may be smaller; 1 where the
+        losses are not divided by it.
+        """
         targets = self._targets()
         size = countables.samples(targets)
         start, rows = self._start, self._rows
@@ -56,11 +68,13 @@ class Accumulation:
             dist.all_reduce(total)
             world_size = dist.get_world_size()
         count = countables.count(self._countable, micro)
-        return world_size * count * (size / rows) / max(float(total), 1.0)
+        number = math.ceil(size / self._most) if self._by_number else 1
+        return world_size * count * number / max(float(total), 1.0)
 
     def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         rows = next((len(t) for _, t in tree.tensors((args, kwargs)) if t.dim()), 0)
         if self._next + rows > countables.samples(self._targets()):
-            self._next = 0  # a new step
+            self._next = self._most = 0  # a new step
         self._start, self._rows = self._next, rows
+        self._most = max(self._most, rows)
         self._next += rows

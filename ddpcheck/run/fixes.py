@@ -46,10 +46,12 @@ changes one thing, so that a run with it proves or disproves one cause.
     ddp.broadcast_after    rank 0's weights and buffers to all ranks after every step
     target.accum:COUNTABLE every micro-batch weighed by its share of one count over all
                            micro-batches and ranks; in the reference too
+    target.accum_sums:COUNTABLE  the same where no loss is divided by their number
     target.clip_last       clipping by norm once, when the optimizer steps; in the
                            reference too
     target.unhook          no tensor hooks on parameters; in the reference too
     target.constant_draws  random numbers are constants; in the reference too
+    target.frozen_norms    torch's batch norms are frozen; in the reference too
     collectives.exact      collectives return what their definition says, and DDP has
                            a group of gloo's
     collectives.label_offset  an arange over the rank's rows counts from its first row;
@@ -257,11 +259,11 @@ def _enter_scales(
         )
     if argument(fixes, "loss.global") is not None:
         stack.enter_context(_scaled_backward(lambda: float(dist.get_world_size())))
-    accumulated = argument(fixes, "target.accum")
-    if accumulated is not None:
-        share = Accumulation(accumulated, model(), shard_targets)
-        stack.callback(share.remove)
-        stack.enter_context(_scaled_backward(share.factor))
+    for name, by_number in (("target.accum", True), ("target.accum_sums", False)):
+        if (each := argument(fixes, name)) is not None:
+            share = Accumulation(each, model(), shard_targets, by_number=by_number)
+            stack.callback(share.remove)
+            stack.enter_context(_scaled_backward(share.factor))
     if argument(fixes, "data.unpadded") is not None:
         weigh = stack.enter_context(sharding.unpadded(model()))
         stack.enter_context(_scaled_backward(weigh))

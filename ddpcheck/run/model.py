@@ -46,7 +46,9 @@ def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Modu
     if spec.device == "cpu":
         model = batch_norm.emulate_existing(model)
     model.train()
-    model = batch_norm.apply(model, spec.batch_norm, device=spec.device)
+    frozen = "target.frozen_norms" in spec.fixes
+    mode = "frozen" if frozen else spec.batch_norm
+    model = batch_norm.apply(model, mode, device=spec.device)
     return devices.place(model, spec.device)
 
 

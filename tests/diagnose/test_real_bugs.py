@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.ranks.pool import Pool
-from tests.diagnose.bugs import BUGS
+from tests.diagnose.bugs import BUGS, micro
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
 
@@ -20,3 +20,11 @@ def test_bug_is_found_and_its_fix_verified(
     report = checked(pool, tmp_path, HEAD + source)
     found = [(f.slug, f.fix.verified if f.fix else None) for f in report.findings]
     assert found == findings
+
+
+@pytest.mark.parametrize("name", list(micro.SOUND))
+def test_micro_batches_that_add_up_are_equivalent(
+    name: str, pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, tmp_path, HEAD + micro.SOUND[name])
+    assert (report.verdict, report.findings) == ("equivalent", ())

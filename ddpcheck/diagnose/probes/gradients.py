@@ -14,8 +14,8 @@ from ddpcheck.diagnose.probes.teacher import Leaf
 from ddpcheck.run.names import strip
 from ddpcheck.trace import Reader
 
-# (quantity, key, the rank's tensor) -> the reference's, micro-batches put together
-Recorded = Callable[[str, str, Tensor], Tensor | None]
+# (quantity, cut) -> the reference's tensor, micro-batches put together
+Recorded = Callable[[str, Leaf], Tensor | None]
 
 
 def at_cuts(
@@ -35,7 +35,7 @@ def at_cuts(
         factor: by which the step multiplies gradients after backward.
     """
     for leaf in leaves:
-        reference = recorded("cut", leaf.key, leaf.tensor)
+        reference = recorded("cut", leaf)
         mine = leaf.tensor.grad
         if reference is None and mine is None:
             continue
@@ -46,7 +46,7 @@ def at_cuts(
             rows = leaf.rows(reference)
         grad = torch.zeros_like(leaf.tensor) if mine is None else mine * factor
         ratio, residual, norm = fits.fit(grad, rows)
-        doubled = recorded("doubled", leaf.key, leaf.tensor)
+        doubled = recorded("doubled", leaf)
         yield Cut(
             mixed=math.inf
             if doubled is None

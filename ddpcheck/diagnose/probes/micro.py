@@ -36,6 +36,10 @@ class Windows:
         """Number of micro-batches."""
         return len(self.sizes)
 
+    def size(self, number: int) -> int:
+        """Returns the samples of a micro-batch; 0 past the last."""
+        return self.sizes[number] if number < len(self.sizes) else 0
+
 
 def windows(rows: list[int], total: int) -> Windows:
     """Returns the micro-batches behind calls of the model on so many rows each."""
@@ -116,21 +120,28 @@ def whole(
     Special values: None where nothing was recorded; the first part where no dimension
     holds samples.
     """
-    known = [p for p in parts if p is not None]
+    known = [(p, n) for p, n in zip(parts, sizes, strict=False) if p is not None]
     if not known:
         return None
-    first = known[0]
+    first, size = known[0]
     if len(parts) < len(sizes):
         return first
     dims = [
         d
         for d, n in enumerate(first.shape)
         if first.dim() == len(mine)
-        and n * rows == mine[d] * sizes[0]
+        and n * rows == mine[d] * size
         and first.shape[:d] == mine[:d]
         and first.shape[d + 1 :] == mine[d + 1 :]
     ]
     if not dims:
         return first
-    filled = [torch.zeros_like(first) if p is None else p for p in parts]
-    return torch.cat(filled, dim=dims[0])
+    dim = dims[0]
+
+    def nothing(samples: int) -> Tensor:
+        shape = list(first.shape)
+        shape[dim] = shape[dim] * samples // size
+        return first.new_zeros(shape)
+
+    filled = [nothing(n) if p is None else p for p, n in zip(parts, sizes, strict=True)]
+    return torch.cat(filled, dim=dim)

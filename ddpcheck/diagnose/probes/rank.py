@@ -168,7 +168,7 @@ class _Probe:
         cuts = tuple(
             gradients.at_cuts(
                 self.leaves,
-                self._recorded,
+                self._recorded_at,
                 self.reader,
                 spec.world_size,
                 done.factor,
@@ -364,7 +364,19 @@ class _Probe:
         return judged
 
     def _recorded(self, quantity: str, key: str, actual: Tensor) -> Tensor | None:
-        """Returns the reference's tensor; micro-batches are put together."""
+        return self._put_together(quantity, key, actual, self.rows[1])
+
+    def _recorded_at(self, quantity: str, leaf: Leaf) -> Tensor | None:
+        sizes = self.micro_sizes or [self.rows[1]]
+        return self._put_together(quantity, leaf.key, leaf.tensor, sizes[leaf.micro])
+
+    def _put_together(
+        self, quantity: str, key: str, actual: Tensor, rows: int
+    ) -> Tensor | None:
+        """Returns the reference's tensor, the whole of its micro-batches.
+
+        `actual` is the rank's, of so many samples.
+        """
         parts = [
             self.reader.get(quantity, number, key)
             for number in range(self.windows.count)
@@ -372,8 +384,7 @@ class _Probe:
         ]
         if self.windows.count == 1 or not parts:
             return parts[0] if parts else None
-        sizes, rows = self.windows.sizes, self.rows[1]
-        return micro.whole(parts, sizes, tuple(actual.shape), rows)
+        return micro.whole(parts, self.windows.sizes, tuple(actual.shape), rows)
 
     def _missing(self, hooks: Hooks) -> tuple[str, ...]:
         """Returns the module calls of the reference that this rank did not make."""

@@ -175,11 +175,7 @@ class _Probe:
         shard = tree.shard(self.batch, 0, self.world_size)
         restore(self.start, self.model)
         try:
-            with bound_noise(
-                self.spec,
-                self.size,
-                rows=self.shard_rows,
-            ):
+            with bound_noise(self.spec, self.size, rows=self.shard_rows):
                 training.step(self.target, self.spec, self.model, shard)
         except Exception:  # noqa: BLE001, S110 (a shard may be too small for the loss)
             pass
@@ -190,16 +186,17 @@ class _Probe:
         self.is_given_samples = set(counted.rows) == {self.shard_rows}
         return shapes
 
-    def _can_cut(self, key: str, tensor: Tensor) -> bool:
-        if not is_cut(tensor):
-            return False
+    def _can_cut(self, number: int, key: str, tensor: Tensor) -> bool:
         mine = self.dims.get(key)
-        if mine is None:
+        if mine is None or not is_cut(tensor):
             return False
-        if self.windows.count > 1 and mine == tuple(tensor.shape):
+        size, shape = self.windows.size(number), tuple(tensor.shape)
+        if self.windows.count > 1 and mine == shape and size == self.shard_rows:
             return micro.sample_dim(mine, self.shard_rows) is not None
-        rows = (0, self.shard_rows, self.windows.sizes[0])
-        return bool(part(tuple(tensor.shape), mine, rows))
+        # A micro-batch may be a part of the shard's, or the shard's of it.
+        if size < self.shard_rows:
+            return bool(part(mine, shape, (0, size, self.shard_rows)))
+        return bool(part(shape, mine, (0, self.shard_rows, size)))
 
     def _first_pass(self) -> tuple[Grads, float | None, dict[str, Tensor | None]]:
         """Cuts behind every module, or behind the model alone.
@@ -245,7 +242,8 @@ class _Probe:
                 place = hooks.micro, key
                 if write:
                     self.flow.note(key, t)
-                if place not in self.values if perturb else not self._can_cut(key, t):
+                can = place in self.values if perturb else self._can_cut(*place, t)
+                if not can:
                     if not name and self.dims.get(key) == tuple(t.shape):
                         self.whole.add(key)  # as large for a shard
                     return t.detach() if key in detach else t

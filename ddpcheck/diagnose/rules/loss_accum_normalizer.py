@@ -52,10 +52,13 @@ https://github.com/huggingface/blog/pull/2414
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.loss import ratio_evidence
 from ddpcheck.diagnose.probes.evidence import Micro
 from ddpcheck.diagnose.text import listed, number
+from ddpcheck.run.spec import SAMPLES
 
 SLUG = "loss/accum-normalizer"
 LINK = "loss"
@@ -80,6 +83,11 @@ def _number(case: Case, ratio: float) -> Proposal | None:
     theirs = max(1, len(case.step.ranks[0].micros))
     if theirs == ours or not ratio or case.loss_collectives:
         return None
+    every = [*case.step.reference.micros]
+    for rank in case.step.ranks:
+        every += rank.micros
+    if len({m.size for m in every}) > 1:
+        return None  # means of so many samples would be told apart: it is a sum
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -99,28 +107,29 @@ def _number(case: Case, ratio: float) -> Proposal | None:
 
 
 def _windows(case: Case) -> Proposal | None:
+    """The mean over micro-batches of means: it differs with what they hold."""
     ratios = case.micro_ratios()
-    if any(residual > case.close for _, residual in ratios.values()):
+    unclear = [place for place, (_, left) in ratios.items() if left > case.close]
+    divisor = _divisor(case)
+    if any(divisor is None or len(_expected(case, p, divisor)) == 1 for p in unclear):
         return None
-    by_rank = case.rank_ratios
-    if by_rank is not None:
+    if case.rank_ratios is not None:
         return None  # one factor per rank: the count is taken over all micro-batches
-    name = _counted_by(case)
     shown = [ratio for ratio, _ in ratios.values()]
     facts = [
         "the loss's gradient at the reference's own outputs, over the reference's, per "
         f"rank and micro-batch: {listed(shown)}, expected {case.world_size}",
     ]
-    if name is not None and case.step is not None:
-        counts = [m.counts[name] for r in case.step.ranks for m in r.micros]
+    if divisor is not None:
+        counts = [m.counts[divisor.name] for p in ratios for m in [_micro(case, p)]]
         facts.append(
-            f"each micro-batch is divided by its own `{name}`: {listed(counts)}"
+            f"each micro-batch is divided by its own `{divisor.name}`: {listed(counts)}"
         )
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="each micro-batch's loss is divided by "
-        + (f"its own number of `{name}`" if name else "a count of its own")
+        + (f"its own number of `{divisor.name}`" if divisor else "a count of its own")
         + "; with ranks the micro-batches hold other samples, and the means of means "
         "differ",
         facts=tuple(facts),
@@ -131,39 +140,70 @@ def _windows(case: Case) -> Proposal | None:
         "    dist.all_reduce(n)\n"
         "(world * micro_sum / n).backward()",
         safe=False,
-        fixes=(f"target.accum:{name}",) if name else (),
+        fixes=(divisor.fix,) if divisor else (),
         evidence=ratio_evidence(case),
     )
 
 
-def _counted_by(case: Case) -> str | None:
-    """Returns the countable that every micro-batch's factor follows."""
+@dataclass(frozen=True, slots=True)
+class _Divisor:
+    """What a micro-batch's loss is divided by: a count, and the micro-batches' number."""
+
+    name: str
+    by_number: bool
+
+    @property
+    def fix(self) -> str:
+        """The intervention that takes one count over all."""
+        return f"target.accum{'' if self.by_number else '_sums'}:{self.name}"
+
+
+def _divisor(case: Case) -> _Divisor | None:
+    """Returns what every micro-batch's factor follows."""
     assert case.step is not None
-    whole, ranks = case.step.reference.micros, case.step.ranks
-    ratios = case.micro_ratios()
-    fits = []
+    ratios, fits = case.micro_ratios(), []
     for name in case.step.reference.counts:
-        expected = {
-            (rank.rank, number): _expected(whole, rank.micros, mine, name)
-            for rank in ranks
-            for number, mine in enumerate(rank.micros)
-        }
-        known = {k: e for k, e in expected.items() if e is not None and k in ratios}
-        if len(set(known.values())) > 1 and all(
-            abs(ratios[k][0] - e) <= case.close * abs(e) for k, e in known.items()
-        ):
-            fits.append(name)
-    return min(fits, key=lambda name: "!= -" not in name) if fits else None
+        for by_number in (True, False):
+            divisor = _Divisor(name, by_number)
+            expected = {place: _expected(case, place, divisor) for place in ratios}
+            known = {k: next(iter(e)) for k, e in expected.items() if len(e) == 1}
+            # One factor for all would follow any count.
+            differ = len(set(known.values())) > 1 or 0 < len(known) < len(ratios)
+            if differ and all(
+                abs(ratios[k][0] - e) <= case.close * abs(e) for k, e in known.items()
+            ):
+                fits.append(divisor)
+    return min(fits, key=lambda d: "!= -" not in d.name) if fits else None
 
 
-def _expected(
-    whole: tuple[Micro, ...], ours: tuple[Micro, ...], mine: Micro, name: str
-) -> float | None:
-    """Returns the factor of a micro-batch that lies inside one of the reference's."""
-    end = mine.start + mine.size
-    for window in whole:
-        inside = window.start <= mine.start and end <= window.start + window.size
-        if inside and mine.counts[name]:
-            count = window.counts[name] * len(whole)
-            return count / (mine.counts[name] * len(ours))
-    return None
+def _expected(case: Case, place: tuple[int, int], divisor: _Divisor) -> set[float]:
+    """Returns the factors of the samples of a micro-batch, by (rank, number).
+
+    Several where it lies in several of the reference's that hold other counts; none
+    where it holds none.
+    """
+    assert case.step is not None
+    whole, mine = case.step.reference.micros, _micro(case, place)
+    ours = next(r.micros for r in case.step.ranks if r.rank == place[0])
+    count = mine.counts[divisor.name]
+    numbers = len(whole) / max(1, len(ours)) if divisor.by_number else 1.0
+    return {
+        window.counts[divisor.name] * numbers / count
+        for window in whole
+        if count and _overlap(window, mine)
+    }
+
+
+def _micro(case: Case, place: tuple[int, int]) -> Micro:
+    """Returns a micro-batch by (rank, number); a shard may be one."""
+    assert case.step is not None
+    number, rank = place[1], next(r for r in case.step.ranks if r.rank == place[0])
+    if rank.micros:
+        return rank.micros[number]
+    sizes = [int(r.counts[SAMPLES]) for r in case.step.ranks]
+    start = sum(sizes[: rank.rank])
+    return Micro(start=start, size=sizes[rank.rank], counts=rank.counts)
+
+
+def _overlap(one: Micro, other: Micro) -> bool:
+    return one.start < other.start + other.size and other.start < one.start + one.size

@@ -39,6 +39,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.buffers import silenced
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.probes.evidence import ModuleCall
+from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import names, number
 
 SLUG = "norm/local-batch-stats"
@@ -67,7 +68,7 @@ def detect(case: Case) -> Proposal | None:
     )
     if torchs:
         fixes = ("batch_norm.sync", *fixes)
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary=f"{count} with the mean and variance of the rank's shard",
@@ -85,6 +86,28 @@ def detect(case: Case) -> Proposal | None:
         fixes=tuple(dict.fromkeys(fixes)),
         module=first.name,
         speculative=case.outputs_agree,
+    )
+    if len(torchs) < len(calls) or found.speculative:
+        return found
+    return replaced(found, fallback=_frozen(found))
+
+
+def _frozen(found: Proposal) -> Proposal:
+    """Returns the proposal for samples that meet others than in one process.
+
+    Micro-batches of the ranks together are none of one process's.
+    """
+    return replaced(
+        found,
+        facts=(
+            *found.facts,
+            "with batch norm frozen, in one process too, the runs are equal",
+        ),
+        fix="freeze batch norm, or use GroupNorm; synchronised over ranks it would "
+        "normalise over other samples still than one process does",
+        code="for norm in batch_norms:\n    norm.eval()  # after every model.train()",
+        safe=False,
+        fixes=("target.frozen_norms",),
     )
 
 

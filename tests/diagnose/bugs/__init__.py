@@ -6,11 +6,19 @@ negative_controls comes before each source. A finding is (slug, verified).
 
 from __future__ import annotations
 
-from tests.diagnose.bugs import collectives, counts, loss, reduction, statistics
+from tests.diagnose.bugs import (
+    collectives,
+    counts,
+    loss,
+    micro,
+    reduction,
+    statistics,
+)
 
 BUGS = {
     **loss.BUGS,
     **counts.BUGS,
+    **micro.BUGS,
     **statistics.BUGS,
     **collectives.BUGS,
     **reduction.BUGS,

@@ -1,0 +1,104 @@
+"""Bugs in micro-batches that are not all of one size, or are parts of a shard."""
+
+from __future__ import annotations
+
+from tests.diagnose.bugs.step import STEP
+
+_LINEAR = "model = nn.Linear(4, 3)\n"
+_SAMPLES = "batch = torch.randn(16, 4), torch.arange(16) % 3\n"
+_MASKED = (
+    "batch = torch.randn(16, 4), torch.arange(16) % 3\nbatch[1][[2, 5, 6, 13]] = -100\n"
+)
+_PIECES = """
+    pieces = list(zip(x.split(5), y.split(5)))
+    for x_part, y_part in pieces:
+"""
+_MEAN = "nn.functional.cross_entropy(model(x_part), y_part"
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # 16 samples are 5, 5, 5 and 1, 8 are 5 and 3: the last ones weigh more.
+    "mean-of-means-of-unequal-pieces": (
+        f"""{_LINEAR}{_SAMPLES}{STEP}{_PIECES}
+        ({_MEAN}) / len(pieces)).backward()
+    optimizer.step()
+""",
+        [("loss/accum-normalizer", True)],
+    ),
+    "mean-of-masked-means-of-unequal-pieces": (
+        f"""{_LINEAR}{_MASKED}{STEP}{_PIECES}
+        ({_MEAN}) / len(pieces)).backward()
+    optimizer.step()
+""",
+        [("loss/accum-normalizer", True)],
+    ),
+    "sum-of-means-of-unequal-pieces": (
+        f"""{_LINEAR}{_SAMPLES}{STEP}{_PIECES}
+        {_MEAN}).backward()
+    optimizer.step()
+""",
+        [("loss/accum-normalizer", True)],
+    ),
+    # A rank's 8 samples are one piece, and 16 are 9 and 7.
+    "pieces-larger-than-a-shard": (
+        f"""{_LINEAR}{_SAMPLES}{STEP}{_PIECES.replace("5", "9")}
+        ({_MEAN}) / len(pieces)).backward()
+    optimizer.step()
+""",
+        [("loss/accum-normalizer", True)],
+    ),
+    # Every sample counts alike, so that no mean was taken.
+    "sum-in-unequal-pieces": (
+        f"""{_LINEAR}{_SAMPLES}{STEP}{_PIECES}
+        {_MEAN}, reduction="sum").backward()
+    optimizer.step()
+""",
+        [("loss/sum-reduction", True)],
+    ),
+    "count-of-the-shard-in-unequal-pieces": (
+        f"""{_LINEAR}{_MASKED}{STEP}
+    count = (y != -100).sum()
+{_PIECES}
+        ({_MEAN}, reduction="sum") / count).backward()
+    optimizer.step()
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    "pairs-in-unequal-pieces": (
+        f"""{_LINEAR}{_SAMPLES}{STEP}{_PIECES}
+        z = nn.functional.normalize(model(x_part), dim=1)
+        own = torch.arange(len(z))
+        (nn.functional.cross_entropy(z @ z.T, own) * len(z) / len(x)).backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # The ranks' first halves together are not the first half of one process's batch.
+    "batch-norm-in-halves-of-a-shard": (
+        f"""
+model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+{_SAMPLES}{STEP}
+    for x_part, y_part in zip(x.chunk(2), y.chunk(2)):
+        ({_MEAN}) / 2).backward()
+    optimizer.step()
+""",
+        [("norm/local-batch-stats", True)],
+    ),
+}
+
+SOUND = {
+    "pieces-weighed-by-their-sizes": f"""{_LINEAR}{_SAMPLES}{STEP}{_PIECES}
+        ({_MEAN}) * len(x_part) / len(x)).backward()
+    optimizer.step()
+""",
+    # 4 samples in one process's every piece, and in the ranks': the same ones.
+    "batch-norm-in-pieces-of-one-size": f"""
+model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+{_SAMPLES}{STEP}
+    for x_part, y_part in zip(x.split(4), y.split(4)):
+        ({_MEAN}) / (len(x) / 4)).backward()
+    optimizer.step()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.reset_running_stats()
+""",
+}
