@@ -7,6 +7,7 @@ from typing import Any
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.text import listed, number
+from ddpcheck.run.spec import SAMPLES
 
 _SAME = 0.01  # of factors that are 1 or 2
 
@@ -93,7 +94,8 @@ def counted_by(case: Case) -> str | None:
     """Returns the countable thing n_r for which every rank's ratio is N / n_r.
 
     Where several fit, one that leaves out a negative value wins (no class is negative,
-    so that is an ignore value), then the first in the order of countables.names.
+    so that is an ignore value), then the number of samples, then what a mask or weights
+    add up to, then the first in the order of countables.names.
     """
     ratios = case.rank_ratios
     if ratios is None or case.step is None:
@@ -110,7 +112,12 @@ def counted_by(case: Case) -> str | None:
             for ratio, e in zip(ratios, expected, strict=True)
         ):
             fits.append(name)
-    return min(fits, key=lambda name: "!= -" not in name) if fits else None
+    return min(fits, key=_unlikely) if fits else None
+
+
+def _unlikely(name: str) -> int:
+    likely = ("!= -" in name, name == SAMPLES, name.endswith((" sum", " not NaN")))
+    return likely.index(True) if True in likely else len(likely)
 
 
 def global_loss_fix(case: Case) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ out of the whole by its samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ddpcheck import tree
 from ddpcheck.diagnose.probes.evidence import Micro
-from ddpcheck.diagnose.probes.teacher import tensors_of
+from ddpcheck.diagnose.probes.teacher import key_of, tensors_of
 from ddpcheck.run import countables
 
 
@@ -26,10 +26,12 @@ class Windows:
 
     `sizes`: samples per micro-batch; one entry where there is none. `calls`: of the
     model per micro-batch (2 for a discriminator on real and fake), 0 where unknown.
+    `picks`: the model is not given all samples; the one size is what it is given.
     """
 
     sizes: tuple[int, ...]
     calls: int = 0
+    picks: bool = False
 
     @property
     def count(self) -> int:
@@ -53,6 +55,72 @@ def windows(rows: list[int], total: int) -> Windows:
     if rest or not calls:
         return Windows(sizes=(total,))
     return Windows(sizes=(size,) * (total // size), calls=calls)
+
+
+def picked(rows: list[int], shard_rows: list[int], found: Windows) -> Windows | None:
+    """Returns the samples that a step leaves for the model; None where it leaves all.
+
+    Args:
+        rows: of each call of the model in one process.
+        shard_rows: of each call on the first shard.
+        found: what else the calls are.
+    """
+    if found.count > 1 or len(set(rows)) != 1 or len(set(shard_rows)) != 1:
+        return None
+    if not rows[0] % found.sizes[0]:
+        return None
+    return Windows(sizes=(rows[0],), picks=True) if shard_rows[0] < rows[0] else None
+
+
+# (quantity, key, the rank's tensor) -> the reference's
+Recorded = Callable[[str, str, Tensor], Tensor | None]
+
+
+class Cursor:
+    """Where a rank is in the samples; the calls of its model move it on.
+
+    `rows`: (first sample, samples of the rank's tensors, samples in all), as of the
+    shard at first. `sizes`: of its micro-batches so far.
+    """
+
+    def __init__(self, windows: Windows, start: int, rows: int, total: int) -> None:
+        self._windows, self._next = windows, start
+        self.rows, self.sizes = (start, rows, total), list[int]()
+
+    def enter(self, args: Any, kwargs: Any, recorded: Recorded) -> None:
+        """Moves on to the samples that the model is called with now."""
+        if self._windows.count > 1:
+            size = rows_of_call(args, kwargs)
+            self.rows = (self._next, size, self.rows[2])
+            self._next += size
+            self.sizes.append(size)
+        elif self._windows.picks:
+            self._find(tensors_of((args, kwargs)), recorded)
+
+    def rows_in(self, number: int) -> int:
+        """Returns the samples of the rank's tensors in a micro-batch."""
+        return self.sizes[number] if self.sizes else self.rows[1]
+
+    def _find(self, given: Iterable[tuple[str, Tensor]], recorded: Recorded) -> None:
+        """Finds the samples that the step left for the model by what they hold."""
+        total = self._windows.sizes[0]
+        near = self.rows[0] / self.rows[2] * total
+        for path, mine in given:
+            whole = recorded("inputs", key_of("", 0, path), mine)
+            if whole is not None and mine.dim() and len(whole) == total:
+                start = start_of(mine, whole, near)
+                if start is not None:
+                    self.rows = (start, len(mine), total)
+                    return
+
+
+def start_of(mine: Tensor, whole: Tensor, near: float) -> int | None:
+    """Returns the row of `whole` at which these rows stand, the nearest to `near`."""
+    if mine.shape[1:] != whole.shape[1:] or mine.dtype != whole.dtype:
+        return None
+    starts = range(len(whole) - len(mine) + 1)
+    found = [s for s in starts if torch.equal(whole[s : s + len(mine)], mine)]
+    return min(found, key=lambda s: abs(s - near), default=None)
 
 
 class RowCount:

@@ -94,7 +94,6 @@ class _Probe:
         self.leaves: list[Leaf] = []
         self.cuts = set(reader.index.facts["cuts"])
         self.windows: micro.Windows = reader.index.facts["windows"]
-        self.micro_sizes: list[int] = []
         self.hooks = Hooks(calls_per_micro=self.windows.calls)
         self.inputs: dict[str, float] = {}
         self.before: dict[str, tuple[int, list[tuple[int, float]], list[float]]] = {}
@@ -147,7 +146,7 @@ class _Probe:
         spec = self.spec
         size = batch_size(self.target, batch)
         start, rows = tree.shard_range(size, self.rank, spec.world_size)
-        self.rows, self.next_row = (start, rows, size), start
+        self.cursor = micro.Cursor(self.windows, start, rows, size)
         isolation.seed_everything(spec.seed + 1 + self.rank)
         shard = tree.shard(batch, self.rank, spec.world_size)
         targets = countables.targets_of(self.target, shard)
@@ -188,27 +187,20 @@ class _Probe:
             counts={n: countables.count(n, targets) for n in count_names},
             rng=self.rng,
             micros=micro.described(
-                tuple(self.micro_sizes), start, targets, count_names
+                tuple(self.cursor.sizes), start, targets, count_names
             ),
         )
 
     rng = 0
     rows_first = True  # of the module call that ended last
 
-    def _enter_micro(self, args: Any, kwargs: Any) -> None:
-        """Moves on to the samples of the next micro-batch."""
-        rows = micro.rows_of_call(args, kwargs)
-        self.rows = (self.next_row, rows, self.rows[2])
-        self.next_row += rows
-        self.micro_sizes.append(rows)
-
     def _before(
         self, name: str, call: int, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
         if not self.rng:
             self.rng = zlib.crc32(torch.get_rng_state().numpy().tobytes())
-        if self.windows.count > 1 and not name and not call:
-            self._enter_micro(args, kwargs)
+        if not name and not call:
+            self.cursor.enter(args, kwargs, self._recorded)
         worst = 0.0
 
         def take(path: str, actual: Tensor) -> Tensor:
@@ -219,7 +211,7 @@ class _Probe:
             reference = self._recorded("inputs", key, actual)
             if reference is None or reference.dtype != actual.dtype:
                 return actual
-            rows, diff = closest(actual, reference, self.rows)
+            rows, diff = closest(actual, reference, self.cursor.rows)
             if rows is None:
                 return actual
             value = rows(reference)
@@ -257,7 +249,7 @@ class _Probe:
                 return actual
             if actual.shape[1:] != reference.shape[1:]:
                 self.rows_first = False
-            rows, diff = closest(actual, reference, self.rows)
+            rows, diff = closest(actual, reference, self.cursor.rows)
             if rows is None:
                 if reference.shape == actual.shape:
                     # No samples in it: the same on every rank or a shared quantity.
@@ -357,18 +349,18 @@ class _Probe:
             reference = self._recorded("outputs", key, tensor)
             if reference is None or not tensor.dim():
                 continue
-            rows, diff = closest(tensor, reference, self.rows)
+            rows, diff = closest(tensor, reference, self.cursor.rows)
             if rows is None or diff > SAME:
                 return False
             judged = True
         return judged
 
     def _recorded(self, quantity: str, key: str, actual: Tensor) -> Tensor | None:
-        return self._put_together(quantity, key, actual, self.rows[1])
+        return self._put_together(quantity, key, actual, self.cursor.rows[1])
 
     def _recorded_at(self, quantity: str, leaf: Leaf) -> Tensor | None:
-        sizes = self.micro_sizes or [self.rows[1]]
-        return self._put_together(quantity, leaf.key, leaf.tensor, sizes[leaf.micro])
+        rows = self.cursor.rows_in(leaf.micro)
+        return self._put_together(quantity, leaf.key, leaf.tensor, rows)
 
     def _put_together(
         self, quantity: str, key: str, actual: Tensor, rows: int

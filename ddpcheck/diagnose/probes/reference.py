@@ -73,6 +73,7 @@ class _Probe:
         self.start = snapshot(self.model)
         self.windows = micro.Windows(sizes=(self.size,))
         self.shard_rows = tree.shard_range(self.size, 0, world_size)[1]
+        self.rows: list[int] = []  # of every call of the model
         self.dims: dict[str, tuple[int, ...]] = {}
         self.shard_outputs: dict[str, Tensor] = {}  # of the model, on the first shard
         self.is_given_samples = True  # the model, a row for each
@@ -157,6 +158,7 @@ class _Probe:
         counted, hooks = micro.RowCount(), Hooks()
         hooks.attach(self.model, counted.before, lambda *_: None)
         self._step(self.batch, hooks)
+        self.rows = counted.rows
         self.windows = micro.windows(counted.rows, self.size)
 
     def _shard_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -181,7 +183,9 @@ class _Probe:
             pass
         finally:
             hooks.remove()
-        if self.windows.count > 1 and counted.rows:
+        picks = micro.picked(self.rows, counted.rows, self.windows)
+        self.windows = picks or self.windows
+        if counted.rows and (picks or self.windows.count > 1):
             self.shard_rows = counted.rows[0]
         self.is_given_samples = set(counted.rows) == {self.shard_rows}
         return shapes
@@ -298,7 +302,7 @@ class _Probe:
         mine, whole = self.shard_outputs.get(key), self.values.get((0, key))
         if mine is None or whole is None or self.windows.count > 1:
             return self._dim(key, value), 1
-        rows = (0, self.shard_rows, self.size)
+        rows = (0, self.shard_rows, self.windows.sizes[0])
         return self._dim(key, value), num_blocks(mine, whole, rows)
 
     def _own_cuts(self) -> set[str]:

@@ -13,6 +13,16 @@ _PIECES = """
     pieces = list(zip(x.split(5), y.split(5)))
     for x_part, y_part in pieces:
 """
+_FLAGGED = """
+read = torch.tensor([1, 1, 1, 0, 1, 1, 0, 1, 0, 1, 1, 0, 1, 0, 0, 1]).bool()
+batch = torch.randn(16, 4), (torch.arange(16) % 3, read)
+"""
+_READ = """
+def train_step(model, optimizer, batch):
+    x, (y, read) = batch
+    x, y = x[read], y[read]
+    optimizer.zero_grad()
+"""
 _MEAN = "nn.functional.cross_entropy(model(x_part), y_part"
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
@@ -72,6 +82,39 @@ BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
 """,
         [("loss/batch-coupled", True)],
     ),
+    # What could not be read is left out before the model is called: 6 and 4 rows.
+    "mean-over-what-was-read": (
+        f"""{_LINEAR}{_FLAGGED}{_READ}
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    "sum-over-what-was-read": (
+        f"""{_LINEAR}{_FLAGGED}{_READ}
+    nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
+    optimizer.step()
+""",
+        [("loss/sum-reduction", True)],
+    ),
+    "pairs-of-what-was-read": (
+        f"""{_LINEAR}{_FLAGGED}{_READ}
+    z = nn.functional.normalize(model(x), dim=1)
+    values = nn.functional.cross_entropy(z @ z.T, torch.arange(len(z)))
+    (values * len(z)).backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    "mean-over-what-was-read-behind-batch-norm": (
+        f"""
+model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+{_FLAGGED}{_READ}
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+""",
+        [("norm/local-batch-stats", True), ("loss/local-normalizer", True)],
+    ),
     # The ranks' first halves together are not the first half of one process's batch.
     "batch-norm-in-halves-of-a-shard": (
         f"""
@@ -88,6 +131,14 @@ model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
 SOUND = {
     "pieces-weighed-by-their-sizes": f"""{_LINEAR}{_SAMPLES}{STEP}{_PIECES}
         ({_MEAN}) * len(x_part) / len(x)).backward()
+    optimizer.step()
+""",
+    "mean-over-what-all-ranks-read": f"""{_LINEAR}{_FLAGGED}{_READ}
+    count = torch.tensor(float(len(x)), dtype=x.dtype)
+    if dist.is_initialized():
+        dist.all_reduce(count)
+    total = nn.functional.cross_entropy(model(x), y, reduction="sum")
+    (world() * total / count).backward()
     optimizer.step()
 """,
     # 4 samples in one process's every piece, and in the ranks': the same ones.
