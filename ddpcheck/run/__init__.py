@@ -18,6 +18,7 @@ groups         their parts, a rank's rows of them, their sums
 laid           a group of references as one, for many comparisons
 sizing         how large a target's tensors are, and where records of them go
 names          one dotted name per parameter, wrapped or not
+others         optimizers that a training step has besides the one it is given
 data_parallel  nn.DataParallel on the CPU
 batch_norm     local, sync and frozen batch norm
 noise          random numbers as a function of the global sample

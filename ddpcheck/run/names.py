@@ -8,7 +8,7 @@ components.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
@@ -29,23 +29,23 @@ class Names:
         self._kept = list(model.parameters())
 
     def parameters(
-        self, model: nn.Module, extra: Iterable[Tensor] = ()
+        self, model: nn.Module, extra: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
         """Returns the wrapped model's parameters in the bare model's order.
 
-        `extra` are tensors that the optimizer trains and the model may not hold.
+        `extra` are tensors that optimizers train and the model may not hold.
         """
         found: dict[str, Tensor] = {
             self._name(path, parameter): parameter
             for path, parameter in model.named_parameters()
         }
         seen = {id(parameter) for parameter in found.values()}
-        for position, tensor in enumerate(extra):
+        for other, tensor in (extra or {}).items():
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 known = self._known.get(id(tensor))
                 if known is None or known in found:  # another has taken its place
-                    known = f"optimizer[{position}]"
+                    known = other
                 found[known] = tensor
         if list(found) == self.order:
             return found  # as nearly always
@@ -58,6 +58,12 @@ class Names:
             self._short_buffers.get(strip(path), strip(path)): buffer
             for path, buffer in model.named_buffers()
         }
+
+    def are_all_in(self, parameters: Mapping[str, Tensor]) -> bool:
+        """Returns whether all tensors that the model was built with are still there."""
+        return all(
+            self._known.get(id(parameters.get(name))) == name for name in self.order
+        )
 
     def is_original(self, parameter: Tensor) -> bool:
         """Returns whether the model was built with this very tensor."""

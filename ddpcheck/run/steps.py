@@ -22,7 +22,7 @@ from ddpcheck import target as target_module
 from ddpcheck import tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import model as models
-from ddpcheck.run import schedule
+from ddpcheck.run import others, schedule
 from ddpcheck.run.names import Names
 from ddpcheck.run.private import version
 from ddpcheck.target import Target
@@ -86,11 +86,13 @@ class Training:
     vector_loss: int = 0
     # What gradients were at the beginning of each optimizer step that has not ended.
     _open: list[_Gradients | None] = field(default_factory=list)
+    _others: dict[str, Any] = field(default_factory=dict)
     # The parameters after a step, until the next begins: nothing replaces them there.
     _settled: dict[str, Tensor] | None = None
 
     def run(self, batches: Iterator[Any]) -> None:
         """Trains one step per batch."""
+        self._others = others.optimizers(self.target.train_step, self.optimizer)
         hooks = (
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
@@ -110,12 +112,14 @@ class Training:
                 hook.remove()
 
     def parameters(self) -> dict[str, Tensor]:
-        """Returns all parameters of model and optimizer by their names."""
+        """Returns all parameters of model and optimizers by their names."""
         if self._settled is not None:
             return self._settled
-        groups = getattr(self.optimizer, "param_groups", [])
-        held = [p for group in groups for p in group["params"]]
-        return self.names.parameters(self.model, held)
+        return self._parameters(self._others)
+
+    def _parameters(self, more: dict[str, Any]) -> dict[str, Tensor]:
+        optimizers = {"optimizer": self.optimizer, **more}
+        return self.names.parameters(self.model, others.trained(optimizers))
 
     def _train(self, batch: Any) -> float | None:
         if self.target.train_step is not None:
@@ -151,7 +155,8 @@ class Training:
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         parameters = self.parameters()
         held = {id(p) for g in optimizer.param_groups for p in g["params"]}
-        is_other = not any(id(p) in held for p in parameters.values())
+        own = self._parameters({}) if self._others else parameters
+        is_other = not any(id(p) in held for p in own.values())
         found = _Gradients.of(parameters)
         is_known = not is_other and any(found.are(open_) for open_ in self._open)
         # One that holds nothing of the model's has recorded nothing.

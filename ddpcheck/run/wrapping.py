@@ -43,7 +43,7 @@ def facts(
 ) -> dict[str, Any]:
     """Returns, by parameter name, how each trained tensor relates to the reducers.
 
-    `outside`: in no DDP object, and the model's own; `replaced`: in no DDP object, and
+    `outside`: in no DDP object, in nobody's place; `replaced`: in no DDP object, and
     not the tensor that the model was built with; `unfrozen`, `frozen`: requires_grad
     was False, True when DDP was built; `converted`: its dtype or its strides (memory
     format) were others; `moved`: its memory was another.
@@ -51,11 +51,12 @@ def facts(
     held = {id(entry.tensor): entry for w in wrapped for entry in w.parameters}
     kinds = ("outside", "replaced", "unfrozen", "frozen", "converted", "moved")
     found: dict[str, list[str]] = {key: [] for key in kinds}
+    is_whole = names.are_all_in(parameters)
     for name, parameter in parameters.items():
         entry = held.get(id(parameter))
         if entry is None:
             if parameter.requires_grad:
-                known = names.is_original(parameter)
+                known = names.is_original(parameter) or is_whole
                 found["outside" if known else "replaced"].append(name)
             continue
         required = entry.required_grad

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.ranks.pool import Pool
-from tests.diagnose.bugs import BUGS, micro
+from tests.diagnose.bugs import BUGS, SOUND
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
 
@@ -22,9 +22,9 @@ def test_bug_is_found_and_its_fix_verified(
     assert found == findings
 
 
-@pytest.mark.parametrize("name", list(micro.SOUND))
-def test_micro_batches_that_add_up_are_equivalent(
+@pytest.mark.parametrize("name", list(SOUND))
+def test_what_looks_like_a_bug_and_is_none_is_equivalent(
     name: str, pool: Pool, tmp_path: Path
 ) -> None:
-    report = checked(pool, tmp_path, HEAD + micro.SOUND[name])
+    report = checked(pool, tmp_path, HEAD + SOUND[name])
     assert (report.verdict, report.findings) == ("equivalent", ())

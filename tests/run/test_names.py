@@ -107,7 +107,7 @@ def test_parameter_of_the_optimizer_alone_is_named_by_its_place() -> None:
     model = Pair()
     names = Names(model)
     foreign = nn.Linear(1, 1, bias=False).weight
-    held = [model.head.weight, foreign]
+    held = {"optimizer[0]": model.head.weight, "optimizer[1]": foreign}
     assert list(names.parameters(model, held)) == [*NAMES, "optimizer[1]"]
 
 
@@ -116,7 +116,7 @@ def test_known_parameter_that_the_model_lost_keeps_its_name() -> None:
     names = Names(model)
     lost = model.head.weight
     model.head = nn.Identity()  # type: ignore[assignment]
-    assert list(names.parameters(model, [lost])) == NAMES
+    assert list(names.parameters(model, {"optimizer[0]": lost})) == NAMES
 
 
 def test_new_parameter_has_the_name_that_the_optimizers_old_one_had() -> None:
@@ -124,7 +124,7 @@ def test_new_parameter_has_the_name_that_the_optimizers_old_one_had() -> None:
     names = Names(model)
     old = model.head.weight
     model.head.weight = new = nn.Parameter(old.detach().clone())
-    found = names.parameters(model, [old, new])
+    found = names.parameters(model, {"optimizer[0]": old, "optimizer[1]": new})
     assert found["head.weight"] is new
     assert found["optimizer[0]"] is old
     assert len(found) == len(NAMES) + 1

@@ -11,14 +11,17 @@ from tests.diagnose.bugs import (
     counts,
     loss,
     micro,
+    outside,
     reduction,
     statistics,
 )
 
+SOUND = {**micro.SOUND, **outside.SOUND}
 BUGS = {
     **loss.BUGS,
     **counts.BUGS,
     **micro.BUGS,
+    **outside.BUGS,
     **statistics.BUGS,
     **collectives.BUGS,
     **reduction.BUGS,

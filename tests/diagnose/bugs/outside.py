@@ -1,0 +1,70 @@
+"""Weights that are trained beside the model that is wrapped."""
+
+from __future__ import annotations
+
+_CENTRES = """
+class Centres(nn.Module):
+    def __init__(self):
+        super().__init__()
+        start = torch.linspace(-1, 1, 9, dtype=torch.float64).view(3, 3)
+        self.centres = nn.Parameter(start)
+    def forward(self, x, y):
+        return (x - self.centres[y]).square().sum(1).mean()
+centres = Centres()
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(16, 4), torch.arange(16) % 3
+"""
+_OWN = """
+centres_optimizer = torch.optim.SGD(centres.parameters(), lr=0.5)
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    centres_optimizer.zero_grad()
+    centres(model(batch[0]), batch[1]).backward()
+"""
+_STEPS = """
+    optimizer.step()
+    centres_optimizer.step()
+"""
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # A loss with weights: its tensors take no other's place.
+    "centres-in-a-group-of-the-optimizer": (
+        _CENTRES
+        + """
+def optimizer(params):
+    mine = {"params": centres.parameters(), "lr": 0.5}
+    return torch.optim.SGD([{"params": params}, mine], lr=0.1)
+def loss(output, target):
+    return centres(output, target)
+""",
+        [("ddp/wrapper-missing", True)],
+    ),
+    "centres-with-an-optimizer-in-a-global": (
+        _CENTRES + _OWN + _STEPS,
+        [("ddp/wrapper-missing", True)],
+    ),
+    "centres-with-an-optimizer-at-the-optimizer": (
+        _CENTRES
+        + """
+def optimizer(params):
+    made = torch.optim.Adam(params, lr=0.01)
+    made.of_centres = torch.optim.SGD(centres.parameters(), lr=0.5)
+    return made
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    optimizer.of_centres.zero_grad()
+    centres(model(batch[0]), batch[1]).backward()
+    optimizer.of_centres.step()
+    optimizer.step()
+""",
+        [("ddp/wrapper-missing", True)],
+    ),
+}
+
+SOUND = {
+    "centres-averaged-by-hand": f"""{_CENTRES}{_OWN}
+    if dist.is_initialized():
+        dist.all_reduce(centres.centres.grad)
+        centres.centres.grad /= world()
+{_STEPS}""",
+}
