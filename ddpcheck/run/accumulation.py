@@ -39,6 +39,7 @@ class Accumulation:
         self._countable, self._targets = countable, targets
         self._by_number = by_number
         self._next = self._start = self._rows = self._most = 0
+        self._total = 0.0
         self._hook = model.register_forward_pre_hook(self._enter, with_kwargs=True)
 
     def remove(self) -> None:
@@ -60,21 +61,22 @@ class Accumulation:
             targets,
             lambda _, t: t.narrow(0, start, rows) if t.dim() and len(t) == size else t,
         )
-        total = torch.tensor(
-            [countables.count(self._countable, targets)], dtype=torch.float64
-        )
-        world_size = 1
-        if dist.is_initialized():
-            dist.all_reduce(total)
-            world_size = dist.get_world_size()
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
         count = countables.count(self._countable, micro)
         number = math.ceil(size / self._most) if self._by_number else 1
-        return world_size * count * number / max(float(total), 1.0)
+        return world_size * count * number / max(self._total, 1.0)
 
     def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         rows = next((len(t) for _, t in tree.tensors((args, kwargs)) if t.dim()), 0)
-        if self._next + rows > countables.samples(self._targets()):
+        targets = self._targets()
+        if not self._next or self._next + rows > countables.samples(targets):
             self._next = self._most = 0  # a new step
+            # Once: ranks may have more micro-batches than others.
+            count = countables.count(self._countable, targets)
+            total = torch.tensor([count], dtype=torch.float64)
+            if dist.is_initialized():
+                dist.all_reduce(total)
+            self._total = float(total)
         self._start, self._rows = self._next, rows
         self._most = max(self._most, rows)
         self._next += rows

@@ -7,7 +7,7 @@ out of the whole by its samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,12 +199,14 @@ def whole(
         for d, n in enumerate(first.shape)
         if first.dim() == len(mine)
         and n * rows == mine[d] * size
-        and first.shape[:d] == mine[:d]
-        and first.shape[d + 1 :] == mine[d + 1 :]
+        and _others(first.shape, d) == _others(mine, d)
     ]
     if not dims:
         return first
-    dim = dims[0]
+    # Where a micro-batch is as large as the rank's, all dimensions seem to fit.
+    dim = next((d for d in dims if first.shape[d] % size == 0), dims[0])
+    if any(_others(p.shape, dim) != _others(mine, dim) for p, _ in known):
+        return None  # filled up to another length each
 
     def nothing(samples: int) -> Tensor:
         shape = list(first.shape)
@@ -213,3 +215,7 @@ def whole(
 
     filled = [nothing(n) if p is None else p for p, n in zip(parts, sizes, strict=True)]
     return torch.cat(filled, dim=dim)
+
+
+def _others(shape: Sequence[int], dim: int) -> tuple[int, ...]:
+    return (*shape[:dim], *shape[dim + 1 :])

@@ -108,10 +108,8 @@ def _number(case: Case, ratio: float) -> Proposal | None:
 
 def _windows(case: Case) -> Proposal | None:
     """The mean over micro-batches of means: it differs with what they hold."""
-    ratios = case.micro_ratios()
-    unclear = [place for place, (_, left) in ratios.items() if left > case.close]
-    divisor = _divisor(case)
-    if any(divisor is None or len(_expected(case, p, divisor)) == 1 for p in unclear):
+    ratios, divisor = case.micro_ratios(), _divisor(case)
+    if divisor is None and any(left > case.close for _, left in ratios.values()):
         return None
     if case.rank_ratios is not None:
         return None  # one factor per rank: the count is taken over all micro-batches
@@ -161,19 +159,32 @@ class _Divisor:
 def _divisor(case: Case) -> _Divisor | None:
     """Returns what every micro-batch's factor follows."""
     assert case.step is not None
-    ratios, fits = case.micro_ratios(), []
-    for name in case.step.reference.counts:
-        for by_number in (True, False):
-            divisor = _Divisor(name, by_number)
-            expected = {place: _expected(case, place, divisor) for place in ratios}
-            known = {k: next(iter(e)) for k, e in expected.items() if len(e) == 1}
-            # One factor for all would follow any count.
-            differ = len(set(known.values())) > 1 or 0 < len(known) < len(ratios)
-            if differ and all(
-                abs(ratios[k][0] - e) <= case.close * abs(e) for k, e in known.items()
-            ):
-                fits.append(divisor)
+    fits = [
+        divisor
+        for name in case.step.reference.counts
+        for by_number in (True, False)
+        if _is_followed(case, divisor := _Divisor(name, by_number))
+    ]
     return min(fits, key=lambda d: "!= -" not in d.name) if fits else None
+
+
+def _is_followed(case: Case, divisor: _Divisor) -> bool:
+    """Returns whether micro-batches have this factor, or none where there are several.
+
+    One factor for all would follow any count.
+    """
+    factors = set()
+    for place, (ratio, left) in case.micro_ratios().items():
+        expected = _expected(case, place, divisor)
+        is_clear = left <= case.close
+        if not expected and not ratio:
+            continue  # it holds nothing that counts
+        if is_clear != (len(expected) == 1):
+            return False
+        if is_clear and any(abs(ratio - e) > case.close * abs(e) for e in expected):
+            return False
+        factors |= expected
+    return len(factors) > 1
 
 
 def _expected(case: Case, place: tuple[int, int], divisor: _Divisor) -> set[float]:

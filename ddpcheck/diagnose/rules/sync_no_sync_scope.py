@@ -63,7 +63,10 @@ def detect(case: Case) -> Proposal | None:
         f"{events[0][:32]}"
     )
     if not is_torn(events[0]):
-        return None if ends_unsynchronised(events[0]) else _used_while_local(order)
+        # A reducer that raises on a static graph used nothing: sync/static-graph-no-sync.
+        raises = case.run.faults and any(case.rank_facts("static_graph", False))
+        is_other = ends_unsynchronised(events[0]) or raises
+        return None if is_other else _used_while_local(order)
     if not case.reduce_is_broken:
         return None
     return Proposal(

@@ -44,6 +44,7 @@ https://github.com/huggingface/accelerate/issues/3679
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "sync/static-graph-no-sync"
 LINK = "reduce"
@@ -61,7 +62,7 @@ def detect(case: Case) -> Proposal | None:
     ]
     if case.fault_text:
         facts.append(f"rank 0 raises: {case.fault_text[:100]}")
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="static_graph=True with no_sync: DDP takes the unsynchronised backward "
@@ -70,4 +71,13 @@ def detect(case: Case) -> Proposal | None:
         fix="static_graph=False, or accumulate without no_sync",
         code="DistributedDataParallel(model, static_graph=False)",
         fixes=("ddp.static_off",),
+    )
+    if not any(case.rank_facts("nested_backwards", 0)):
+        return found
+    # Without the static graph DDP does not stand what is recomputed.
+    return replaced(
+        found,
+        fix="accumulate without no_sync",
+        code="criterion(model(x), y).backward()  # not within model.no_sync()",
+        fixes=("ddp.always_sync",),
     )

@@ -56,6 +56,28 @@ BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
 """,
         [("loss/accum-normalizer", True)],
     ),
+    # As many micro-batches as their rows' counts fill, other numbers of them on ranks;
+    # recurrent state has its samples in the second dimension.
+    "sums-of-means-by-budget-and-recurrent": (
+        f"""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.GRU(4, 5, batch_first=True), nn.Linear(5, 3)
+    def forward(self, x):
+        return self.out(self.rnn(x)[0][:, -1])
+model = Net()
+batch = torch.randn(16, 3, 4), torch.arange(16) % 3
+batch[1][[2, 5, 6, 13]] = -100
+{STEP}
+    number = ((y != -100).cumsum(0) - 1).clamp(min=0) // 4
+    for i in number.unique():
+        own = number == i
+        nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+    optimizer.step()
+""",
+        [("loss/accum-normalizer", True)],
+    ),
     # Every sample counts alike, so that no mean was taken.
     "sum-in-unequal-pieces": (
         f"""{_LINEAR}{_SAMPLES}{STEP}{_PIECES}
@@ -114,6 +136,33 @@ model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     optimizer.step()
 """,
         [("norm/local-batch-stats", True), ("loss/local-normalizer", True)],
+    ),
+    # A checkpointed layer that is called twice does not train without static_graph.
+    "no-sync-on-a-graph-that-has-to-be-static": (
+        f"""
+from torch.utils.checkpoint import checkpoint
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start, self.layer = nn.Linear(4, 4), nn.Linear(4, 4)
+    def forward(self, x):
+        x = self.start(x)
+        for _ in range(2):
+            x = checkpoint(self.layer, x, use_reentrant=True).tanh()
+        return x
+model = Net()
+{_SAMPLES}
+def wrap(model):
+    return nn.parallel.DistributedDataParallel(model, static_graph=True)
+{STEP}
+    from contextlib import nullcontext
+    for i, (x_part, y_part) in enumerate(zip(x.chunk(2), y.chunk(2))):
+        quiet = not i and hasattr(model, "no_sync")
+        with model.no_sync() if quiet else nullcontext():
+            ({_MEAN}) / 2).backward()
+    optimizer.step()
+""",
+        [("sync/static-graph-no-sync", True)],
     ),
     # The ranks' first halves together are not the first half of one process's batch.
     "batch-norm-in-halves-of-a-shard": (
