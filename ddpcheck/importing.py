@@ -38,6 +38,15 @@ def check_file(path: Path) -> None:
     )
 
 
+def file_of(module: object) -> str:
+    """Returns the file that a module says it comes from, "" without one.
+
+    By what it holds: one that is imported when it is first asked may fail to be.
+    """
+    found = getattr(module, "__dict__", {}).get("__file__")
+    return found if isinstance(found, str) else ""
+
+
 def import_file(path: Path) -> types.ModuleType:
     """Imports the file as a script's neighbours would: its folder first on the path.
 

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from ddpcheck.errors import Problem, UsageError
+from ddpcheck.importing import file_of
 
 _TESTS = ("test_", "conftest")
 
@@ -59,8 +60,8 @@ def _by_value(cloudpickle: Any) -> Iterator[None]:
 def _goes_by_value(module: Any) -> bool:
     if not isinstance(module, ModuleType) or module.__name__ == "__main__":
         return False  # cloudpickle itself sends __main__ by value
-    path = getattr(module, "__file__", None)
-    if not isinstance(path, str) or path.startswith(_installed()):
+    path = file_of(module)
+    if not path or path.startswith(_installed()):
         return False
     stem = Path(path).stem
     is_test = stem.startswith(_TESTS) or stem.endswith("_test")

@@ -236,7 +236,7 @@ def _allow_missing_loss(module: types.ModuleType, name: str, batch: Any) -> None
 def missing_loss(target: Target) -> UsageError:
     """Returns the error for a target that needs a loss and has none."""
     paths = {target.path, str(Path(target.path).absolute())}
-    own = [m for m in list(sys.modules.values()) if getattr(m, "__file__", "") in paths]
+    own = [m for m in list(sys.modules.values()) if importing.file_of(m) in paths]
     return _missing(own[0] if own else types.ModuleType("?"), target.name, "loss")
 
 

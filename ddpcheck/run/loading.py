@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ddpcheck import devices
 from ddpcheck import target as target_module
 from ddpcheck.errors import Problem, UsageError
+from ddpcheck.importing import file_of
 from ddpcheck.ranks import preload
 from ddpcheck.run import rank_variables
 from ddpcheck.run.fingerprint import of_module
@@ -180,7 +181,7 @@ def _is_users(name: str) -> bool:
 
 
 def _file(name: str) -> str:
-    return getattr(sys.modules.get(name), "__file__", None) or ""
+    return file_of(sys.modules.get(name))
 
 
 def left(target: Target) -> int:

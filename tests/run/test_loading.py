@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -125,3 +126,18 @@ def test_fingerprint_is_of_the_target_that_took_the_place_of_another(
     before = loading.fingerprint(target)
     target.model()
     assert loading.fingerprint(target) != before
+
+
+class _Unready(types.ModuleType):
+    """A module that is imported when it is first asked for something, and cannot be."""
+
+    def __getattr__(self, name: str) -> object:
+        raise ImportError(name)
+
+
+def test_module_that_cannot_be_asked_is_passed_over(
+    ref: TargetRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "loading_unready", _Unready("loading_unready"))
+    target = loading.load(ref)
+    assert loading.fingerprint(target) == loading.fingerprint(target)
