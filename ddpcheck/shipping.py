@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 from ddpcheck.errors import Problem, UsageError
-from ddpcheck.importing import file_of
 
 _TESTS = ("test_", "conftest")
 
@@ -60,8 +59,8 @@ def _by_value(cloudpickle: Any) -> Iterator[None]:
 def _goes_by_value(module: Any) -> bool:
     if not isinstance(module, ModuleType) or module.__name__ == "__main__":
         return False  # cloudpickle itself sends __main__ by value
-    path = file_of(module)
-    if not path or path.startswith(_installed()):
+    path = vars(module).get("__file__")  # see importing.file_of
+    if not isinstance(path, str) or path.startswith(_installed()):
         return False
     stem = Path(path).stem
     is_test = stem.startswith(_TESTS) or stem.endswith("_test")
