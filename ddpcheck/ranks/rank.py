@@ -18,6 +18,7 @@ from ddpcheck.ranks.worker import rank_main
 _STDERR_LINES = 20
 # The fork server tells of a process's end, after it has had a core; the pipe at once.
 _LATE_S = 5.0
+_DEATH = b"Fatal Python error"  # how faulthandler begins when a signal ends it
 
 
 class Rank(Protocol):
@@ -129,25 +130,29 @@ class LocalRank:
 
     def stack(self, deadline: float) -> str:
         """Returns what faulthandler has written, once it writes no more."""
-        text, last = "", None
-        while text != last or not text:
+        written, last = b"", None
+        while written != last or not written:
             if time.monotonic() > deadline:
                 break
             if last is not None:
                 time.sleep(0.01)
-            text, last = self.stack_so_far(), text
-        self._stack_size = _size(self._files.with_suffix(".stack"))
-        return text
+            written, last = self._stacks(), written
+        # It may die while it is asked: what it wrote then is for `stack_so_far`.
+        asked = written.partition(_DEATH)[0]
+        self._stack_size += len(asked)
+        return _text(asked)
 
     def stack_so_far(self) -> str:
         """Returns it; faulthandler writes on SIGSEGV, SIGABRT and their like, too."""
+        return _text(self._stacks())
+
+    def _stacks(self) -> bytes:
+        """Returns what was written since the last that was asked for."""
         path = self._files.with_suffix(".stack")
         try:
-            written = path.read_bytes()[self._stack_size :]
+            return path.read_bytes()[self._stack_size :]
         except OSError:
-            return ""
-        text = written.decode("utf-8", "replace")
-        return text.partition("\nExtension modules:")[0]
+            return b""
 
     def progress(self) -> list[Any]:
         """Returns what the journal holds."""
@@ -178,6 +183,11 @@ class LocalRank:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def _text(stacks: bytes) -> str:
+    text = stacks.decode("utf-8", "replace")
+    return text.partition("\nExtension modules:")[0]
 
 
 def _size(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,16 @@ def test_rank_that_finds_no_seat_is_missing() -> None:
     standing = Outcome(rank=0, kind="unseated")
     assert left_standing([standing, Outcome(rank=1, kind="raised")]) == [standing]
     assert standing.kind == "unseated"
+
+
+def test_stack_of_a_death_stays_where_the_rank_was_asked_meanwhile(
+    tmp_path: Path,
+) -> None:
+    process = _Process(late_s=0.0)
+    rank = _rank(process, tmp_path)
+    path = tmp_path / "rank.stack"
+    path.write_text("Current thread\n  in waits\n", encoding="utf-8")
+    with path.open("a", encoding="utf-8") as file:
+        file.write("Fatal Python error: Aborted\n  in dies\n\nExtension modules: a\n")
+    assert rank.stack(time.monotonic() + 9) == "Current thread\n  in waits\n"
+    assert rank.stack_so_far() == "Fatal Python error: Aborted\n  in dies\n"

@@ -153,7 +153,8 @@ class _Divisor:
     @property
     def fix(self) -> str:
         """The intervention that takes one count over all."""
-        return f"target.accum{'' if self.by_number else '_sums'}:{self.name}"
+        name = "target.accum" if self.by_number else "target.accum_sums"
+        return f"{name}:{self.name}"
 
 
 def _divisor(case: Case) -> _Divisor | None:
