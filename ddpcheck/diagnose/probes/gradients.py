@@ -15,12 +15,12 @@ from ddpcheck.run.names import strip
 from ddpcheck.trace import Reader
 
 # (quantity, cut) -> the reference's tensor, micro-batches put together
-Recorded = Callable[[str, Leaf], Tensor | None]
+RecordedAt = Callable[[str, Leaf], Tensor | None]
 
 
 def at_cuts(
     leaves: list[Leaf],
-    recorded: Recorded,
+    recorded: RecordedAt,
     reader: Reader,
     world_size: int,
     factor: float,

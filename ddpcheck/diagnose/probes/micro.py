@@ -57,8 +57,8 @@ def windows(rows: list[int], total: int) -> Windows:
     return Windows(sizes=(size,) * (total // size), calls=calls)
 
 
-def picked(rows: list[int], shard_rows: list[int], found: Windows) -> Windows | None:
-    """Returns the samples that a step leaves for the model; None where it leaves all.
+def picked(rows: list[int], shard_rows: list[int], found: Windows) -> Windows:
+    """Returns the samples that a step leaves for the model, or `found` for all.
 
     Args:
         rows: of each call of the model in one process.
@@ -66,10 +66,10 @@ def picked(rows: list[int], shard_rows: list[int], found: Windows) -> Windows | 
         found: what else the calls are.
     """
     if found.count > 1 or len(set(rows)) != 1 or len(set(shard_rows)) != 1:
-        return None
+        return found
     if not rows[0] % found.sizes[0]:
-        return None
-    return Windows(sizes=(rows[0],), picks=True) if shard_rows[0] < rows[0] else None
+        return found
+    return Windows(sizes=(rows[0],), picks=True) if shard_rows[0] < rows[0] else found
 
 
 # (quantity, key, the rank's tensor) -> the reference's

@@ -52,8 +52,7 @@ def record(
     writer = Writer(folder / name, folders.on_disk(folder))
     try:
         with borrowed(ref) as target, isolation.isolated():
-            probe = _Probe(target, spec, world_size, writer)
-            return probe.run()
+            return _Probe(target, spec, world_size, writer).run()
     except Exception as error:  # noqa: BLE001 (user code under hooks; told as data)
         writer.discard()
         return ReferenceEvidence(failed=describe(error).stack)
@@ -183,9 +182,8 @@ class _Probe:
             pass
         finally:
             hooks.remove()
-        picks = micro.picked(self.rows, counted.rows, self.windows)
-        self.windows = picks or self.windows
-        if counted.rows and (picks or self.windows.count > 1):
+        self.windows = micro.picked(self.rows, counted.rows, self.windows)
+        if counted.rows and (self.windows.picks or self.windows.count > 1):
             self.shard_rows = counted.rows[0]
         self.is_given_samples = set(counted.rows) == {self.shard_rows}
         return shapes
@@ -246,8 +244,7 @@ class _Probe:
                 place = hooks.micro, key
                 if write:
                     self.flow.note(key, t)
-                can = place in self.values if perturb else self._can_cut(*place, t)
-                if not can:
+                if not (place in self.values if perturb else self._can_cut(*place, t)):
                     if not name and self.dims.get(key) == tuple(t.shape):
                         self.whole.add(key)  # as large for a shard
                     return t.detach() if key in detach else t
@@ -271,12 +268,15 @@ class _Probe:
             place: None if leaf.grad is None else leaf.grad * done.factor
             for place, leaf in leaves.items()
         }
-        direct = {
+        return grads, done.loss, self._direct()
+
+    def _direct(self) -> dict[str, Tensor | None]:
+        """Returns the gradients that reach parameters past all cuts."""
+        return {
             n: p.grad
             for n, p in self.model.named_parameters()
             if p.grad is not None and bool(p.grad.to_dense().any())
         }
-        return grads, done.loss, direct  # type: ignore[return-value]
 
     def _is_used_through_outputs(self) -> bool:
         """Returns whether the loss uses no parameter past outputs without samples.

@@ -119,7 +119,7 @@ def _windows(case: Case) -> Proposal | None:
         f"rank and micro-batch: {listed(shown)}, expected {case.world_size}",
     ]
     if divisor is not None:
-        counts = [m.counts[divisor.name] for p in ratios for m in [_micro(case, p)]]
+        counts = [_micro(case, place).counts[divisor.name] for place in ratios]
         facts.append(
             f"each micro-batch is divided by its own `{divisor.name}`: {listed(counts)}"
         )
