@@ -26,6 +26,15 @@ def pool() -> Iterator[Pool]:
         yield made
 
 
+LOOK_S = 0.2  # what early_looks makes of ranks/task.py's
+
+
+@pytest.fixture
+def early_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that wait for each other are looked at more often than twice a second."""
+    monkeypatch.setattr("ddpcheck.ranks.task.LOOK_S", LOOK_S)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
     """What `ddpcheck examples/digits_conv.py` said; `report` is JSON."""

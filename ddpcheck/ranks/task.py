@@ -18,7 +18,7 @@ _MOST_TIMES = 10.0
 # as it took. Those that wait in an exchange never will, which is seen much earlier.
 _GRACE_S = 0.5
 LOOK_S = 0.5  # between looks at a task that runs
-_LOOK_AFTER_FAILURE_S = 0.1
+_LOOK_AFTER_FAILURE_S = 0.05
 # The first of them does not tell what ran before.
 _QUIET_LOOKS_AFTER_FAILURE = 3
 

@@ -12,12 +12,15 @@ from ddpcheck.ranks.pool import Pool
 @pytest.fixture
 def short(pool: Pool) -> Iterator[Pool]:
     """The pool with a deadline that fits a rank that will never answer."""
-    usual, pool.timeout_s = pool.timeout_s, 1.5
+    usual, pool.timeout_s = pool.timeout_s, 1.0
     yield pool
     pool.timeout_s = usual
 
 
 @pytest.fixture(autouse=True)
-def _early_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that wait for each other are asked after a second; see ranks/quiet.py."""
+def _early_question(
+    early_looks: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks that wait for each other are asked after 0.4 s; see ranks/quiet.py."""
     monkeypatch.setattr("ddpcheck.session.LOOKS", 2)

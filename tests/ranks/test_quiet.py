@@ -15,16 +15,17 @@ from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.ranks.quiet import LOOKS, Quiet
 from ddpcheck.ranks.starvation import Starvation, Turns
-from ddpcheck.ranks.task import LOOK_S
 from ddpcheck.run.spec import FINE_RTOL, RunSpec
 from ddpcheck.session import Session
 from ddpcheck.target import TargetRef
+from tests.conftest import LOOK_S
 from tests.diagnose.negative_controls import HEAD
 
 LIMIT_S = 40.0  # what a rank that is not seen would take
-FEW = 2  # quiet looks: a second
-LATE_S = 1.5
+FEW = 2  # quiet looks
+LATE_S = 0.7
 QUIET = Turns(ran_s=0.004, waited_s=0.1)
+pytestmark = pytest.mark.usefixtures("early_looks")
 
 
 def _deeds(
@@ -133,7 +134,7 @@ model = nn.Linear(4, 1)
 batch = torch.randn(8, 4), torch.zeros(8)
 def train_step(model, optimizer, batch):
     if world() > 1 and not seen:
-        seen.append(dist.new_group(timeout=timedelta(seconds=1.5)))
+        seen.append(dist.new_group(timeout=timedelta(seconds=0.7)))
         if rank() == 0:
             try:
                 dist.all_reduce(torch.ones(1), group=seen[0])
@@ -150,7 +151,7 @@ seen = []
     session.quiet_looks = FEW
     (outcome,) = session.run([RunSpec(mode="ddp", world_size=2)])
     assert assemble.to_run(outcome, FINE_RTOL).verdict == "equivalent"
-    assert outcome.seconds > 1.5
+    assert outcome.seconds > LATE_S
 
 
 def test_stack_of_a_death_is_without_those_that_were_asked_for(pool: Pool) -> None:
