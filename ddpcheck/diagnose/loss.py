@@ -76,6 +76,11 @@ def growth_fact(case: Case) -> str:
     return "the step calls collectives, as counting all samples takes"
 
 
+def differs_with_equal_counts(case: Case) -> bool:
+    """Returns whether the run with the same shard on every rank differs, too."""
+    return bool(case.arm(tile=case.world_size).verdict == "divergent")
+
+
 def is_sound_until_backward(case: Case) -> bool:
     """Returns whether the loss is right but for what the step does to its gradients."""
     if case.step is None:

@@ -27,8 +27,7 @@ changes one thing, so that a run with it proves or disproves one cause.
                            process has them at each update
     ddp.find_unused        DDP built anew with find_unused_parameters=True
     ddp.rewrap             DDP built anew, as it was, on the model as it is now
-    ddp.static_off         DDP built anew with static_graph=False
-    ddp.static_on          DDP built anew with static_graph=True
+    ddp.static_off, ddp.static_on  DDP built anew with static_graph=False, with True
     ddp.plain_output       DDP sees the output's tensors in a plain tuple
     dp.mean_scalars        DataParallel's replicas' scalars gathered to their mean
     dp.keep_state          what the first replica assigned to itself is kept
@@ -56,6 +55,7 @@ changes one thing, so that a run with it proves or disproves one cause.
                            a group of gloo's
     collectives.label_offset  an arange over the rank's rows counts from its first row;
                               with ":forward", within the model's forward too
+    collectives.mean_counts  sums over ranks without gradients are read as means
     autograd.averaged      what torch.autograd.grad gives for parameters is averaged
     collectives.off_after_backward  no all_reduce between backward and optimizer step
     noise.global_draws     generators of the target's own draw for the global batch, and
@@ -96,6 +96,7 @@ from ddpcheck.run import (
     countables,
     exact,
     filling,
+    mean_counts,
     overrides,
     rewriting,
     sharding,
@@ -220,6 +221,7 @@ def around_training(
             ),
             "collectives.off_after_backward": off_after_backward,
             "collectives.exact": exact.exact,
+            "collectives.mean_counts": mean_counts.averaged_sums,
             "autograd.averaged": lambda: averaged_grad(model()),
             "data.stride": sharding.stride,
             "data.part": sharding.part,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import checking
-from ddpcheck.diagnose.probes import coupling
+from ddpcheck.diagnose.probes import coupling, order
 from ddpcheck.diagnose.probes.evidence import Couplings
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
@@ -104,3 +104,59 @@ def test_count_of_what_outputs_decide_is_told_from_other_couplings(
     counts: bool,  # noqa: FBT001
 ) -> None:
     assert _measured(loss).count(1e-6) == counts
+
+
+TARGETS = torch.tensor([0, 2, 1, 1, 0, 2, 2, 2, 0, 1, 0, 0])
+SEED = 7
+
+
+def _ordered(
+    loss: Callable[[Tensor, Tensor], Tensor], world_size: int = 2
+) -> dict[str, float]:
+    """Returns what another order of 12 samples changes."""
+    outputs = torch.randn(12, 3, generator=torch.Generator().manual_seed(3))
+
+    def run(perturb: coupling.Perturb, batch: Tensor) -> coupling.Grads:
+        torch.manual_seed(SEED)
+        leaf = perturb("out", outputs).detach().requires_grad_()
+        loss(leaf, batch).backward()
+        return {(0, "out"): leaf.grad}
+
+    grads = run(lambda _, value: value, TARGETS)
+    return order.measure(run, grads, lambda *_: (0, 1), TARGETS, world_size, SEED)
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_ordered"),
+    [
+        (lambda o, t: nn.functional.cross_entropy(o, t.roll(1)), True),
+        (lambda o, t: (o[1:] * o[:-1]).sum() + 0 * t.sum(), True),
+        # What decides is the sample's own, and how many there are.
+        (lambda o, t: nn.functional.cross_entropy(o, t, ignore_index=1), False),
+        (lambda o, t: (o.std(0) * (t == 1).sum()).sum(), False),
+        # Three samples belong together, and a block holds three.
+        (lambda o, t: (o.view(4, 9).logsumexp(1) * t[::3]).sum() + o.sum(), False),
+    ],
+    ids=["neighbours' targets", "neighbours", "own targets", "counts", "groups"],
+)
+@pytest.mark.usefixtures("seeded")
+def test_order_matters_to_what_knows_its_neighbours(
+    loss: Callable[[Tensor, Tensor], Tensor],
+    is_ordered: bool,  # noqa: FBT001
+) -> None:
+    (change,) = _ordered(loss).values()
+    assert (change > 0.1) == is_ordered
+    assert change < 1e-6 or is_ordered
+
+
+@pytest.mark.usefixtures("seeded")
+def test_nothing_is_told_of_draws_or_of_shards_without_halves() -> None:
+    def noisy(o: Tensor, _: Tensor) -> Tensor:
+        return (o * torch.randn(12, 1)).square().sum()
+
+    def plain(o: Tensor, t: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(o, t.roll(1))
+
+    assert _ordered(noisy) == {}
+    assert _ordered(plain, world_size=4) == {}  # three samples each
+    assert _ordered(plain, world_size=1) == {}

@@ -118,7 +118,7 @@ class _Trial:
             at, blocks = self.places(key, value)
             return change(value, self.part.along(value, at, blocks), at, key)
 
-        tops = _tops(self.grads)
+        tops = largest_gradients(self.grads)
         return {
             key: d
             for key, d in (self._moved(perturb, batch) or {}).items()
@@ -126,7 +126,7 @@ class _Trial:
         }
 
     def _relative(self, changes: dict[str, Tensor]) -> dict[str, float]:
-        tops = _tops(self.grads)
+        tops = largest_gradients(self.grads)
         return {key: float(d.abs().max()) / tops[key] for key, d in changes.items()}
 
     def _unscaled(self, found: list[dict[str, Tensor]]) -> dict[str, float]:
@@ -162,7 +162,7 @@ class _Trial:
 
         # Not by a shift alone, which leaves the spread of values as it is.
         shifted, scaled = moved(lambda t: 0.8 * t + 1), moved(lambda t: 1.5 * t)
-        return _apart(shifted, scaled, _tops(self.grads))
+        return _apart(shifted, scaled, largest_gradients(self.grads))
 
 
 def _largest(found: Iterable[Couplings]) -> Couplings:
@@ -177,7 +177,8 @@ def _largest(found: Iterable[Couplings]) -> Couplings:
     return Couplings(**joined)
 
 
-def _tops(grads: Grads) -> dict[str, float]:
+def largest_gradients(grads: Grads) -> dict[str, float]:
+    """Returns the largest absolute entry by key, of all micro-batches."""
     tops: dict[str, float] = {}
     for (_, key), grad in grads.items():
         if grad is not None and grad.numel():

@@ -140,6 +140,7 @@ class Couplings:
     relative to that; 0 for a divisor, where the outputs decide what is counted.
     `targets`: what two changes of the other targets have in no common direction. One
     divisor, a sum of weights, moves a gradient along one direction.
+    `ordered`: blocks of samples stood in another order (probes/order.py).
     """
 
     nudged: dict[str, float] = field(default_factory=dict)
@@ -147,13 +148,12 @@ class Couplings:
     copied: dict[str, float] = field(default_factory=dict)
     unscaled: dict[str, float] = field(default_factory=dict)
     targets: dict[str, float] = field(default_factory=dict)
+    ordered: dict[str, float] = field(default_factory=dict)
 
     def strongest(self) -> float | None:
         """Returns the largest of all, None where none is known."""
-        values = [
-            v for d in (self.nudged, self.copied, self.targets) for v in d.values()
-        ]
-        return max(values, default=None)
+        found = (self.nudged, self.copied, self.targets, self.ordered)
+        return max((v for by_key in found for v in by_key.values()), default=None)
 
     def count(self, close: float) -> bool:
         """Returns whether all coupling is by a divisor that counts what outputs decide.
@@ -165,7 +165,7 @@ class Couplings:
         return bool(coupled) and all(
             self.slope.get(key, math.inf) <= _SMOOTH * change
             and self.unscaled.get(key, math.inf) <= close
-            and self.targets.get(key, 0.0) <= close
+            and max(self.targets.get(key, 0.0), self.ordered.get(key, 0.0)) <= close
             for key, change in coupled.items()
         )
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 _EXACT = 0.05
 _NOTHING = 1e-12  # of the largest row's gradient
+_FITS = 1e-4  # of a gradient, beside one factor
 
 
 def row_sum(tensor: Tensor) -> float:
@@ -79,3 +80,15 @@ def fit(mine: Tensor, reference: Tensor) -> tuple[float, float, float]:
     left = float((a - ratio * b).norm())
     size = max(float(a.norm()), square**0.5)
     return ratio, left / size, square**0.5
+
+
+def one_factor(once: dict[str, Tensor], both: dict[str, Tensor]) -> float | None:
+    """Returns both / once where one factor fits all of the tensors, else None."""
+    shared = [(once[n].double(), both[n].double()) for n in once if n in both]
+    dot = sum(float((a * b).sum()) for a, b in shared)
+    square = sum(float(t.double().pow(2).sum()) for t in once.values())
+    if not square:
+        return None
+    ratio = dot / square
+    left = sum(float((b - ratio * a).pow(2).sum()) for a, b in shared)
+    return ratio if left <= (_FITS * ratio) ** 2 * square else None

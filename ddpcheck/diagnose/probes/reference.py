@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.diagnose.probes import coupling, micro, training
+from ddpcheck.diagnose.probes import coupling, fits, micro, order, training
 from ddpcheck.diagnose.probes.coupling import Grads, Perturb
 from ddpcheck.diagnose.probes.evidence import Couplings, ReferenceEvidence
 from ddpcheck.diagnose.probes.flow import Flow
@@ -332,7 +333,11 @@ class _Probe:
         def run(perturb: Perturb, batch: Any) -> Grads:
             return self._cut_pass(perturb=perturb, batch=batch)[0]
 
-        return coupling.measure(run, grads, self._place, self.batch, self.world_size)
+        given = run, grads, self._place, self.batch, self.world_size
+        found = coupling.measure(*given)
+        if self.windows.count > 1:  # whose shards are others
+            return found
+        return dataclasses.replace(found, ordered=order.measure(*given, self.spec.seed))
 
     def _write_doubled(self, grads: Grads) -> None:
         """Writes the cut gradients of the batch taken twice, at its first half.
@@ -369,21 +374,7 @@ class _Probe:
             both = self._plain_grads(twice)
         except Exception:  # noqa: BLE001 (fixed batch sizes, lookups by index)
             return None
-        dot = sum(
-            float((once[n].double() * both[n].double()).sum())
-            for n in once
-            if n in both
-        )
-        square = sum(float(once[n].double().pow(2).sum()) for n in once)
-        if not square:
-            return None
-        ratio = dot / square
-        left = sum(
-            float((both[n].double() - ratio * once[n].double()).pow(2).sum())
-            for n in once
-            if n in both
-        )
-        return ratio if left <= (1e-4 * ratio) ** 2 * square else None
+        return fits.one_factor(once, both)
 
     def _plain_grads(self, batch: Any) -> dict[str, Tensor]:
         restore(self.start, self.model)

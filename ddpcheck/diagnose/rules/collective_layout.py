@@ -11,9 +11,10 @@ with gaps (a column) works on the memory behind it.
 
 How it was found
 The step calls collectives, no one factor per rank explains d loss / d output, and
-the run still differs at W = 1 or with the same shard on all ranks, where all counts
-agree. Where it does not, a run in which labels count on from the rank's first row
-decides. Collectives on views are repeated by their definition.
+the run still differs at W = 1 or, where the loss relates samples, with the same shard
+on all ranks, where all counts agree. Where it does not, a run in which labels count
+on from the rank's first row decides. Collectives on views are repeated by their
+definition.
 
 Example
     import torch
@@ -54,7 +55,11 @@ https://github.com/ScrollPrize/villa/pull/1501
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence
+from ddpcheck.diagnose.loss import (
+    differs_with_equal_counts,
+    global_loss_fix,
+    ratio_evidence,
+)
 from ddpcheck.diagnose.text import number
 from ddpcheck.run.spec import Defect
 
@@ -131,7 +136,8 @@ def _seen_without_counts(case: Case) -> list[str]:
         shown.append(
             "it differs with one rank already, where there is nothing to reduce"
         )
-    if case.arm(tile=case.world_size).verdict == "divergent":
+    # Where no sample knows of another, rows have no places: a factor is wrong.
+    if case.couples is not False and differs_with_equal_counts(case):
         shown.append(
             "it differs with the same shard on every rank, where all counts agree"
         )

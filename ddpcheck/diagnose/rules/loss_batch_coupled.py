@@ -10,10 +10,11 @@ top-k, a ranking or a standard deviation.
 
 How it was found
 Forward is equal; d loss / d output at some samples (one half of the batch; every other
-shard) changes, by more than 1e-6 of its size, when the outputs of the others do; and it
-is not W times the reference's. The run in which the loss sees the outputs and targets
-of all ranks, with gradients, decides. A term that a module computes may pass by all
-outputs: where its mean over ranks is not one process's, the module sees all rows.
+shard) changes, by more than 1e-6 of its size, when the outputs of the others do, or
+where blocks of samples change places; and it is not W times the reference's. The run
+in which the loss sees the outputs and targets of all ranks, with gradients, decides. A
+term that a module computes may pass by all outputs: where its mean over ranks is not
+one process's, the module sees all rows.
 
 Example
     import torch
@@ -153,6 +154,12 @@ def _coupled(case: Case) -> str:
     found = case.step.reference.couplings
     through_outputs = max([*found.nudged.values(), *found.copied.values()], default=0.0)
     through_targets = max(found.targets.values(), default=0.0)
+    by_order = max(found.ordered.values(), default=0.0)
+    if max(through_outputs, through_targets) <= case.close < by_order:
+        return (
+            "with blocks of samples in another order, in one process, the loss gradient "
+            f"at the same samples changes by {number(by_order)} of its size"
+        )
     if max(through_outputs, through_targets) <= case.close:
         return (
             "samples that have no gradient in one process have one on a rank, or the "

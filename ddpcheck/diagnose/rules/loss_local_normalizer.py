@@ -53,6 +53,7 @@ from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import (
     counted_by,
+    differs_with_equal_counts,
     global_loss_fix,
     is_divided_by_counts,
     ratio_evidence,
@@ -77,10 +78,19 @@ def detect(case: Case) -> Proposal | None:
         return None
     if case.uniform_ratio is not None:
         return _of_a_sum(case)
+    return _of_counts(case)
+
+
+def _of_counts(case: Case) -> Proposal | None:
+    """Returns the proposal for factors that follow a count, or for several of them."""
     name = counted_by(case)
     if name == SAMPLES:
         return None  # loss/uneven-shard
-    return _of(case) if name is None else _of(case, name)
+    if name is not None:
+        return _of(case, name)
+    if case.loss_asks_others and differs_with_equal_counts(case):
+        return None  # what it divides by may differ, and something else is wrong
+    return _of(case)
 
 
 def _unseen(case: Case) -> Proposal | None:

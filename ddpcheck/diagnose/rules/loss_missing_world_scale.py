@@ -9,7 +9,8 @@ Why it happens
 How it was found
 d loss / d output is 1 times the reference's on every rank (W is right), and the
 batch taken twice does not double the gradient, within 1 %. The run with the loss
-times W decides.
+times W decides. Beside a term that is right no one factor fits: then a run decides
+in which sums over ranks that carry no gradient are read as means.
 
 Example
     import torch
@@ -61,10 +62,12 @@ LINK = "loss"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for a ratio of 1 on every rank and a loss that is a mean alone."""
-    ratio = case.uniform_ratio
-    if ratio is None or case.world_size == 1 or abs(ratio - 1) > case.close:
+    if case.losses_replicate or case.step is None or case.world_size == 1:
         return None
-    if case.losses_replicate or case.step is None:
+    ratio = case.uniform_ratio
+    if ratio is None:
+        return _of_one_term(case)
+    if abs(ratio - 1) > case.close:
         return None
     if is_sum(case):
         return None
@@ -83,3 +86,28 @@ def detect(case: Case) -> Proposal | None:
         evidence=ratio_evidence(case),
     )
     return with_scale(case, found, world)
+
+
+def _of_one_term(case: Case) -> Proposal | None:
+    """Proposes it on trial for a term beside others that are right, or wrong elsewise."""
+    if not case.has_cuts or case.loss_is_sound or not case.loss_asks_others:
+        return None
+    if case.couples:
+        return None
+    world = case.world_size
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="one term of the loss is divided by the count of all ranks, and DDP "
+        f"divides by {world} again: that term weighs 1/{world}",
+        facts=(
+            ratio_fact(case),
+            "it is right where the sums over ranks that carry no gradient are read as "
+            "means over ranks",
+        ),
+        fix="multiply that term by the world size",
+        code="loss = dist.get_world_size() * local_sum / global_count + mean_term",
+        fixes=("collectives.mean_counts",),
+        speculative=True,
+        evidence=ratio_evidence(case),
+    )

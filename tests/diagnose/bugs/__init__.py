@@ -9,17 +9,21 @@ from __future__ import annotations
 from tests.diagnose.bugs import (
     collectives,
     counts,
+    counts_of_all,
     loss,
     micro,
+    order,
     outside,
     reduction,
     statistics,
 )
 
-SOUND = {**micro.SOUND, **outside.SOUND}
+SOUND = {**counts_of_all.SOUND, **order.SOUND, **micro.SOUND, **outside.SOUND}
 BUGS = {
     **loss.BUGS,
     **counts.BUGS,
+    **counts_of_all.BUGS,
+    **order.BUGS,
     **micro.BUGS,
     **outside.BUGS,
     **statistics.BUGS,

@@ -1,0 +1,74 @@
+"""Terms divided by counts that ranks have summed up, beside terms that are right."""
+
+from __future__ import annotations
+
+_MODEL = """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+batch = torch.randn(8, 4), torch.tensor([0, -100, 2, 1, -100, -100, 2, 0])
+def summed(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="sum")
+def flatness(output):
+    return 0.1 * output.logsumexp(-1).square().mean()
+"""
+_FOUND: list[tuple[str, bool | None]] = [("loss/missing-world-scale", True)]
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Five valid targets: the mean of the ranks' counts is no whole number.
+    "count-of-all-beside-a-mean": (
+        _MODEL
+        + """
+def loss(output, target):
+    n = (target >= 0).sum()
+    if dist.is_initialized():
+        dist.all_reduce(n)
+    return summed(output, target) / n + flatness(output)
+""",
+        _FOUND,
+    ),
+    "count-of-all-as-a-number-beside-a-mean": (
+        _MODEL
+        + """
+def loss(output, target):
+    n = (target >= 0).sum()
+    if dist.is_initialized():
+        dist.all_reduce(n, async_op=True).wait()
+    return summed(output, target) * (1 / max(n.item(), 1)) + flatness(output)
+""",
+        _FOUND,
+    ),
+    "count-of-all-by-a-function-beside-a-mean": (
+        _MODEL
+        + """
+def loss(output, target):
+    n = (target >= 0).sum().float()
+    if dist.is_initialized():
+        n = dnn.all_reduce(n)
+    return summed(output, target) / n.clamp(min=1) + flatness(output)
+""",
+        _FOUND,
+    ),
+    # Counts of two kinds, one of them divided by in the right way.
+    "one-of-two-counts-of-all": (
+        _MODEL
+        + """
+def loss(output, target):
+    n = torch.stack([(target >= 0).sum(), (target < 0).sum()]).double()
+    if dist.is_initialized():
+        dist.all_reduce(n)
+    unknown = (output.logsumexp(-1).square() * (target < 0)).sum()
+    return summed(output, target) / n[0] + world() * unknown / n[1]
+""",
+        [("unknown", None)],
+    ),
+}
+
+SOUND = {
+    "count-of-all-times-the-world-beside-a-mean": _MODEL
+    + """
+def loss(output, target):
+    n = (target >= 0).sum()
+    if dist.is_initialized():
+        dist.all_reduce(n)
+    return summed(output, target) * world() / n + flatness(output)
+""",
+}

@@ -1,0 +1,57 @@
+"""Samples whose loss knows which sample stands beside them."""
+
+from __future__ import annotations
+
+_MODEL = """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+batch = torch.randn(8, 4), torch.arange(8) % 3
+def entropy(output, target):
+    return nn.functional.cross_entropy(output, target)
+"""
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Targets are classes, and no output moves another's gradient.
+    "targets-of-the-sample-before": (
+        _MODEL
+        + """
+def loss(output, target):
+    return 0.7 * entropy(output, target) + 0.3 * entropy(output, target.roll(1))
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    "samples-mixed-with-the-one-before": (
+        _MODEL
+        + """
+def train_step(model, optimizer, batch):
+    x, y = batch
+    output = model(0.7 * x + 0.3 * x.roll(1, 0))
+    optimizer.zero_grad()
+    (0.7 * entropy(output, y) + 0.3 * entropy(output, y.roll(1))).backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # Pairs stay pairs in another order of shards: only their number differs.
+    "masked-pairs": (
+        """
+model = nn.Linear(4, 1)
+batch = torch.randn(16, 4), torch.tensor([1, 1, 0, 0, 1, 1, 1, 1, 1, 1] + [0] * 6)
+def loss(output, target):
+    r = output.squeeze(-1)
+    valid = target[0::2].double()
+    values = nn.functional.softplus(r[1::2] - r[0::2]) + 0.1 * r[0::2].square()
+    return (values * valid).sum() / valid.sum() + 0.1 * r.mean()
+""",
+        [("loss/local-normalizer", True)],
+    ),
+}
+
+SOUND = {
+    # What is mixed stays within a shard.
+    "targets-of-the-sample-before-in-groups-of-two": _MODEL
+    + """
+def loss(output, target):
+    turned = target.view(-1, 2).roll(1, 1).flatten()
+    return 0.7 * entropy(output, target) + 0.3 * entropy(output, turned)
+""",
+}
