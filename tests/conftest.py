@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ddpcheck.ranks.pool import Pool, Preload
@@ -33,6 +35,15 @@ LOOK_S = 0.2  # what early_looks makes of ranks/task.py's
 def early_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that wait for each other are looked at more often than twice a second."""
     monkeypatch.setattr("ddpcheck.ranks.task.LOOK_S", LOOK_S)
+
+
+@pytest.fixture
+def same_generators() -> Iterator[None]:
+    """Puts the generators of Python and numpy back."""
+    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002
+    yield
+    random.setstate(python)
+    np.random.set_state(arrays)  # noqa: NPY002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,7 +139,7 @@ def _ordered(
     ],
     ids=["neighbours' targets", "neighbours", "own targets", "counts", "groups"],
 )
-@pytest.mark.usefixtures("seeded")
+@pytest.mark.usefixtures("seeded", "same_generators")
 def test_order_matters_to_what_knows_its_neighbours(
     loss: Callable[[Tensor, Tensor], Tensor],
     is_ordered: bool,  # noqa: FBT001
@@ -149,7 +149,7 @@ def test_order_matters_to_what_knows_its_neighbours(
     assert change < 1e-6 or is_ordered
 
 
-@pytest.mark.usefixtures("seeded")
+@pytest.mark.usefixtures("seeded", "same_generators")
 def test_nothing_is_told_of_draws_or_of_shards_without_halves() -> None:
     def noisy(o: Tensor, _: Tensor) -> Tensor:
         return (o * torch.randn(12, 1)).square().sum()

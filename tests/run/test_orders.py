@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,6 @@ import torch
 from ddpcheck.run import orders
 
 pytestmark = pytest.mark.usefixtures("seeded", "same_generators")
-
-
-@pytest.fixture
-def same_generators() -> Iterator[None]:
-    """Puts the generators of Python and numpy back."""
-    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002
-    yield
-    random.setstate(python)
-    np.random.set_state(arrays)  # noqa: NPY002
 
 
 def _drawn(seed: int) -> dict[str, Any]:
