@@ -14,6 +14,7 @@ from ddpcheck import tree
 from ddpcheck.diagnose.probes import gradients, micro, modules, span, training
 from ddpcheck.diagnose.probes.evidence import ModuleCall, RankEvidence
 from ddpcheck.diagnose.probes.group import with_what_others_say
+from ddpcheck.diagnose.probes.kept import Kept
 from ddpcheck.diagnose.probes.segments import SAME
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
@@ -121,13 +122,14 @@ class _Probe:
             models.wrap(self.target, model, find_unused=False)
         )
         wrapped = fixes.after_wrap(wrapped, spec.fixes)
-        start = snapshot(wrapped)
+        start, kept = snapshot(wrapped), Kept(self.target, wrapped)
         found = self.observed(wrapped, model, batch, count_names)
         if not found.collectives and not self.seen.asks_distributed:
             return found
 
         def again() -> RankEvidence:
             restore(start, wrapped)
+            kept.put_back()
             seen = observe.Observed()
             other = _Probe(self.target, spec, self.reader, self.rank, seen)
             other.feeds_indices = self.feeds_indices

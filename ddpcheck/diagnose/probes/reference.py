@@ -17,6 +17,7 @@ from ddpcheck.diagnose.probes import coupling, fits, micro, order, training
 from ddpcheck.diagnose.probes.coupling import Grads, Perturb
 from ddpcheck.diagnose.probes.evidence import Couplings, ReferenceEvidence
 from ddpcheck.diagnose.probes.flow import Flow
+from ddpcheck.diagnose.probes.kept import Kept
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
     is_cut,
@@ -70,7 +71,7 @@ class _Probe:
         self.batch = batches_of(target, spec)[-1]
         self.size = batch_size(target, self.batch)
         set_default_dtype(spec)
-        self.start = snapshot(self.model)
+        self.start, self.kept = snapshot(self.model), Kept(target, self.model)
         self.windows = micro.Windows(sizes=(self.size,))
         self.shard_rows = tree.shard_range(self.size, 0, world_size)[1]
         self.rows: list[int] = []  # of every call of the model
@@ -142,14 +143,18 @@ class _Probe:
         return tuple(dict.fromkeys(_module(k) for k in used))
 
     def _step(self, batch: Any, hooks: Hooks) -> training.Done:
-        restore(self.start, self.model)
-        isolation.seed_everything(self.spec.seed)
+        self._begin()
         self.draws = DrawCounter()
         try:
             with bound_noise(self.spec, self.size), self.draws:
                 return training.step(self.target, self.spec, self.model, batch)
         finally:
             hooks.remove()
+
+    def _begin(self) -> None:
+        restore(self.start, self.model)
+        self.kept.put_back()
+        isolation.seed_everything(self.spec.seed)
 
     def _find_windows(self) -> None:
         """Finds the micro-batches of a step that is the user's own."""
@@ -175,7 +180,7 @@ class _Probe:
         hooks = Hooks(calls_per_micro=self.windows.calls)
         hooks.attach(self.model, counted.before, after)
         shard = tree.shard(self.batch, 0, self.world_size)
-        restore(self.start, self.model)
+        self._begin()
         try:
             with bound_noise(self.spec, self.size, rows=self.shard_rows):
                 training.step(self.target, self.spec, self.model, shard)
@@ -377,8 +382,7 @@ class _Probe:
         return fits.one_factor(once, both)
 
     def _plain_grads(self, batch: Any) -> dict[str, Tensor]:
-        restore(self.start, self.model)
-        isolation.seed_everything(self.spec.seed)
+        self._begin()
         training.step(self.target, self.spec, self.model, batch)
         return {
             n: torch.view_as_real(p.grad) if p.grad.is_complex() else p.grad.to_dense()

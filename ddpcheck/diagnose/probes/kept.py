@@ -1,0 +1,179 @@
+"""What a loss, a step or a module remembers from call to call, put back for every pass.
+
+A normaliser smoothed over iterations, a coefficient that adapts, centres of classes:
+the second pass of a probe would find what the first one left, and what follows from
+that would look like samples that depend on each other. Plain data are put back, in
+objects of any class within sight; files, iterators and threads are left alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import random
+import types
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ddpcheck.target import Target
+
+Undo = Callable[[], object]
+
+_MOST = 20_000  # things that are looked at
+_MOST_BYTES = 1 << 28  # of tensors and arrays that are copied
+_MODULES_OWN = set(vars(nn.Module()))  # hooks and what torch keeps: not the user's
+_NUMBERS: tuple[type, ...] = (bool, int, float, complex, Tensor, np.ndarray)
+_CONTAINERS: tuple[type, ...] = (tuple, list, dict, set, collections.deque)
+_PLAIN = (*_NUMBERS, *_CONTAINERS, str, bytes, type(None))
+
+
+class Kept:
+    """The plain data within sight of a target and its model, as they are now."""
+
+    def __init__(self, target: Target, model: nn.Module) -> None:
+        self._undo: list[Undo] = []
+        # What is not to be looked into, by its id; held, so that no id is used again.
+        self._seen: dict[int, Any] = {id(v): v for v in (target.model, target.batch)}
+        self._left, self._bytes = _MOST, _MOST_BYTES
+        for module in model.modules():
+            self._note_module(module, is_models=True)
+        for function in (target.loss, target.train_step):
+            self._note(function)
+
+    def put_back(self) -> None:
+        """Makes everything what it was."""
+        for undo in self._undo:
+            undo()
+
+    def _note(self, value: Any) -> None:
+        if isinstance(value, type) or id(value) in self._seen or self._left <= 0:
+            return
+        self._seen[id(value)] = value
+        self._left -= 1
+        with contextlib.suppress(Exception):  # a lazy module, a tensor without data
+            self._note_new(value)
+
+    def _note_new(self, value: Any) -> None:
+        if isinstance(value, Tensor | np.ndarray):
+            self._note_numbers(value)
+        elif isinstance(value, torch.Generator):
+            self._undo.append(functools.partial(value.set_state, value.get_state()))
+        elif isinstance(value, random.Random):
+            self._undo.append(functools.partial(value.setstate, value.getstate()))
+        elif isinstance(value, nn.Module):
+            self._note_module(value)
+        elif isinstance(value, dict | list | set | collections.deque):
+            self._note_container(value)
+        elif isinstance(value, tuple):
+            self._note_all(value)
+        elif isinstance(value, types.FunctionType):
+            self._note_function(value)
+        elif isinstance(value, types.MethodType):
+            self._note_all((value.__self__, value.__func__))
+        elif not isinstance(value, types.ModuleType) and hasattr(value, "__dict__"):
+            self._note_attributes(vars(value))
+
+    def _note_all(self, values: Iterable[Any]) -> None:
+        for value in list(values):
+            self._note(value)
+
+    def _note_function(self, function: types.FunctionType) -> None:
+        """Notes what a function of the user's closes over, and the globals it names."""
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # not assigned yet
+                content = cell.cell_contents
+                if isinstance(content, _PLAIN):
+                    self._undo.append(functools.partial(setattr, cell, _CELL, content))
+                self._note(content)
+        self._note_all((function.__dict__, function.__defaults__ or ()))
+        if not _is_torchs(function):
+            self._note_attributes(function.__globals__, _names(function.__code__))
+
+    def _note_module(self, module: nn.Module, *, is_models: bool = False) -> None:
+        """Notes a module's attributes, and tensors that are not the model's own."""
+        self._seen[id(module)] = module
+        if not _is_torchs(type(module)):
+            self._note_attributes(vars(module), but=_MODULES_OWN)
+        if not is_models:
+            for held in ("_parameters", "_buffers", "_modules"):
+                self._note(vars(module)[held])
+
+    def _note_attributes(
+        self,
+        held: dict[str, Any],
+        only: AbstractSet[str] | None = None,
+        but: AbstractSet[str] = frozenset(),
+    ) -> None:
+        """Notes the plain values among named ones; new ones are taken away again."""
+
+        def mine() -> dict[str, Any]:
+            names = set(held if only is None else only) - but
+            return {n: held[n] for n in names if n in held and not n.startswith("__")}
+
+        before = mine()
+        plain = {name: v for name, v in before.items() if isinstance(v, _PLAIN)}
+
+        def undo() -> None:
+            for name, value in mine().items():
+                if name not in before and isinstance(value, _PLAIN):
+                    del held[name]
+            held.update(plain)
+
+        self._undo.append(undo)
+        self._note_all(before.values())
+
+    def _note_container(self, value: Any) -> None:
+        before = value.copy()
+
+        def undo() -> None:
+            if isinstance(value, dict | set):
+                value.clear()
+                value.update(before)
+            elif isinstance(value, list):
+                value[:] = before
+            else:
+                value.clear()
+                value.extend(before)
+
+        self._undo.append(undo)
+        self._note_all(value.values() if isinstance(value, dict) else value)
+
+    def _note_numbers(self, value: Tensor | np.ndarray[Any, Any]) -> None:
+        """Notes the numbers of an array, or of a tensor at the root of its graph."""
+        self._bytes -= value.nbytes
+        if self._bytes < 0 or (isinstance(value, Tensor) and not value.is_leaf):
+            return
+        if isinstance(value, np.ndarray):
+            array = value.copy()
+            self._undo.append(lambda: np.copyto(value, array))
+            return
+        copy = value.detach().clone()
+
+        def undo() -> None:
+            with torch.no_grad():
+                if value.shape != copy.shape:
+                    value.data = copy.clone()
+                elif not torch.equal(value, copy):
+                    value.copy_(copy)
+
+        self._undo.append(undo)
+
+
+_CELL = "cell_contents"
+
+
+def _is_torchs(made: types.FunctionType | type) -> bool:
+    name = made.__module__ or ""
+    return name.partition(".")[0] in ("torch", "ddpcheck")
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Returns the names that a function's code and the functions in it use."""
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
