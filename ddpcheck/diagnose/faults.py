@@ -159,11 +159,27 @@ def skipped_in(case: Case) -> int | None:
         done = [p.step for p in outcome.progress if isinstance(p, StepResult)]
         # A rank that raises tells of the step that it does not end.
         left[rank] = done[-1] + (rank not in raised) if done else 0
+    waits = {f.rank for f in case.run.faults if _is_in_ddps_forward(f)}
     for step in range(case.outcome.spec.steps):
-        begun = backwards_in(case.outcome, step)
+        begun = [
+            # It would have done another, and comes to none.
+            n + (rank in waits and left[rank] == step)
+            for rank, n in enumerate(backwards_in(case.outcome, step))
+        ]
         if any(n < max(begun) and left[rank] > step for rank, n in enumerate(begun)):
             return step
     return None
+
+
+def _is_in_ddps_forward(fault: Fault) -> bool:
+    """Returns whether a rank waits in what DDP exchanges before the model's forward.
+
+    The order in which gradients came, in the second step: by then every rank has to
+    have been in a forward.
+    """
+    frame = frames.innermost(fault.stack)
+    is_ddps = frame is not None and frame.file.endswith("nn/parallel/distributed.py")
+    return is_ddps and any(f.name == "forward" for f in frames.frames(fault.stack))
 
 
 def backwards_in(outcome: RunOutcome, step: int) -> list[int]:

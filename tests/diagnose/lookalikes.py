@@ -43,6 +43,29 @@ def loss(output, target):
 """,
         [("graph/skipped-backward", None)],
     ),
+    # Not even a forward: others wait in DDP's own, which exchanges the order of
+    # gradients in the second step.
+    "skipped-step-after-a-collective": (
+        """
+model = nn.Linear(4, 3)
+def batch(step):
+    keep = torch.ones(8)
+    keep[4:] = float(step == 0)
+    return torch.randn(8, 4), (torch.arange(8) % 3, keep)
+def train_step(model, optimizer, batch):
+    x, (y, keep) = batch
+    count = keep.sum()
+    if dist.is_initialized():
+        dist.all_reduce(count)
+    optimizer.zero_grad()
+    if not keep.any():
+        return
+    values = nn.functional.cross_entropy(model(x), y, reduction="none")
+    ((values * keep).sum() * world() / count).backward()
+    optimizer.step()
+""",
+        [("graph/skipped-backward", None)],
+    ),
     # DDP's own words are those of a parameter used twice in one backward.
     "two-backwards-marked-ready-twice": (
         """
