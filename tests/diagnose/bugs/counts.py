@@ -20,6 +20,22 @@ def loss(output, target):
 """,
         [("loss/local-normalizer", True)],
     ),
+    # What it was before is no other sample's doing.
+    "mean-by-a-smoothed-count": (
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+batch = torch.randn(8, 4), torch.tensor([0, -100, -100, -100, 1, 2, -100, 0])
+class Smoothed:
+    value = None
+    def __call__(self, output, target):
+        n = float((target >= 0).sum())
+        self.value = n if self.value is None else 0.9 * self.value + 0.1 * n
+        summed = nn.functional.cross_entropy(output, target, reduction="sum")
+        return summed / self.value
+loss = Smoothed()
+""",
+        [("loss/local-normalizer", True)],
+    ),
     # Which samples count is decided among all of them.
     "mean-over-the-hardest-half": (
         _VIEWS
