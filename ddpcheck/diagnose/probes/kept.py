@@ -3,7 +3,9 @@
 A normaliser smoothed over iterations, a coefficient that adapts, centres of classes:
 the second pass of a probe would find what the first one left, and what follows from
 that would look like samples that depend on each other. Plain data are put back, in
-objects of any class within sight; files, iterators and threads are left alone.
+objects of any class within sight; files, iterators and threads are left alone. So are
+flags and containers of networks that come from a library: they tell of hooks and
+methods that it has replaced, which stay.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import collections
 import contextlib
 import functools
 import random
+import sys
 import types
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
@@ -92,13 +95,17 @@ class Kept:
                     self._undo.append(functools.partial(setattr, cell, _CELL, content))
                 self._note(content)
         self._note_all((function.__dict__, function.__defaults__ or ()))
-        if not _is_torchs(function):
+        if not _is_torchs(function) and not _is_librarys(function):
             self._note_attributes(function.__globals__, _names(function.__code__))
 
     def _note_module(self, module: nn.Module, *, is_models: bool = False) -> None:
         """Notes a module's attributes, and tensors that are not the model's own."""
         self._seen[id(module)] = module
-        if not _is_torchs(type(module)):
+        if _is_torchs(type(module)):
+            pass
+        elif _is_librarys(type(module)) and (is_models or any(module.children())):
+            self._note_figures(vars(module))
+        else:
             self._note_attributes(vars(module), but=_MODULES_OWN)
         if not is_models:
             for held in ("_parameters", "_buffers", "_modules"):
@@ -127,6 +134,14 @@ class Kept:
 
         self._undo.append(undo)
         self._note_all(before.values())
+
+    def _note_figures(self, held: dict[str, Any]) -> None:
+        figures = {
+            name: value
+            for name, value in held.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        self._undo.append(functools.partial(held.update, figures))
 
     def _note_container(self, value: Any) -> None:
         before = value.copy()
@@ -166,6 +181,11 @@ class Kept:
 
 
 _CELL = "cell_contents"
+
+
+def _is_librarys(made: types.FunctionType | type) -> bool:
+    found = sys.modules.get(made.__module__ or "")
+    return "site-packages" in (getattr(found, "__file__", None) or "")
 
 
 def _is_torchs(made: types.FunctionType | type) -> bool:
