@@ -11,8 +11,8 @@ from ddpcheck.diagnose.case import Case
 class Unused:
     """`everywhere`: no gradient on any rank; `somewhere`: on some ranks only.
 
-    `in_output`: the model's output depends on some of the former. `fault`: what DDP
-    raised, as a fact.
+    `in_output`: the model's output depends on some that have none in the first step,
+    whose model the probe has. `fault`: what DDP raised, as a fact.
     """
 
     everywhere: list[str]
@@ -35,4 +35,5 @@ def unused_parameters(case: Case) -> Unused:
         f"{(f.step or 0) + 1}: {f.summary[:100]}"
         for f in case.run.faults[:1]
     )
-    return Unused(everywhere, somewhere, bool(used & set(everywhere)), fault)
+    at_first = {name for step, name in on_all if step == 0}
+    return Unused(everywhere, somewhere, bool(used & at_first), fault)

@@ -43,6 +43,26 @@ def loss(output, target):
 """,
         [("graph/skipped-backward", None)],
     ),
+    # The first step uses it, and its output reaches the loss there.
+    "layer-left-out-in-the-second-step": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.calls = nn.Linear(4, 4), nn.Linear(4, 3), 0
+        self.skip = nn.Linear(4, 4)
+    def forward(self, x):
+        self.calls += 1
+        x = self.a(x)
+        return self.b(x if self.calls == 2 else x + self.skip(x).tanh())
+def model():
+    torch.manual_seed(0)
+    return Net()
+batch = torch.randn(8, 4), torch.arange(8) % 3
+wrap = DDP
+""",
+        [("graph/unused-parameter", True)],
+    ),
     # Not even a forward: others wait in DDP's own, which exchanges the order of
     # gradients in the second step.
     "skipped-step-after-a-collective": (
