@@ -15,7 +15,9 @@ from ddpcheck.diagnose.registry import RULES
 from ddpcheck.report import Control, Run
 
 _PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
-_SCALES = ("loss.scale", "direct.scale", "terms.scale", "outputs.scale")
+_SCALES = {
+    f"{what}.scale" for what in ("loss", "direct", "gradients", "terms", "outputs")
+}
 _EXACT = 1e-6  # of what a run is off by, where nothing but rounding was changed
 _SAME = 0.01  # excesses this close: the fix changed nothing; powers: it is one
 

@@ -40,6 +40,18 @@ def scaled_gradient(value: Tensor, factor: float) -> Tensor:
     return _ScaleGrad.apply(value, factor)  # type: ignore[no-untyped-call,no-any-return]
 
 
+@contextlib.contextmanager
+def scaled_parameters(model: nn.Module, factor: float) -> Iterator[None]:
+    """Gives all parameters `factor` times the gradient of every backward."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    hooks = [p.register_hook(lambda grad: grad * factor) for p in trained]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 class _DirectUse(TorchFunctionMode):
     def __init__(self, owners: dict[int, nn.Module], factor: float) -> None:
         super().__init__()

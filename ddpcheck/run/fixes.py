@@ -15,6 +15,7 @@ changes one thing, so that a run with it proves or disproves one cause.
                            own loss
     direct.scale:FACTOR    parameters used outside their own module, as in a penalty,
                            get FACTOR times the gradient
+    gradients.scale:FACTOR  parameters get FACTOR times the gradient of every backward
     terms.scale:FACTOR     numbers that no data reach get FACTOR times the gradient
                            where they are added to others
     outputs.scale:FACTOR|PATHS  these outputs of the model get FACTOR times the gradient
@@ -107,7 +108,7 @@ from ddpcheck.run.autograd_collectives import autograd_collectives
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.collectives import averaged_grad, off_after_backward
 from ddpcheck.run.constant_draws import ConstantDraws
-from ddpcheck.run.direct import scaled_direct_use, scaled_outputs
+from ddpcheck.run.direct import scaled_direct_use, scaled_outputs, scaled_parameters
 from ddpcheck.run.gather import alone, gathered, rows_of_ranks
 from ddpcheck.run.labels import offset_by_rank
 from ddpcheck.run.names import strip
@@ -251,11 +252,9 @@ def _enter_scales(
     model: Callable[[], nn.Module],
 ) -> None:
     """Enters the interventions that give gradients a factor."""
-    scale = argument(fixes, "loss.scale")
-    if scale is not None:
+    if (scale := argument(fixes, "loss.scale")) is not None:
         stack.enter_context(_scaled_backward(lambda: float(scale)))
-    counted = argument(fixes, "loss.count")
-    if counted is not None:
+    if (counted := argument(fixes, "loss.count")) is not None:
         stack.enter_context(
             _scaled_backward(lambda: _count_factor(counted, shard_targets()))
         )
@@ -269,16 +268,17 @@ def _enter_scales(
     if argument(fixes, "data.unpadded") is not None:
         weigh = stack.enter_context(sharding.unpadded(model()))
         stack.enter_context(_scaled_backward(weigh))
-    direct = argument(fixes, "direct.scale")
-    if direct is not None:
-        stack.enter_context(scaled_direct_use(model(), float(direct)))
+    for name, scaled in (
+        ("direct.scale", scaled_direct_use),
+        ("gradients.scale", scaled_parameters),
+        ("terms.scale", scaled_terms),
+    ):
+        if (each := argument(fixes, name)) is not None:
+            stack.enter_context(scaled(model(), float(each)))
     outputs = argument(fixes, "outputs.scale")
     if outputs is not None:
         factor, _, paths = outputs.partition("|")
         stack.enter_context(scaled_outputs(model(), float(factor), paths.split(",")))
-    terms = argument(fixes, "terms.scale")
-    if terms is not None:
-        stack.enter_context(scaled_terms(model(), float(terms)))
 
 
 def after_step(model: nn.Module, fixes: tuple[str, ...]) -> None:

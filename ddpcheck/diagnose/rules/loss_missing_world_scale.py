@@ -47,7 +47,10 @@ https://github.com/facebookresearch/fairseq/issues/779
 
 from __future__ import annotations
 
+import dataclasses
+
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import (
     growth_fact,
     is_sum,
@@ -55,6 +58,7 @@ from ddpcheck.diagnose.loss import (
     ratio_fact,
     with_scale,
 )
+from ddpcheck.diagnose.text import number
 
 SLUG = "loss/missing-world-scale"
 LINK = "loss"
@@ -66,7 +70,7 @@ def detect(case: Case) -> Proposal | None:
         return None
     ratio = case.uniform_ratio
     if ratio is None:
-        return _of_one_term(case)
+        return _of_all_gradients(case) or _of_one_term(case)
     if abs(ratio - 1) > case.close:
         return None
     if is_sum(case):
@@ -85,7 +89,41 @@ def detect(case: Case) -> Proposal | None:
         code="loss = dist.get_world_size() * local_sum / global_count",
         evidence=ratio_evidence(case),
     )
+    if _is_all(case):  # a step with several backwards is scaled once
+        return dataclasses.replace(found, fixes=_scaled(world))
     return with_scale(case, found, world)
+
+
+def _is_all(case: Case) -> bool:
+    """Returns whether every gradient is 1/W of one process's."""
+    factor = common_factor(case)
+    return factor is not None and abs(factor * case.world_size - 1) <= case.close
+
+
+def _scaled(world_size: int) -> tuple[str, ...]:
+    return (f"gradients.scale:{float(world_size)!r}",)
+
+
+def _of_all_gradients(case: Case) -> Proposal | None:
+    """Proposes it on trial where all gradients are 1/W of one process's, however made."""
+    if not case.loss_collectives or not _is_all(case):
+        return None
+    world = case.world_size
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="each rank has its own part of the gradient of all ranks' loss, and DDP "
+        f"divides it by {world}: every gradient is 1/{world} of one process's",
+        facts=(
+            f"all gradients of the first step are {number(1 / world)} times one "
+            "process's",
+            f"{case.loss_collectives} collectives called in one step",
+        ),
+        fix="multiply by the world size",
+        code="loss = dist.get_world_size() * loss",
+        fixes=_scaled(world),
+        speculative=True,
+    )
 
 
 def _of_one_term(case: Case) -> Proposal | None:

@@ -47,6 +47,27 @@ def loss(output, target):
 """,
         _FOUND,
     ),
+    # No cut is seen through two backwards, and yet all gradients have one factor.
+    "own-rows-of-the-gradient-of-all": (
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+batch = torch.randn(8, 4), torch.zeros(8)
+def train_step(model, optimizer, batch):
+    with torch.no_grad():
+        own = everyone = model(batch[0])
+    start = rank() * len(own)
+    if dist.is_initialized():
+        parts = [torch.empty_like(own) for _ in range(world())]
+        dist.all_gather(parts, own)
+        everyone = torch.cat(parts)
+    everyone = everyone.detach().requires_grad_()
+    (everyone @ everyone.T).logsumexp(1).mean().backward()
+    optimizer.zero_grad()
+    (model(batch[0]) * everyone.grad[start : start + len(own)]).sum().backward()
+    optimizer.step()
+""",
+        _FOUND,
+    ),
     # Counts of two kinds, one of them divided by in the right way.
     "one-of-two-counts-of-all": (
         _MODEL
