@@ -29,7 +29,7 @@ from ddpcheck.ranks.wire import Meeting
 
 pytestmark = pytest.mark.xdist_group("hosts")
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 1.0
 WORLD_SIZE = 3
 
 

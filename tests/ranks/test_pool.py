@@ -15,7 +15,7 @@ from ddpcheck.ranks.folder import base_folder
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 1.0
 # A slow machine included; a hang would otherwise be found by no one.
 LIMIT_S = 60.0
 
