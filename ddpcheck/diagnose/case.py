@@ -136,6 +136,7 @@ class Case:
             return []
         found: dict[str, ModuleCall] = {}
         norms = {m.name: m for m in self.modules() if m.is_batch_norm or m.normalises}
+        writers = {m.name for m in self.modules() if m.writes_parameters}
         for m in self.modules():
             if m.input_diff > self.close and (m.caller or m.name):
                 # A norm may hold an activation, which is called with its rows.
@@ -148,6 +149,7 @@ class Case:
                     is_batch_norm=own is not None and own.is_batch_norm,
                     normalises=own is not None,
                     writes_buffers=own is not None and own.writes_buffers,
+                    writes_parameters=m.caller in writers,
                     collectives=own.collectives if own else 0,
                 )
                 found.setdefault(m.caller, caller)

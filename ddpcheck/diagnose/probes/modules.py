@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,20 +12,46 @@ from torch import Tensor, nn
 from ddpcheck import tree
 from ddpcheck.diagnose.probes.teacher import distance, tensors_of
 from ddpcheck.run import private
+from ddpcheck.run.names import strip
 
 _INVARIANT = 0.05  # the norm's epsilon beside a small variance
 _SOME_ROWS = 256  # that are looked up in tables
 _ROUNDING = 1e-6
 
 
-def versions(module: nn.Module) -> tuple[list[tuple[int, float]], list[float]]:
-    """Returns what changes when the module's own buffers and parameters are written."""
+def versions(
+    module: nn.Module, silent: Iterable[nn.Module] = ()
+) -> tuple[list[tuple[int, float]], list[float]]:
+    """Returns what changes when the module's own buffers and parameters are written.
+
+    And the parameters of its `silent` parts, which run as what it does.
+    """
     return (
         # Both: a buffer may be written over with the same, or be another tensor.
         [(private.version(b), _sum(b)) for b in module.buffers(recurse=False)],
         # Not versions: writing to `.data` does not count.
-        [_sum(p) for p in module.parameters(recurse=False)],
+        [_sum(p) for m in (module, *silent) for p in m.parameters(recurse=False)],
     )
+
+
+def silent_parts(
+    model: nn.Module, called: Container[str]
+) -> dict[str, list[nn.Module]]:
+    """Returns parts that are used and not called, by the innermost one around them.
+
+    A flow's `inverse` and an encoder's `encode` run no hooks. `called`: names of the
+    modules that are called.
+    """
+    found: dict[str, list[nn.Module]] = {}
+    for path, part in model.named_modules():
+        name = strip(path)
+        if not name or name in called:
+            continue
+        outer = name.rpartition(".")[0]
+        while outer and outer not in called:
+            outer = outer.rpartition(".")[0]
+        found.setdefault(outer, []).append(part)
+    return found
 
 
 def _sum(tensor: Tensor) -> float:

@@ -101,6 +101,7 @@ class _Probe:
         self.calls: dict[str, Any] = {}
         self.callers: dict[str, tuple[str, str]] = {}
         self.open: list[tuple[str, str]] = []
+        self.silent: dict[str, list[nn.Module]] = {}
         self.feeds_indices = True
 
     def run(self, count_names: tuple[str, ...]) -> RankEvidence:
@@ -152,6 +153,8 @@ class _Probe:
         isolation.seed_everything(spec.seed + 1 + self.rank)
         shard = tree.shard(batch, self.rank, spec.world_size)
         targets = countables.targets_of(self.target, shard)
+        called = {key.partition("#")[0] for key in self.reader.names("inputs", 0)}
+        self.silent = modules.silent_parts(wrapped, called)
         hooks = self.hooks
         hooks.attach(wrapped, self._before, self._after)
         try:
@@ -228,7 +231,8 @@ class _Probe:
         new = tree.replace((args, kwargs), take)
         key = f"{name}#{call}"
         self.inputs[key] = worst
-        self.before[key] = (len(self.seen.collectives), *modules.versions(module))
+        told = modules.versions(module, self.silent.get(name, ()))
+        self.before[key] = (len(self.seen.collectives), *told)
         self.calls[key] = new
         self.callers[key] = self.open[-1] if self.open else ("", "")
         self.open.append((name, type(module).__name__))
@@ -289,7 +293,7 @@ class _Probe:
         args, kwargs = self.calls.pop(key)
         self.open.pop()
         caller, caller_kind = self.callers.pop(key)
-        now = modules.versions(module)
+        now = modules.versions(module, self.silent.get(name, ()))
         writes = now[0] != buffers
         called = len(self.seen.collectives) - collectives
         is_norm = isinstance(module, private.BATCH_NORMS)

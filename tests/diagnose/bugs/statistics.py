@@ -132,6 +132,33 @@ def loss(output, target):
 """,
         [("state/forward-writes-parameter", True)],
     ),
+    # A flow runs backwards in training: no hook of its norm is called.
+    "parameters-initialised-by-a-method-of-a-part": (
+        """
+class ActNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.shift = (nn.Parameter(t(1, 4)) for t in (torch.zeros,) * 2)
+        self.is_new = True
+    def inverse(self, z):
+        if self.is_new:
+            self.scale.data = (z.std(0, keepdim=True) + 1e-6).log()
+            self.shift.data = z.mean(0, keepdim=True)
+            self.is_new = False
+        return (z - self.shift) / self.scale.exp(), -self.scale.sum()
+class Flow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mix = ActNorm(), nn.Linear(4, 4)
+    def forward(self, x):
+        z, volume = self.norm.inverse(x)
+        return (0.5 * self.mix(z).square().sum(1) - volume).mean()
+model = Flow()
+def loss(output, target):
+    return output
+""",
+        [("state/forward-writes-parameter", True)],
+    ),
     # The norm calls its activation with other rows: it is the norm's own doing.
     "batch-norm-with-its-activation": (
         """
