@@ -40,6 +40,7 @@ ATTRIBUTES: dict[str, Callable[[], object]] = {
     ),
     "_backward_hooks": lambda: _hooked()._backward_hooks,  # noqa: SLF001
     "_buffers": lambda: "running_mean" in nn.BatchNorm1d(1)._buffers,  # noqa: SLF001
+    "_forward_hooks": lambda: _with_a_hook()._forward_hooks,  # noqa: SLF001
     "_modules": lambda: list(nn.Sequential(nn.ReLU())._modules) == ["0"],  # noqa: SLF001
     "_parameters": lambda: list(nn.Linear(1, 1)._parameters) == ["weight", "bias"],  # noqa: SLF001
     "_pytree": lambda: torch.utils._pytree.tree_leaves({"a": [1, 2]}) == [1, 2],  # noqa: SLF001
@@ -85,6 +86,12 @@ TEXTS: dict[str, Callable[[], object]] = {
 _OF_TORCH = {"_replicate_for_data_parallel"}
 # Python's own, and ddpcheck's.
 _OTHER = {"_getframe", "_forkserver", "_config", "_fields", "_ddpcheck_wrapper"}
+
+
+def _with_a_hook() -> nn.Module:
+    module = nn.Linear(1, 1)
+    module.register_forward_hook(lambda *_: None)
+    return module
 
 
 def _hooked() -> torch.Tensor:

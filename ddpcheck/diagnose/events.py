@@ -80,6 +80,11 @@ def is_late(events: str, callers: list[int]) -> bool:
     return False
 
 
+def optimizer_runs_backwards(case: Case) -> bool:
+    """Returns whether steps begin in the optimizer, which calls a closure for them."""
+    return any(e.startswith("S") and "B" in e for e in case.rank_facts("events", ""))
+
+
 def ranks_disagree(case: Case, quantity: str, step: int) -> bool:
     """Returns whether the ranks' tensors of a quantity differ after a step."""
     return ranks_differ(case.outcome, quantity, step, case.rtol)

@@ -38,6 +38,7 @@ class Proposal:
     fallback: Proposal | None = None
     last_resort: bool = False
     stands: bool = False
+    is_attempt: bool = False
 
 
 def replaced(proposal: Proposal, **changes: Any) -> Proposal:

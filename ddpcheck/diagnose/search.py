@@ -301,7 +301,8 @@ class Search:
             after = assemble.worst_excess(case.by_hand)
             return Cause(by_hand, before=before, after=after, verified=True)
         after = tested.get(first.slug, math.inf)
-        verified = False if first.slug in tested else None
+        is_run = first.slug in tested and not first.is_attempt
+        verified = False if is_run else None
         return Cause(first, before=before, after=after, verified=verified)
 
     def _or_fallback(

@@ -21,6 +21,7 @@ from ddpcheck.run import (
     calls,
     closing,
     countables,
+    fix_names,
     fixes,
     global_loss,
     isolation,
@@ -187,10 +188,10 @@ class _Candidate:
             )
         if spec.mode == "averaged":
             wrapped = averaged.replace_ddp(wrapped)
-        asks = fixes.argument(spec.fixes, "ddp.broadcast") is not None
+        asks = fix_names.argument(spec.fixes, "ddp.broadcast") is not None
         initial = beginning.of_one_process(self.reader) if asks else {}
         wrapped = fixes.after_wrap(wrapped, spec.fixes, initial)
-        what = fixes.argument(spec.fixes, "loss.global")
+        what = fix_names.argument(spec.fixes, "loss.global")
         if what is None:
             return wrapped
         rows = tree.shard_range(size, self.rank, spec.world_size)
@@ -217,7 +218,7 @@ class _Candidate:
             self._rewrites.end()
         rounding.jitter(wrapped, self.spec.jitter)
         fixes.after_step(wrapped, self.spec.fixes)
-        modules = fixes.argument(self.spec.fixes, "state.one_process")
+        modules = fix_names.argument(self.spec.fixes, "state.one_process")
         if modules is None:
             return
         for name, buffer in names.buffers(wrapped).items():
@@ -233,7 +234,7 @@ class _Candidate:
 
     def _loss(self) -> Callable[[Any, Any], Any] | None:
         loss = loss_function(self.target, self.spec)
-        paths = fixes.arguments(self.spec.fixes, "loss.partial")
+        paths = fix_names.arguments(self.spec.fixes, "loss.partial")
         if loss is not None and paths:
             size = self._rows(batch_size(self.target, self._whole[0]))[1]
             return global_loss.partly_global(
@@ -242,7 +243,7 @@ class _Candidate:
                 size,
                 lambda: split(self.target, self._whole[self._step])[1],
             )
-        if loss is None or fixes.argument(self.spec.fixes, "loss.global") is None:
+        if loss is None or fix_names.argument(self.spec.fixes, "loss.global") is None:
             return loss
         return global_loss.without_sight_of_ranks(loss)
 
@@ -308,12 +309,12 @@ class _Candidate:
         return contextlib.nullcontext()
 
     def _schedule(self) -> Any:
-        if fixes.argument(self.spec.fixes, "update.schedule") is None:
+        if fix_names.argument(self.spec.fixes, "update.schedule") is None:
             return contextlib.nullcontext()
         return schedule.enforced(self.reader.index.facts["schedule"])
 
     def _orders(self) -> Any:
-        if fixes.argument(self.spec.fixes, "target.orders") is None:
+        if fix_names.argument(self.spec.fixes, "target.orders") is None:
             return contextlib.nullcontext()
         return orders.repeated(self.reader.index.facts["orders"])
 

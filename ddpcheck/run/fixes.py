@@ -57,6 +57,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     collectives.label_offset  an arange over the rank's rows counts from its first row;
                               with ":forward", within the model's forward too
     collectives.mean_counts  sums over ranks without gradients are read as means
+    numbers.together       what ranks read of a tensor's one number is all ranks' mean
     autograd.averaged      what torch.autograd.grad gives for parameters is averaged
     collectives.off_after_backward  no all_reduce between backward and optimizer step
     noise.global_draws     generators of the target's own draw for the global batch, and
@@ -80,6 +81,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -90,31 +92,31 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import tree
 from ddpcheck.run import (
-    backwards,
     batch_norm,
     clipping,
     compiling,
     countables,
     exact,
     filling,
+    fix_scales,
     mean_counts,
     overrides,
+    private,
     rewriting,
     sharding,
     submodules,
 )
-from ddpcheck.run.accumulation import Accumulation
 from ddpcheck.run.autograd_collectives import autograd_collectives
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.collectives import averaged_grad, off_after_backward
 from ddpcheck.run.constant_draws import ConstantDraws
-from ddpcheck.run.direct import scaled_direct_use, scaled_outputs, scaled_parameters
+from ddpcheck.run.fix_names import argument
 from ddpcheck.run.gather import alone, gathered, rows_of_ranks
 from ddpcheck.run.labels import offset_by_rank
 from ddpcheck.run.names import strip
 from ddpcheck.run.noise import GlobalDraws
 from ddpcheck.run.plain_output import with_plain_output
-from ddpcheck.run.terms import scaled_terms
+from ddpcheck.run.together import numbers_together
 
 # What a DDP object is built anew with.
 _DDP_SETTINGS: dict[str, dict[str, Any]] = {
@@ -130,21 +132,6 @@ _COMPILER_SETTINGS: dict[str, dict[str, Any]] = {
     "compile.reducer": {"optimize_ddp": "python_reducer"},
     "compile.whole": {"optimize_ddp": False},
 }
-
-
-def argument(fixes: tuple[str, ...], name: str) -> str | None:
-    """Returns what follows "name:" in the fixes, "" for a bare name, None without."""
-    for fix in fixes:
-        head, _, rest = fix.partition(":")
-        if head == name:
-            return rest
-    return None
-
-
-def arguments(fixes: tuple[str, ...], name: str) -> set[str]:
-    """Returns what all fixes "name:a,b,..." name, together."""
-    found = [f.partition(":")[2] for f in fixes if f.startswith(f"{name}:")]
-    return {part for rest in found for part in rest.split(",")}
 
 
 def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
@@ -207,7 +194,7 @@ def around_training(
         yield
         return
     with contextlib.ExitStack() as stack:
-        _enter_scales(stack, fixes, shard_targets, model)
+        fix_scales.enter(stack, fixes, shard_targets, model)
         for name, context in {
             "collectives.autograd": autograd_collectives,
             "collectives.label_offset": lambda: offset_by_rank(
@@ -223,6 +210,7 @@ def around_training(
             "collectives.off_after_backward": off_after_backward,
             "collectives.exact": exact.exact,
             "collectives.mean_counts": mean_counts.averaged_sums,
+            "numbers.together": numbers_together,
             "autograd.averaged": lambda: averaged_grad(model()),
             "data.stride": sharding.stride,
             "data.part": sharding.part,
@@ -243,42 +231,6 @@ def around_training(
             if argument(fixes, name) is not None:
                 stack.enter_context(context())
         yield
-
-
-def _enter_scales(
-    stack: contextlib.ExitStack,
-    fixes: tuple[str, ...],
-    shard_targets: Callable[[], Any],
-    model: Callable[[], nn.Module],
-) -> None:
-    """Enters the interventions that give gradients a factor."""
-    if (scale := argument(fixes, "loss.scale")) is not None:
-        stack.enter_context(_scaled_backward(lambda: float(scale)))
-    if (counted := argument(fixes, "loss.count")) is not None:
-        stack.enter_context(
-            _scaled_backward(lambda: _count_factor(counted, shard_targets()))
-        )
-    if argument(fixes, "loss.global") is not None:
-        stack.enter_context(_scaled_backward(lambda: float(dist.get_world_size())))
-    for name, by_number in (("target.accum", True), ("target.accum_sums", False)):
-        if (each := argument(fixes, name)) is not None:
-            share = Accumulation(each, model(), shard_targets, by_number=by_number)
-            stack.callback(share.remove)
-            stack.enter_context(_scaled_backward(share.factor))
-    if argument(fixes, "data.unpadded") is not None:
-        weigh = stack.enter_context(sharding.unpadded(model()))
-        stack.enter_context(_scaled_backward(weigh))
-    for name, scaled in (
-        ("direct.scale", scaled_direct_use),
-        ("gradients.scale", scaled_parameters),
-        ("terms.scale", scaled_terms),
-    ):
-        if (each := argument(fixes, name)) is not None:
-            stack.enter_context(scaled(model(), float(each)))
-    outputs = argument(fixes, "outputs.scale")
-    if outputs is not None:
-        factor, _, paths = outputs.partition("|")
-        stack.enter_context(scaled_outputs(model(), float(factor), paths.split(",")))
 
 
 def after_step(model: nn.Module, fixes: tuple[str, ...]) -> None:
@@ -339,7 +291,7 @@ def rebuild(
 
 def _see_all_rows(module: nn.Module, *, hides: bool) -> None:
     """Makes a module compute on the rows of all ranks and return this rank's."""
-    forward = module.forward
+    forward = _with_its_hooks(module)
     compute = functools.partial(alone, forward) if hides else forward
 
     def global_forward(*args: Any, **kwargs: Any) -> Any:
@@ -358,6 +310,23 @@ def _see_all_rows(module: nn.Module, *, hides: bool) -> None:
         return _own_rows(whole, next(iter(sizes.values()), (1,)))
 
     module.forward = global_forward
+
+
+def _with_its_hooks(module: nn.Module) -> Callable[..., Any]:
+    """Returns the forward with the hooks that are on the module, and takes them off."""
+    forward, hooks = module.forward, list(private.forward_hooks(module).values())
+    private.forward_hooks(module).clear()
+    takes_kwargs = {id(h): len(inspect.signature(h).parameters) > 3 for h in hooks}  # noqa: PLR2004
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        for hook in hooks:
+            given = (args, kwargs) if takes_kwargs[id(hook)] else (args,)
+            changed = hook(module, *given, output)
+            output = output if changed is None else changed
+        return output
+
+    return hooked if hooks else forward
 
 
 def _own_rows(whole: Any, sizes: tuple[int, ...]) -> Any:
@@ -379,22 +348,3 @@ def _row_dim(shape: tuple[int, ...], total: int) -> int | None:
         return 0
     found = [dim for dim, size in enumerate(shape) if size == total]
     return found[0] if len(found) == 1 else None
-
-
-def _scaled_backward(
-    factor: Callable[[], float],
-) -> contextlib.AbstractContextManager[None]:
-    """Starts every outermost backward from `factor()` instead of 1."""
-
-    def run(backward: Any, *args: Any, **kwargs: Any) -> None:
-        backwards.multiplied(backward, factor())(*args, **kwargs)
-
-    return backwards.outermost(run)
-
-
-def _count_factor(countable: str, targets: Any) -> float:
-    """Returns W * n_r / N."""
-    mine = torch.tensor([countables.count(countable, targets)], dtype=torch.float64)
-    total = mine.clone()
-    dist.all_reduce(total)
-    return float(dist.get_world_size() * mine / total)

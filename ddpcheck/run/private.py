@@ -13,6 +13,8 @@ one of them no more.
                             written during backward is not told
     Tensor._backward_hooks  hooks are seen when they are registered; earlier ones
                             cannot be taken off, so the fix that does proves nothing
+    Module._forward_hooks   what a hook keeps of its own rows is not made of all ranks',
+                            so the fix that does proves nothing
     _BatchNorm              the documented classes; BatchNorm1d as a base
     _pytree                 ddpcheck.tree: it sees more, so that an output hides its
                             tensors from DDP may not be told
@@ -123,6 +125,10 @@ def _none(_: Tensor) -> None:
     return None
 
 
+def _no_hooks(_: nn.Module) -> dict[int, Any]:
+    return {}
+
+
 def _tensors(value: Any) -> list[Any]:
     return [tensor for _, tensor in tree.tensors(value)]
 
@@ -152,6 +158,11 @@ parameters: Named = (
     attrgetter("_parameters") if hasattr(_ANY, "_parameters") else _Parameters
 )
 children: Named = attrgetter("_modules") if hasattr(_ANY, "_modules") else _Children
+
+# The forward hooks that are on a module, live; none where torch hides them.
+forward_hooks: Callable[[nn.Module], MutableMapping[int, Any]] = (
+    attrgetter("_forward_hooks") if hasattr(_ANY, "_forward_hooks") else _no_hooks
+)
 
 # Puts all tensors of a module through a function, in place.
 convert = _apply if hasattr(_ANY, "_apply") else _convert

@@ -19,6 +19,7 @@ from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run import (
     countables,
+    fix_names,
     fixes,
     isolation,
     observe,
@@ -183,7 +184,7 @@ class _Reference:
             self._watch(training, batches)
         isolation.seed_everything(self.spec.seed)
         before = {name: p.dtype for name, p in names.parameters(model).items()}
-        told = fixes.argument(self.spec.fixes, "target.orders")
+        told = fix_names.argument(self.spec.fixes, "target.orders")
         with (
             fixes.around_training(
                 self.spec.fixes,

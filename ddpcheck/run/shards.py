@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddpcheck import tree
-from ddpcheck.run import fixes, rounding
+from ddpcheck.run import fix_names, rounding
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.gather import alone
 from ddpcheck.run.spec import RunSpec
@@ -14,7 +14,7 @@ from ddpcheck.target import Target
 
 def whole(target: Target, spec: RunSpec) -> list[Any]:
     """Returns the global batch of every step, as the target gives it on this rank."""
-    if fixes.argument(spec.fixes, "data.alone") is None:
+    if fix_names.argument(spec.fixes, "data.alone") is None:
         return batches_of(target, spec)
     found: list[Any] = alone(batches_of, target, spec)
     return found
@@ -22,9 +22,9 @@ def whole(target: Target, spec: RunSpec) -> list[Any]:
 
 def of_rank(batches: list[Any], spec: RunSpec, rank: int) -> list[Any]:
     """Returns what this rank trains on in every step: all of it, in one process."""
-    sees_all = fixes.argument(spec.fixes, "loss.global") is not None
+    sees_all = fix_names.argument(spec.fixes, "loss.global") is not None
     if spec.mode not in ("ddp", "averaged") or sees_all:
         return [rounding.jittered(batch, spec.jitter) for batch in batches]
-    if fixes.argument(spec.fixes, "data.strided") is not None:
+    if fix_names.argument(spec.fixes, "data.strided") is not None:
         return [tree.strided_shard(batch, rank, spec.world_size) for batch in batches]
     return [tree.shard(batch, rank, spec.world_size) for batch in batches]

@@ -84,7 +84,7 @@ def train_step(model, optimizer, batch):
     ((values * keep).sum() * world() / count).backward()
     optimizer.step()
 """,
-        [("graph/skipped-backward", None)],
+        [("graph/skipped-backward", True)],
     ),
     # DDP's own words are those of a parameter used twice in one backward.
     "two-backwards-marked-ready-twice": (

@@ -223,7 +223,7 @@ def train_step(model, optimizer, batch):
         loss(model(x), y).backward()
         optimizer.step()
 """,
-        [("graph/skipped-backward", None)],
+        [("graph/skipped-backward", True)],
     ),
     "chunks-by-a-count-of-the-own-samples": (
         _DATA

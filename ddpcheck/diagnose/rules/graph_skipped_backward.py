@@ -9,8 +9,8 @@ the gradients of its next step.
 
 How it was found
 A rank had left a step with fewer backwards than another began in it, when one of them
-hung or died. It is told, not verified: any fix that makes all ranks do the same ends
-the wait.
+hung or died. Verified where the ranks train as one process does once they read the same
+numbers of their tensors, and decide by these; else it is told.
 
 Example
     import torch
@@ -38,7 +38,8 @@ by:
 Not this rule if
 The rank has had all samples of its shard: data/uneven-batches. All ranks began as many
 backwards and differ in other collectives: sync/collective-mismatch. A rank raised, died
-or hung before its backward: sync/rank-raised, sync/rank-died, sync/rank-hung.
+or hung before its backward: sync/rank-raised, sync/rank-died, sync/rank-hung. The
+optimizer runs the backwards, as often as a loss tells it to: sync/control-desync.
 
 References
 https://github.com/pytorch/pytorch/issues/23425
@@ -49,6 +50,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose import rank_table, rows
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import optimizer_runs_backwards
 from ddpcheck.diagnose.faults import (
     backwards_of_ranks,
     busy_ranks,
@@ -63,7 +65,7 @@ LINK = "reduce"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where a rank left out a backward and another waits."""
     calls = backwards_of_ranks(case)
-    if not calls or busy_ranks(case.run):
+    if not calls or busy_ranks(case.run) or optimizer_runs_backwards(case):
         return None
     step = skipped_in(case)
     if step is None or rows.are_used_up(case, step):
@@ -80,4 +82,7 @@ def detect(case: Case) -> Proposal | None:
         fix="take the decision on all ranks together, or multiply the loss by 0",
         code="dist.all_reduce(skip, dist.ReduceOp.MAX)  # then decide on all ranks alike",
         evidence={"ranks": rank_table.rows(case)},
+        fixes=("numbers.together",),
+        stands=True,
+        is_attempt=True,
     )

@@ -1,17 +1,20 @@
 """Ranks decide differently what to do with equal gradients.
 
 What it means
-The ranks have equal gradients and update their weights differently.
+The ranks have equal gradients and update their weights differently, or go on to train
+differently.
 
 Why it happens
-A learning rate, a stop or a skip is decided on the rank's own loss or metric. Or an
+A learning rate, a stop, a skip or a weight of a later loss is decided on the rank's own
+loss or metric; an optimizer that calls a closure is told the rank's own loss. Or an
 optimizer, or what adds noise to reduced gradients, draws from the rank's own generator.
 
 How it was found
 Up to a step all gradients are equal, and after its update trained weights differ
 between ranks; so do learning rates or their like, or how often the optimizer steps.
-The run with one process's numbers decides; a skip or a stop no run can prove. Where
-they do not differ and the target draws, the run with equal draws on all ranks decides.
+The run with one process's numbers decides, or where ranks that read a tensor's number
+read the mean over ranks; a skip or a stop may be decided in other ways. Where they do
+not differ and the target draws, the run with equal draws on all ranks decides.
 
 Example
     import torch
@@ -53,29 +56,34 @@ https://github.com/facebookresearch/fairscale/pull/155
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import ranks_disagree
-from ddpcheck.diagnose.text import names
+from ddpcheck.diagnose.events import optimizer_runs_backwards, ranks_disagree
+from ddpcheck.diagnose.faults import backwards_of_ranks, skipped_in
+from ddpcheck.diagnose.text import listed, names
 
 SLUG = "sync/control-desync"
 LINK = "update"
 FIX = "reduce the number that decides, then decide alike on all ranks"
+TOGETHER = "numbers.together"
 CODE = "dist.all_reduce(metric)\nscheduler.step(metric / dist.get_world_size())"
 
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where trained weights differ between ranks after equal gradients."""
+    if optimizer_runs_backwards(case):
+        return _of_closures(case)
     step = _step_of_update(case)
-    if step is None:
-        return None
-    decided = _decided_by(case, step)
-    if decided is None and case.facts["draws"]:
+    decided = None if step is None else _decided_by(case, step)
+    if step is not None and decided is None and case.facts["draws"]:
         return _of_draws(step)
     first = case.first_broken("gradients")
-    if first is not None and first <= step:
-        return None
+    if step is not None and (first is None or first > step):
+        return _of_update(case, step, decided)
+    return _of_later_step(first) if first and not case.run.faults else None
+
+
+def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
+    """Returns the proposal for an update that parts the ranks."""
     found = case.mismatched("weights", step)
-    if decided is None:
-        return None
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -87,7 +95,51 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix=FIX,
         code=CODE,
-        fixes=("update.schedule",) if decided == "numbers" else (),
+        fixes=("update.schedule",) if decided == "numbers" else (TOGETHER,),
+        stands=decided == "updates",
+        is_attempt=decided == "updates",
+        speculative=decided is None,
+    )
+
+
+def _of_later_step(first: int) -> Proposal:
+    """Returns the proposal for numbers of one step that decide on the loss of a later."""
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="ranks decide on their own numbers how to go on: by which loss, how "
+        "often, or on what",
+        facts=(
+            f"gradients differ from step {first + 1} on; where ranks that read a "
+            "tensor's number read the mean over ranks, they do not",
+        ),
+        fix=FIX,
+        code=CODE,
+        fixes=(TOGETHER,),
+        speculative=True,
+        last_resort=True,
+    )
+
+
+def _of_closures(case: Case) -> Proposal:
+    """Returns the proposal for an optimizer that takes as many steps as it wants."""
+    waits = skipped_in(case) is not None
+    calls = backwards_of_ranks(case)
+    if not calls:
+        calls = [events.count("B") for events in case.rank_facts("events", "")]
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the optimizer is told each rank's own loss: it goes other ways than on "
+        "other ranks, or calls its closure more often",
+        facts=(f"backwards that its closure began, per rank: {listed(calls)}",),
+        fix="return the mean of the losses over ranks from the closure",
+        code="value = loss.detach().clone()\ndist.all_reduce(value)\n"
+        "return value / dist.get_world_size()",
+        fixes=(TOGETHER,),
+        stands=waits,
+        is_attempt=waits,
+        speculative=not waits,
     )
 
 

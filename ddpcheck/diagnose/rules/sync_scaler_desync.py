@@ -7,9 +7,10 @@ Why it happens
 DDP averages s_r g_r, and rank r divides by s_r: the ranks get (1 / s_r) mean(s g).
 
 How it was found
-The ranks' reduced gradients differ by one power of two for all parameters: its
-logarithm is whole within 1e-6. Where the scale comes from cannot be known, so the
-fix is not verified.
+The ranks' reduced gradients differ by one power of two for all parameters, or so do
+the numbers by which they are multiplied after backward: its logarithm is whole within
+1e-6. The run in which ranks that read a tensor's number read the mean over ranks
+decides; where the scale comes from otherwise cannot be known.
 
 Example
     import torch
@@ -48,31 +49,60 @@ import math
 
 from ddpcheck.diagnose import events
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.text import number
+from ddpcheck.diagnose.text import listed, number
 
 SLUG = "sync/scaler-desync"
 LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where the ranks' gradients differ by one power of two."""
+    """Proposes it where ranks divide by scales that are powers of two apart."""
     step = case.first_broken("gradients")
     if not case.reduce_is_broken or step is None:
         return None
     if case.step is not None and not case.loss_is_sound:
         return None  # scaled up and down again it is; a count of the rank's own is not
-    factor = events.factor_between_ranks(case, "gradients", step)
-    if factor is None or abs(math.log2(factor) - round(math.log2(factor))) > case.close:
+    fact = _of_scales(case) or _of_gradients(case, step)
+    if fact is None:
         return None
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="the ranks have different loss scales: scaled gradients are averaged, and "
         "each rank divides by its own scale",
-        facts=(
-            f"in step {step + 1} all gradients of one rank are {number(factor)} times "
-            "those of another, a power of two",
-        ),
+        facts=(fact,),
         fix="one scale for all ranks: reduce what it is decided by",
         code="dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)",
+        fixes=("numbers.together",),
+        stands=True,
+        is_attempt=True,
+    )
+
+
+def _of_scales(case: Case) -> str | None:
+    """Returns what ranks multiply their gradients by after backward, where it differs."""
+    scales = [rank.after_backward for rank in case.step.ranks] if case.step else []
+    if not scales or not all(scales) or max(scales) == min(scales):
+        return None
+    if not all(_is_power_of_two(case, scale / scales[0]) for scale in scales):
+        return None
+    return (
+        "after backward the ranks multiply their gradients by "
+        f"{listed(scales)}, powers of two apart"
+    )
+
+
+def _of_gradients(case: Case, step: int) -> str | None:
+    factor = events.factor_between_ranks(case, "gradients", step)
+    if factor is None or not _is_power_of_two(case, factor):
+        return None
+    return (
+        f"in step {step + 1} all gradients of one rank are {number(factor)} times "
+        "those of another, a power of two"
+    )
+
+
+def _is_power_of_two(case: Case, factor: float) -> bool:
+    return (
+        factor > 0 and abs(math.log2(factor) - round(math.log2(factor))) <= case.close
     )

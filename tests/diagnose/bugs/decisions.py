@@ -1,0 +1,121 @@
+"""What ranks decide by numbers of their own, and go on with differently."""
+
+from __future__ import annotations
+
+from tests.diagnose.bugs.step import STEP
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The gradients are equal, and so are the numbers of the optimizer.
+    "step-size-by-the-own-loss": (
+        """
+class Polyak(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.2})
+    def note(self, value):
+        self.noted = value.detach()
+    @torch.no_grad()
+    def step(self, closure=None):
+        params = [p for group in self.param_groups for p in group["params"]]
+        rate = 0.1 * self.noted / (1 + sum(p.grad.square().sum() for p in params))
+        for p in params:
+            p.sub_(rate * p.grad)
+model = nn.Linear(4, 3)
+def optimizer(params):
+    return Polyak(params)
+"""
+        + STEP
+        + """
+    value = nn.functional.cross_entropy(model(x), y)
+    value.backward()
+    optimizer.note(value)
+    optimizer.step()
+""",
+        [("sync/control-desync", True)],
+    ),
+    # The first step is right; its numbers decide on the loss of the second.
+    "weight-of-a-penalty-by-the-own-loss": (
+        """
+model = nn.Linear(4, 3)
+class Controller:
+    weight = 1.0
+    def adapt(self, measured):
+        self.weight *= 2.0 if measured > 1.3 else 0.5
+control = Controller()
+batch = torch.linspace(-1, 2, 8)[:, None].expand(8, 4).clone(), torch.arange(8) % 3
+"""
+        + STEP
+        + """
+    out = model(x)
+    value = nn.functional.cross_entropy(out, y)
+    (value + control.weight * out.square().mean()).backward()
+    optimizer.step()
+    control.adapt(value.detach())
+""",
+        [("sync/control-desync", True)],
+    ),
+    # It calls the closure as often as the loss says: the ranks wait for each other.
+    "closure-that-returns-the-own-loss": (
+        """
+model = nn.Linear(4, 3)
+batch = torch.linspace(-1, 2, 8)[:, None].expand(8, 4).clone(), torch.arange(8) % 3
+def optimizer(params):
+    return torch.optim.LBFGS(params, max_iter=6, line_search_fn="strong_wolfe")
+def train_step(model, optimizer, batch):
+    x, y = batch
+    def closure():
+        optimizer.zero_grad()
+        value = nn.functional.cross_entropy(model(x), y)
+        value.backward()
+        return value
+    optimizer.step(closure)
+""",
+        [("sync/control-desync", True)],
+    ),
+    # The norm that gradients are clipped to hides the factor between the ranks'.
+    "loss-scale-of-the-own-overflow-and-clipping": (
+        """
+model = nn.Linear(4, 3)
+class Scale:
+    value = 2.0**15
+    def __call__(self, loss):
+        while bool((loss.detach() * self.value > 2.0**15).any()):
+            self.value /= 2
+        return loss * self.value
+scale = Scale()
+batch = torch.linspace(-3, 1, 8)[:, None].expand(8, 4).clone(), torch.arange(8) % 3
+"""
+        + STEP
+        + """
+    scale(nn.functional.cross_entropy(4 * model(x), y)).backward()
+    for p in model.parameters():
+        p.grad.div_(scale.value)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+""",
+        [("sync/scaler-desync", True)],
+    ),
+    # A hook runs outside the module's forward.
+    "bank-that-a-hook-writes": (
+        """
+class Bank(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 3)
+        self.register_buffer("rows", torch.randn(8, 3))
+    def forward(self, x, index):
+        out = self.body(x)
+        return out, out @ self.rows.clone().t()
+def remember(module, args, output):
+    with torch.no_grad():
+        module.rows.index_copy_(0, args[1], output[0])
+model = Bank()
+model.register_forward_hook(remember)
+def batch(step):
+    index = torch.randperm(8)
+    return (torch.randn(8, 4), index), index
+def loss(output, target):
+    return nn.functional.cross_entropy(output[1], target)
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
+}
