@@ -47,6 +47,8 @@ from ddpcheck.run.surroundings import bound_noise, set_default_dtype
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader
 
+_REDUCTIONS = {"all_reduce", "all_reduce_coalesced", "barrier", "reduce"}
+
 
 def judge(
     context: Context,
@@ -189,6 +191,7 @@ class _Probe:
             loss=done.loss,
             after_backward=done.factor,
             collectives=len(self.seen.collectives),
+            moves_rows=bool(set(self.seen.collectives) - _REDUCTIONS),
             counts={n: countables.count(n, targets) for n in count_names},
             rng=self.rng,
             micros=micro.described(

@@ -136,8 +136,9 @@ def _seen_without_counts(case: Case) -> list[str]:
         shown.append(
             "it differs with one rank already, where there is nothing to reduce"
         )
-    # Where no sample knows of another, rows have no places: a factor is wrong.
-    if case.couples is not False and differs_with_equal_counts(case):
+    # Where no sample knows of another, or all is added up, rows have no places.
+    moves = any(rank.moves_rows for rank in case.step.ranks) if case.step else False
+    if moves and case.couples is not False and differs_with_equal_counts(case):
         shown.append(
             "it differs with the same shard on every rank, where all counts agree"
         )

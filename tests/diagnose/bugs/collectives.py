@@ -252,4 +252,28 @@ def loss(output, target):
 """,
         [("collective/backward-double-count", True)],
     ),
+    # Nothing is gathered, so nothing can be in another order.
+    "variance-around-the-own-mean-beside-a-norm-of-all-ranks": (
+        """
+model = nn.Linear(4, 1)
+batch = torch.randn(8, 4) + torch.arange(8)[:, None] / 4, torch.randn(8)
+def summed(x):
+    return dnn.all_reduce(x) if dist.is_initialized() else x
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    out = model(x)[:, 0]
+    count = len(out) * world()
+    mean = summed(out.sum()) / count
+    variance = summed((out - out.mean()).square().sum()) / count
+    ((out - mean) * (variance + 1e-6).rsqrt() - y).square().mean().backward()
+    square = sum(p.grad.square().sum() for p in model.parameters())
+    if dist.is_initialized():
+        dist.all_reduce(square)
+    for p in model.parameters():
+        p.grad.mul_(0.1 / square.sqrt())
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True), ("sync/clip-norm-overreduced", True)],
+    ),
 }
