@@ -16,6 +16,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     direct.scale:FACTOR    parameters used outside their own module, as in a penalty,
                            get FACTOR times the gradient
     gradients.scale:FACTOR  parameters get FACTOR times the gradient of every backward
+    gradients.filled       parameters with a gradient on any rank have one on all ranks
     terms.scale:FACTOR     numbers that no data reach get FACTOR times the gradient
                            where they are added to others
     outputs.scale:FACTOR|PATHS  these outputs of the model get FACTOR times the gradient
@@ -110,6 +111,7 @@ from ddpcheck.run.autograd_collectives import autograd_collectives
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.collectives import averaged_grad, off_after_backward
 from ddpcheck.run.constant_draws import ConstantDraws
+from ddpcheck.run.filled_gradients import filled_gradients
 from ddpcheck.run.fix_names import argument
 from ddpcheck.run.gather import alone, gathered, rows_of_ranks
 from ddpcheck.run.labels import offset_by_rank
@@ -211,6 +213,7 @@ def around_training(
             "collectives.exact": exact.exact,
             "collectives.mean_counts": mean_counts.averaged_sums,
             "numbers.together": numbers_together,
+            "gradients.filled": lambda: filled_gradients(model()),
             "autograd.averaged": lambda: averaged_grad(model()),
             "data.stride": sharding.stride,
             "data.part": sharding.part,

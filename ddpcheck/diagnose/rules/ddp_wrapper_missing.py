@@ -62,11 +62,14 @@ def detect(case: Case) -> Proposal | None:
     found = [n for n in case.outcome.facts().get("outside", []) if n in wrong]
     if not found:
         return None
+    reduces = any(rank.collectives for rank in case.step.ranks) if case.step else False
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="trained parameters are in no DDP object, so nobody averages their "
-        "gradients",
+        summary="trained parameters are in no DDP object, and what the step itself reduces "
+        "is not the mean of their gradients"
+        if reduces
+        else "trained parameters are in no DDP object, so nobody averages their gradients",
         facts=(
             f"{len(found)} trained parameters outside every DDP object: {names(found)}",
         ),

@@ -5,11 +5,12 @@ Ranks use different parameters in the same step.
 
 Why it happens
 A rank that does not use a parameter leaves its bucket open, and the others'
-gradients stay local.
+gradients stay local. Code that averages by hand and passes by gradients that are None
+adds up those of different parameters.
 
 How it was found
 A parameter has a gradient on some ranks and none on others. DDP built anew with
-find_unused_parameters=True decides.
+find_unused_parameters=True decides; by hand, that with zeros for gradients of None.
 
 Example
     import torch
@@ -57,7 +58,12 @@ def detect(case: Case) -> Proposal | None:
     if not case.reduce_is_broken:
         return None
     unused = unused_parameters(case)
-    if not unused.somewhere or unused.everywhere:
+    if not unused.somewhere:
+        return None
+    outside = set(case.outcome.facts().get("outside", []))
+    if outside.issuperset(unused.somewhere) and _reduces(case):
+        return _of_averages(unused.somewhere)
+    if unused.everywhere:
         return None
     return Proposal(
         slug=SLUG,
@@ -72,4 +78,28 @@ def detect(case: Case) -> Proposal | None:
         fix="find_unused_parameters=True, or use every parameter with a factor of 0",
         code="DistributedDataParallel(model, find_unused_parameters=True)",
         fixes=("ddp.find_unused",),
+    )
+
+
+def _reduces(case: Case) -> bool:
+    return bool(case.step) and any(rank.collectives for rank in case.step.ranks)  # type: ignore[union-attr]
+
+
+def _of_averages(somewhere: list[str]) -> Proposal:
+    """Proposes it on trial for gradients that a step averages by hand."""
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the ranks use different parameters, and leave out those without a "
+        "gradient of what they average by hand: gradients of different parameters are "
+        "added up",
+        facts=(
+            f"{len(somewhere)} parameters outside every DDP object get a gradient on "
+            f"some ranks only: {names(somewhere)}",
+        ),
+        fix="average zeros where a rank has no gradient, or let DDP average",
+        code="if p.grad is None:\n    p.grad = torch.zeros_like(p)\n"
+        "dist.all_reduce(p.grad)",
+        fixes=("gradients.filled",),
+        speculative=True,
     )
