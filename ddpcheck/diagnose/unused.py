@@ -1,4 +1,4 @@
-"""Which trainable parameters get no gradient, on which ranks, and why."""
+"""Which trainable parameters get no gradient, on which ranks, and who averages them."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ def unused_parameters(case: Case) -> Unused:
     )
     at_first = {name for step, name in on_all if step == 0}
     return Unused(everywhere, somewhere, bool(used & at_first), fault)
+
+
+def reduces_by_hand(case: Case) -> bool:
+    """Returns whether steps with parameters in no DDP object call collectives."""
+    outside = case.outcome.facts().get("outside", [])
+    ranks = case.step.ranks if case.step else ()
+    return bool(outside) and any(rank.collectives for rank in ranks)

@@ -17,6 +17,7 @@ changes one thing, so that a run with it proves or disproves one cause.
                            get FACTOR times the gradient
     gradients.scale:FACTOR  parameters get FACTOR times the gradient of every backward
     gradients.filled       parameters with a gradient on any rank have one on all ranks
+    gradients.contiguous   gradients lie in memory as those of contiguous parameters do
     terms.scale:FACTOR     numbers that no data reach get FACTOR times the gradient
                            where they are added to others
     outputs.scale:FACTOR|PATHS  these outputs of the model get FACTOR times the gradient
@@ -111,12 +112,12 @@ from ddpcheck.run.autograd_collectives import autograd_collectives
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.collectives import averaged_grad, off_after_backward
 from ddpcheck.run.constant_draws import ConstantDraws
-from ddpcheck.run.filled_gradients import filled_gradients
 from ddpcheck.run.fix_names import argument
 from ddpcheck.run.gather import alone, gathered, rows_of_ranks
 from ddpcheck.run.labels import offset_by_rank
 from ddpcheck.run.names import strip
 from ddpcheck.run.noise import GlobalDraws
+from ddpcheck.run.own_averages import contiguous_gradients, filled_gradients
 from ddpcheck.run.plain_output import with_plain_output
 from ddpcheck.run.together import numbers_together
 
@@ -214,6 +215,7 @@ def around_training(
             "collectives.mean_counts": mean_counts.averaged_sums,
             "numbers.together": numbers_together,
             "gradients.filled": lambda: filled_gradients(model()),
+            "gradients.contiguous": lambda: contiguous_gradients(model()),
             "autograd.averaged": lambda: averaged_grad(model()),
             "data.stride": sharding.stride,
             "data.part": sharding.part,

@@ -7,14 +7,15 @@ or with other labels than one process has.
 Why it happens
 After a gather, row i of rank r is row r * n + i. Labels from torch.arange(n), a cat
 for a stack or interleaved views point at the rows of others. A collective on a view
-with gaps (a column) works on the memory behind it.
+with gaps (a column) works on the memory behind it. A gradient that is not contiguous,
+as in channels_last, is copied by reshape(-1): averaging the copy leaves it as it was.
 
 How it was found
 The step calls collectives, no one factor per rank explains d loss / d output, and
 the run still differs at W = 1 or, where the loss relates samples, with the same shard
 on all ranks, where all counts agree. Where it does not, a run in which labels count
 on from the rank's first row decides. Collectives on views are repeated by their
-definition.
+definition; where gradients are averaged by hand, they are made contiguous.
 
 Example
     import torch
@@ -60,7 +61,8 @@ from ddpcheck.diagnose.loss import (
     global_loss_fix,
     ratio_evidence,
 )
-from ddpcheck.diagnose.text import number
+from ddpcheck.diagnose.text import names, number
+from ddpcheck.diagnose.unused import reduces_by_hand
 from ddpcheck.run.spec import Defect
 
 SLUG = "collective/layout"
@@ -72,6 +74,14 @@ def detect(case: Case) -> Proposal | None:
     gaps = [defect for defect in case.defects() if not defect.is_dense]
     if gaps:
         return _with_gaps(gaps)
+    found = _of_rows(case)
+    if found is None and case.reduce_is_broken and reduces_by_hand(case):
+        return _of_copies(case)
+    return found
+
+
+def _of_rows(case: Case) -> Proposal | None:
+    """Returns the proposal for samples that a loss has in other places."""
     if case.step is None or not case.has_cuts or case.loss_is_sound:
         return None
     if (
@@ -126,6 +136,27 @@ def _with_gaps(gaps: list[Defect]) -> Proposal:
         "dist.all_reduce(part)\n"
         "tensor[:, 0] = part",
         fixes=("collectives.exact",),
+    )
+
+
+def _of_copies(case: Case) -> Proposal:
+    """Proposes it on trial for gradients that are averaged by hand, in copies."""
+    outside = case.outcome.facts().get("outside", [])
+    return Proposal(
+        slug=SLUG,
+        link="reduce",
+        summary="gradients that are not contiguous are averaged by hand in a copy, which "
+        "reshape makes of them, and stay as they were",
+        facts=(
+            f"{len(outside)} trained parameters outside every DDP object: "
+            f"{names(outside)}",
+            "with contiguous gradients it is right",
+        ),
+        fix="reduce the gradient itself, or copy the result back",
+        code="flat = p.grad.reshape(-1)\ndist.all_reduce(flat)\n"
+        "p.grad.copy_(flat.view_as(p.grad))",
+        fixes=("gradients.contiguous",),
+        speculative=True,
     )
 
 

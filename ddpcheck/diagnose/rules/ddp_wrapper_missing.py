@@ -47,6 +47,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.text import names
+from ddpcheck.diagnose.unused import reduces_by_hand
 
 SLUG = "ddp/wrapper-missing"
 LINK = "reduce"
@@ -62,13 +63,12 @@ def detect(case: Case) -> Proposal | None:
     found = [n for n in case.outcome.facts().get("outside", []) if n in wrong]
     if not found:
         return None
-    reduces = any(rank.collectives for rank in case.step.ranks) if case.step else False
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="trained parameters are in no DDP object, and what the step itself reduces "
         "is not the mean of their gradients"
-        if reduces
+        if reduces_by_hand(case)
         else "trained parameters are in no DDP object, so nobody averages their gradients",
         facts=(
             f"{len(found)} trained parameters outside every DDP object: {names(found)}",

@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.text import names
-from ddpcheck.diagnose.unused import unused_parameters
+from ddpcheck.diagnose.unused import reduces_by_hand, unused_parameters
 
 SLUG = "graph/rank-dependent-branch"
 LINK = "reduce"
@@ -61,7 +61,7 @@ def detect(case: Case) -> Proposal | None:
     if not unused.somewhere:
         return None
     outside = set(case.outcome.facts().get("outside", []))
-    if outside.issuperset(unused.somewhere) and _reduces(case):
+    if outside.issuperset(unused.somewhere) and reduces_by_hand(case):
         return _of_averages(unused.somewhere)
     if unused.everywhere:
         return None
@@ -79,10 +79,6 @@ def detect(case: Case) -> Proposal | None:
         code="DistributedDataParallel(model, find_unused_parameters=True)",
         fixes=("ddp.find_unused",),
     )
-
-
-def _reduces(case: Case) -> bool:
-    return bool(case.step) and any(rank.collectives for rank in case.step.ranks)  # type: ignore[union-attr]
 
 
 def _of_averages(somewhere: list[str]) -> Proposal:

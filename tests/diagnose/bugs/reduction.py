@@ -427,4 +427,27 @@ def train_step(model, optimizer, batch):
 """,
         [("graph/rank-dependent-branch", True)],
     ),
+    # Of a gradient in channels_last reshape makes a copy, and that is averaged.
+    "averages-by-hand-of-copies": (
+        """
+model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 2))
+model = model.to(memory_format=torch.channels_last)
+x = torch.randn(8, 2, 4, 4).contiguous(memory_format=torch.channels_last)
+batch = x, torch.arange(8) % 3
+def wrap(model):
+    model.is_wrapped = True
+    return model
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x).flatten(1), y).backward()
+    for p in model.parameters():
+        if hasattr(model, "is_wrapped"):
+            flat = p.grad.reshape(-1)
+            dist.all_reduce(flat)
+            flat /= world()
+    optimizer.step()
+""",
+        [("collective/layout", True)],
+    ),
 }
