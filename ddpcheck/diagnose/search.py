@@ -282,8 +282,11 @@ class Search:
         taken: list[Proposal],
         before: float,
     ) -> Cause | None:
-        testable = [p for p in proposals if can_run(p)]
-        tested = self._test(testable, taken)
+        tested: dict[str, float] = {}
+        for is_last in (False, True):  # what would mend much, if nothing else does
+            if min(tested.values(), default=math.inf) > 1:
+                wanted = [p for p in proposals if p.last_resort is is_last]
+                tested |= self._test([p for p in wanted if can_run(p)], taken)
         proposals = [self._or_fallback(p, tested, taken) for p in proposals]
         firm = [p for p in proposals if not p.speculative]
         for proposal in proposals:
