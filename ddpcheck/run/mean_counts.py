@@ -36,6 +36,16 @@ class _Means(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._sums: dict[int, weakref.ref[Tensor]] = {}
+        self.depth = 0  # of functions that reduce as a part of what they do
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Leaves sums alone that are a part of something else."""
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
 
     def add(self, summed: Tensor) -> None:
         """Takes the sum over ranks of whole numbers as one from here on."""
@@ -69,6 +79,7 @@ def averaged_sums() -> Iterator[None]:
     """Makes sums over ranks of tensors without a gradient their means."""
     with contextlib.ExitStack() as stack:
         means = stack.enter_context(_Means())
+        stack.enter_context(_functions_noted(means))
         for module, make in ((dist, _in_place), (dnn, _out_of_place)):
             before = module.all_reduce
             made = functools.wraps(before)(make(before, means))
@@ -82,7 +93,9 @@ def _in_place(reduce: Any, means: _Means) -> Any:
         tensor: Tensor, op: Any = dist.ReduceOp.SUM, *args: Any, **kwargs: Any
     ) -> Any:
         done = reduce(tensor, op, *args, **kwargs)
-        if op != dist.ReduceOp.SUM or tensor.requires_grad or _is_differentiable():
+        if op != dist.ReduceOp.SUM or tensor.requires_grad:
+            return done
+        if means.depth or _is_in_a_backward():
             return done
         if isinstance(done, dist.Work):  # async_op=True
             done.wait()
@@ -96,7 +109,8 @@ def _out_of_place(reduce: Any, means: _Means) -> Any:
     def all_reduce(
         tensor: Tensor, op: Any = dist.ReduceOp.SUM, *args: Any, **kwargs: Any
     ) -> Any:
-        result = reduce(tensor, op, *args, **kwargs)
+        with means.inside():
+            result = reduce(tensor, op, *args, **kwargs)
         if op == dist.ReduceOp.SUM and not tensor.requires_grad:
             _become_mean(result, means)
         return result
@@ -112,8 +126,25 @@ def _become_mean(summed: Tensor, means: _Means) -> None:
         means.add(summed)
 
 
-def _is_differentiable() -> bool:
-    """Returns whether an autograd function calls: it has no gradients inside."""
+@contextlib.contextmanager
+def _functions_noted(means: _Means) -> Iterator[None]:
+    """Leaves alone what the forward of an autograd function adds up."""
+    base = torch.autograd.Function
+    before = base.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        with means.inside():
+            return before.__get__(None, cls)(*args, **kwargs)
+
+    base.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        base.apply = before  # type: ignore[method-assign]
+
+
+def _is_in_a_backward() -> bool:
+    """Returns whether the backward of an autograd function calls."""
     frame: FrameType | None = callers.frame(2)
     for _ in range(_DEPTH):
         if frame is None:
