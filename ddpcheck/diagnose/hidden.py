@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ddpcheck.diagnose import update_alone
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import Cause
 from ddpcheck.diagnose.events import ranks_disagree
@@ -41,6 +42,8 @@ def hidden(case: Case, causes: list[Cause]) -> list[Cause]:
         proposals.append(_desync(case))
     if ddp_wrapper_missing.SLUG not in slugs:
         proposals.append(_outside(case))
+    known = slugs | {p.slug for p in proposals if p is not None}
+    proposals.append(update_alone.judge(case, known))
     return [Cause(p, before=causes[0].before) for p in proposals if p is not None]
 
 

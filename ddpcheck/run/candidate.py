@@ -36,6 +36,7 @@ from ddpcheck.run import (
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import order_of
 from ddpcheck.run.data_parallel import data_parallel
+from ddpcheck.run.given_gradients import GivingRecorder
 from ddpcheck.run.loading import fingerprint, left, load
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound
@@ -200,12 +201,13 @@ class _Candidate:
     def _training(
         self, wrapped: nn.Module, names: Names, recorder: ComparingRecorder, size: int
     ) -> Training:
+        gives = "gradients.one_process" in self.spec.fixes
         return Training(
             target=self.target,
             model=wrapped,
             optimizer=models.make_optimizer(self.target, wrapped),
             names=names,
-            recorder=recorder,
+            recorder=GivingRecorder(recorder) if gives else recorder,
             loss=self._loss(),
             around_step=lambda step: self._around(step, size),
             after_step=lambda: self._after_step(names, wrapped),

@@ -18,6 +18,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     gradients.scale:FACTOR  parameters get FACTOR times the gradient of every backward
     gradients.filled       parameters with a gradient on any rank have one on all ranks
     gradients.contiguous   gradients lie in memory as those of contiguous parameters do
+    gradients.one_process  every update takes the gradients that one process has there
     terms.scale:FACTOR     numbers that no data reach get FACTOR times the gradient
                            where they are added to others
     outputs.scale:FACTOR|PATHS  these outputs of the model get FACTOR times the gradient

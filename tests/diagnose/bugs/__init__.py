@@ -7,6 +7,7 @@ negative_controls comes before each source. A finding is (slug, verified).
 from __future__ import annotations
 
 from tests.diagnose.bugs import (
+    behind,
     collectives,
     counts,
     counts_of_all,
@@ -21,6 +22,7 @@ from tests.diagnose.bugs import (
 
 SOUND = {**counts_of_all.SOUND, **order.SOUND, **micro.SOUND, **outside.SOUND}
 BUGS = {
+    **behind.BUGS,
     **loss.BUGS,
     **counts.BUGS,
     **counts_of_all.BUGS,

@@ -1,0 +1,86 @@
+"""The update judged alone: what differs where every update has the right gradients.
+
+The run that mends a loss shows all samples to whatever comes after it, too. With one
+process's gradients at every update, and the rank's own samples around it, only what the
+update and the end of the step make of these is left to differ.
+"""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.rules import state_ema_teacher_divergence, sync_control_desync
+from ddpcheck.diagnose.text import names
+from ddpcheck.report import Run
+
+_GIVEN = "gradients.one_process"
+
+
+def judge(case: Case, known: set[str]) -> Proposal | None:
+    """Returns what the update does wrong by itself, beside the causes `known`."""
+    if not case.facts["has_train_step"] or case.run.faults:
+        return None
+    run = case.arm(fixes=(_GIVEN,))
+    if run.faults or run.gradients.mismatched or not run.weights.mismatched:
+        return None
+    first, wrong = _first(run)
+    untrained = set(case.facts["untrained"])
+    if wrong <= untrained:
+        told = state_ema_teacher_divergence.SLUG in known
+        return None if told or _are_written_in_forward(case) else _state(first, wrong)
+    if sync_control_desync.SLUG in known or run.ranks_agree:
+        return None
+    # Alike, if not as one process: the mean of the ranks' losses need not be its loss.
+    together = case.arm(fixes=(_GIVEN, sync_control_desync.TOGETHER))
+    agrees = not together.faults and together.ranks_agree
+    return _decision(first, wrong - untrained) if agrees else None
+
+
+def _first(run: Run) -> tuple[int, set[str]]:
+    """Returns the first step after which weights differ, and their names."""
+    rows = [row for row in run.weights.tensors if row.excess > 1]
+    first = min(row.step for row in rows)
+    return first, {row.name for row in rows if row.step == first}
+
+
+def _are_written_in_forward(case: Case) -> bool:
+    return any(m.writes_parameters for m in case.modules())
+
+
+def _state(first: int, wrong: set[str]) -> Proposal:
+    return Proposal(
+        slug=state_ema_teacher_divergence.SLUG,
+        link=state_ema_teacher_divergence.LINK,
+        summary="weights that no optimizer trains (an average, a teacher) are updated "
+        "by the rank's own samples, or how many they are",
+        facts=(
+            _fact(first, wrong, "untrained"),
+            "no run tells it apart: where the loss sees all samples, so does what "
+            "comes after it",
+        ),
+        fix="make the update of the global batch on all ranks: sum over ranks what it "
+        "counts",
+        code="count = torch.tensor(float(len(x)))\ndist.all_reduce(count)",
+    )
+
+
+def _decision(first: int, wrong: set[str]) -> Proposal:
+    return Proposal(
+        slug=sync_control_desync.SLUG,
+        link=sync_control_desync.LINK,
+        summary="the ranks update their weights with different numbers: each decides "
+        "on its own",
+        facts=(
+            _fact(first, wrong, "trained"),
+            "where ranks that read a tensor's number read the mean over ranks, they "
+            "agree",
+        ),
+        fix=sync_control_desync.FIX,
+        code=sync_control_desync.CODE,
+    )
+
+
+def _fact(first: int, wrong: set[str], kind: str) -> str:
+    return (
+        f"with one process's gradients at every update, {len(wrong)} {kind} parameters "
+        f"differ after step {first + 1}: {names(sorted(wrong))}"
+    )

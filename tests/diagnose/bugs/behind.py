@@ -1,0 +1,82 @@
+"""What the fix of a loss hides: a run with all samples on every rank mends it."""
+
+from __future__ import annotations
+
+from tests.diagnose.bugs.step import STEP
+
+_MASKED = """
+batch = torch.randn(8, 4), torch.tensor([1, -1, 2, 0, -1, -1, -1, 1])
+def masked(output, y):
+    kept = (y >= 0).to(output.dtype)
+    each = nn.functional.cross_entropy(output, y.clamp(min=0), reduction="none")
+    return (each * kept).sum() / kept.sum()
+"""
+_AVERAGE = """
+class WithAverage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.average = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)
+    def forward(self, x):
+        return self.body(x)
+    @torch.no_grad()
+    def follow(self, decay):
+        for slow, fast in zip(self.average.parameters(), self.body.parameters()):
+            slow.lerp_(fast, 1 - decay)
+model = WithAverage()
+def bare(model):
+    return model.module if isinstance(model, DDP) else model
+"""
+_POLYAK = """
+class Polyak(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.2})
+    def note(self, value):
+        self.noted = value.detach()
+    @torch.no_grad()
+    def step(self, closure=None):
+        params = [p for group in self.param_groups for p in group["params"]]
+        rate = 0.1 * self.noted / (1 + sum(p.grad.square().sum() for p in params))
+        for p in params:
+            p.sub_(rate * p.grad)
+model = nn.Linear(4, 3)
+def optimizer(params):
+    return Polyak(params)
+"""
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    "average-by-the-own-samples-behind-a-masked-mean": (
+        _MASKED
+        + _AVERAGE
+        + STEP
+        + """
+    masked(model(x), y).backward()
+    optimizer.step()
+    bare(model).follow(0.5 ** (len(x) / 10))
+""",
+        [("loss/local-normalizer", True), ("state/ema-teacher-divergence", None)],
+    ),
+    # The average is right: nothing but the loss is wrong.
+    "average-with-one-decay-behind-a-masked-mean": (
+        _MASKED
+        + _AVERAGE
+        + STEP
+        + """
+    masked(model(x), y).backward()
+    optimizer.step()
+    bare(model).follow(0.5)
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    "step-size-by-the-own-loss-behind-a-masked-mean": (
+        _MASKED
+        + _POLYAK
+        + STEP
+        + """
+    value = masked(model(x), y)
+    value.backward()
+    optimizer.note(value)
+    optimizer.step()
+""",
+        [("loss/local-normalizer", True), ("sync/control-desync", None)],
+    ),
+}
