@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from ddpcheck import assemble
-from ddpcheck.diagnose import findings
+from ddpcheck.diagnose import findings, hook_weights
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import (
     Cause,
@@ -77,6 +77,7 @@ class Search:
             else:
                 self.rest = first
         if self.case is not None and self.rest is None:
+            causes = hook_weights.as_one(self.case, causes)
             causes += hidden(self.case, causes)
         for cause in causes:
             cause.where = self._place(cause.proposal)

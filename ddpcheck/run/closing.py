@@ -30,6 +30,7 @@ def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]
         "bucket_view": any(module.gradient_as_bucket_view for module in ddp),
         "find_unused": any(module.find_unused_parameters for module in ddp),
         "comm_hooks": seen.comm_hooks,
+        "hook_sketches": seen.hook_sketches,
         "nested_backwards": seen.nested_backwards,
         "slopes": seen.slopes,
         "opaque_output": seen.opaque_output,

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ddpcheck.run import callers, calls, clipping, private
+from ddpcheck.run.hook_sketches import Told, watched
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd
 
 _ASKED = ("is_initialized", "get_world_size", "get_rank", "is_available")
@@ -76,6 +77,7 @@ class Observed:
     callers: list[int] = field(default_factory=list)  # which DDP object, for each F
     nested_backwards: int = 0
     comm_hooks: int = 0
+    hook_sketches: list[Told] = field(default_factory=list)  # of the first calls
     loads: int = 0  # times that a DataLoader was iterated
     # Of each join: whether it divides by all ranks, also by those that have joined.
     joins: list[bool] = field(default_factory=list)
@@ -272,9 +274,9 @@ def _not_syncing(seen: Observed, function: Any) -> Any:
 
 
 def _hooking(seen: Observed, function: Any) -> Any:
-    def register(*args: Any, **kwargs: Any) -> Any:
+    def register(self: Any, state: Any, hook: Any) -> Any:
         seen.comm_hooks += 1
-        return function(*args, **kwargs)
+        return function(self, state, watched(hook, seen.hook_sketches))
 
     return register
 

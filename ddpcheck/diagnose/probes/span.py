@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck.run.names import strip
+from ddpcheck.run.sketch import SIZE, sketch
 from ddpcheck.trace import Reader
-
-_SIZE = 64  # numbers of a sketch; more than ranks, or nothing is told
 
 
 def residual(model: nn.Module, reader: Reader) -> float | None:
@@ -30,7 +29,7 @@ def residual(model: nn.Module, reader: Reader) -> float | None:
     dist.all_gather(every, mine)
     size = float(reference.norm())
     numbers = sum(p.numel() for p in model.parameters())
-    if world_size >= min(_SIZE, numbers) or not size:
+    if world_size >= min(SIZE, numbers) or not size:
         return None  # so few numbers are some combination of so many
     ranks = torch.stack(every, 1)
     weights = torch.linalg.lstsq(ranks, reference[:, None]).solution
@@ -39,25 +38,18 @@ def residual(model: nn.Module, reader: Reader) -> float | None:
 
 def _sketches(model: nn.Module, reader: Reader) -> tuple[Tensor, Tensor]:
     """Returns those of this rank's gradient and of one process's."""
-    mine = torch.zeros(_SIZE, dtype=torch.float64)
+    mine = torch.zeros(SIZE, dtype=torch.float64)
     reference = torch.zeros_like(mine)
-    generator = torch.Generator().manual_seed(0)
     known = reader.names("direct", 0)
-    for path, parameter in model.named_parameters():
+    for number, (path, parameter) in enumerate(model.named_parameters()):
         right = reader.get("direct", 0, strip(path)) if strip(path) in known else None
         if right is None:
             continue
-        signs = torch.randint(0, 2, (right.numel(),), generator=generator) * 2.0 - 1
-        reference += _sums(right, signs)
+        reference += sketch(right, _signs(number))
         if parameter.grad is not None:
-            mine += _sums(parameter.grad.to_dense(), signs)
+            mine += sketch(parameter.grad.to_dense(), _signs(number))
     return mine, reference
 
 
-def _sums(gradient: Tensor, signs: Tensor) -> Tensor:
-    """Returns sums over every 64th number, with signs: a map that is linear."""
-    if gradient.is_complex():
-        gradient = torch.view_as_real(gradient)
-    values = gradient.double().reshape(-1) * signs
-    whole = torch.nn.functional.pad(values, (0, -len(values) % _SIZE))
-    return whole.view(-1, _SIZE).sum(0)
+def _signs(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)

@@ -12,6 +12,7 @@ from tests.diagnose.bugs import (
     counts,
     counts_of_all,
     decisions,
+    hooks,
     loss,
     micro,
     order,
@@ -20,13 +21,20 @@ from tests.diagnose.bugs import (
     statistics,
 )
 
-SOUND = {**counts_of_all.SOUND, **order.SOUND, **micro.SOUND, **outside.SOUND}
+SOUND = {
+    **counts_of_all.SOUND,
+    **hooks.SOUND,
+    **order.SOUND,
+    **micro.SOUND,
+    **outside.SOUND,
+}
 BUGS = {
     **behind.BUGS,
     **loss.BUGS,
     **counts.BUGS,
     **counts_of_all.BUGS,
     **decisions.BUGS,
+    **hooks.BUGS,
     **order.BUGS,
     **micro.BUGS,
     **outside.BUGS,

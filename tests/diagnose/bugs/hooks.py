@@ -1,0 +1,58 @@
+"""Communication hooks of one's own: name -> (source, findings)."""
+
+from __future__ import annotations
+
+# Labels on two ranks: 3 and 2, then 2 and 3, then 4 and 1.
+_WEIGHED = """
+model = nn.Linear(4, 3)
+LABELS = [[1, -1, 2, 0, 1, -1, -1, 1], [1, -1, -1, 0, 1, 0, -1, 1]]
+def batch(step):
+    g = torch.Generator().manual_seed(step)
+    labels = LABELS[step % 2] if step < 2 else [2, 1, 0, 1, -1, -1, 0, -1]
+    return torch.randn(8, 4, generator=g), torch.tensor(labels)
+masked = nn.CrossEntropyLoss(ignore_index=-1)
+class Share:
+    value = 0.5
+    def count(self, y):
+        mine = (y >= 0).sum().double()
+        every = mine.clone()
+        if dist.is_initialized():
+            dist.all_reduce(every)
+        self.value = float(mine / every)
+share = Share()
+def hook(share, bucket):
+    done = dist.all_reduce(bucket.buffer().mul_(FACTOR), async_op=True).get_future()
+    return done.then(lambda future: future.value()[0])
+def wrap(model):
+    ddp = DDP(model)
+    ddp.register_comm_hook(share, hook)
+    return ddp
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    BEFORE
+    masked(model(x), y).backward()
+    AFTER
+    optimizer.step()
+"""
+_STALE = _WEIGHED.replace("BEFORE", "").replace("AFTER", "share.count(y)")
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # One cause: with the shares of the same step all is well.
+    "hook-that-weighs-by-the-shares-of-the-step-before": (
+        _STALE.replace("FACTOR", "share.value"),
+        [("sync/comm-hook-semantics", True)],
+    ),
+    # Two causes: a hook that adds up does nothing about the ranks' own means.
+    "hook-that-adds-up-beside-a-masked-mean": (
+        _STALE.replace("FACTOR", "1.0"),
+        [("loss/local-normalizer", True), ("sync/comm-hook-semantics", True)],
+    ),
+}
+SOUND = {
+    "hook-that-weighs-by-the-shares-of-the-step": (
+        _WEIGHED.replace("BEFORE", "share.count(y)")
+        .replace("AFTER", "")
+        .replace("FACTOR", "share.value")
+    )
+}

@@ -1,0 +1,24 @@
+"""What weights a communication hook gives the ranks' gradients, from its sketches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddpcheck.ranks.pool import Pool
+from tests.diagnose.bugs.hooks import BUGS
+from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.test_rules import checked
+
+
+def test_weights_are_those_of_the_step_before(pool: Pool, tmp_path: Path) -> None:
+    source, _ = BUGS["hook-that-weighs-by-the-shares-of-the-step-before"]
+    (finding,) = checked(pool, tmp_path, HEAD + source).findings
+    assert (finding.summary, finding.facts[:2]) == (
+        "a communication hook weighs the ranks' gradients by other shares than those "
+        "of what their losses are divided by",
+        (
+            "register_comm_hook was called once",
+            "its weights in call 2: 0.6, 0.4 on the ranks, where a mean has 0.5 for "
+            "each",
+        ),
+    )
