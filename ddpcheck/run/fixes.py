@@ -108,6 +108,7 @@ from ddpcheck.run import (
     rewriting,
     sharding,
     submodules,
+    sync_flag,
 )
 from ddpcheck.run.autograd_collectives import autograd_collectives
 from ddpcheck.run.averaged import is_ddp
@@ -221,7 +222,7 @@ def around_training(
             "data.stride": sharding.stride,
             "data.part": sharding.part,
             "data.filled": filling.filled,
-            "ddp.always_sync": overrides.without_no_sync,
+            "ddp.always_sync": sync_flag.always_set,
             "ddp.join_all": lambda: overrides.joining(counts_all=True),
             "ddp.join_left": lambda: overrides.joining(counts_all=False),
             "compile.reducer": lambda: _compiler("compile.reducer"),

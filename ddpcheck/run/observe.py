@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from ddpcheck.run import callers, calls, clipping, private
+from ddpcheck.run import callers, calls, clipping, private, sync_flag
 from ddpcheck.run.hook_sketches import Told, watched
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd
 
@@ -113,7 +113,7 @@ def observing() -> Iterator[Observed]:
     for (owner, name, observer), function in zip(_OBSERVED, before, strict=True):
         setattr(owner, name, observer(seen, function))
     try:
-        with clipping.noticed(seen.clipped):
+        with clipping.noticed(seen.clipped), sync_flag.watched(seen.events.append):
             yield seen
     finally:
         for (owner, name, _), function in zip(_OBSERVED, before, strict=True):
@@ -260,19 +260,6 @@ def _registering(seen: Observed, function: Any) -> Any:
     return register_hook
 
 
-def _not_syncing(seen: Observed, function: Any) -> Any:
-    @contextlib.contextmanager
-    def no_sync(self: Any) -> Iterator[None]:
-        seen.events.append("[")
-        try:
-            with function(self):
-                yield
-        finally:
-            seen.events.append("]")
-
-    return no_sync
-
-
 def _hooking(seen: Observed, function: Any) -> Any:
     def register(self: Any, state: Any, hook: Any) -> Any:
         seen.comm_hooks += 1
@@ -327,7 +314,6 @@ _OBSERVED: tuple[tuple[Any, str, Callable[[Observed, Any], Any]], ...] = (
     *((dist, name, _timing) for name in _TIMED if hasattr(dist, name)),
     (DistributedDataParallel, "__init__", _building),
     (DistributedDataParallel, "forward", _forwarding),
-    (DistributedDataParallel, "no_sync", _not_syncing),
     (DistributedDataParallel, "register_comm_hook", _hooking),
     (DistributedDataParallel, "join_hook", _joining),
     (DataLoader, "__iter__", _loading),

@@ -10,18 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 @contextlib.contextmanager
-def without_no_sync() -> Iterator[None]:
-    """Every backward is reduced, in no_sync as well."""
-    cls = DistributedDataParallel
-    before = cls.no_sync
-    cls.no_sync = lambda _: contextlib.nullcontext()  # type: ignore[method-assign,assignment,return-value]
-    try:
-        yield
-    finally:
-        cls.no_sync = before  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
 def joining(*, counts_all: bool) -> Iterator[None]:
     """DDP's join divides by all ranks, or by those that have not joined yet."""
     cls = DistributedDataParallel

@@ -27,6 +27,7 @@ SOUND = {
     **order.SOUND,
     **micro.SOUND,
     **outside.SOUND,
+    **reduction.SOUND,
 }
 BUGS = {
     **behind.BUGS,

@@ -4,7 +4,36 @@ from __future__ import annotations
 
 from tests.diagnose.bugs.step import STEP
 
+SOUND = {
+    "flag-set-before-forward": """
+model = nn.Linear(4, 3)
+"""
+    + STEP
+    + """
+    for i, (a, b) in enumerate(zip(x.chunk(2), y.chunk(2))):
+        if isinstance(model, DDP):
+            model.require_backward_grad_sync = i == 1
+        (nn.functional.cross_entropy(model(a), b) / 2).backward()
+    optimizer.step()
+""",
+}
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The flag that no_sync sets, by hand, where forward has read it already.
+    "flag-set-between-forward-and-backward": (
+        """
+model = nn.Linear(4, 3)
+"""
+        + STEP
+        + """
+    for i, (a, b) in enumerate(zip(x.chunk(2), y.chunk(2))):
+        value = nn.functional.cross_entropy(model(a), b) / 2
+        if isinstance(model, DDP):
+            model.require_backward_grad_sync = i == 1
+        value.backward()
+    optimizer.step()
+""",
+        [("sync/no-sync-scope", True)],
+    ),
     # A class of one's own made of DDP's, whose methods go past its forward.
     "method-of-a-wrapper-of-one's-own": (
         """

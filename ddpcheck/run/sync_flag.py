@@ -1,0 +1,53 @@
+"""DDP's flag that leaves a backward unreduced: no_sync sets it, and so may user code.
+
+`require_backward_grad_sync` is read by DDP's forward. A property stands in its place
+for the length of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+_NAME = "require_backward_grad_sync"
+
+
+@contextlib.contextmanager
+def watched(note: Callable[[str], None]) -> Iterator[None]:
+    """Tells `note` of every change: "[" where it is taken away, "]" where it comes."""
+
+    def change(ddp: Any, value: Any) -> None:
+        if bool(vars(ddp).get(_NAME, True)) != bool(value):
+            note("]" if value else "[")
+        vars(ddp)[_NAME] = value
+
+    with _replaced(property(lambda ddp: vars(ddp)[_NAME], change)):
+        yield
+
+
+@contextlib.contextmanager
+def always_set() -> Iterator[None]:
+    """Every backward is reduced, in no_sync as well."""
+
+    def keep(ddp: Any, value: Any) -> None:
+        vars(ddp)[_NAME] = value
+
+    with _replaced(property(lambda _: True, keep)):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(flag: property) -> Iterator[None]:
+    cls: Any = DistributedDataParallel
+    before = vars(cls).get(_NAME)
+    setattr(cls, _NAME, flag)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(cls, _NAME)
+        else:
+            setattr(cls, _NAME, before)
