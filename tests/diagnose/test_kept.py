@@ -171,3 +171,35 @@ def test_tensor_that_has_grown_is_put_back(size: int) -> None:
     loss(torch.ones(2), torch.ones(2))
     kept.put_back()
     assert queue.tolist() == [0, 0, 0, 0]
+
+
+class _Frozen(dict[str, int]):
+    """A configuration that refuses to be written, but not to be cleared."""
+
+    def update(self, *_: Any, **__: Any) -> None:
+        """Refuses."""
+        raise TypeError
+
+    def copy(self) -> dict[str, int]:
+        """Returns a plain copy, as dict's own does."""
+        return dict(self)
+
+
+def test_container_that_refuses_to_be_written_is_left_alone() -> None:
+    class Net(nn.Module):
+        config = _Frozen(width=3)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.internal = self.config
+            self.history: list[int] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.history.append(1)
+            return x
+
+    net = Net()
+    kept = Kept(Target(name="t", model=lambda: net, batch=lambda: None), net)
+    net(torch.zeros(1))
+    kept.put_back()
+    assert (net.internal, net.history) == ({"width": 3}, [])

@@ -147,6 +147,8 @@ class Kept:
         before = value.copy()
 
         def undo() -> None:
+            if _is_as_before(value, before):
+                return  # it may refuse to be written
             if isinstance(value, dict | set):
                 value.clear()
                 value.update(before)
@@ -181,6 +183,17 @@ class Kept:
 
 
 _CELL = "cell_contents"
+
+
+def _is_as_before(container: Any, before: Any) -> bool:
+    """Returns whether a container holds the very things that it held."""
+    if len(container) != len(before):
+        return False
+    if isinstance(container, set):
+        return bool(container == before)
+    if isinstance(container, dict):
+        return all(k in container and container[k] is v for k, v in before.items())
+    return all(a is b for a, b in zip(container, before, strict=True))
 
 
 def _is_librarys(made: types.FunctionType | type) -> bool:
