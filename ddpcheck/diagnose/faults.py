@@ -12,6 +12,7 @@ from ddpcheck.run.spec import (
     BackwardCount,
     CollectiveCount,
     CollectiveEnd,
+    ForwardCount,
     StepResult,
 )
 from ddpcheck.session import RunOutcome
@@ -153,22 +154,57 @@ def skipped_in(case: Case) -> int | None:
 
     What collectives it meets later follows from that.
     """
-    left: dict[int, int] = {}  # rank -> steps that it has done
-    raised = {f.rank for f in case.run.faults if f.kind == "raised"}
-    for rank, outcome in enumerate(case.outcome.ranks):
-        done = [p.step for p in outcome.progress if isinstance(p, StepResult)]
-        # A rank that raises tells of the step that it does not end.
-        left[rank] = done[-1] + (rank not in raised) if done else 0
+    left = _steps_done(case)
     waits = {f.rank for f in case.run.faults if _is_in_ddps_forward(f)}
     for step in range(case.outcome.spec.steps):
+        forwards = _forwards_in(case, step)
         begun = [
             # It would have done another, and comes to none.
-            n + (rank in waits and left[rank] == step)
+            n + (rank in waits and left[rank] == step and _trains(forwards[rank]))
             for rank, n in enumerate(backwards_in(case.outcome, step))
         ]
         if any(n < max(begun) and left[rank] > step for rank, n in enumerate(begun)):
             return step
     return None
+
+
+def forwards_in_step(case: Case) -> tuple[int, list[int]] | None:
+    """Returns (step, forwards through DDP by rank) where a rank left a step with fewer.
+
+    The others may be in it still: they began more than it did.
+    """
+    left = _steps_done(case)
+    for step in range(case.outcome.spec.steps):
+        begun = [
+            max((p.count for p in told), default=1) for told in _forwards_in(case, step)
+        ]
+        if any(n < max(begun) and left[rank] > step for rank, n in enumerate(begun)):
+            return step, begun
+    return None
+
+
+def _forwards_in(case: Case, step: int) -> list[list[ForwardCount]]:
+    """Returns what each rank told of its forwards through DDP in a step."""
+    return [
+        [p for p in rank.progress if isinstance(p, ForwardCount) and p.step == step]
+        for rank in case.outcome.ranks
+    ]
+
+
+def _trains(told: list[ForwardCount]) -> bool:
+    """Returns whether a backward may follow the last of a rank's forwards."""
+    return not told or told[-1].trains
+
+
+def _steps_done(case: Case) -> list[int]:
+    """Returns how many steps each rank has done."""
+    raised = {f.rank for f in case.run.faults if f.kind == "raised"}
+    counts = []
+    for rank, outcome in enumerate(case.outcome.ranks):
+        done = [p.step for p in outcome.progress if isinstance(p, StepResult)]
+        # A rank that raises tells of the step that it does not end.
+        counts.append(done[-1] + (rank not in raised) if done else 0)
+    return counts
 
 
 def _is_in_ddps_forward(fault: Fault) -> bool:

@@ -31,6 +31,7 @@ from ddpcheck.run import (
     row_numbers,
     schedule,
     shards,
+    telling,
     wrapping,
 )
 from ddpcheck.run import model as models
@@ -42,12 +43,7 @@ from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound
 from ddpcheck.run.recorders import ComparingRecorder
 from ddpcheck.run.rewriting import Rewrites
-from ddpcheck.run.spec import (
-    BackwardCount,
-    RankResult,
-    RowsSeen,
-    RunSpec,
-)
+from ddpcheck.run.spec import RankResult, RowsSeen, RunSpec
 from ddpcheck.run.steps import Training, batch_size, split
 from ddpcheck.run.surroundings import (
     autocast,
@@ -269,9 +265,7 @@ class _Candidate:
                 self._bare, lambda told: emit(RowsSeen(step=self._step, rows=told))
             )
         if self.is_rank:
-            self.seen.on_backward = lambda count: emit(
-                BackwardCount(count=count, step=self._step)
-            )
+            telling.of_calls(self.seen, emit, lambda: self._step)
         try:
             with (
                 fixes.around_training(

@@ -85,6 +85,7 @@ class Observed:
     opaque_output: str = ""  # type of an output in which DDP finds no tensors
     # Calls of Module.to, .half, .cuda, ... after a DDP object was built.
     applied_after_wrap: int = 0
+    on_forward: Callable[[], None] | None = None
     on_backward: Callable[[int], None] | None = None
     on_timeout: Callable[[], None] | None = None  # a group or a barrier has its own
     on_collective: Callable[[CollectiveCount | CollectiveEnd], None] | None = None
@@ -186,6 +187,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def _forwarding(seen: Observed, function: Any) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         seen.events.append("F")
+        if seen.on_forward:
+            seen.on_forward()
         seen.callers.append(-1)
         for number, wrapped in enumerate(seen.wrapped):
             if wrapped.module is self:

@@ -138,6 +138,18 @@ class BackwardCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardCount:
+    """Progress: the rank begins its n-th forward through DDP of a step (2, 3, ...).
+
+    `trains`: gradients are recorded, so that a backward may follow.
+    """
+
+    count: int
+    step: int
+    trains: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsSeen:
     """Progress: the model was called, with gradients; a number for each sample.
 

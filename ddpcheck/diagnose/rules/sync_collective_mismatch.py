@@ -5,13 +5,15 @@ The ranks do not call the same collectives in the same order.
 
 Why it happens
 Collectives are matched by order. One that a single rank calls meets another of the
-other ranks: a hang, a timeout, or a rank killed by SIGABRT.
+other ranks: a hang, a timeout, or a rank killed by SIGABRT. DDP's forward is one
+where the model has buffers, which rank 0 sends to all: a validation on rank 0 alone.
 
 How it was found
 When a rank raised, hung or died, the ranks had entered different collectives or ones
 of other sizes, one had left a collective that another never entered, or they had
 called different numbers of them, and no rank had raised or died by itself. It is
-told, not verified: any fix that makes all ranks do the same ends the wait.
+told, not verified: any fix that makes all ranks do the same ends the wait. Forwards
+through DDP are counted as well; there the run with broadcast_buffers=False decides.
 
 Example
     import torch
@@ -54,6 +56,7 @@ from ddpcheck.diagnose.faults import (
     calls_of_ranks,
     first_difference,
     first_overtaken,
+    forwards_in_step,
     own_faults,
     skipped_in,
 )
@@ -70,6 +73,8 @@ def detect(case: Case) -> Proposal | None:
     index = first_difference(case)
     if index is None:
         index = first_overtaken(case)
+    if index is None and (found := _of_forwards(case)) is not None:
+        return found
     if index is None:
         if len(set(counts)) < 2 or busy_ranks(case.run):  # noqa: PLR2004
             return None
@@ -92,6 +97,32 @@ def detect(case: Case) -> Proposal | None:
         "rank has nothing to add",
         code="dist.all_reduce(count)  # outside any condition on the rank's own data",
         evidence={"ranks": rank_table.rows(case), "collective": index + 1},
+    )
+
+
+def _of_forwards(case: Case) -> Proposal | None:
+    """Proposes it where ranks went through DDP unequally often: it sends buffers."""
+    found = forwards_in_step(case) if case.run.faults else None
+    sent = case.rank_facts("broadcast_buffers", None)  # None of a rank that died
+    if found is None or skipped_in(case) is not None or [] in sent:
+        return None
+    step, counts = found
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="some ranks call the wrapped model more often than others, and DDP sends "
+        "the model's buffers to all ranks in each of its forwards",
+        facts=(
+            f"forwards through DDP in step {step + 1}, per rank: {listed(counts)}",
+            *rank_table.facts(case),
+        ),
+        fix="call the module inside, which exchanges nothing, where not all ranks do: "
+        "under `if rank == 0`",
+        code="model.module(x)",
+        fixes=("ddp.no_buffer_broadcast",),
+        stands=True,
+        is_attempt=True,
+        evidence={"ranks": rank_table.rows(case)},
     )
 
 

@@ -22,6 +22,7 @@ from tests.diagnose.bugs import (
 )
 
 SOUND = {
+    **collectives.SOUND,
     **counts_of_all.SOUND,
     **hooks.SOUND,
     **order.SOUND,

@@ -4,6 +4,26 @@ from __future__ import annotations
 
 from tests.diagnose.bugs.step import STEP
 
+_VALIDATED = (
+    """
+class Offset(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("by", torch.ones(3))
+    def forward(self, x):
+        return x + self.by
+model = MODEL
+"""
+    + STEP
+    + """
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    if rank() == 0:
+        with torch.no_grad():
+            model(x[:2])
+"""
+)
+
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
     # Only what goes backward says what the loss is.
     "loss-reduced-in-place-before-backward": (
@@ -276,4 +296,18 @@ def train_step(model, optimizer, batch):
 """,
         [("loss/batch-coupled", True), ("sync/clip-norm-overreduced", True)],
     ),
+    # DDP's forward sends buffers to all ranks: it is a collective.
+    "validation-of-rank-0-through-the-wrapper": (
+        _VALIDATED.replace("MODEL", "nn.Sequential(nn.Linear(4, 3), Offset())"),
+        [("sync/collective-mismatch", True)],
+    ),
+}
+# Without buffers nothing is sent, and the module inside sends nothing ever.
+SOUND = {
+    "validation-of-rank-0-without-buffers": _VALIDATED.replace(
+        "MODEL", "nn.Sequential(nn.Linear(4, 3))"
+    ),
+    "validation-of-rank-0-past-the-wrapper": _VALIDATED.replace(
+        "MODEL", "nn.Sequential(nn.Linear(4, 3), Offset())"
+    ).replace("model(x[:2])", "getattr(model, 'module', model)(x[:2])"),
 }
