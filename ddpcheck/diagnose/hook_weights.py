@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
-
 from ddpcheck.diagnose.case import Case
 from ddpcheck.diagnose.causes import Cause
+from ddpcheck.diagnose.combination import combination
 from ddpcheck.diagnose.rules import loss_local_normalizer, sync_comm_hook_semantics
 from ddpcheck.diagnose.text import listed, number
 
-_NOTHING = 1e-6  # relative, of what a combination leaves
 _UNEQUAL = 1e-3  # of two weights
 
 _TOGETHER = {loss_local_normalizer.SLUG, sync_comm_hook_semantics.SLUG}
@@ -70,20 +68,7 @@ def unequal(case: Case) -> tuple[int, list[float]] | None:
         befores, afters, sizes = zip(*ranks, strict=True)
         if not all(afters) or len(set(sizes)) > 1 or sizes[0] <= len(ranks):
             continue
-        weights = _weights(befores, afters[0])
+        weights = combination(befores, afters[0])
         if weights is not None and max(weights) - min(weights) > _UNEQUAL:
             return call, weights
     return None
-
-
-def _weights(
-    befores: tuple[tuple[float, ...], ...], after: tuple[float, ...]
-) -> list[float] | None:
-    """Returns c with after = sum_r c_r before_r, None without."""
-    ranks = torch.tensor(befores, dtype=torch.float64).T
-    result = torch.tensor(after, dtype=torch.float64)
-    if not bool(ranks.isfinite().all() and result.isfinite().all()):
-        return None
-    found = torch.linalg.lstsq(ranks, result[:, None]).solution
-    left = float((ranks @ found - result[:, None]).norm())
-    return found.flatten().tolist() if left <= _NOTHING * float(result.norm()) else None
