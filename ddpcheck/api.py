@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ddpcheck import checking, settings, shipping
+from ddpcheck import checking, libraries, settings, shipping
 from ddpcheck.budget import Budget
 from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
+from ddpcheck.ranks.failures import PreloadError
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.render import failure
 from ddpcheck.report import Report
@@ -85,21 +86,49 @@ class WarmRanks:
         self._pool: Pool | None = None
         self._count = 0
         self._surroundings: tuple[dict[str, str], list[str]] = {}, []
+        self._libraries: set[str] = set()  # packages that the pool's ranks have
+        self._unfit: set[str] = set()  # packages after whose import no process forks
         self._turn = threading.RLock()
 
     def start(self) -> None:
         """Begins to import torch, in the background.
 
         Anew where the environment or sys.path is another one (pytest's monkeypatch):
-        ranks have those of the time when they were started.
+        ranks have those of the time when they were started. So where the caller has
+        imported another library since.
         """
         now = _surroundings()
-        if self._pool is not None and now != self._surroundings:
+        package = libraries.package
+        modules = tuple(m for m in libraries.used() if package(m) not in self._unfit)
+        packages = set(map(package, modules))
+        if now != self._surroundings or not packages <= self._libraries:
             self._close_pool()
         if self._pool is None:
-            self._surroundings = now
-            self._pool = Pool(Preload(modules=checking.PRELOAD_MODULES))
+            self._surroundings, self._libraries = now, packages
+            what = Preload(modules=checking.PRELOAD_MODULES, libraries=modules)
+            self._pool = Pool(what)
             self._pool.start()
+
+    def open(self, timeout_s: float) -> Pool:
+        """Returns the pool once it has done its imports.
+
+        The caller's libraries are not among them where they start threads, open a GPU
+        or end the process: no rank could be forked after that.
+        """
+        self.start()
+        assert self._pool is not None
+        self._pool.timeout_s = timeout_s
+        try:
+            self._pool.wait_for_imports()
+        except PreloadError:
+            if not self._libraries:
+                raise
+        else:
+            if self._pool.is_forkable or not self._libraries:
+                return self._pool
+        self._unfit |= self._libraries
+        self._close_pool()
+        return self.open(timeout_s)
 
     def check(
         self,
@@ -128,14 +157,11 @@ class WarmRanks:
     ) -> Report:
         __tracebackhide__ = True
         options = options_of(given)
-        self.start()
-        assert self._pool is not None
-        self._pool.timeout_s = options.timeout_s
         try:
-            self._pool.wait_for_imports()
-            ref = self._ref(model, batch, loss, given)
-            session = Session(self._pool, ref, budget=self._budget)
-            report = checking.check(self._pool, ref, options, session=session)
+            pool = self.open(options.timeout_s)
+            ref = self._ref(pool, model, batch, loss, given)
+            session = Session(pool, ref, budget=self._budget)
+            report = checking.check(pool, ref, options, session=session)
         except (UsageError, CannotCheckError) as error:
             # The user's own line is what a test's traceback should end at.
             raise error.with_traceback(None) from error.__cause__
@@ -149,7 +175,7 @@ class WarmRanks:
         return report
 
     def _ref(
-        self, model: Any, batch: Any, loss: Any, given: Mapping[str, Any]
+        self, pool: Pool, model: Any, batch: Any, loss: Any, given: Mapping[str, Any]
     ) -> TargetRef:
         if isinstance(model, str | Path):
             return TargetRef(path=str(Path(model).absolute()))
@@ -162,9 +188,8 @@ class WarmRanks:
             wrap=given.get("wrap"),
             train_step=given.get("train_step"),
         )
-        assert self._pool is not None
         self._count += 1
-        path = self._pool.folder / f"target{self._count}.pickle"
+        path = pool.folder / f"target{self._count}.pickle"
         shipping.pack(target, path)
         return TargetRef(factory=_UNPACK, arguments=(("path", str(path)),))
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ddpcheck import importing, libraries
 from ddpcheck.errors import Problem, UsageError
 
 _TESTS = ("test_", "conftest")
@@ -59,18 +59,12 @@ def _by_value(cloudpickle: Any) -> Iterator[None]:
 def _goes_by_value(module: Any) -> bool:
     if not isinstance(module, ModuleType) or module.__name__ == "__main__":
         return False  # cloudpickle itself sends __main__ by value
-    path = vars(module).get("__file__")  # see importing.file_of
-    if not isinstance(path, str) or path.startswith(_installed()):
+    path = importing.file_of(module)
+    if not path or libraries.is_installed(module):
         return False
     stem = Path(path).stem
     is_test = stem.startswith(_TESTS) or stem.endswith("_test")
     return is_test or not _is_importable(module.__name__, path, tuple(sys.path))
-
-
-@functools.cache
-def _installed() -> tuple[str, ...]:
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple({sysconfig.get_path(name) for name in names})
 
 
 @functools.cache

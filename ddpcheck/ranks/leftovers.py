@@ -16,6 +16,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from ddpcheck.ranks import environment
@@ -51,6 +52,8 @@ _SIGNALS = (
 _LIMITS = tuple(
     value for name, value in vars(resource).items() if name.startswith("RLIMIT_")
 )
+_COMPILE = os.path.join("torch", "_compile.py")  # noqa: PTH118 (of a name)
+_GONE = object()
 # Registered for all modules or optimizers of the process.
 _HOOKS = ("torch.nn.modules.module", "torch.optim.optimizer")
 
@@ -75,24 +78,21 @@ class Watched:
     def __init__(self, owners: list[Any]) -> None:
         self._owners = owners
         self._views = [vars(owner).values() for owner in owners]  # follow what changes
-        self._before = self._accepted = [list(view) for view in self._views]
+        self._before = [dict(vars(owner)) for owner in owners]
+        self._accepted = [list(view) for view in self._views]
 
     def changed(self) -> list[str]:
         """Returns the names of those that have another value under a name.
 
-        New names, at the end, are no matter: modules import their parts when these are
-        asked for. A rank asks for 5,000 values per job, nearly all of which are as they
-        were: lists of them are made and compared in C.
+        New names are no matter: modules import their parts when these are asked for. A
+        rank asks for 5,000 values per job, nearly all of which are as they were: lists
+        of them are made and compared in C.
         """
         now = list(map(list, self._views))
         if _is_same(now, self._accepted):
             return []
-        pairs = zip(self._owners, now, self._before, strict=True)
-        found = [
-            _name(owner)
-            for owner, values, before in pairs
-            if _has_changed(values[: len(before)], before)
-        ]
+        pairs = zip(self._owners, self._before, strict=True)
+        found = [_name(owner) for owner, before in pairs if _has_changed(owner, before)]
         if not found:
             self._accepted = now
         return found
@@ -120,12 +120,11 @@ def _owners() -> list[Any]:
     return [*modules, *classes]
 
 
-def _has_changed(now: list[Any], before: list[Any]) -> bool:
-    if _is_same(now, before):
-        return False
-    return len(now) < len(before) or any(
-        new is not old and not _is_hooked_step(new, old)
-        for new, old in zip(now, before, strict=True)
+def _has_changed(owner: Any, before: dict[str, Any]) -> bool:
+    now = vars(owner)
+    return any(
+        now.get(name, _GONE) is not old and not _is_by_torch(owner, name, old)
+        for name, old in before.items()
     )
 
 
@@ -141,10 +140,21 @@ def _is_same(now: list[Any], before: list[Any]) -> bool:
         return False
 
 
-def _is_hooked_step(new: Any, old: Any) -> bool:
-    """Returns whether torch wrapped an optimizer's `step`, as it does once a class."""
-    hooked = getattr(new, "hooked", False) is True
-    return hooked and getattr(new, "__wrapped__", None) is old
+def _is_by_torch(owner: Any, name: str, old: Any) -> bool:
+    """Returns whether torch put another value in the place of `old`.
+
+    As it does once: `step` of an optimizer's class is wrapped by the first of its
+    optimizers, torch.manual_seed by the import of torch._dynamo, which itself takes
+    the place of what stood in for it.
+    """
+    new = vars(owner).get(name)
+    if isinstance(old, ModuleType):
+        return new is sys.modules.get(old.__name__) and new is not None
+    code = getattr(new, "__code__", None)
+    by_torch = getattr(new, "hooked", False) is True or (
+        code is not None and code.co_filename.endswith(_COMPILE)
+    )
+    return by_torch and getattr(new, "__wrapped__", None) is old
 
 
 def _name(owner: Any) -> str:

@@ -51,11 +51,13 @@ class Preload:
     `call` is "package.module:function", called with `arguments` after the imports of
     `modules`; its result is `ddpcheck.ranks.preload.RESULT` in every rank. The modules
     of `later` are imported after it, unless its result says `needs_later` = False: a
-    user's mistake is told without waiting for them.
+    user's mistake is told without waiting for them. Of `libraries`, modules that come
+    last, those that cannot be imported are passed over.
     """
 
     modules: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
     call: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
 
@@ -84,7 +86,7 @@ class Pool:
         self._crews: dict[tuple[int, int], Crew] = {}
         self._count = 0
         self._server: Server | None = None
-        self.threads_after_import = 1
+        self.is_forkable = True  # once it has done its imports
         self._folder = Folder()
         self.folder = self._folder.path
 
@@ -100,6 +102,7 @@ class Pool:
             "folder": str(self.folder),
             "modules": list(self._what.modules),
             "later": list(self._what.later),
+            "libraries": list(self._what.libraries),
             "call": self._what.call,
             "arguments": self._what.arguments,
             "search": [str(path) for path in sys.path],
@@ -149,7 +152,7 @@ class Pool:
                 on_wait()
             time.sleep(_IMPORT_POLL_S)
         told = json.loads(status.read_text(encoding="utf-8"))
-        self.threads_after_import = told["threads"]
+        self.is_forkable = told["forkable"]
         if told["error"]:
             raise PreloadError("raised", told["error"])
 

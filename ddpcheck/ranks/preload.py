@@ -61,7 +61,7 @@ def main(settings: dict[str, Any]) -> None:
     leftovers.watched()
     # Keeps the collector of every fork from touching, and so copying, these pages.
     gc.freeze()
-    status["threads"] = _count_threads()
+    status["forkable"] = _count_threads() == 1 and not _has_opened_a_gpu()
     part = folder / (STATUS_FILE + ".part")
     part.write_text(json.dumps(status), encoding="utf-8")
     part.rename(folder / STATUS_FILE)
@@ -92,6 +92,10 @@ def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
         (Path(settings["folder"]) / CALLED_FILE).touch()
         if getattr(RESULT, "needs_later", True):
             _import(settings["later"], settings["folder"])
+        for library in settings["libraries"]:
+            # What cannot be imported is missed by the ranks that need it, and told.
+            with contextlib.suppress(Exception, SystemExit):
+                _import([library], settings["folder"])
     except Exception:  # noqa: BLE001 (told to the parent, which reports it)
         return {"error": traceback.format_exc()}
     return {"error": None}
@@ -110,6 +114,12 @@ def _import(modules: list[str], folder: str) -> None:
             importlib.import_module(name)
     finally:
         tempfile.tempdir = before
+
+
+def _has_opened_a_gpu() -> bool:
+    """Returns whether CUDA has been initialised, which works in no fork."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
 
 
 def _count_threads() -> int:

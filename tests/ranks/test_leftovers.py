@@ -28,7 +28,9 @@ DEEDS = {
     "torch's modes": "torch.set_anomaly_enabled(True)",
     "global hooks": "torch.nn.modules.module.register_module_forward_hook(print)",
     "process group": "dist.destroy_process_group()",
-    "torch": "torch.tanh = torch.sin",
+    "torch": "torch.tanh = torch.no_grad()(torch.tanh)",
+    "torch.autograd": "torch.autograd.graph = torch.nn",
+    "torch.linalg": "torch.linalg.norm, torch.linalg.det = torch.sin, torch.cos",
     "torch.nn.functional": "del torch.nn.functional.relu",
     "torch.nn.modules.module.Module": "torch.nn.Module.eval = torch.nn.Module.train",
 }
@@ -55,6 +57,13 @@ def test_rank_says_what_a_job_left_and_is_replaced(left: str, ranks: Pool) -> No
 def test_first_step_of_an_optimizer_leaves_nothing(ranks: Pool) -> None:
     # torch wraps Adam.step then, once for the class.
     code = "torch.optim.Adam([torch.zeros(1, requires_grad=True)])"
+    job = Job(function="tests.ranks.jobs:deed", arguments={"code": code})
+    assert [ranks.run(job, 1)[0].leftovers for _ in range(2)] == [(), ()]
+
+
+def test_import_of_the_compiler_leaves_nothing(ranks: Pool) -> None:
+    # It takes the place of what stands in for it and wraps torch.manual_seed.
+    code = "import torch._dynamo; assert torch.manual_seed.__wrapped__"
     job = Job(function="tests.ranks.jobs:deed", arguments={"code": code})
     assert [ranks.run(job, 1)[0].leftovers for _ in range(2)] == [(), ()]
 
