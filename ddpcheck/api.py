@@ -159,9 +159,11 @@ class WarmRanks:
         options = options_of(given)
         try:
             pool = self.open(options.timeout_s)
-            ref = self._ref(pool, model, batch, loss, given)
-            session = Session(pool, ref, budget=self._budget)
-            report = checking.check(pool, ref, options, session=session)
+            with (
+                self._ref(pool, model, batch, loss, given) as ref,
+                contextlib.closing(Session(pool, ref, budget=self._budget)) as session,
+            ):
+                report = checking.check(pool, ref, options, session=session)
         except (UsageError, CannotCheckError) as error:
             # The user's own line is what a test's traceback should end at.
             raise error.with_traceback(None) from error.__cause__
@@ -174,11 +176,13 @@ class WarmRanks:
             report = dataclasses.replace(report, target=target)
         return report
 
+    @contextlib.contextmanager
     def _ref(
         self, pool: Pool, model: Any, batch: Any, loss: Any, given: Mapping[str, Any]
-    ) -> TargetRef:
+    ) -> Iterator[TargetRef]:
         if isinstance(model, str | Path):
-            return TargetRef(path=str(Path(model).absolute()))
+            yield TargetRef(path=str(Path(model).absolute()))
+            return
         target = Target(
             name=getattr(model, "__name__", type(model).__name__),
             model=model,
@@ -190,8 +194,11 @@ class WarmRanks:
         )
         self._count += 1
         path = pool.folder / f"target{self._count}.pickle"
-        shipping.pack(target, path)
-        return TargetRef(factory=_UNPACK, arguments=(("path", str(path)),))
+        try:
+            shipping.pack(target, path)
+            yield TargetRef(factory=_UNPACK, arguments=(("path", str(path)),))
+        finally:
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Ends the ranks; a later check starts others."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpcheck import space
 from ddpcheck.budget import Budget
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.memory import Room
@@ -80,7 +81,11 @@ class CannotCheckError(Exception):
 
 
 class Session:
-    """A pool with one target loaded."""
+    """A pool with one target loaded.
+
+    Its references lie in shared memory. The end of the pool removes them; before that,
+    where the pool goes on with another target, `close` does.
+    """
 
     def __init__(
         self,
@@ -128,6 +133,12 @@ class Session:
             if made.spec is not None:  # the dtype that worked stands for "auto"
                 self._references.setdefault(made.spec, made)
         return self._references[key]
+
+    def close(self) -> None:
+        """Removes what one process computed."""
+        for made in self._references.values():
+            space.give_back(made.trace)
+        self._references.clear()
 
     def run(self, specs: Iterable[RunSpec], *, apart: bool = False) -> list[RunOutcome]:
         """Returns the outcome of every spec, in order; runs side by side.

@@ -41,6 +41,12 @@ def check(folders: list[Path], size: int) -> None:
     )
 
 
+def give_back(record: str) -> None:
+    """Removes a record: the two files of a trace, "" for none."""
+    for suffix in (".bin", ".idx") if record else ():
+        Path(record).with_suffix(suffix).unlink(missing_ok=True)
+
+
 def _free(folder: Path) -> int:
     try:
         found = os.statvfs(folder)

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 import ddpcheck
 from ddpcheck import api, options
@@ -93,6 +96,25 @@ def test_check_returns_the_report_and_assertion_raises_it(tmp_path: Path) -> Non
     first, _, rest = str(raised.value).partition("\n\n")
     assert first.startswith("divergent: loss/sum-reduction")
     assert rest.startswith("ddpcheck mymodel.py: Linear, 21 parameters")
+
+
+def test_checks_leave_no_record_for_the_next_ones() -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Linear(6, 3)
+
+    def batch() -> tuple[Tensor, Tensor]:
+        return torch.randn(8, 6), torch.randn(8, 3)
+
+    ranks = api.WarmRanks()
+    try:
+        folder = ranks.open(60.0).folder
+        for loss in (functional.mse_loss, lambda out, target: (out - target).sum()):
+            ranks.check(model, batch, loss, world_sizes=[2], modes=["ddp"])
+            left = {path.suffix for path in folder.iterdir()}
+            assert not left & {".bin", ".idx", ".pickle"}, left
+    finally:
+        ranks.close()
 
 
 def test_checks_of_threads_take_turns(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from ddpcheck import space
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool
@@ -215,11 +216,8 @@ class Runner:
                 waiting = {crew: batch[ended:]}
 
     def _remove(self, traces: list[str]) -> None:
-        from pathlib import Path  # noqa: PLC0415
-
         for trace in traces:
-            for suffix in (".bin", ".idx"):
-                Path(trace).with_suffix(suffix).unlink(missing_ok=True)
+            space.give_back(trace)
 
 
 def _batch_job(batch: list[_Planned]) -> Job:
