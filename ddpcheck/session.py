@@ -16,6 +16,7 @@ from ddpcheck import space
 from ddpcheck.budget import Budget
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.memory import Room
+from ddpcheck.ranks import folder
 from ddpcheck.ranks.failures import PreloadError
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool
@@ -83,7 +84,7 @@ class CannotCheckError(Exception):
 class Session:
     """A pool with one target loaded.
 
-    Its references lie in shared memory. The end of the pool removes them; before that,
+    Its records lie in shared memory. The end of the pool removes them; before that,
     where the pool goes on with another target, `close` does.
     """
 
@@ -135,10 +136,9 @@ class Session:
         return self._references[key]
 
     def close(self) -> None:
-        """Removes what one process computed."""
-        for made in self._references.values():
-            space.give_back(made.trace)
+        """Removes what one process computed, for runs and for probes."""
         self._references.clear()
+        space.clear([self.pool.folder, folder.on_disk(self.pool.folder)])
 
     def run(self, specs: Iterable[RunSpec], *, apart: bool = False) -> list[RunOutcome]:
         """Returns the outcome of every spec, in order; runs side by side.

@@ -13,6 +13,7 @@ from ddpcheck.errors import Problem, UsageError
 
 _RESERVE = 8 << 20  # bytes that stay free, for what ranks write beside a record
 _MIB = 1 << 20
+_RECORDS = (".bin", ".idx", ".part")  # see ddpcheck.trace
 
 
 def has_room(folder: Path, size: int) -> bool:
@@ -43,8 +44,16 @@ def check(folders: list[Path], size: int) -> None:
 
 def give_back(record: str) -> None:
     """Removes a record: the two files of a trace, "" for none."""
-    for suffix in (".bin", ".idx") if record else ():
+    for suffix in _RECORDS if record else ():
         Path(record).with_suffix(suffix).unlink(missing_ok=True)
+
+
+def clear(folders: list[Path]) -> None:
+    """Removes all records, those of processes that died while writing included."""
+    for folder in folders:
+        for suffix in _RECORDS:
+            for path in folder.glob(f"*{suffix}"):
+                path.unlink(missing_ok=True)
 
 
 def _free(folder: Path) -> int:
