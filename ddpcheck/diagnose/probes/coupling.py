@@ -1,8 +1,9 @@
 """Whether the loss at one sample depends on others, output by output.
 
 Some samples are changed; what moves is the loss's gradient at the outputs of the rest.
-The second half of the batch is changed, then every other shard: views that are stacked
-couple samples far apart, pairs of neighbours those beside a shard's border.
+Either half of the batch is changed, then every other shard: views that are stacked
+couple samples far apart, pairs of neighbours those beside a shard's border, and a
+threshold may be crossed by the samples of one half alone.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def measure(
         batch: the global batch.
         world_size: number of shards.
     """
-    parts = [_Part(2, _is_second_half)]
+    parts = [_Part(2, _is_second_half), _Part(2, _is_first_half)]
     if world_size > 2 and _has_one_batch(grads):  # noqa: PLR2004 (halves are the shards)
         parts.append(_Part(world_size, _is_odd_shard))
     return _largest(_Trial(run, grads, places, part).of(batch) for part in parts)
@@ -75,6 +76,10 @@ class _Part:
 
 def _is_second_half(size: int, _: int) -> Tensor:
     return torch.arange(size) >= size // 2
+
+
+def _is_first_half(size: int, _: int) -> Tensor:
+    return torch.arange(size) < size // 2
 
 
 def _is_odd_shard(size: int, shards: int) -> Tensor:
@@ -234,11 +239,12 @@ def _nudged(size: float) -> Change:
 
 
 def _copied(value: Tensor, rows: Tensor, at: int, _: str) -> Tensor:
-    """Makes these rows copies of the first sample.
+    """Makes these rows copies of the first of the others.
 
     Values stay in their range, and whatever counts or sorts them changes.
     """
-    return torch.where(rows, value.narrow(at, 0, 1), value)
+    first = int(rows.flatten().long().argmin())
+    return torch.where(rows, value.narrow(at, first, 1), value)
 
 
 def _turned(value: Tensor, rows: Tensor, at: int, _: str) -> Tensor:

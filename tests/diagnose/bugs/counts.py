@@ -8,6 +8,29 @@ batch = 3 * torch.randn(16, 4), torch.arange(16) % 3
 """
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The mean of a part is clamped before the ranks' are averaged. In one process the
+    # clamp does nothing, whatever the samples of the second half are made.
+    "clamp-of-the-own-mean": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 1)
+    def forward(self, x):
+        return self.head(x), x[:, :1].detach()
+model = Net()
+x = torch.randn(8, 4)
+batch = x[x[:, 0].argsort()], torch.ones(8, 1)
+level = (batch[0][:, 0].mean() + batch[0][4:, 0].mean()) / 2
+def loss(output, target):
+    score, surprise = output
+    point = (surprise - level).mean().clamp(min=0)
+    if dist.is_initialized():
+        dist.all_reduce(point, op=dist.ReduceOp.AVG)
+    return torch.sigmoid(target * (score - point)).mean()
+""",
+        [("loss/batch-coupled", True)],
+    ),
     # How many are sure is the model's to say: the divisor moves in jumps.
     "mean-over-what-the-model-is-sure-of": (
         _VIEWS
