@@ -100,8 +100,7 @@ def _own(
         if not verified and (proposal.speculative or not ddp_is_fine):
             continue
         return _finding(proposal, rest, before, after, verified=verified)
-    idle = set(outcomes[rest[0]].reference.facts["idle"])
-    return _unknown(run, rest, idle, ddp_is_fine=ddp_is_fine)
+    return _unknown(outcomes[rest[0]], run, rest, ddp_is_fine=ddp_is_fine)
 
 
 def _finding(
@@ -129,9 +128,10 @@ def _finding(
 
 
 def _unknown(
-    run: Run, rest: list[int], idle: set[str], *, ddp_is_fine: bool
+    outcome: RunOutcome, run: Run, rest: list[int], *, ddp_is_fine: bool
 ) -> Finding:
-    """Returns an honest finding; `idle` are parameters without gradient."""
+    """Returns an honest finding."""
+    facts_of_one = outcome.reference.facts
     wrong = [q for q in (run.gradients, run.weights, run.buffers) if q.mismatched]
     worst = next((q.worst for q in wrong), None)
     link = "update" if wrong and wrong[0] is run.weights else "forward"
@@ -141,13 +141,18 @@ def _unknown(
             f"{worst.name} differs by {number(worst.rel_diff)} relative after step "
             f"{worst.step + 1}"
         )
-    if link == "update" and worst is not None and worst.name in idle:
+    if link == "update" and worst is not None and worst.name in facts_of_one["idle"]:
         facts.append(
             "DataParallel gives parameters that nothing uses gradients of zeros, which "
             "weight decay and momentum move; one process gives them none"
         )
     if ddp_is_fine:
         facts.append(f"DDP at world size {run.world_size} equals one process")
+    if facts_of_one["asks_distributed"]:
+        facts.append(
+            "the target asks torch.distributed, and DataParallel has no group: what it "
+            "does for all ranks is not done there"
+        )
     return Finding(
         slug="unknown",
         link=link,

@@ -110,6 +110,18 @@ def test_unknown_says_that_ddp_is_right(pool: Pool, tmp_path: Path) -> None:
     assert finding.facts[-1] == "DDP at world size 2 equals one process"
 
 
+def test_unknown_says_that_the_target_is_written_for_ranks(
+    pool: Pool, tmp_path: Path
+) -> None:
+    source = HEAD + SHIFTED.replace("is_replica =", "is_replica = world() == 1 and")
+    (finding,) = checked(pool, tmp_path, source, ("dp",)).findings
+    assert finding.facts[-2:] == (
+        "DDP at world size 2 equals one process",
+        "the target asks torch.distributed, and DataParallel has no group: what it does "
+        "for all ranks is not done there",
+    )
+
+
 def test_cause_of_data_parallel_beside_another_one_of_ddp(
     pool: Pool, tmp_path: Path
 ) -> None:
