@@ -117,8 +117,8 @@ def test_unknown_says_that_the_target_is_written_for_ranks(
     (finding,) = checked(pool, tmp_path, source, ("dp",)).findings
     assert finding.facts[-2:] == (
         "DDP at world size 2 equals one process",
-        "the target asks torch.distributed, and DataParallel has no group: what it does "
-        "for all ranks is not done there",
+        "the target asks torch.distributed, and DataParallel has no group: what it "
+        "does for all ranks is not done there",
     )
 
 
