@@ -93,6 +93,14 @@ def test_they_are_those_that_own_modules_have_names_of(
     assert not {"pytest", "mine", "torch", "sys"} & set(libraries.used())
 
 
+def test_main_without_a_file_is_looked_at() -> None:
+    program = "import psutil; from ddpcheck import libraries; print(libraries.used())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True
+    )
+    assert b"'psutil'" in done.stdout
+
+
 class _Pool:
     """Cannot fork ranks, or not even import, with libraries."""
 
