@@ -13,6 +13,7 @@ from pathlib import Path
 from ddpcheck.errors import Problem, UsageError
 
 GIB = 1 << 30
+LARGE = 64 << 20  # bytes of a model that one process computes with all cores
 _CGROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" by a number near 2**63
 
@@ -28,6 +29,11 @@ class Sizes:
     gradients: int
     optimizer: int
     recorded: int
+
+    @property
+    def is_large(self) -> bool:
+        """Whether one process computes with all cores."""
+        return self.parameters >= LARGE
 
     @property
     def trained(self) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpcheck import space
-from ddpcheck.budget import Budget
+from ddpcheck.budget import Budget, cores
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.memory import Room
 from ddpcheck.ranks import folder
@@ -33,6 +33,9 @@ from ddpcheck.target import TargetRef
 
 # Ranks at work at the same time, over all crews. More only makes them wait.
 _MAX_BUSY_RANKS = 16
+# Seconds that one process takes: then ranks are busy with mathematics, and runs side by
+# side take longer than one after the other.
+_SLOW_S = 1.0
 # A rank may take that many times what one process took for the global batch.
 _SLOWDOWN = 4.0
 _LAST_LINES = 4  # of output before a stack
@@ -202,7 +205,7 @@ class Session:
         specs = [outcome.spec, *(other.spec for other in others)]
         if others and not self._fits_beside(outcomes, specs):
             return False
-        return not others or sum(map(_busy_ranks, specs)) <= _MAX_BUSY_RANKS
+        return not others or _have_cores([outcome, *others])
 
     def _fits_beside(self, outcomes: list[RunOutcome], specs: list[RunSpec]) -> bool:
         sizes = outcomes[0].reference.facts.get("sizes")
@@ -277,6 +280,19 @@ class Session:
 def crew_of(spec: RunSpec) -> int:
     """Returns the world size of the crew that does a run."""
     return spec.world_size if spec.mode in ("ddp", "averaged") else SOLO
+
+
+def _have_cores(runs: list[RunOutcome]) -> bool:
+    """Returns whether runs are sooner done side by side."""
+    is_slow = any(run.reference.seconds > _SLOW_S for run in runs)
+    most = min(cores(), _MAX_BUSY_RANKS) if is_slow else _MAX_BUSY_RANKS
+    return sum(map(_busy_cores, runs)) <= most
+
+
+def _busy_cores(run: RunOutcome) -> int:
+    sizes = run.reference.facts.get("sizes")
+    uses_all = crew_of(run.spec) == SOLO and sizes is not None and sizes.is_large
+    return cores() if uses_all else _busy_ranks(run.spec)
 
 
 def _busy_ranks(spec: RunSpec) -> int:

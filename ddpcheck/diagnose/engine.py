@@ -77,11 +77,13 @@ def diagnose(
 
 
 def limit_patience(session: Session, outcomes: list[RunOutcome]) -> None:
-    """Gives the runs that vary these less time than they had."""
-    session.timeout_s = min(
-        session.pool.timeout_s,
-        _LEAST_TIMEOUT_S + _SLOWDOWN * max(o.reference.seconds for o in outcomes),
-    )
+    """Gives the runs that vary these, and probes, less time than they had.
+
+    Where one process alone takes long, more: a probe makes many passes.
+    """
+    needed_s = _SLOWDOWN * max(o.reference.seconds for o in outcomes)
+    longest_s = max(session.pool.timeout_s, needed_s)
+    session.timeout_s = min(longest_s, _LEAST_TIMEOUT_S + needed_s)
     if any(rank.kind == "stuck" for outcome in outcomes for rank in outcome.ranks):
         session.quiet_looks = _QUIET_LOOKS
 

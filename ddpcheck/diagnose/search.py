@@ -209,7 +209,7 @@ class Search:
                 "world_size": spec.world_size,
             },
         )
-        first = pool.run(job, SOLO)[0]
+        first = pool.run(job, SOLO, timeout_s=self.session.timeout_s)[0]
         if not isinstance(first.value, ReferenceEvidence) or first.value.failed:
             self._probe_failed = why([first])
             return None

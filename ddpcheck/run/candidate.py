@@ -31,6 +31,7 @@ from ddpcheck.run import (
     row_numbers,
     schedule,
     shards,
+    sizing,
     telling,
     wrapping,
 )
@@ -133,6 +134,8 @@ class _Candidate:
         )
         if self.is_rank:
             model = fixes.before_wrap(model, spec.fixes)
+        else:
+            sizing.use_cores(model)  # until `isolated` ends
         counts = count_calls(model)
         names = Names(model)
         self._bare = model

@@ -149,7 +149,7 @@ class _Reference:
         folder = folders.place(self.folder, sizes.recorded)
         self.sizes = sizing.with_place(sizes, folder == self.folder)
         memory.check(self.target.name, self.sizes, [("single", 1)], self.room)
-        torch.set_num_threads(sizing.threads(self.sizes))  # put back by `isolated`
+        sizing.use_cores(model)  # until `isolated` ends
         writer = Writer(folder / self.name, folders.on_disk(self.folder))
         try:
             return self._train(model, optimizer, writer, calls)

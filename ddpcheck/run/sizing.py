@@ -6,12 +6,11 @@ import dataclasses
 import os
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ddpcheck import budget
-from ddpcheck.memory import Sizes
-
-_THREADED = 64 << 20
+from ddpcheck.memory import LARGE, Sizes
 
 
 def of(model: nn.Module, optimizer: Any, steps: int) -> Sizes:
@@ -27,12 +26,19 @@ def of(model: nn.Module, optimizer: Any, steps: int) -> Sizes:
     )
 
 
-def threads(sizes: Sizes) -> int:
-    """Returns how many threads compute one process's part of a run that is alone.
+def use_cores(model: nn.Module) -> None:
+    """Computes with as many threads as one process that makes a run is worth."""
+    count = threads(sum(map(_size, [*model.parameters(), *model.buffers()])))
+    if count > 1:
+        torch.set_num_threads(count)
+
+
+def threads(size: int) -> int:
+    """Returns how many threads a model of this size in bytes is worth.
 
     Small models are done sooner with one. Ranks have one each: they share the cores.
     """
-    if sizes.parameters < _THREADED:
+    if size < LARGE:
         return 1
     sharing = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return max(1, budget.cores() // sharing)

@@ -34,7 +34,7 @@ def _session(timeout_s: float, kind: Any, reference_s: float) -> Session:
 
 @pytest.mark.parametrize(
     ("timeout_s", "reference_s", "expected_s"),
-    [(60.0, 0.1, 7.0), (60.0, 5.0, 60.0), (4.0, 0.1, 4.0)],
+    [(60.0, 0.1, 7.0), (60.0, 2.8, 60.0), (60.0, 5.0, 100.0), (4.0, 0.1, 4.0)],
 )
 def test_less_time_is_left_than_the_first_runs_had(
     timeout_s: float, reference_s: float, expected_s: float

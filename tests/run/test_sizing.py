@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+import torch
+from torch import nn
 
 from ddpcheck import budget
-from ddpcheck.memory import Sizes
 from ddpcheck.run import sizing
 
-LARGE = Sizes(parameters=64 << 20, gradients=0, optimizer=0, recorded=0)
+LARGE = 64 << 20  # bytes
 
 
 @pytest.mark.parametrize(
@@ -29,5 +28,21 @@ def test_large_model_has_the_cores_that_no_other_worker_has(
 
 def test_small_model_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "cores", lambda: 8)
-    smaller = dataclasses.replace(LARGE, parameters=LARGE.parameters - 1)
-    assert sizing.threads(smaller) == 1
+    assert sizing.threads(LARGE - 1) == 1
+
+
+@pytest.mark.parametrize(("numbers", "threads"), [(1 << 21, 1), (1 << 24, 3)])
+def test_cores_are_used_for_parameters_and_buffers(
+    numbers: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "cores", lambda: 3)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
+    model = nn.Module()
+    model.register_buffer("table", torch.zeros(numbers))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        sizing.use_cores(model)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

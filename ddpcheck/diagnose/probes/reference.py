@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.diagnose.probes import coupling, fits, micro, order, training
+from ddpcheck.diagnose.probes import coupling, doubled, micro, order, training
 from ddpcheck.diagnose.probes.coupling import Grads, Perturb
 from ddpcheck.diagnose.probes.evidence import Couplings, ReferenceEvidence
 from ddpcheck.diagnose.probes.flow import Flow
 from ddpcheck.diagnose.probes.kept import Kept
+from ddpcheck.diagnose.probes.shortcut import Shortcut
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
     is_cut,
@@ -30,7 +31,7 @@ from ddpcheck.diagnose.probes.teacher import (
 )
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import countables, isolation
+from ddpcheck.run import countables, isolation, sizing
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.loading import borrowed
@@ -68,6 +69,7 @@ class _Probe:
         self.world_size, self.writer = world_size, writer
         torch.set_default_dtype(torch.float32)
         self.model = models.build(target, spec, seed=0)
+        sizing.use_cores(self.model)  # until `isolated` ends
         self.batch = batches_of(target, spec)[-1]
         self.size = batch_size(target, self.batch)
         set_default_dtype(spec)
@@ -83,6 +85,7 @@ class _Probe:
         self.flow = Flow()
         self.draws = DrawCounter()
         self.after_backward = 1.0
+        self.shortcut = Shortcut(self.model)
 
     def run(self) -> ReferenceEvidence:
         """Trains one step under hooks; writes the trace."""
@@ -97,9 +100,12 @@ class _Probe:
         whole = tuple(sorted(self._paths(self.whole) - self._paths(self._own_cuts())))
         direct_is_output = bool(direct) and self._is_used_through_outputs()
         own_draws = self.draws.own_count
-        self._write_doubled(grads)
+        self.shortcut.look_at(grads)
         couplings = self._measure_couplings(grads)
-        doubled = self._doubled()
+        self._write_doubled(grads)
+        # The outputs tell as well where a step does nothing but make gradients.
+        is_told = self.shortcut.is_proven and self.target.train_step is None
+        factor = None if is_told else doubled.of_parameters(self._plain, self.batch)
         cuts = list(dict.fromkeys(key for _, key in grads))
         self.writer.index.facts = {
             "cuts": cuts,
@@ -114,7 +120,7 @@ class _Probe:
             loss=loss,
             after_backward=self.after_backward,
             couplings=couplings,
-            doubled=doubled,
+            doubled=factor,
             counts={n: countables.count(n, targets) for n in names},
             frontier=self._frontier(k for (_, k), g in grads.items() if g is not None),
             micros=micro.described(self.windows.sizes, 0, targets, names),
@@ -213,20 +219,21 @@ class _Probe:
         would find its own graph cut.
         """
         try:
-            return self._cut_pass(write=True)
+            return self._cut_pass(self.batch, write=True)
         except RuntimeError:
             self.dims = {k: shape for k, shape in self.dims.items() if not _module(k)}
             self.values.clear()
             self.flow = Flow()
-            return self._cut_pass(write=True)
+            return self._cut_pass(self.batch, write=True)
 
     def _cut_pass(
         self,
+        batch: Any,
         *,
         write: bool = False,
         perturb: Perturb | None = None,
-        batch: Any = None,
         detach: AbstractSet[str] = frozenset(),
+        is_short: bool = False,
     ) -> tuple[Grads, float | None, dict[str, Tensor | None]]:
         leaves: dict[tuple[int, str], Tensor] = {}
 
@@ -241,6 +248,7 @@ class _Probe:
             if write:
                 named = [(key_of(name, call, p), t) for p, t in tensors_of(output)]
                 self.writer.add("outputs", hooks.micro, named)
+                self.shortcut.note(hooks, name, call, output)
                 kept = module.named_buffers(recurse=False)
                 named = [(key_of(name, call, n), b) for n, b in kept]
                 self.writer.add("kept", hooks.micro, named)
@@ -267,8 +275,9 @@ class _Probe:
             return tree.replace(output, cut)
 
         hooks = Hooks(calls_per_micro=self.windows.calls)
-        hooks.attach(self.model, before, after)
-        done = self._step(self.batch if batch is None else batch, hooks)
+        hooks.attach(self.model, before, after, inside=not is_short)
+        with self.shortcut.taken(hooks, is_taken=is_short):
+            done = self._step(batch, hooks)
         self.after_backward = done.factor if write else self.after_backward
         grads = {
             place: None if leaf.grad is None else leaf.grad * done.factor
@@ -292,7 +301,9 @@ class _Probe:
         if not self.whole:
             return False
         try:
-            return not self._cut_pass(perturb=lambda _, t: t, detach=self.whole)[2]
+            return not self._cut_pass(
+                self.batch, perturb=lambda _, t: t, detach=self.whole
+            )[2]
         except RuntimeError:  # the loss itself is such an output
             return False
 
@@ -334,54 +345,31 @@ class _Probe:
                 found.append(f"{key.rpartition('/')[2]}*{blocks}@{dim}")
         return tuple(found)
 
-    def _measure_couplings(self, grads: Grads) -> Couplings:
-        def run(perturb: Perturb, batch: Any) -> Grads:
-            return self._cut_pass(perturb=perturb, batch=batch)[0]
+    def _perturbed(self, perturb: Perturb, batch: Any) -> Grads:
+        """Returns the gradients at changed outputs."""
 
-        given = run, grads, self._place, self.batch, self.world_size
+        def made(*, is_short: bool) -> Grads:
+            return self._cut_pass(batch, perturb=perturb, is_short=is_short)[0]
+
+        return self.shortcut.run(
+            lambda: made(is_short=False), lambda: made(is_short=True)
+        )
+
+    def _measure_couplings(self, grads: Grads) -> Couplings:
+        given = self._perturbed, grads, self._place, self.batch, self.world_size
         found = coupling.measure(*given)
         if self.windows.count > 1:  # whose shards are others
             return found
         return dataclasses.replace(found, ordered=order.measure(*given, self.spec.seed))
 
     def _write_doubled(self, grads: Grads) -> None:
-        """Writes the cut gradients of the batch taken twice, at its first half.
-
-        Half of what they are on the batch for a mean, the same for a sum.
-        """
         if self.windows.count > 1:
             return
+        found = doubled.at_cuts(self._perturbed, grads, self._dim, self.batch)
+        for number, key, half in found:
+            self.writer.add("doubled", number, [(key, half)])
 
-        def twice(key: str, value: Tensor) -> Tensor:
-            return torch.cat([value, value], self._dim(key, value))
-
-        batch = tree.replace(
-            self.batch, lambda _, t: torch.cat([t, t]) if t.dim() else t
-        )
-        try:
-            found, *_ = self._cut_pass(perturb=twice, batch=batch)
-        except Exception:  # noqa: BLE001 (fixed batch sizes, lookups by index)
-            return
-        for (number, key), grad in grads.items():
-            both = found.get((number, key))
-            if grad is not None and both is not None:
-                dim = self._dim(key, grad)
-                half = both.narrow(dim, 0, grad.shape[dim])
-                self.writer.add("doubled", number, [(key, half)])
-
-    def _doubled(self) -> float | None:
-        """Returns grad(batch twice) / grad(batch), where one factor fits."""
-        twice = tree.replace(
-            self.batch, lambda _, t: torch.cat([t, t]) if t.dim() else t
-        )
-        try:
-            once = self._plain_grads(self.batch)
-            both = self._plain_grads(twice)
-        except Exception:  # noqa: BLE001 (fixed batch sizes, lookups by index)
-            return None
-        return fits.one_factor(once, both)
-
-    def _plain_grads(self, batch: Any) -> dict[str, Tensor]:
+    def _plain(self, batch: Any) -> dict[str, Tensor]:
         self._begin()
         training.step(self.target, self.spec, self.model, batch)
         return {

@@ -57,13 +57,16 @@ class Hooks:
         model: nn.Module,
         before: Callable[[str, int, nn.Module, Any, Any], Any] | None,
         after: Callable[[str, int, nn.Module, Any], Any],
+        *,
+        inside: bool = True,
     ) -> None:
         """Calls `before` and `after` around every call of every module.
 
         `before(name, call, module, args, kwargs)` returns (args, kwargs) or None;
-        `after(name, call, module, output)` returns the output or None.
+        `after(name, call, module, output)` returns the output or None. Without
+        `inside` around those of the model alone.
         """
-        for path, module in model.named_modules():
+        for path, module in model.named_modules() if inside else [("", model)]:
             if isinstance(module, PlainWrapper | torch.jit.ScriptModule):
                 continue
             self._attach(strip(path), module, before, after)
