@@ -48,6 +48,8 @@ PRELOAD_FIRST = ("torch", "ddpcheck.run.temporary", "ddpcheck.run.jobs")
 PRELOAD_LATER = ("ddpcheck.run.later",)
 PRELOAD_MODULES = PRELOAD_FIRST + PRELOAD_LATER
 
+_MOST_OF_ROOM = 0.8  # the rest is for activations, which nobody knows before
+
 
 def check_file(
     ref: TargetRef, options: Options, *, progress: Progress = lambda _: None
@@ -148,6 +150,8 @@ def check(
     base = _at_tolerance(base, options)
     assert base.spec is not None
     planned = plan.make(options, base.spec, base.facts, only)
+    if options.world_sizes is None and options.max_memory is None:
+        _leave_room(session, planned, base)
     _check_memory(session, planned, base)
     steps.expect(len(planned.specs))
     outcomes = session.run(planned.specs)
@@ -192,6 +196,23 @@ def _conclude(
         seconds=time.perf_counter() - started,
         smallest=diagnosis.smallest,
     )
+
+
+def _leave_room(session: Session, planned: plan.Plan, base: ReferenceResult) -> None:
+    """Leaves out what nobody asked for and the machine has no room for, if not all."""
+    sizes, room = base.facts["sizes"], session.room
+    if room is None:
+        return
+    needed = {s: sizes.needed(s.mode, s.world_size) for s in planned.specs}
+    too_large = [s for s in planned.specs if needed[s] > _MOST_OF_ROOM * room.limit]
+    if len(too_large) == len(planned.specs):
+        return
+    for spec in too_large:
+        planned.drop(
+            spec,
+            f"it needs about {memory.gib(needed[spec])} GiB, and {room.origin} have to "
+            f"do for activations, too; --world-sizes {spec.world_size} asks for it",
+        )
 
 
 def _check_memory(session: Session, planned: plan.Plan, base: ReferenceResult) -> None:

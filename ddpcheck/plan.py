@@ -77,6 +77,11 @@ class Plan:
         if what not in self.not_compared:
             self.not_compared.append(what)
 
+    def drop(self, spec: RunSpec, why: str) -> None:
+        """Leaves out one run, and lists it."""
+        self.specs.remove(spec)
+        self.skip(NotCompared(what=str(_cell(spec)), why=why))
+
     def keep(self, only: Sequence[Cell], facts: dict[str, Any]) -> None:
         """Leaves out all runs but these; those that are not planned are listed."""
         planned = {_cell(spec): spec for spec in self.specs}

@@ -99,3 +99,21 @@ def test_run_is_refused_before_it_starts(pool: Pool, size: int, where: str) -> N
         checking.check(pool, ref, options)
     assert caught.value.problem.slug == "option-max-memory"
     assert caught.value.problem.message.endswith(f" GiB {where}")
+
+
+def test_run_that_nobody_asked_for_is_left_out(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = memory.Room(limit=20_000, origin="the 1.86e-05 GiB that are free")
+    monkeypatch.setattr(memory, "room", lambda _: room)
+    parts = (("model", "mlp"), ("loss", "mean"))
+    ref = TargetRef(factory="ddpcheck.zoo.cases:target", arguments=parts)
+    report = checking.check(pool, ref, Options(modes=("ddp",)))
+    assert [run.world_size for run in report.runs] == [2, 4]
+    why = {item.what: item.why for item in report.not_compared}
+    assert why["ddp-W8"] == (
+        "it needs about 2.12e-05 GiB, and the 1.86e-05 GiB that are free have to do "
+        "for activations, too; --world-sizes 8 asks for it"
+    )
+    with pytest.raises(UsageError, match="option-max-memory"):
+        checking.check(pool, ref, Options(modes=("ddp",), world_sizes=(8,)))
