@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,9 @@ from torch import Tensor, nn
 
 from ddpcheck.diagnose.probes.coupling import Grads
 from ddpcheck.diagnose.probes.shortcut import Shortcut
-from ddpcheck.diagnose.probes.teacher import Hooks
+from ddpcheck.diagnose.probes.teacher import Hooks, hooked
 
 OUTPUT: Grads = {(0, "#0/output"): torch.ones(2)}
-INSIDE: Grads = {(0, "#0/output"): torch.ones(2), (0, "layer#0/output"): torch.ones(2)}
 
 
 def _passes(*found: Grads | Exception) -> Callable[[], Grads]:
@@ -28,36 +28,47 @@ def _passes(*found: Grads | Exception) -> Callable[[], Grads]:
     return run
 
 
+def _opened(grads: Grads = OUTPUT) -> Shortcut:
+    shortcut = Shortcut()
+    model = nn.Sequential(nn.Identity())
+    shortcut.look_at({"": model, "0": model[0]}, grads)
+    return shortcut
+
+
 def test_forward_is_left_out_after_two_passes_that_show_it_may() -> None:
-    shortcut = Shortcut(nn.Identity())
-    shortcut.look_at(OUTPUT)
+    shortcut = _opened()
     whole, short = _passes(OUTPUT, OUTPUT), _passes(OUTPUT, OUTPUT, {})
     assert not shortcut.is_proven
     assert [shortcut.run(whole, short) for _ in range(3)] == [OUTPUT, OUTPUT, {}]
     assert shortcut.is_proven
 
 
+def test_pass_that_cannot_be_shortened_is_whole() -> None:
+    shortcut = _opened()
+    whole, short = _passes(OUTPUT, OUTPUT, {}), _passes(OUTPUT, OUTPUT, IndexError())
+    assert [shortcut.run(whole, short) for _ in range(3)] == [OUTPUT, OUTPUT, {}]
+
+
 @pytest.mark.parametrize(
     "other", [{}, {(0, "#0/output"): torch.full((2,), 1 + 1e-6)}, IndexError()]
 )
+@pytest.mark.parametrize("good", [0, 1])
 def test_forward_stays_where_a_pass_without_it_is_another(
-    other: Grads | Exception,
+    other: Grads | Exception, good: int
 ) -> None:
-    shortcut = Shortcut(nn.Identity())
-    shortcut.look_at(OUTPUT)
-    whole, short = _passes(OUTPUT, OUTPUT, OUTPUT), _passes(OUTPUT, other)
+    shortcut = _opened()
+    whole, short = _passes(OUTPUT, OUTPUT, OUTPUT), _passes(*[OUTPUT] * good, other)
     for _ in range(3):
         assert shortcut.run(whole, short) is OUTPUT
     assert not shortcut.is_proven
 
 
-@pytest.mark.parametrize("grads", [INSIDE, {(0, "#0/output"): None}, {}])
-def test_forward_stays_where_gradients_begin_inside(grads: Grads) -> None:
-    shortcut = Shortcut(nn.Identity())
-    shortcut.look_at(grads)
+@pytest.mark.parametrize("grads", [{(0, "#0/output"): None}, {}])
+def test_forward_stays_where_the_loss_has_no_gradient(grads: Grads) -> None:
+    shortcut = _opened(grads)
     for _ in range(3):
         assert shortcut.run(lambda: grads, _passes()) is grads
-    assert not shortcut.is_open
+    assert not shortcut.is_proven
 
 
 class Counting(nn.Module):
@@ -72,26 +83,46 @@ class Counting(nn.Module):
         return x * 2, self.calls
 
 
+class Net(nn.Module):
+    """Twice what its part returns."""
+
+    def __init__(self, part: Counting) -> None:
+        super().__init__()
+        self.part, self.calls = part, 0
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        self.calls += 1
+        value, calls = self.part(x)
+        return value * 2, calls
+
+
 @pytest.mark.parametrize("has_own", [False, True])
-def test_model_returns_what_it_returned_first(*, has_own: bool) -> None:
-    model = Counting()
+@pytest.mark.parametrize(
+    ("begin", "runs"), [("#0/0", (0, 0)), ("part#0/0", (2, 0))], ids=["output", "part"]
+)
+def test_modules_return_what_they_returned_first(
+    begin: str, runs: tuple[int, int], *, has_own: bool
+) -> None:
+    part = Counting()
+    model = Net(part)
     if has_own:
-        model.forward = model.forward  # type: ignore[method-assign]
-    before = dict(vars(model))
-    shortcut, hooks = Shortcut(model), Hooks()
-    hooks.attach(
-        model, None, lambda name, call, _, out: shortcut.note(hooks, name, call, out)
-    )
-    model(torch.tensor([1.0]))
-    model(torch.tensor([3.0]))
+        part.forward = part.forward  # type: ignore[method-assign]
+    before = dict(vars(part))
+    shortcut, hooks = Shortcut(), Hooks()
+
+    def note(name: str, call: int, _: nn.Module, output: Any) -> None:
+        shortcut.note((0, name, call), output, {})
+
+    hooks.attach(model, None, note)
+    first = [model(torch.tensor([value])) for value in (1.0, 3.0)]
+    shortcut.look_at(hooked(model), {(0, begin): torch.ones(1)})
+    with shortcut.taken(hooks, is_taken=False):
+        model(torch.zeros(1))
     hooks.remove()
     again = Hooks()
-    again.attach(model, None, lambda *_: None, inside=False)
+    again.attach(model, None, lambda *_: None)
     with shortcut.taken(again, is_taken=True):
-        found = [model(torch.zeros(1)) for _ in range(2)]
+        assert [model(torch.zeros(1)) for _ in range(2)] == first
     again.remove()
-    assert [(float(t), n) for t, n in found] == [(2.0, 1), (6.0, 2)]
-    assert model.calls == 2
-    assert vars(model).get("forward") == before.get("forward")
-    with shortcut.taken(again, is_taken=False):
-        assert model(torch.zeros(1))[1] == 3
+    assert (model.calls - 3, part.calls - 3) == runs
+    assert vars(part).get("forward") == before.get("forward")

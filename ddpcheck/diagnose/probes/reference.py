@@ -21,6 +21,7 @@ from ddpcheck.diagnose.probes.kept import Kept
 from ddpcheck.diagnose.probes.shortcut import Shortcut
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
+    hooked,
     is_cut,
     key_of,
     num_blocks,
@@ -85,13 +86,14 @@ class _Probe:
         self.flow = Flow()
         self.draws = DrawCounter()
         self.after_backward = 1.0
-        self.shortcut = Shortcut(self.model)
+        self.shortcut = Shortcut()
 
     def run(self) -> ReferenceEvidence:
         """Trains one step under hooks; writes the trace."""
         self._find_windows()
         self.dims = self._shard_shapes()
         grads, loss, direct = self._first_pass()
+        self.shortcut.look_at(hooked(self.model), grads)
         behind = self.flow.behind(lambda key: not _module(key))
         used = tuple(n for n, p in self.model.named_parameters() if id(p) in behind)
         for (number, key), grad in grads.items():
@@ -100,11 +102,10 @@ class _Probe:
         whole = tuple(sorted(self._paths(self.whole) - self._paths(self._own_cuts())))
         direct_is_output = bool(direct) and self._is_used_through_outputs()
         own_draws = self.draws.own_count
-        self.shortcut.look_at(grads)
         couplings = self._measure_couplings(grads)
-        self._write_doubled(grads)
+        is_written = self._write_doubled(grads)
         # The outputs tell as well where a step does nothing but make gradients.
-        is_told = self.shortcut.is_proven and self.target.train_step is None
+        is_told = is_written and self.shortcut.is_proven and not self.target.train_step
         factor = None if is_told else doubled.of_parameters(self._plain, self.batch)
         cuts = list(dict.fromkeys(key for _, key in grads))
         self.writer.index.facts = {
@@ -248,7 +249,6 @@ class _Probe:
             if write:
                 named = [(key_of(name, call, p), t) for p, t in tensors_of(output)]
                 self.writer.add("outputs", hooks.micro, named)
-                self.shortcut.note(hooks, name, call, output)
                 kept = module.named_buffers(recurse=False)
                 named = [(key_of(name, call, n), b) for n, b in kept]
                 self.writer.add("kept", hooks.micro, named)
@@ -272,10 +272,12 @@ class _Probe:
                 self.flow.leaf(key, value)
                 return leaves[place].clone()
 
-            return tree.replace(output, cut)
+            made = tree.replace(output, cut)
+            self.shortcut.note((hooks.micro, name, call), output, self.values)
+            return made
 
         hooks = Hooks(calls_per_micro=self.windows.calls)
-        hooks.attach(self.model, before, after, inside=not is_short)
+        hooks.attach(self.model, before, after)
         with self.shortcut.taken(hooks, is_taken=is_short):
             done = self._step(batch, hooks)
         self.after_backward = done.factor if write else self.after_backward
@@ -362,12 +364,14 @@ class _Probe:
             return found
         return dataclasses.replace(found, ordered=order.measure(*given, self.spec.seed))
 
-    def _write_doubled(self, grads: Grads) -> None:
+    def _write_doubled(self, grads: Grads) -> bool:
+        """Returns whether there is anything to write."""
         if self.windows.count > 1:
-            return
-        found = doubled.at_cuts(self._perturbed, grads, self._dim, self.batch)
+            return False
+        found = list(doubled.at_cuts(self._perturbed, grads, self._dim, self.batch))
         for number, key, half in found:
             self.writer.add("doubled", number, [(key, half)])
+        return bool(found)
 
     def _plain(self, batch: Any) -> dict[str, Tensor]:
         self._begin()

@@ -57,19 +57,14 @@ class Hooks:
         model: nn.Module,
         before: Callable[[str, int, nn.Module, Any, Any], Any] | None,
         after: Callable[[str, int, nn.Module, Any], Any],
-        *,
-        inside: bool = True,
     ) -> None:
         """Calls `before` and `after` around every call of every module.
 
         `before(name, call, module, args, kwargs)` returns (args, kwargs) or None;
-        `after(name, call, module, output)` returns the output or None. Without
-        `inside` around those of the model alone.
+        `after(name, call, module, output)` returns the output or None.
         """
-        for path, module in model.named_modules() if inside else [("", model)]:
-            if isinstance(module, PlainWrapper | torch.jit.ScriptModule):
-                continue
-            self._attach(strip(path), module, before, after)
+        for name, module in hooked(model).items():
+            self._attach(name, module, before, after)
 
     def _attach(self, name: str, module: nn.Module, before: Any, after: Any) -> None:
         def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -97,6 +92,15 @@ class Hooks:
         """Takes all hooks off."""
         for handle in self.handles:
             handle.remove()
+
+
+def hooked(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the modules that `Hooks` attaches to, by name."""
+    return {
+        strip(path): module
+        for path, module in model.named_modules()
+        if not isinstance(module, PlainWrapper | torch.jit.ScriptModule)
+    }
 
 
 def key_of(name: str, call: int, path: str) -> str:
