@@ -14,6 +14,7 @@ from ddpcheck.diagnose.case import DataParallelCase, Proposal
 from ddpcheck.diagnose.registry import DATA_PARALLEL_FAULT_RULES, DATA_PARALLEL_RULES
 from ddpcheck.diagnose.text import number
 from ddpcheck.report import Finding, Fix, Run, Tolerance
+from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import RunOutcome, Session
 
 
@@ -91,16 +92,26 @@ def _own(
         if proposal is None:
             continue
         after, verified = None, None
+        may_fail = proposal.speculative or not ddp_is_fine
         if proposal.fixes:
-            mended = session.run([spec.but(fixes=spec.fixes + proposal.fixes)])[0]
+            fixed = spec.but(fixes=spec.fixes + proposal.fixes)
+            if may_fail and not _mends_a_step(session, fixed, limit):
+                continue
+            mended = session.run([fixed])[0]
             after = assemble.worst_excess(assemble.to_run(mended, limit.rtol))
             verified = after <= 1
         elif ddp_is_fine:  # the fix is to use DDP
             after, verified = assemble.worst_excess(same[0]), True
-        if not verified and (proposal.speculative or not ddp_is_fine):
+        if not verified and may_fail:
             continue
         return _finding(proposal, rest, before, after, verified=verified)
     return _unknown(outcomes[rest[0]], run, rest, ddp_is_fine=ddp_is_fine)
+
+
+def _mends_a_step(session: Session, fixed: RunSpec, limit: Tolerance) -> bool:
+    """Returns whether the first step is right, before all are run."""
+    mended = session.run([fixed.but(steps=1)])[0]
+    return assemble.worst_excess(assemble.to_run(mended, limit.rtol)) <= 1
 
 
 def _finding(
