@@ -112,8 +112,8 @@ class WarmRanks:
     def open(self, timeout_s: float) -> Pool:
         """Returns the pool once it has done its imports.
 
-        The caller's libraries are not among them where they start threads, open a GPU
-        or end the process: no rank could be forked after that.
+        Libraries that start threads or open a GPU are not among them, no rank should be
+        forked after that; none is where one ends the process.
         """
         self.start()
         assert self._pool is not None
@@ -124,9 +124,10 @@ class WarmRanks:
             if not self._libraries:
                 raise
         else:
-            if self._pool.is_forkable or not self._libraries:
+            if not self._pool.unfit:
                 return self._pool
-        self._unfit |= self._libraries
+        unfit = libraries.package(self._pool.unfit)
+        self._unfit |= {unfit} if unfit else self._libraries
         self._close_pool()
         return self.open(timeout_s)
 

@@ -102,14 +102,15 @@ def test_main_without_a_file_is_looked_at() -> None:
 
 
 class _Pool:
-    """Cannot fork ranks, or not even import, with libraries."""
+    """Cannot fork ranks with the first library, or not even import any."""
 
     made: list[tuple[str, ...]]
     error: PreloadError | None
     timeout_s = 0.0
 
     def __init__(self, what: Preload) -> None:
-        self.is_forkable = not what.libraries
+        self.unfit = ""
+        self._libraries = what.libraries
         type(self).made.append(what.libraries)
 
     def start(self) -> None:
@@ -119,25 +120,28 @@ class _Pool:
         pass
 
     def wait_for_imports(self) -> None:
-        if not self.is_forkable and self.error:
+        if self._libraries and self.error:
             raise self.error
+        self.unfit = "kit.nets" if "kit" in self._libraries else ""
 
 
-@pytest.mark.parametrize("kind", ["", "died", "hung"])
+@pytest.mark.parametrize(
+    ("kind", "left"), [("", ("base",)), ("died", ()), ("hung", ())]
+)
 def test_ranks_do_without_what_no_process_forks_after(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, left: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used = ["kit", "kit.nets"]
+    used = ["base", "kit", "kit.nets"]
     monkeypatch.setattr(libraries, "used", lambda: tuple(used))
     monkeypatch.setattr(api, "Pool", _Pool)
     _Pool.made, _Pool.error = [], PreloadError(kind, "") if kind else None
     ranks = api.WarmRanks()
     assert ranks.open(5.0).timeout_s == 5.0
     ranks.start()
-    assert _Pool.made == [("kit", "kit.nets"), ()]
+    assert _Pool.made == [("base", "kit", "kit.nets"), left]
     used.append("other")
     ranks.start()
-    assert _Pool.made == [("kit", "kit.nets"), (), ("other",)]
+    assert _Pool.made[2:] == [(*left, "other")]
 
 
 def test_pool_passes_over_what_cannot_be_imported_and_tells_of_threads(
@@ -150,10 +154,10 @@ def test_pool_passes_over_what_cannot_be_imported_and_tells_of_threads(
     )
     (tmp_path / "leaving.py").write_text("raise SystemExit(3)", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    for names, is_forkable in (
-        (("no_such_module", "leaving", "json"), True),
-        (("threaded",), False),
+    for names, unfit in (
+        (("no_such_module", "leaving", "json"), ""),
+        (("json", "threaded", "csv"), "threaded"),
     ):
         with Pool(Preload(libraries=names)) as pool:
             pool.wait_for_imports()
-            assert pool.is_forkable is is_forkable
+            assert pool.unfit == unfit

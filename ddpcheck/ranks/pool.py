@@ -86,7 +86,7 @@ class Pool:
         self._crews: dict[tuple[int, int], Crew] = {}
         self._count = 0
         self._server: Server | None = None
-        self.is_forkable = True  # once it has done its imports
+        self.unfit = ""  # the library after whose import no rank should be forked
         self._folder = Folder()
         self.folder = self._folder.path
 
@@ -152,7 +152,7 @@ class Pool:
                 on_wait()
             time.sleep(_IMPORT_POLL_S)
         told = json.loads(status.read_text(encoding="utf-8"))
-        self.is_forkable = told["forkable"]
+        self.unfit = told["unfit"]
         if told["error"]:
             raise PreloadError("raised", told["error"])
 

@@ -61,7 +61,6 @@ def main(settings: dict[str, Any]) -> None:
     leftovers.watched()
     # Keeps the collector of every fork from touching, and so copying, these pages.
     gc.freeze()
-    status["forkable"] = _count_threads() == 1 and not _has_opened_a_gpu()
     part = folder / (STATUS_FILE + ".part")
     part.write_text(json.dumps(status), encoding="utf-8")
     part.rename(folder / STATUS_FILE)
@@ -92,13 +91,23 @@ def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
         (Path(settings["folder"]) / CALLED_FILE).touch()
         if getattr(RESULT, "needs_later", True):
             _import(settings["later"], settings["folder"])
-        for library in settings["libraries"]:
-            # What cannot be imported is missed by the ranks that need it, and told.
-            with contextlib.suppress(Exception, SystemExit):
-                _import([library], settings["folder"])
+        unfit = _import_libraries(settings["libraries"], settings["folder"])
     except Exception:  # noqa: BLE001 (told to the parent, which reports it)
-        return {"error": traceback.format_exc()}
-    return {"error": None}
+        return {"error": traceback.format_exc(), "unfit": ""}
+    return {"error": None, "unfit": unfit}
+
+
+def _import_libraries(modules: list[str], folder: str) -> str:
+    """Imports modules; returns the one after which no process should be forked.
+
+    What cannot be imported is missed by the ranks that need it, and told there.
+    """
+    for name in modules:
+        with contextlib.suppress(Exception, SystemExit):
+            _import([name], folder)
+        if _count_threads() > 1 or _has_opened_a_gpu():
+            return name
+    return ""
 
 
 def _import(modules: list[str], folder: str) -> None:
