@@ -30,6 +30,7 @@ MODULES_FILE = "modules"  # there when the call begins: user code
 CALLED_FILE = "called"  # there when it has ended and modules are left
 LOG_FILE = "forkserver.log"
 STACK_FILE = "forkserver.stack"
+_CLEAN_UP_S = 20
 
 # What `call` returned, for the ranks: they are forks of this process.
 RESULT: Any = None
@@ -48,6 +49,7 @@ def main(settings: dict[str, Any]) -> None:
     # The server ends when the tool does, however that ended (SIGKILL too): the last
     # chance to remove the session's folder, and what user code started in ranks.
     def clean_up() -> None:
+        parent.leave_within(_CLEAN_UP_S)
         parent.kill_children()
         folders.remove(folder)
 
