@@ -52,6 +52,25 @@ def loss(output, target):
 """
 
 CONTROLS = {
+    # What a spiking network leaves after its last call: other samples on every rank.
+    "membranes-of-the-last-micro-batch": """
+class Spiking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.RNNCell(4, 5), nn.Linear(5, 3)
+        self.register_buffer("membrane", torch.zeros(0))
+    def forward(self, x):
+        self.membrane = torch.zeros(len(x), 5, dtype=x.dtype)
+        for _ in range(2):
+            self.membrane = self.cell(x, self.membrane)
+        return self.head(self.membrane)
+model = Spiking()
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    for x, y in zip(*(t.chunk(2) for t in batch)):
+        (loss(model(x), y) / 2).backward()
+    optimizer.step()
+""",
     # As timm's: torch's conversion would lose the activation, and DDP refuses the CPU.
     "synchronised-by-a-conversion-of-its-own": """
 class NormAct(nn.BatchNorm1d):

@@ -158,6 +158,32 @@ def test_rows_of_a_rank_are_compared_with_its_own(
     assert told[0].quantities["outputs"].compared == 1
 
 
+OF_OTHERS = {
+    "buffer h": "it holds samples, and not those of the rank's place in the batch"
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "compared", "not_compared"),
+    [
+        (torch.tensor([[5.0, 6.0], [7.0, 8.0]]), 2, {}),
+        (torch.tensor([[5.0, 6.0], [7.0, 8.75]]), 1, OF_OTHERS),
+        (torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 1, OF_OTHERS),
+    ],
+    ids=["the rank's", "one number", "other rows"],
+)
+def test_rows_left_by_other_samples_are_not_compared(
+    state: Tensor, compared: int, not_compared: dict[str, str], tmp_path: Path
+) -> None:
+    whole = torch.arange(1.0, 9.0).view(4, 2)
+    reader = _reader(tmp_path, {"buffers": {"h": whole, "n": torch.ones(3)}})
+    recorder = ComparingRecorder(reader=reader, rtol=0.01, rank=1, rows=(2, 2, 4))
+    recorder.take("buffers", 0, {"h": state, "n": torch.ones(3)})
+    told = recorder.finish(0, None).quantities["buffers"]
+    assert (told.compared, told.mismatched) == (compared, 0)
+    assert recorder.not_compared == not_compared
+
+
 def test_leaf_that_one_process_lacks_is_not_compared(tmp_path: Path) -> None:
     reader = _reader(tmp_path, {"outputs": {"a": torch.ones(4, 2)}})
     recorder = ComparingRecorder(reader=reader, rtol=0.01, rank=1, rows=(2, 2, 4))
