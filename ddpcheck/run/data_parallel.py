@@ -63,6 +63,7 @@ class _Replicas(nn.DataParallel[nn.Module]):
     around_replica: Any
     fixes: tuple[str, ...]
     sizes: list[int]  # samples of each replica in the last forward
+    kept: list[list[dict[str, Any]]]  # what the replicas but the first assigned then
 
     def replicate(self, module: Any, device_ids: Sequence[Any]) -> list[Any]:
         """Returns torch's replicas: non-leaf parameters, buffers shared with #0."""
@@ -72,6 +73,8 @@ class _Replicas(nn.DataParallel[nn.Module]):
         if "dp.replica_parameters" in self.fixes:
             for replica in replicas:
                 changes.fill_parameters(replica)
+        for replica, kept in zip(replicas[1:], self.kept, strict=False):
+            changes.assign(replica, kept)
         return replicas
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
@@ -105,8 +108,13 @@ class _Replicas(nn.DataParallel[nn.Module]):
         ]
 
     def keep(self, replicas: Sequence[Any]) -> None:
-        """Keeps what the first replica assigned to itself, where a fix asks for it."""
+        """Keeps what replicas assigned to themselves, where a fix asks for it.
+
+        The model has what the first one did, and each replica its own: a hidden state
+        has its samples' rows.
+        """
         if "dp.keep_state" in self.fixes:
+            self.kept = [changes.assigned(self.module, r) for r in replicas[1:]]
             changes.keep_state(self.module, replicas[0])
 
     def _call(
@@ -130,7 +138,8 @@ class DataParallelOnGPUs(_Replicas):
         fixes: tuple[str, ...] = (),
     ) -> None:
         super().__init__(module, device_ids=list(range(world_size)))
-        self.around_replica, self.fixes, self.sizes = around_replica, fixes, []
+        self.around_replica, self.fixes = around_replica, fixes
+        self.sizes, self.kept = [], []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Returns the gathered output; one GPU alone has no replicas to bind."""
@@ -190,7 +199,8 @@ class DataParallelOnOneDevice(_Replicas):
         self.device_ids = list(range(world_size))
         self.output_device = 0
         self.src_device_obj = _device_of(module)
-        self.around_replica, self.fixes, self.sizes = around_replica, fixes, []
+        self.around_replica, self.fixes = around_replica, fixes
+        self.sizes, self.kept = [], []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Returns torch's forward; on one device it calls the module itself."""

@@ -49,17 +49,42 @@ def keep_state(module: nn.Module, replica: nn.Module) -> None:
 
     Attributes, buffers, and the data of parameters that are not trained.
     """
+    kept = assigned(module, replica)
     for mine, theirs in zip(module.modules(), replica.modules(), strict=True):
-        for name, value in vars(theirs).items():
-            if name in private.parameters(mine):
-                _keep_data(private.parameters(mine)[name], value)
-            elif name not in _OWN and vars(mine).get(name) is not value:
-                kept = value.detach() if isinstance(value, Tensor) else value
-                vars(mine)[name] = kept
-        buffers = private.buffers(mine)
-        for name, buffer in private.buffers(theirs).items():
-            if buffer is not None and not _same_memory(buffer, buffers.get(name)):
-                buffers[name] = buffer.detach()
+        for name, parameter in private.parameters(mine).items():
+            _keep_data(parameter, vars(theirs).get(name))
+    assign(module, kept)
+
+
+def assigned(module: nn.Module, replica: nn.Module) -> list[dict[str, Any]]:
+    """Returns the attributes and buffers that a replica assigned, module by module."""
+    pairs = zip(module.modules(), replica.modules(), strict=True)
+    return [_assigned(mine, theirs) for mine, theirs in pairs]
+
+
+def _assigned(mine: nn.Module, theirs: nn.Module) -> dict[str, Any]:
+    buffers, known = private.buffers(mine), vars(mine)
+    found = {
+        name: value
+        for name, value in vars(theirs).items()
+        if name not in _OWN
+        and name not in private.parameters(mine)
+        and known.get(name) is not value
+    }
+    found |= {
+        name: buffer
+        for name, buffer in private.buffers(theirs).items()
+        if buffer is not None and not _same_memory(buffer, buffers.get(name))
+    }
+    return {n: v.detach() if isinstance(v, Tensor) else v for n, v in found.items()}
+
+
+def assign(module: nn.Module, kept: list[dict[str, Any]]) -> None:
+    """Gives a module what `assigned` returned."""
+    for part, values in zip(module.modules(), kept, strict=True):
+        buffers = private.buffers(part)
+        for name, value in values.items():
+            (buffers if name in buffers else vars(part))[name] = value
 
 
 def _keep_data(parameter: nn.Parameter | None, replicas: Any) -> None:

@@ -34,7 +34,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     ddp.static_off, ddp.static_on  DDP built anew with static_graph=False, with True
     ddp.plain_output       DDP sees the output's tensors in a plain tuple
     dp.mean_scalars        DataParallel's replicas' scalars gathered to their mean
-    dp.keep_state          what the first replica assigned to itself is kept
+    dp.keep_state          what each replica assigned to itself is kept
     dp.same_thread         replicas run in the caller's thread
     dp.copy_scalars        0-dimensional tensors go to all replicas
     dp.pad_gather          outputs are filled up to the longest before they are gathered

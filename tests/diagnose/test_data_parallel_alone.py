@@ -22,6 +22,18 @@ class Annealed(nn.Linear):
         return weight * super().forward(x)
 model = Annealed(4, 3)
 """
+# Every replica has rows of its own to remember.
+HIDDEN = """
+class Remembering(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head, self.state = nn.GRUCell(4, 5), nn.Linear(5, 3), None
+    def forward(self, x):
+        state = self.cell(x, self.state)
+        self.state = state.detach()
+        return self.head(state)
+model = Remembering()
+"""
 # What is not trained, and is given other data in forward (power iterations).
 DIRECTION = """
 class Turned(nn.Linear):
@@ -79,10 +91,18 @@ def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
         (BATCH_NORM, "norm/local-batch-stats"),
         (BATCH_NORM + SUM_BESIDE, "norm/local-batch-stats"),
         (COUNTER, "dp/replica-state-lost"),
+        (HIDDEN, "dp/replica-state-lost"),
         (DIRECTION, "dp/replica-state-lost"),
         (REPLICA, "dp/replica-parameters-empty"),
     ],
-    ids=["shared", "shared-beside-another", "counter", "direction", "replica"],
+    ids=[
+        "shared",
+        "shared-beside-another",
+        "counter",
+        "hidden",
+        "direction",
+        "replica",
+    ],
 )
 def test_cause_is_found_and_its_fix_verified(
     source: str, slug: str, pool: Pool, tmp_path: Path

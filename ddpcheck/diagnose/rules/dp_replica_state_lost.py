@@ -27,8 +27,8 @@ Example
     loss = nn.CrossEntropyLoss()
 
 Fix
-Write the buffer in place: replica 0 shares it with the model. The example is mended
-by:
+Write the buffer in place: replica 0 shares it with the model. What belongs to samples,
+as a hidden state does, goes in as an argument and comes out. The example is mended by:
 
     class SafeNet(Net):
         def forward(self, x):
@@ -82,13 +82,14 @@ def _of_attributes(case: DataParallelCase) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="DataParallel throws away what replicas assign to themselves: a counter or "
-        "a cache keeps its first value",
+        summary="DataParallel throws away what replicas assign to themselves: a counter, "
+        "a cache or a hidden state keeps its first value",
         facts=(
             f"DDP at world size {case.run.world_size} equals one process",
-            "with what the first replica assigned to itself kept, DataParallel does too",
+            "with what each replica assigned to itself kept, DataParallel does too",
         ),
-        fix="use DistributedDataParallel, or a buffer that is written in place",
+        fix="use DistributedDataParallel, or a buffer that is written in place; what "
+        "belongs to samples goes in as an argument and comes out",
         code="self.register_buffer('steps', torch.zeros((), dtype=torch.long))",
         fixes=("dp.keep_state",),
         speculative=True,
