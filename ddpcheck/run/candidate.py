@@ -157,6 +157,7 @@ class _Candidate:
             rows=self._rows(size),
             floors=dict(spec.floors),
             zeros_are_none=spec.mode == "dp",
+            calls_itself=self.target.train_step is not None,
         )
         training = self._training(wrapped, names, recorder, size)
         recorder.uncomparable = lambda: self._uncomparable(counts)

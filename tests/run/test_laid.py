@@ -177,7 +177,9 @@ def test_rows_left_by_other_samples_are_not_compared(
 ) -> None:
     whole = torch.arange(1.0, 9.0).view(4, 2)
     reader = _reader(tmp_path, {"buffers": {"h": whole, "n": torch.ones(3)}})
-    recorder = ComparingRecorder(reader=reader, rtol=0.01, rank=1, rows=(2, 2, 4))
+    recorder = ComparingRecorder(
+        reader=reader, rtol=0.01, rank=1, rows=(2, 2, 4), calls_itself=True
+    )
     recorder.take("buffers", 0, {"h": state, "n": torch.ones(3)})
     told = recorder.finish(0, None).quantities["buffers"]
     assert (told.compared, told.mismatched) == (compared, 0)
