@@ -184,6 +184,16 @@ def numbers_of_modules(case: Case) -> dict[str, tuple[float, float]]:
     }
 
 
+def modules_of_the_loss(case: Case) -> set[str]:
+    """Returns the modules within the model that return numbers alone.
+
+    What they mix on the way is the loss's doing, not the forward's.
+    """
+    calls = case.modules()
+    with_rows = {m.name for m in calls if m.rel_diff is not None}
+    return {m.name for m in calls if m.numbers} - with_rows - {""}
+
+
 def loss_with_collectives(case: Case) -> str:
     """Returns the innermost module that returns the loss and asks the group, or "".
 

@@ -34,8 +34,9 @@ mended by:
 
 Not this rule if
 It normalises by batch moments and keeps running statistics: norm/local-batch-stats.
-It draws random numbers: rng/. It asks for the rank: seeing all rows does not mend it
-then, and the finding is "unknown".
+It returns a number, as losses do: loss/batch-coupled. It draws random numbers: rng/.
+It asks for the rank: seeing all rows does not mend it then, and the finding is
+"unknown".
 
 References
 -
@@ -46,6 +47,7 @@ from __future__ import annotations
 import dataclasses
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.loss import modules_of_the_loss
 from ddpcheck.diagnose.text import module, names, number
 
 SLUG = "forward/batch-coupled"
@@ -57,6 +59,7 @@ def detect(case: Case) -> Proposal | None:
     found = case.diverging()
     # What a module makes of parameters that a part of it wrote is no doing of its own.
     writers = [m.name for m in found if m.writes_parameters]
+    losses = modules_of_the_loss(case)
     calls = [
         m
         for m in found
@@ -65,6 +68,7 @@ def detect(case: Case) -> Proposal | None:
         and not m.through_buffers
         and not any(_is_within(name, m.name) for name in writers)
         and not (m.collectives and m.writes_buffers)
+        and m.name not in losses
     ]
     if not calls:
         return None

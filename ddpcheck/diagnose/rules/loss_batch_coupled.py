@@ -14,7 +14,8 @@ shard) changes, by more than 1e-6 of its size, when the outputs of the others do
 where blocks of samples change places; and it is not W times the reference's. The run
 in which the loss sees the outputs and targets of all ranks, with gradients, decides. A
 term that a module computes may pass by all outputs: where its mean over ranks is not
-one process's, the module sees all rows.
+one process's, the module sees all rows; and so does one that returns a number, where it
+passes on other rows than in one process.
 
 Example
     import torch
@@ -58,6 +59,7 @@ from ddpcheck.diagnose.loss import (
     global_loss_fix,
     is_divided_by_counts,
     loss_with_collectives,
+    modules_of_the_loss,
     numbers_of_modules,
     ratio_evidence,
     ratio_fact,
@@ -72,7 +74,8 @@ LINK = "loss"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where one sample's gradient depends on other samples' outputs."""
     if case.loss_is_sound:
-        return _inside_a_module(case) if _gradients_alone_differ(case) else None
+        inside = _inside_a_module(case) if _gradients_alone_differ(case) else None
+        return _on_the_way(case) or inside
     if not case.has_cuts:
         return _unseen(case)
     if not case.couples:
@@ -106,6 +109,20 @@ def _unseen(case: Case) -> Proposal | None:
         return None
     fact = "no factors of the ranks make one process's gradient of the ranks' own"
     return dataclasses.replace(_of((fact,), fixes), speculative=True, last_resort=True)
+
+
+def _on_the_way(case: Case) -> Proposal | None:
+    """Proposes it for a module of the loss that has its mean made of what it mixed."""
+    losses = modules_of_the_loss(case)
+    found = [m for m in case.diverging() if m.name in losses]
+    if not found:
+        return None
+    facts = tuple(
+        f"{module(m.name)}, fed with the reference's own input, passes on other rows "
+        f"than in one process: relative difference {number(m.rel_diff or 0)}"
+        for m in found
+    )
+    return _of(facts, tuple(f"module.global:{m.name}" for m in found))
 
 
 def _gradients_alone_differ(case: Case) -> bool:

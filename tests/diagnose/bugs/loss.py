@@ -504,6 +504,29 @@ def loss(output, target):
 """,
         [("loss/local-normalizer", True)],
     ),
+    # As metric learning has it: modules of the loss get rows that it has mixed.
+    "contrast-as-a-module-that-hands-on-to-another": (
+        """
+class Contrast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.soft = nn.Softplus()
+    def forward(self, z, y):
+        same = (y[:, None] == y[None]).to(z.dtype)
+        apart = z @ z.t() * (1 - 2 * same)
+        return self.soft(apart.logsumexp(1)).mean()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.contrast = nn.Linear(4, 5), Contrast()
+    def forward(self, x, y):
+        return {"loss": self.contrast(self.embed(x), y)}
+model = Net()
+batch = {"x": batch[0], "y": batch[1]}
+del loss
+""",
+        [("loss/batch-coupled", True)],
+    ),
     # DDP takes the mean: what the first rank alone has counts half.
     "penalty-on-the-first-rank": (
         "model = nn.Linear(4, 3)"
