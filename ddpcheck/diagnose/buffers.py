@@ -14,13 +14,15 @@ from ddpcheck.report import Difference
 class Owners:
     """The modules, and the facts about their buffers.
 
-    `written_in_forward`: by one of the modules; else the training step writes them.
+    `written_in_forward`: while the model's forward runs; else the training step does.
+    `are_called`: one of the modules is called itself, and does it.
     `are_broadcast`: a DDP object sends rank 0's to all before its forward.
     """
 
     modules: tuple[str, ...]
     facts: tuple[str, ...]
     written_in_forward: bool
+    are_called: bool
     are_broadcast: bool
 
 
@@ -31,7 +33,7 @@ def silenced(case: Case) -> list[ModuleCall]:
     """
     if case.first_broken("gradients") != 0 or not case.loss_is_sound:
         return []
-    wrong = {t.name.rpartition(".")[0] for t in _wrong_rows(case)}
+    wrong = {t.name.rpartition(".")[0] for t in _wrong_rows(case, 0)}
     return [
         m
         for m in case.modules()
@@ -39,10 +41,10 @@ def silenced(case: Case) -> list[ModuleCall]:
     ]
 
 
-def _wrong_rows(case: Case) -> list[Difference]:
+def _wrong_rows(case: Case, step: int) -> list[Difference]:
     return [
         t
-        for q in case.step_quantity("buffers", 0)
+        for q in case.step_quantity("buffers", step)
         for t in q.tensors
         if t.excess * case.outcome.spec.rtol > case.rtol
     ]
@@ -54,13 +56,15 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
     `batch_norm` asks for modules that behave as a batch norm, or for all others.
     """
     wrong = case.diverging()
-    if case.first_broken("buffers") != 0 or not all(m.through_buffers for m in wrong):
+    first, later = case.first_broken("buffers"), case.first_broken("gradients")
+    if first is None or not all(m.through_buffers for m in wrong):
         return None
-    later = case.first_broken("gradients")
+    if first > 0 and later is not None and later <= first:
+        return None
     if not wrong and later == 0 and (case.step is None or silenced(case)):
         return None  # more than buffers is wrong with them, or may be
     kinds = {m.name: m.is_batch_norm or m.normalises for m in case.modules()}
-    rows = _wrong_rows(case)
+    rows = _wrong_rows(case, first)
     rows = [
         t for t in rows if kinds.get(t.name.rpartition(".")[0], False) == batch_norm
     ]
@@ -74,7 +78,7 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
         else "their outputs in the first step are right"
     )
     facts = [
-        f"after the first step {worst.name} differs from one process by "
+        f"after {_step(first)} {worst.name} differs from one process by "
         f"{number(worst.rel_diff)} relative, on rank {worst.rank}",
         f"modules whose buffers differ: {names(map(module, modules))}; {outputs}",
     ]
@@ -84,11 +88,21 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
         else f"gradients differ from step {later + 1} on: the buffer is read in forward"
     )
     sent = set(case.outcome.facts().get("broadcast_buffers", ()))
+    called = any(m.writes_buffers for m in case.modules() if m.name in modules)
     return Owners(
         modules,
         tuple(facts),
-        written_in_forward=any(
-            m.writes_buffers for m in case.modules() if m.name in modules
-        ),
+        written_in_forward=called or _in_forward(case, modules),
+        are_called=called,
         are_broadcast={t.name for t in rows} <= sent,
     )
+
+
+def _step(number: int) -> str:
+    return f"step {number + 1}" if number else "the first step"
+
+
+def _in_forward(case: Case, modules: tuple[str, ...]) -> bool:
+    """Returns whether the model's forward writes buffers of any of the modules."""
+    ranks = case.step.ranks if case.step else ()
+    return any(set(rank.written) & set(modules) for rank in ranks)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -83,8 +84,9 @@ class Observed:
     joins: list[bool] = field(default_factory=list)
     slopes: int = 0  # calls of autograd.grad for other tensors: an input, a penalty
     opaque_output: str = ""  # type of an output in which DDP finds no tensors
-    # Calls of Module.to, .half, .cuda, ... after a DDP object was built.
-    applied_after_wrap: int = 0
+    # Whether Module.to, .half, .cuda, ... was called after a DDP object was built, on a
+    # module that shares parameters with it or is now of another precision than the run.
+    applied_after_wrap: bool = False
     on_forward: Callable[[], None] | None = None
     on_backward: Callable[[int], None] | None = None
     on_timeout: Callable[[], None] | None = None  # a group or a barrier has its own
@@ -289,11 +291,34 @@ def _joining(seen: Observed, function: Any) -> Any:
 
 def _applying(seen: Observed, function: Any) -> Any:
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if seen.wrapped:
-            seen.applied_after_wrap += 1
-        return function(self, *args, **kwargs)
+        if not seen.wrapped or seen.applied_after_wrap:
+            return function(self, *args, **kwargs)
+        before = _ids(self)  # what converts may make new parameters
+        converted = function(self, *args, **kwargs)
+        if _is_wrapped(seen, before) or _has_other_precision(self):
+            seen.applied_after_wrap = True
+        return converted
 
     return apply
+
+
+def _ids(module: nn.Module) -> set[int]:
+    return {id(parameter) for parameter in module.parameters()}
+
+
+def _is_wrapped(seen: Observed, ids: set[int]) -> bool:
+    """Returns whether any of the parameters is one that DDP took."""
+    held = (parameter for wrapped in seen.wrapped for parameter in wrapped.parameters)
+    return any(id(parameter.tensor) in ids for parameter in held)
+
+
+def _has_other_precision(module: nn.Module) -> bool:
+    """Returns whether it holds numbers that the run's own would be rounded to."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return any(
+        tensor.is_floating_point() and tensor.dtype != torch.get_default_dtype()
+        for tensor in tensors
+    )
 
 
 def _has_visible_tensors(output: Any) -> bool:

@@ -130,17 +130,37 @@ def test_written_tensor_changes_the_fingerprint_of_its_module() -> None:
 
 
 @pytest.mark.parametrize("method", ["half", "double", "cpu"])
-def test_conversion_after_wrapping_is_seen(method: str) -> None:
-    module = nn.Linear(1, 1)
+@pytest.mark.parametrize("is_outer", [False, True])
+def test_conversion_after_wrapping_is_seen(method: str, *, is_outer: bool) -> None:
+    inner = nn.Linear(1, 1)
+    module = nn.Sequential(inner) if is_outer else inner
     with observe.observing() as seen:
         getattr(module, method)()
-        assert seen.applied_after_wrap == 0
-        ddp = cast("Any", None)  # what it is does not matter
-        seen.wrapped.append(observe.Wrapped(module=ddp, parameters=[]))
+        assert not seen.applied_after_wrap
+        seen.wrapped.append(_wrapped(inner))
         getattr(module, method)()
-        assert seen.applied_after_wrap == 1
+        assert seen.applied_after_wrap
+    with observe.observing() as seen:
+        seen.wrapped.append(_wrapped(inner))
     getattr(module, method)()
-    assert seen.applied_after_wrap == 1
+    assert not seen.applied_after_wrap
+
+
+@pytest.mark.parametrize(("method", "is_seen"), [("half", True), ("float", False)])
+def test_conversion_of_another_module_is_seen_where_it_rounds(
+    method: str, *, is_seen: bool
+) -> None:
+    criterion = nn.BCELoss(weight=torch.ones(3))
+    with observe.observing() as seen:
+        seen.wrapped.append(_wrapped(nn.Linear(1, 1)))
+        getattr(criterion, method)()
+        assert seen.applied_after_wrap == is_seen
+
+
+def _wrapped(module: nn.Module) -> observe.Wrapped:
+    held = [observe.Held(p, True, p.dtype, ()) for p in module.parameters()]
+    ddp = cast("Any", None)  # what it is does not matter
+    return observe.Wrapped(module=ddp, parameters=held)
 
 
 def test_weights_written_in_backward_are_told_where_writes_are_counted() -> None:

@@ -123,6 +123,7 @@ class RankEvidence:
     off_span: float | None = None
     rng: int = 0
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch
+    written: tuple[str, ...] = ()  # modules whose buffers the model's forward writes
     moves_rows: bool = False  # a collective, but those that add or compare
     defects: tuple[Defect, ...] = ()  # collectives that returned something else
     failed: str | None = None

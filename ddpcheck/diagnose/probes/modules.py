@@ -27,11 +27,18 @@ def versions(
     And the parameters of its `silent` parts, which run as what it does.
     """
     return (
-        # Both: a buffer may be written over with the same, or be another tensor.
-        [(private.version(b), _sum(b)) for b in module.buffers(recurse=False)],
+        versions_of_buffers(module),
         # Not versions: writing to `.data` does not count.
         [_sum(p) for m in (module, *silent) for p in m.parameters(recurse=False)],
     )
+
+
+def versions_of_buffers(module: nn.Module) -> list[tuple[int, float]]:
+    """Returns what changes when the module's own buffers are written.
+
+    Both: a buffer may be written over with the same, or be another tensor.
+    """
+    return [(private.version(b), _sum(b)) for b in module.buffers(recurse=False)]
 
 
 def silent_parts(

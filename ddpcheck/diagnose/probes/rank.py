@@ -27,6 +27,7 @@ from ddpcheck.diagnose.probes.teacher import (
     restore,
     snapshot,
 )
+from ddpcheck.diagnose.probes.written import writing
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import (
     averaged,
@@ -161,6 +162,7 @@ class _Probe:
         hooks.attach(wrapped, self._before, self._after)
         try:
             with (
+                writing(wrapped) as written,
                 fixes.around_training(
                     spec.fixes,
                     lambda: countables.targets_of(self.target, shard),
@@ -187,6 +189,7 @@ class _Probe:
             cuts=cuts,
             # The reference has cuts, or has none, for all ranks alike.
             off_span=None if self.cuts else span.residual(wrapped, self.reader),
+            written=tuple(sorted(written)),
             direct=tuple(gradients.past_cuts(wrapped, self.reader)),
             loss=done.loss,
             after_backward=done.factor,

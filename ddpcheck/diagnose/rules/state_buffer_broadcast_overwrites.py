@@ -77,7 +77,9 @@ def detect(case: Case) -> Proposal | None:
         facts=owner.facts,
         fix="all-reduce the increment in forward",
         code="dist.all_reduce(increment)\nself.buffer += increment",
-        fixes=tuple(f"module.global:{name}" for name in owner.modules),
+        fixes=tuple(f"module.global:{name}" for name in owner.modules)
+        if owner.are_called
+        else (f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )
 

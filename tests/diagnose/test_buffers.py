@@ -1,0 +1,57 @@
+"""Who writes a buffer that differs, and after which step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.ranks.pool import Pool
+from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.test_rules import checked
+
+# A regulariser is updated, never called. Rows of one length let the shards agree at
+# first.
+_REGULARISED = """
+class Regulariser(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("term", torch.zeros(1))
+    def update(self, x):
+        self.term = self.term + x.detach().square().sum(1).mean()
+class Scorer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter({rows})
+        self.regulariser = Regulariser()
+    def forward(self, x):
+        picked = self.rows[x]
+        self.regulariser.update(picked)
+        return picked
+model = Scorer()
+batch = torch.tensor([0, 0, 0, 1, 2, 3, 4, 4]), torch.arange(8) % 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "after"),
+    [("torch.eye(5)", "step 2"), ("torch.arange(15.0).view(5, 3)", "the first step")],
+)
+def test_buffer_of_a_part_that_nothing_calls_is_written_in_forward(
+    rows: str, after: str, pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, tmp_path, HEAD + _REGULARISED.format(rows=rows))
+    (finding,) = report.findings
+    assert finding.slug == "state/buffer-broadcast-overwrites"
+    assert finding.summary == (
+        "a buffer is updated in forward from the rank's own shard, and before each "
+        "forward rank 0's value overwrites the others: only rank 0's data counts"
+    )
+    assert finding.facts[0].startswith(f"after {after} regulariser.term differs from ")
+    assert finding.facts[1:] == (
+        "modules whose buffers differ: regulariser; their outputs in the first step "
+        "are right",
+        "gradients are right in all steps",
+    )
+    assert finding.fix is not None
+    assert finding.fix.verified
