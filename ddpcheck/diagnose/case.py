@@ -22,23 +22,12 @@ from ddpcheck.report import Quantity, Run
 from ddpcheck.run.spec import Defect
 from ddpcheck.session import RunOutcome
 
-__all__ = ["Case", "DataParallelCase", "Proposal"]
+__all__ = ["Case", "Proposal"]
 
 # A ratio or residual this close is the same: rounding is 1e-9 at most, causes are 1e-3
 # at least. The tolerance of the check takes its place where that is larger.
 _CLOSE = 1e-6
 _LARGEST_CLOSE = 1e-3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataParallelCase:
-    """A divergence that DataParallel alone has.
-
-    `ddp_is_fine`: DDP at the same world size was run, and equals one process.
-    """
-
-    run: Run
-    ddp_is_fine: bool
 
 
 @dataclass(slots=True, kw_only=True)

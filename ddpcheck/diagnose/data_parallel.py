@@ -8,10 +8,15 @@ inside forward.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container
 
 from ddpcheck import assemble
-from ddpcheck.diagnose.case import DataParallelCase, Proposal
-from ddpcheck.diagnose.registry import DATA_PARALLEL_FAULT_RULES, DATA_PARALLEL_RULES
+from ddpcheck.diagnose.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.diagnose.registry import (
+    DATA_PARALLEL_DETECTORS,
+    DATA_PARALLEL_FAULT_RULES,
+)
+from ddpcheck.diagnose.rules.norm_local_batch_stats import SLUG as LOCAL_STATISTICS
 from ddpcheck.diagnose.text import number
 from ddpcheck.report import Finding, Fix, Run, Tolerance
 from ddpcheck.run.spec import RunSpec
@@ -28,7 +33,8 @@ def explain(
 ) -> list[Finding]:
     """Returns the findings with DataParallel's runs added, or one of their own."""
     both = shared(findings)
-    own = _own(session, outcomes, runs, rest, limit)
+    known = {finding.slug for finding in both}
+    own = _own(session, outcomes, runs, rest, limit, known)
     if both and not (own.fix and own.fix.verified):
         return [_with(f, rest) if f in both else f for f in findings]
     return [*findings, own]
@@ -77,18 +83,25 @@ def _own(
     runs: list[Run],
     rest: list[int],
     limit: Tolerance,
+    known: Container[str],
 ) -> Finding:
     """Returns the finding for a divergence that DataParallel alone has.
 
-    Where DDP is wrong as well, one that a run has verified, or none.
+    Where DDP is wrong as well, one that a run has verified, or none. `known`: what may
+    explain both.
     """
     run, spec = runs[rest[0]], outcomes[rest[0]].spec
     same = [r for r in runs if r.mode == "ddp" and r.world_size == run.world_size]
     ddp_is_fine = bool(same) and all(r.verdict == "equivalent" for r in same)
-    case = DataParallelCase(run=run, ddp_is_fine=True)
+    facts = outcomes[rest[0]].reference.facts
+    case = DataParallelCase(
+        run=run,
+        ddp_is_fine=True,
+        has_batch_norm=facts["has_batch_norm"] and LOCAL_STATISTICS not in known,
+    )
     before = assemble.worst_excess(run)
-    for rule in DATA_PARALLEL_RULES:
-        proposal = rule.detect(case)
+    for detect in DATA_PARALLEL_DETECTORS:
+        proposal = detect(case)
         if proposal is None:
             continue
         after, verified = None, None

@@ -5,8 +5,10 @@ Within a link the order is from the most specific evidence to the least.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
+from ddpcheck.diagnose.data_parallel_case import DataParallelCase, Proposal
 from ddpcheck.diagnose.rules import (
     collective_backend_defect,
     collective_backward_double_count,
@@ -87,6 +89,12 @@ DATA_PARALLEL_RULES: tuple[ModuleType, ...] = (
     dp_replica_parameters_empty,
     dp_replica_state_lost,
     dp_thread_context,
+)
+
+# What other rules say of DataParallel alone.
+DATA_PARALLEL_DETECTORS: tuple[Callable[[DataParallelCase], Proposal | None], ...] = (
+    *(rule.detect for rule in DATA_PARALLEL_RULES),
+    norm_local_batch_stats.detect_in_replicas,
 )
 
 # For what DataParallel raises; these take a DataParallelCase too.

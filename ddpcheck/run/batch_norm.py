@@ -247,6 +247,22 @@ def _emulated() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def forward_on(device: str) -> Iterator[None]:
+    """Lets `nn.SyncBatchNorm` compute on the device, in models that are being built.
+
+    A library may make one where there is a group, and call it at once.
+    """
+    cls = nn.SyncBatchNorm
+    before = cls.forward
+    if device == "cpu":
+        cls.forward = SynchronizedBatchNorm.forward  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        cls.forward = before  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
 def _unnoticed() -> Iterator[None]:
     """Keeps DDP from refusing emulated classes that derive from SyncBatchNorm."""
     names: Any = nn.modules

@@ -48,6 +48,8 @@ def facts(reader: Reader, names: Names, wrapped: nn.Module) -> dict[str, Any]:
     }
     if differ:
         found["start"] = compare.digest(dict(names.parameters(wrapped)))
+    if buffers:
+        found["start_buffers"] = compare.digest(dict(names.buffers(wrapped)))
     return found
 
 

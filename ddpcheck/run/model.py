@@ -37,7 +37,8 @@ def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Modu
     """
     devices.use(spec.device, rank)
     seed_everything(seed)
-    model = target.build()
+    with batch_norm.forward_on(spec.device):
+        model = target.build()
     _check_not_empty(target, model)
     materialize(target, model)
     leave_out(model, spec.without)

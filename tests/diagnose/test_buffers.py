@@ -1,4 +1,4 @@
-"""Who writes a buffer that differs, and after which step."""
+"""Who writes a buffer that differs, when, and which ranks have it so."""
 
 from __future__ import annotations
 
@@ -52,6 +52,38 @@ def test_buffer_of_a_part_that_nothing_calls_is_written_in_forward(
         "modules whose buffers differ: regulariser; their outputs in the first step "
         "are right",
         "gradients are right in all steps",
+    )
+    assert finding.fix is not None
+    assert finding.fix.verified
+
+
+# As libraries of self-supervised training do: a first forward makes what is lazy.
+_TRIED = """
+def norm(n):
+    return nn.SyncBatchNorm(n) if dist.is_initialized() else nn.BatchNorm1d(n)
+class Tried(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 3), norm(3))
+        self(torch.randn(4, 4))
+def model():
+    torch.manual_seed(0)
+    return Tried()
+batch = torch.randn(8, 4), torch.arange(8) % 3
+"""
+
+
+def test_buffers_that_all_ranks_begin_with_and_one_process_does_not(
+    pool: Pool, tmp_path: Path
+) -> None:
+    (finding,) = checked(pool, tmp_path, HEAD + _TRIED).findings
+    assert (finding.slug, finding.summary, finding.facts) == (
+        "state/buffer-not-synced",
+        "all ranks start from the same buffers, and not from one process's: model() "
+        "makes others where there is a process group",
+        (
+            "before the first step every rank differs from one process in 1 buffer: "
+            "1.running_var",
+        ),
     )
     assert finding.fix is not None
     assert finding.fix.verified

@@ -13,6 +13,15 @@ from tests.diagnose.test_rules import checked
 BATCH_NORM = """
 model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
 """
+# The ranks synchronise it; replicas cannot.
+SYNCHRONISED = (
+    BATCH_NORM
+    + """
+from torch.nn.parallel import DistributedDataParallel as DDP
+def wrap(model):
+    return DDP(nn.SyncBatchNorm.convert_sync_batchnorm(model))
+"""
+)
 COUNTER = """
 class Annealed(nn.Linear):
     calls = 0
@@ -90,6 +99,7 @@ def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
     [
         (BATCH_NORM, "norm/local-batch-stats"),
         (BATCH_NORM + SUM_BESIDE, "norm/local-batch-stats"),
+        (SYNCHRONISED, "norm/local-batch-stats"),
         (COUNTER, "dp/replica-state-lost"),
         (HIDDEN, "dp/replica-state-lost"),
         (DIRECTION, "dp/replica-state-lost"),
@@ -98,6 +108,7 @@ def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
     ids=[
         "shared",
         "shared-beside-another",
+        "synchronised-by-ranks",
         "counter",
         "hidden",
         "direction",

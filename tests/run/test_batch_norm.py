@@ -141,3 +141,12 @@ def test_conversion_on_the_cpu_is_emulated_only_inside() -> None:
     assert nn.SyncBatchNorm.convert_sync_batchnorm == convert
     outside = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(2))
     assert type(outside) is nn.SyncBatchNorm
+
+
+def test_synchronised_norm_computes_on_the_cpu_while_a_model_is_built() -> None:
+    forward = nn.SyncBatchNorm.forward
+    with batch_norm.forward_on("cpu"):
+        assert nn.SyncBatchNorm.forward is SynchronizedBatchNorm.forward
+    assert nn.SyncBatchNorm.forward is forward
+    with batch_norm.forward_on("cuda"):
+        assert nn.SyncBatchNorm.forward is forward

@@ -46,7 +46,7 @@ https://github.com/Lightning-AI/pytorch-lightning/issues/565
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import DataParallelCase, Proposal
+from ddpcheck.diagnose.data_parallel_case import DataParallelCase, Proposal
 from ddpcheck.diagnose.text import number
 
 SLUG = "dp/replica-state-lost"

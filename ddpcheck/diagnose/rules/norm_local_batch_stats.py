@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.buffers import silenced
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.data_parallel_case import DataParallelCase
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import names, number
@@ -45,6 +46,7 @@ from ddpcheck.diagnose.text import names, number
 SLUG = "norm/local-batch-stats"
 LINK = "forward"
 
+_FROZEN = "target.frozen_norms"
 _PLAIN = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 
 
@@ -92,6 +94,23 @@ def detect(case: Case) -> Proposal | None:
     return replaced(found, fallback=_frozen(found))
 
 
+def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
+    """Proposes it for DataParallel alone: ranks may synchronise what replicas cannot."""
+    if not case.has_batch_norm:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="batch norm normalises with the mean and variance of the replica's shard",
+        facts=("with batch norm frozen, in one process too, DataParallel equals it",),
+        fix="use DistributedDataParallel with synchronised batch norm: DataParallel cannot "
+        "synchronise it; or freeze it, or use GroupNorm",
+        code=_conversion([]) + "\nmodel = DistributedDataParallel(model)",
+        fixes=(_FROZEN,),
+        speculative=True,
+    )
+
+
 def _frozen(found: Proposal) -> Proposal:
     """Returns the proposal for samples that meet others than in one process.
 
@@ -107,7 +126,7 @@ def _frozen(found: Proposal) -> Proposal:
         "normalise over other samples still than one process does",
         code="for norm in batch_norms:\n    norm.eval()  # after every model.train()",
         safe=False,
-        fixes=("target.frozen_norms",),
+        fixes=(_FROZEN,),
     )
 
 

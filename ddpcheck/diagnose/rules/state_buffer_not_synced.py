@@ -5,7 +5,7 @@ The ranks compute with different buffers from the first forward on.
 
 Why it happens
 broadcast_buffers=False leaves them to the ranks, in the constructor and before each
-forward.
+forward. Or model() makes others where there is a group: all ranks have the same then.
 
 How it was found
 Before the first step a rank's buffer is not the reference's. The run in which rank
@@ -46,6 +46,7 @@ https://github.com/pytorch/pytorch/issues/111138
 
 from __future__ import annotations
 
+from ddpcheck.diagnose.agreement import digests_differ
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.text import names
 
@@ -55,24 +56,36 @@ LINK = "forward"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes a broadcast where buffers differ before the first step."""
-    wrong = [
-        r
-        for r, found in enumerate(case.rank_facts("start_buffers_differ", []))
-        if found
-    ]
-    if not wrong or not wrong[-1]:
+    per_rank = case.rank_facts("start_buffers_differ", [])
+    wrong = [(rank, found) for rank, found in enumerate(per_rank) if found]
+    if not wrong:
         return None
-    found = case.rank_facts("start_buffers_differ", [])[wrong[-1]]
+    rank, found = wrong[-1]
+    buffers = "1 buffer" if len(found) == 1 else f"{len(found)} buffers"
+    where = f"differs from one process in {buffers}: {names(found)}"
+    states = case.rank_facts("start_buffers", None)
+    if None not in states and not digests_differ(states, case.rtol):
+        return _built_otherwise(f"before the first step every rank {where}")
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="the ranks start from different buffers, and DDP was told not to "
         "broadcast them",
-        facts=(
-            f"before the first step rank {wrong[-1]} differs from one process in "
-            f"{len(found)} buffers: {names(found)}",
-        ),
+        facts=(f"before the first step rank {rank} {where}",),
         fix="broadcast the buffers once after wrapping",
         code="for b in model.buffers():\n    dist.broadcast(b, 0)",
+        fixes=("ddp.broadcast",),
+    )
+
+
+def _built_otherwise(fact: str) -> Proposal:
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="all ranks start from the same buffers, and not from one process's: "
+        "model() makes others where there is a process group",
+        facts=(fact,),
+        fix="build the model before the group, or load one process's buffers",
+        code="model.load_state_dict(torch.load('one_process.pt'))",
         fixes=("ddp.broadcast",),
     )

@@ -1,0 +1,23 @@
+"""What rules may ask of a divergence that DataParallel alone has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpcheck.diagnose.proposal import Proposal
+from ddpcheck.report import Run
+
+__all__ = ["DataParallelCase", "Proposal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallelCase:
+    """A divergence that DataParallel alone has.
+
+    `ddp_is_fine`: DDP at the same world size was run, and equals one process.
+    `has_batch_norm`: of torch's, and no finding of DDP's runs blames it.
+    """
+
+    run: Run
+    ddp_is_fine: bool
+    has_batch_norm: bool = False
