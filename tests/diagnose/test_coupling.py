@@ -106,6 +106,21 @@ def test_count_of_what_outputs_decide_is_told_from_other_couplings(
     assert _measured(loss).count(1e-6) == counts
 
 
+def test_couplings_that_average_out_over_many_outputs_are_no_count() -> None:
+    # What monai's LogHausdorffDTLoss, log(1 + a mean), does to 3,456 outputs.
+    def measured(slope: float) -> Couplings:
+        key = "#0/output"
+        return Couplings(
+            nudged={key: 0.18},
+            slope={key: slope},
+            copied={key: 0.538},
+            unscaled={key: 0},
+        )
+
+    assert not measured(7.3e-6).count(1e-6)
+    assert measured(2e-8).count(1e-6)
+
+
 TARGETS = torch.tensor([0, 2, 1, 1, 0, 2, 2, 2, 0, 1, 0, 0])
 SEED = 7
 

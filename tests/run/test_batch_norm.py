@@ -144,9 +144,10 @@ def test_conversion_on_the_cpu_is_emulated_only_inside() -> None:
 
 
 def test_synchronised_norm_computes_on_the_cpu_while_a_model_is_built() -> None:
-    forward = nn.SyncBatchNorm.forward
+    cls: Any = nn.SyncBatchNorm
+    forward = cls.forward
     with batch_norm.forward_on("cpu"):
-        assert nn.SyncBatchNorm.forward is SynchronizedBatchNorm.forward
-    assert nn.SyncBatchNorm.forward is forward
+        assert cls.forward is SynchronizedBatchNorm.forward
+    assert cls.forward is forward
     with batch_norm.forward_on("cuda"):
-        assert nn.SyncBatchNorm.forward is forward
+        assert cls.forward is forward

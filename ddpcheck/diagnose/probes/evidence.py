@@ -162,10 +162,11 @@ class Couplings:
 
         It changes by jumps, and multiplies the gradient of a term by one factor.
         """
+        smooth = min(_SMOOTH, close / 10)
         coupled = {k: v for k, v in self.copied.items() if v > close}
         coupled |= {k: v for k, v in self.nudged.items() if v > coupled.get(k, close)}
         return bool(coupled) and all(
-            self.slope.get(key, math.inf) <= _SMOOTH * change
+            self.slope.get(key, math.inf) <= smooth * change
             and self.unscaled.get(key, math.inf) <= close
             and max(self.targets.get(key, 0.0), self.ordered.get(key, 0.0)) <= close
             for key, change in coupled.items()
