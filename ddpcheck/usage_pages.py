@@ -378,4 +378,14 @@ wrap(model) must return what the rank trains.
 
 None: a `return` is missing.
 """,
+    "target-wrap-sharded": """
+wrap(model) leaves a rank a part of each parameter: FSDP, fully_shard, tensor parallel.
+
+ddpcheck compares whole gradients and weights with those of one process. What makes
+sharded training wrong, a loss or a norm that depends on the shard of the batch, makes
+DDP wrong in the same way:
+
+    def wrap(model):
+        return DistributedDataParallel(model)
+""",
 }

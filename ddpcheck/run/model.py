@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from ddpcheck.run.isolation import seed_everything
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import Target
 
+_SHARDS = "FullyShardedDataParallel"
 _COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 DTYPES = {
     "float64": torch.float64,
@@ -121,15 +123,21 @@ def wrap(
     """Returns what a rank trains: the user's wrapper or DistributedDataParallel.
 
     Raises:
-        UsageError: target-wrap-kind.
+        UsageError: target-wrap-kind, target-wrap-sharded.
     """
     if target.wrap is None:
         if not any(p.requires_grad for p in model.parameters()):
             return model
         return DistributedDataParallel(model, find_unused_parameters=find_unused)
     with batch_norm.sync_batch_norm_on(device), _widened_when_wrapped() as widen:
-        wrapped = target.wrap(model)
+        try:
+            wrapped = target.wrap(model)
+        except Exception as error:
+            if _is_of_fsdp(error):  # which refuses the CPU
+                raise _sharded(target, _SHARDS) from error
+            raise
     if isinstance(wrapped, nn.Module):
+        _check_whole(target, wrapped)
         widen(wrapped)
         return wrapped
     raise UsageError(
@@ -141,6 +149,42 @@ def wrap(
             fix="return the wrapped model from wrap()",
         )
     )
+
+
+def _check_whole(target: Target, wrapped: nn.Module) -> None:
+    """Refuses wrappers that leave a rank a part of each parameter.
+
+    Raises:
+        UsageError: target-wrap-sharded.
+    """
+    # By name: importing either costs more than a check.
+    kinds = [type(m).__name__ for m in wrapped.modules()]
+    found = [_SHARDS] if _SHARDS in kinds else []
+    found += [f"{n}, a DTensor" for n, p in wrapped.named_parameters() if _is_part(p)]
+    if found:
+        raise _sharded(target, found[0])
+
+
+def _sharded(target: Target, found: str) -> UsageError:
+    return UsageError(
+        Problem(
+            slug="target-wrap-sharded",
+            message=f"{target.name}: wrap() shards the parameters",
+            expected="a wrapper that keeps whole parameters on every rank",
+            found=found,
+            fix="wrap the model in DistributedDataParallel for the check",
+        )
+    )
+
+
+def _is_of_fsdp(error: Exception) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [frame.f_globals.get("__name__") or "" for frame in frames]
+    return any(name.startswith("torch.distributed.fsdp.") for name in names)
+
+
+def _is_part(parameter: Tensor) -> bool:
+    return type(parameter).__name__ == "DTensor"
 
 
 @contextlib.contextmanager

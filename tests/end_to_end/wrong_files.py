@@ -198,6 +198,20 @@ CASES: dict[str, Case] = {
             end="def optimizer(params):\n    return torch.optim.SGD(params, lr=-1)\n"
         )
     ),
+    "wrap-sharded": Case(
+        source=target(
+            end="def wrap(model):\n"
+            "    from torch.distributed.fsdp import fully_shard\n"
+            "    return fully_shard(model)\n"
+        )
+    ),
+    "wrap-sharded-on-gpus-alone": Case(
+        source=target(
+            end="def wrap(model):\n"
+            "    from torch.distributed.fsdp import FullyShardedDataParallel\n"
+            "    return FullyShardedDataParallel(model)\n"
+        )
+    ),
     "wrap-kind": Case(source=target(end="def wrap(model):\n    model.train()\n")),
     "model-raises": Case(
         source=target(
