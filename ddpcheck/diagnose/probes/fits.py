@@ -34,7 +34,7 @@ def selects(grad: Tensor, rows: Tensor) -> bool:
         t.detach().double().abs().nan_to_num(0.0).reshape(len(t), -1).amax(1)
         for t in (grad, rows)
     )
-    if not bool(mine.any()) or not bool(theirs.any()):
+    if not bool(mine.any()):
         return False  # a shard with nothing to count
     least_mine, least_theirs = _NOTHING * mine.max(), _NOTHING * theirs.max()
     return bool(((mine > least_mine) != (theirs > least_theirs)).any())

@@ -75,7 +75,7 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it where one sample's gradient depends on other samples' outputs."""
     if case.loss_is_sound:
         inside = _inside_a_module(case) if _gradients_alone_differ(case) else None
-        return _on_the_way(case) or inside
+        return _on_the_way(case) or inside or _later(case)
     if not case.has_cuts:
         return _unseen(case)
     if not case.couples:
@@ -123,6 +123,22 @@ def _on_the_way(case: Case) -> Proposal | None:
         for m in found
     )
     return _of(facts, tuple(f"module.global:{m.name}" for m in found))
+
+
+def _later(case: Case) -> Proposal | None:
+    """Proposes it on trial for samples that were chosen rightly in the first step."""
+    first = case.first_broken("gradients")
+    if not first or case.facts["has_train_step"] or not case.has_cuts:
+        return None
+    earlier = [case.first_broken(name) for name in ("weights", "buffers")]
+    if any(step is not None and step < first for step in earlier):
+        return None
+    strongest = case.step.reference.couplings.strongest() if case.step else None
+    if strongest is None or strongest <= case.close:
+        return None
+    happened = f"gradients are right by the way the samples fall up to step {first}"
+    found = _of((_coupled(case), happened), global_loss_fix(case))
+    return dataclasses.replace(found, speculative=True, last_resort=True)
 
 
 def _gradients_alone_differ(case: Case) -> bool:

@@ -609,4 +609,28 @@ def loss(output, target):
 """,
         [("loss/batch-coupled", True)],
     ),
+    # The other shard has no gradient in one process, and one on its rank.
+    "largest-error-of-the-batch": (
+        """
+model = nn.Linear(4, 3)
+def loss(output, target):
+    return (output - target[:, None]).square().amax()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # Both shards have the same samples in the first step, and so the same hardest ones.
+    "hardest-quarter-of-samples-that-are-twice-there-at-first": (
+        """
+model = nn.Linear(4, 3)
+def batch(step):
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+    if step == 0:
+        x[4:] = x[:4]
+    return x, torch.arange(8) % 4 % 3
+def loss(output, target):
+    each = nn.functional.cross_entropy(output, target, reduction="none")
+    return each.topk(len(each) // 4).values.mean()
+""",
+        [("loss/batch-coupled", True)],
+    ),
 }
