@@ -46,6 +46,20 @@ def ends_unsynchronised(events: str) -> bool:
     return False
 
 
+def has_no_reduction(events: str) -> bool:
+    """Returns whether one no_sync covers all backwards of the first step that ends so.
+
+    Where each micro-batch has one of its own, the last one's is the one too many.
+
+    >>> has_no_reduction("[FB]S"), has_no_reduction("[FBFB]S")
+    (True, True)
+    >>> has_no_reduction("[FB][FB]S"), has_no_reduction("FB[FB]S")
+    (False, False)
+    """
+    step = next((s for s in events.split("S") if ends_unsynchronised(s + "S")), "")
+    return step.count("[") == 1 and not set(step.partition("[")[0]) & {"F", "B"}
+
+
 def has_later_backward(case: Case) -> bool:
     """Returns whether more backwards follow one another than DDP objects wait for.
 

@@ -48,7 +48,7 @@ https://github.com/modelscope/FunASR/pull/3472
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import ends_unsynchronised, is_torn
+from ddpcheck.diagnose.events import ends_unsynchronised, has_no_reduction, is_torn
 
 SLUG = "sync/no-sync-off-by-one"
 LINK = "reduce"
@@ -60,6 +60,8 @@ def detect(case: Case) -> Proposal | None:
     if not case.reduce_is_broken or not events:
         return None
     if is_torn(events[0]) or not ends_unsynchronised(events[0]):
+        return None
+    if has_no_reduction(events[0]):
         return None
     return Proposal(
         slug=SLUG,

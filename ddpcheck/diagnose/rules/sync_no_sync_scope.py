@@ -1,8 +1,8 @@
 """no_sync covers the forward or the backward, not both.
 
 What it means
-no_sync covers a forward without its backward, or the reverse; or the step uses what a
-backward inside has left.
+no_sync covers a forward without its backward, or the reverse, or the whole step; or
+the step uses what a backward inside has left.
 
 Why it happens
 DDP reads the flag in forward: the last forward decides whether the next backward is
@@ -37,7 +37,7 @@ by:
         optimizer.step()
 
 Not this rule if
-Both are inside, and the last micro-batch too: sync/no-sync-off-by-one.
+Each micro-batch has a no_sync, and the last one too: sync/no-sync-off-by-one.
 
 References
 https://github.com/pytorch/pytorch/issues/109191
@@ -47,7 +47,7 @@ https://github.com/pytorch/pytorch/issues/108556
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import ends_unsynchronised, is_torn
+from ddpcheck.diagnose.events import ends_unsynchronised, has_no_reduction, is_torn
 
 SLUG = "sync/no-sync-scope"
 LINK = "reduce"
@@ -65,8 +65,11 @@ def detect(case: Case) -> Proposal | None:
     if not is_torn(events[0]):
         # A reducer that raises on a static graph used nothing: sync/static-graph-no-sync.
         raises = case.run.faults and any(case.rank_facts("static_graph", False))
-        is_other = ends_unsynchronised(events[0]) or raises
-        return None if is_other else _used_while_local(order)
+        if raises:
+            return None
+        if ends_unsynchronised(events[0]):
+            return _covers_all(order) if _reduces_nothing(case, events[0]) else None
+        return _used_while_local(order)
     if not case.reduce_is_broken:
         return None
     return Proposal(
@@ -78,6 +81,23 @@ def detect(case: Case) -> Proposal | None:
         fix="put forward and backward of a micro-batch inside, and leave both of the last "
         "one outside",
         code="with model.no_sync():\n    criterion(model(x), y).backward()",
+        by_hand=True,
+    )
+
+
+def _reduces_nothing(case: Case, events: str) -> bool:
+    return case.reduce_is_broken and has_no_reduction(events)
+
+
+def _covers_all(order: str) -> Proposal:
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="no_sync covers every backward of a step: DDP reduces none of its gradients",
+        facts=(order,),
+        fix="leave the forward and the backward of the last micro-batch outside",
+        code="with model.no_sync() if i + 1 < k else nullcontext():\n"
+        "    criterion(model(x), y).backward()",
         by_hand=True,
     )
 

@@ -34,6 +34,21 @@ model = nn.Linear(4, 3)
 """,
         [("sync/no-sync-scope", True)],
     ),
+    # One context for all micro-batches: no backward of the step reduces.
+    "no-sync-around-all-micro-batches": (
+        """
+import contextlib
+model = nn.Linear(4, 3)
+"""
+        + STEP
+        + """
+    with model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext():
+        for a, b in zip(x.chunk(2), y.chunk(2)):
+            (nn.functional.cross_entropy(model(a), b) / 2).backward()
+    optimizer.step()
+""",
+        [("sync/no-sync-scope", True)],
+    ),
     # A class of one's own made of DDP's, whose methods go past its forward.
     "method-of-a-wrapper-of-one's-own": (
         """
