@@ -21,6 +21,7 @@ class Flow:
     sources: dict[str, set[str]] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)  # the same values, passed on
     reached: dict[str, set[int]] = field(default_factory=dict)  # ids of leaves
+    trained: set[str] = field(default_factory=set)  # computed from a parameter
 
     def leaf(self, key: str, tensor: Tensor) -> None:
         """Notes a leaf that the forward goes on from."""
@@ -29,12 +30,20 @@ class Flow:
 
     def note(self, key: str, output: Tensor) -> None:
         """Notes what an output, before it is cut, was computed from."""
-        variables = {id(v) for v in _variables(output.grad_fn)}
+        found, is_whole = _variables(output.grad_fn)
+        variables = {id(v) for v in found}
         self.reached[key] = variables
         self.sources[key] = {self.keys[v] for v in variables if v in self.keys} - {key}
+        is_parameter = output.requires_grad and output.grad_fn is None
+        if is_parameter or not is_whole or any(map(self._is_trained, variables)):
+            self.trained.add(key)
         passed_on = self.keys.get(id(_passed_on(output.grad_fn)))
         if passed_on is not None:
             self.same[key] = passed_on
+
+    def _is_trained(self, variable: int) -> bool:
+        """Returns whether a tensor, by its id, is a parameter or made of one."""
+        return variable not in self.keys or self.keys[variable] in self.trained
 
     def behind(self, is_output: Callable[[str], bool]) -> set[int]:
         """Returns the ids of all tensors that the model's outputs are computed from.
@@ -79,7 +88,8 @@ def _passed_on(node: Any) -> Tensor | None:
     return getattr(node, "variable", None)
 
 
-def _variables(node: Any) -> list[Tensor]:
+def _variables(node: Any) -> tuple[list[Tensor], bool]:
+    """Returns the variables behind a node, and whether these are all."""
     found: list[Tensor] = []
     seen: set[Any] = set()
     open_nodes = [node]
@@ -92,4 +102,4 @@ def _variables(node: Any) -> list[Tensor]:
         if variable is not None:
             found.append(variable)
         open_nodes += [following for following, _ in node.next_functions]
-    return found
+    return found, not open_nodes

@@ -21,6 +21,7 @@ from ddpcheck.diagnose.probes.teacher import (
     Leaf,
     closest,
     distance,
+    has_fractions,
     is_renumbered,
     keeps_shape,
     key_of,
@@ -97,6 +98,8 @@ class _Probe:
         self.modules: list[ModuleCall] = []
         self.leaves: list[Leaf] = []
         self.cuts = set(reader.index.facts["cuts"])
+        # No parameter has a gradient from the others: a mask that the model returns.
+        self.judged = self.cuts & reader.index.facts["trained"]
         self.windows: micro.Windows = reader.index.facts["windows"]
         self.hooks = Hooks(calls_per_micro=self.windows.calls)
         self.inputs: dict[str, float] = {}
@@ -175,7 +178,7 @@ class _Probe:
             hooks.remove()
         cuts = tuple(
             gradients.at_cuts(
-                self.leaves,
+                [leaf for leaf in self.leaves if leaf.key in self.judged],
                 self._recorded_at,
                 self.reader,
                 spec.world_size,
@@ -188,7 +191,7 @@ class _Probe:
             missing_calls=self._missing(hooks),
             cuts=cuts,
             # The reference has cuts, or has none, for all ranks alike.
-            off_span=None if self.cuts else span.residual(wrapped, self.reader),
+            off_span=None if self.judged else span.residual(wrapped, self.reader),
             written=tuple(sorted(written)),
             direct=tuple(gradients.past_cuts(wrapped, self.reader)),
             loss=done.loss,
@@ -216,7 +219,7 @@ class _Probe:
 
         def take(path: str, actual: Tensor) -> Tensor:
             nonlocal worst
-            if not (self.feeds_indices or _has_fractions(actual)):
+            if not (self.feeds_indices or has_fractions(actual)):
                 return actual
             key = key_of(name, call, path or "output")
             reference = self._recorded("inputs", key, actual)
@@ -394,7 +397,3 @@ class _Probe:
         """Returns the module calls of the reference that this rank did not make."""
         theirs = {k.rpartition("/")[0] for k in self.reader.names("inputs", 0)}
         return tuple(sorted(theirs - hooks.seen))
-
-
-def _has_fractions(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()

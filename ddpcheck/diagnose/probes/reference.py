@@ -110,6 +110,7 @@ class _Probe:
         cuts = list(dict.fromkeys(key for _, key in grads))
         self.writer.index.facts = {
             "cuts": cuts,
+            "trained": self.flow.trained,
             "windows": self.windows,
             "on_the_way": self.flow.on_the_way(),
         }

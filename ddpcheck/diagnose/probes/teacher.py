@@ -257,3 +257,8 @@ def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
     """
     found = tree.tensors(value, skip=(PackedSequence,))
     return [(path or "output", t) for path, t in found]
+
+
+def has_fractions(tensor: Tensor) -> bool:
+    """Returns whether it holds real or complex numbers, no indices or masks."""
+    return tensor.is_floating_point() or tensor.is_complex()

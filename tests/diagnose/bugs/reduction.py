@@ -49,6 +49,30 @@ model = nn.Linear(4, 3)
 """,
         [("sync/no-sync-scope", True)],
     ),
+    # A mask among what a module returns has a gradient that trains nothing.
+    "clipping-hooks-behind-a-mask-that-a-module-returns": (
+        """
+from torch.nn.parallel import DistributedDataParallel as DDP
+class Masking(nn.Linear):
+    def forward(self, x):
+        mask = torch.zeros_like(x).scatter(1, x.topk(2).indices, 1)
+        return super().forward(x * (1 - mask)), mask
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = Masking(4, 6), nn.Linear(6, 4)
+    def forward(self, x):
+        z, mask = self.encode(x)
+        error = (self.decode(z) - x).square()
+        return {"loss": (error * mask).sum() / mask.sum()}
+model, loss, batch = Net(), None, {"x": torch.randn(8, 4)}
+def wrap(model):
+    for p in model.parameters():
+        p.register_hook(lambda g: g / (1 + 9 * g.norm()))
+    return DDP(model)
+""",
+        [("sync/clip-before-reduce", True)],
+    ),
     # A class of one's own made of DDP's, whose methods go past its forward.
     "method-of-a-wrapper-of-one's-own": (
         """
