@@ -23,8 +23,10 @@ from ddpcheck.diagnose.probes.teacher import (
     distance,
     has_fractions,
     is_renumbered,
+    is_term,
     keeps_shape,
     key_of,
+    pairs,
     restore,
     snapshot,
 )
@@ -98,8 +100,8 @@ class _Probe:
         self.modules: list[ModuleCall] = []
         self.leaves: list[Leaf] = []
         self.cuts = set(reader.index.facts["cuts"])
-        # No parameter has a gradient from the others: a mask that the model returns.
-        self.judged = self.cuts & reader.index.facts["trained"]
+        self.inside: set[str] = reader.index.facts["on_the_way"]
+        self.trained_cuts = self.cuts & reader.index.facts["trained"]
         self.windows: micro.Windows = reader.index.facts["windows"]
         self.hooks = Hooks(calls_per_micro=self.windows.calls)
         self.inputs: dict[str, float] = {}
@@ -178,7 +180,7 @@ class _Probe:
             hooks.remove()
         cuts = tuple(
             gradients.at_cuts(
-                [leaf for leaf in self.leaves if leaf.key in self.judged],
+                [leaf for leaf in self.leaves if leaf.key in self.trained_cuts],
                 self._recorded_at,
                 self.reader,
                 spec.world_size,
@@ -191,7 +193,7 @@ class _Probe:
             missing_calls=self._missing(hooks),
             cuts=cuts,
             # The reference has cuts, or has none, for all ranks alike.
-            off_span=None if self.judged else span.residual(wrapped, self.reader),
+            off_span=None if self.trained_cuts else span.residual(wrapped, self.reader),
             written=tuple(sorted(written)),
             direct=tuple(gradients.past_cuts(wrapped, self.reader)),
             loss=done.loss,
@@ -258,15 +260,14 @@ class _Probe:
             reference = self._recorded("outputs", key, actual)
             if reference is None:
                 return actual
-            if actual.dim() == 0:
-                if actual.is_floating_point() and reference.dim() == 0:
-                    numbers.append((float(actual.detach()), float(reference)))
-                return actual
             if actual.shape[1:] != reference.shape[1:]:
                 self.rows_first = False
+            is_number = not actual.dim()
             rows, diff = closest(actual, reference, self.cursor.rows)
-            if rows is None:
-                if reference.shape == actual.shape:
+            if rows is None or is_number:
+                if is_term(actual, reference) and (is_number or key not in self.inside):
+                    numbers.extend(pairs(actual, reference))
+                elif reference.shape == actual.shape and not is_number:
                     # No samples in it: the same on every rank or a shared quantity.
                     worst = max(worst or 0.0, distance(actual, reference))
                 return actual

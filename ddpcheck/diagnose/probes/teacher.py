@@ -23,6 +23,8 @@ from ddpcheck.run import private
 from ddpcheck.run.averaged import PlainWrapper
 from ddpcheck.run.names import strip
 
+_FEW = 64  # numbers: a loss per quantizer, not statistics per channel
+
 
 @dataclass(slots=True)
 class Leaf:
@@ -262,3 +264,18 @@ def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
 def has_fractions(tensor: Tensor) -> bool:
     """Returns whether it holds real or complex numbers, no indices or masks."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def is_term(actual: Tensor, reference: Tensor) -> bool:
+    """Returns whether it can be a term of the loss: a real number, or a few of them."""
+    return (
+        actual.shape == reference.shape
+        and actual.is_floating_point()
+        and actual.numel() <= _FEW
+    )
+
+
+def pairs(actual: Tensor, reference: Tensor) -> list[tuple[float, float]]:
+    """Returns the numbers of both, one by one."""
+    mine, theirs = (t.detach().reshape(-1).tolist() for t in (actual, reference))
+    return list(zip(mine, theirs, strict=True))

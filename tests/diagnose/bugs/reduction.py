@@ -73,6 +73,32 @@ def wrap(model):
 """,
         [("sync/clip-before-reduce", True)],
     ),
+    # A loss per quantizer, in one tensor, is no output that differs from its rows.
+    "clipping-hooks-beside-a-vector-of-losses": (
+        """
+from torch.nn.parallel import DistributedDataParallel as DDP
+class Rounding(nn.Linear):
+    def forward(self, x):
+        z = super().forward(x)
+        losses = [(z - (z * k).round() / k).square().mean() for k in (1, 2)]
+        return z, torch.stack(losses)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = Rounding(4, 6), nn.Linear(6, 3)
+    def forward(self, x):
+        z, losses = self.encode(x)
+        return self.decode(z), losses
+model = Net()
+def loss(output, target):
+    return nn.functional.cross_entropy(output[0], target) + output[1].sum()
+def wrap(model):
+    for p in model.parameters():
+        p.register_hook(lambda g: g / (1 + 9 * g.norm()))
+    return DDP(model)
+""",
+        [("sync/clip-before-reduce", True)],
+    ),
     # A class of one's own made of DDP's, whose methods go past its forward.
     "method-of-a-wrapper-of-one's-own": (
         """
