@@ -13,9 +13,9 @@ from tests.diagnose.test_rules import checked
 
 
 @pytest.mark.parametrize("name", list(BUGS))
-def test_bug_is_found(name: str, short: Pool, tmp_path: Path) -> None:
+def test_bug_is_found(name: str, pool: Pool, tmp_path: Path) -> None:
     source, findings = BUGS[name]
-    report = checked(short, tmp_path, HEAD + source)
+    report = checked(pool, tmp_path, HEAD + source)
     found = [(f.slug, f.fix.verified if f.fix else None) for f in report.findings]
     assert found == findings
 
