@@ -23,16 +23,12 @@ from ddpcheck.diagnose.causes import (
     proposed,
     scaled_to,
 )
-from ddpcheck.diagnose.choosing import as_good, first_wrong_batch, why
+from ddpcheck.diagnose.choosing import as_good
 from ddpcheck.diagnose.faults import busy_ranks
 from ddpcheck.diagnose.hidden import hidden
-from ddpcheck.diagnose.probes.evidence import (
-    RankEvidence,
-    ReferenceEvidence,
-    StepEvidence,
-)
+from ddpcheck.diagnose.probing import probe
 from ddpcheck.errors import UsageError
-from ddpcheck.ranks.messages import Job, Outcome
+from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report import Control, Run, Tolerance
 from ddpcheck.run.spec import RunSpec
@@ -57,7 +53,6 @@ class Search:
         self.falls_back = False
         self.firm: dict[str, Proposal] = {}  # proposals of all rounds that can be run
         self.can_fall_back = False  # where one was taken up, some had a fallback
-        self._probe_failed = ""
 
     def run(self) -> list[Cause]:
         """Returns the causes in the order of the chain, verified as far as possible.
@@ -156,9 +151,9 @@ class Search:
         outcomes = [made[spec], made[by_hand]]
         runs = [assemble.to_run(o, self.limit.rtol) for o in outcomes]
         if all(map(busy_ranks, runs)):
-            step, self._probe_failed = None, "ranks hang in code of their own"
+            step, failed = None, "ranks hang in code of their own"
         else:
-            step = self._probe(spec, runs[0])
+            step, failed = probe(self.session, spec, runs[0])
         return Case(
             run=runs[0],
             outcome=outcomes[0],
@@ -166,7 +161,7 @@ class Search:
             by_hand_outcome=outcomes[-1],
             watched=made[watched[0]] if watched else None,
             step=step,
-            probe_failed="" if step else self._probe_failed,
+            probe_failed=failed,
             rtol=self.limit.rtol,
             facts=outcomes[0].reference.facts,
             repeats=self.repeats,
@@ -192,68 +187,6 @@ class Search:
         """Returns a variation of the run, compared with a reference varied alike."""
         outcome = self.session.run([spec.but(**changes)])[0]
         return assemble.to_run(outcome, self.limit.rtol)
-
-    def _probe(self, spec: RunSpec, run: Run) -> StepEvidence | None:
-        at = first_wrong_batch(run, spec.steps)
-        # On the CPU wherever the run was: evidence is exact there, and what it
-        # proposes is tried on the run itself.
-        spec = spec.but(device="cpu")
-        pool, ref = self.session.pool, self.session.ref
-        single = self.session.reference(spec).spec
-        assert single is not None
-        job = Job(
-            function="ddpcheck.diagnose.probes.reference:record",
-            arguments={
-                "ref": ref,
-                "spec": single.but(steps=at + 1),
-                "world_size": spec.world_size,
-            },
-        )
-        first = pool.run(job, SOLO, timeout_s=self.session.timeout_s)[0]
-        if not isinstance(first.value, ReferenceEvidence) or first.value.failed:
-            self._probe_failed = why([first])
-            return None
-        # Indices of the reference's rows may be none of a shard's: with the ranks' own
-        # where they raise, and the run does not.
-        for feeds_indices in (True, False):
-            told = self._judged(spec.but(steps=at + 1), first.value, feeds_indices)
-            ranks = [o.value for o in told if isinstance(o.value, RankEvidence)]
-            raised = any(r.failed for r in ranks)
-            if len(ranks) == len(told) and not raised:
-                return StepEvidence(
-                    world_size=spec.world_size,
-                    reference=first.value,
-                    ranks=tuple(ranks),
-                )
-            self._probe_failed = why(told)
-            if not raised or any(f.kind == "raised" for f in run.faults):
-                break
-        return None
-
-    def _judged(
-        self,
-        spec: RunSpec,
-        reference: ReferenceEvidence,
-        feeds_indices: bool,  # noqa: FBT001
-    ) -> list[Outcome]:
-        """Returns what the ranks say of every module and the loss."""
-        job = Job(
-            function="ddpcheck.diagnose.probes.rank:judge",
-            arguments={
-                "ref": self.session.ref,
-                "spec": spec,
-                "trace": reference.trace,
-                "count_names": tuple(reference.counts),
-                "feeds_indices": feeds_indices,
-            },
-            files=("trace",),
-        )
-        return self.session.pool.run(
-            job,
-            spec.world_size,
-            timeout_s=self.session.timeout_s,
-            quiet_looks=self.session.quiet_looks,
-        )
 
     def _choose(
         self, case: Case, proposals: list[Proposal], taken: list[Proposal]

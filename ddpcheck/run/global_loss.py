@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -66,17 +67,31 @@ def _gather_rows(
 
     By hooks: training code may take the wrapper off, and look for attributes below it.
     """
-    module.register_forward_pre_hook(
-        lambda _, args, kwargs: _local_rows((args, kwargs), shard), with_kwargs=True
-    )
+    rows = [shard[1]]  # of the call that began last
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        local, rows[0] = _local_rows((args, kwargs), shard)
+        return local
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
     module.register_forward_hook(
-        lambda _, __, out: _gather_output(out, shard[1], layouts)
+        lambda _, __, out: _gather_output(out, rows[0], layouts)
     )
 
 
-def _local_rows(value: Any, shard: tuple[int, int]) -> Any:
+def _local_rows(value: Any, shard: tuple[int, int]) -> tuple[Any, int]:
+    """Returns what is this rank's, and how many rows that are.
+
+    A call that is given no batch, nor a multiple of it, is given a micro-batch: that is
+    divided among the ranks.
+    """
     start, size = shard
     total = sum(rows_of_ranks(size))
+    lengths = Counter(len(t) for _, t in tree.tensors(value) if t.dim())
+    most = max(lengths, key=lambda n: (lengths[n], n), default=0)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if most >= world_size and not any(n and n % total == 0 for n in lengths):
+        total, (start, size) = most, tree.shard_range(most, rank, world_size)
 
     def rows(_: str, t: Tensor) -> Tensor:
         if t.dim() == 0 or len(t) % total or len(t) < total:
@@ -84,7 +99,7 @@ def _local_rows(value: Any, shard: tuple[int, int]) -> Any:
         step = len(t) // total
         return t.narrow(0, start * step, size * step)
 
-    return tree.replace(value, rows)
+    return tree.replace(value, rows), size
 
 
 def _gather_output(output: Any, size: int, layouts: Mapping[str, Layout]) -> Any:

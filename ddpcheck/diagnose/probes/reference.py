@@ -32,7 +32,7 @@ from ddpcheck.diagnose.probes.teacher import (
 )
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import countables, isolation, sizing
+from ddpcheck.run import countables, fixes, isolation, sizing
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.loading import borrowed
@@ -155,9 +155,18 @@ class _Probe:
         self.draws = DrawCounter()
         try:
             with bound_noise(self.spec, self.size), self.draws:
-                return training.step(self.target, self.spec, self.model, batch)
+                return self._trained(batch)
         finally:
             hooks.remove()
+
+    def _trained(self, batch: Any) -> training.Done:
+        """Does a step with what fixes change in one process too."""
+
+        def targets() -> Any:
+            return countables.targets_of(self.target, batch)
+
+        with fixes.around_training(self.spec.fixes, targets, lambda: self.model):
+            return training.step(self.target, self.spec, self.model, batch)
 
     def _begin(self) -> None:
         restore(self.start, self.model)
@@ -191,7 +200,7 @@ class _Probe:
         self._begin()
         try:
             with bound_noise(self.spec, self.size, rows=self.shard_rows):
-                training.step(self.target, self.spec, self.model, shard)
+                self._trained(shard)
         except Exception:  # noqa: BLE001, S110 (a shard may be too small for the loss)
             pass
         finally:
@@ -376,7 +385,7 @@ class _Probe:
 
     def _plain(self, batch: Any) -> dict[str, Tensor]:
         self._begin()
-        training.step(self.target, self.spec, self.model, batch)
+        self._trained(batch)
         return {
             n: torch.view_as_real(p.grad) if p.grad.is_complex() else p.grad.to_dense()
             for n, p in self.model.named_parameters()

@@ -104,6 +104,16 @@ batch[1][[2, 5, 6, 13]] = -100
 """,
         [("loss/batch-coupled", True)],
     ),
+    # Its proof divides the one process's micro-batches among the ranks.
+    "products-in-unequal-pieces": (
+        f"""{_LINEAR}{_SAMPLES}{STEP}{_PIECES}
+        z = model(x_part)
+        own = torch.arange(len(z))
+        (nn.functional.cross_entropy(z @ z.T, own) * len(z) / len(x)).backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
     # What could not be read is left out before the model is called: 6 and 4 rows.
     "mean-over-what-was-read": (
         f"""{_LINEAR}{_FLAGGED}{_READ}
@@ -136,6 +146,21 @@ model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     optimizer.step()
 """,
         [("norm/local-batch-stats", True), ("loss/local-normalizer", True)],
+    ),
+    # Fixes of one fault that exclude each other are proposed beside the other fault's.
+    "masked-means-of-micro-batches-and-the-first-synced": (
+        f"""{_LINEAR}
+batch = torch.randn(32, 4), torch.arange(32) % 3
+batch[1][[0, 1, 2, 4, 5, 8, 17]] = -100
+{STEP}
+    import contextlib
+    for i, (x_part, y_part) in enumerate(zip(x.chunk(4), y.chunk(4))):
+        local = hasattr(model, "no_sync") and i > 0
+        with model.no_sync() if local else contextlib.nullcontext():
+            ({_MEAN}, ignore_index=-100) / 4).backward()
+    optimizer.step()
+""",
+        [("loss/accum-normalizer", True), ("sync/no-sync-off-by-one", True)],
     ),
     # A checkpointed layer that is called twice does not train without static_graph.
     "no-sync-on-a-graph-that-has-to-be-static": (

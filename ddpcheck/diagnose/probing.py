@@ -1,0 +1,112 @@
+"""The evidence of one run: what the probes say of the reference and of every rank."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.probes.evidence import (
+    RankEvidence,
+    ReferenceEvidence,
+    StepEvidence,
+)
+from ddpcheck.ranks.messages import Job, Outcome
+from ddpcheck.ranks.pool import SOLO
+from ddpcheck.report import Run
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.session import Session
+
+
+def probe(session: Session, spec: RunSpec, run: Run) -> tuple[StepEvidence | None, str]:
+    """Returns the evidence of the run, or None and what ended the probe."""
+    at = _first_wrong_batch(run, spec.steps)
+    # On the CPU wherever the run was: evidence is exact there, and what it proposes is
+    # tried on the run itself.
+    spec = spec.but(device="cpu")
+    reference, failed = _of_reference(session, spec, steps=at + 1)
+    if reference is None:
+        return None, failed
+    spec = spec.but(steps=at + 1)
+    # Indices of the reference's rows may be none of a shard's: with the ranks' own
+    # where they raise, and the run does not.
+    for feeds_indices in (True, False):
+        told = _of_ranks(session, spec, reference, feeds_indices)
+        ranks = [o.value for o in told if isinstance(o.value, RankEvidence)]
+        raised = any(r.failed for r in ranks)
+        if len(ranks) == len(told) and not raised:
+            evidence = StepEvidence(
+                world_size=spec.world_size, reference=reference, ranks=tuple(ranks)
+            )
+            return evidence, ""
+        failed = _why(told)
+        if not raised or any(f.kind == "raised" for f in run.faults):
+            break
+    return None, failed
+
+
+def _of_reference(
+    session: Session, spec: RunSpec, *, steps: int
+) -> tuple[ReferenceEvidence | None, str]:
+    single = session.reference(spec).spec
+    assert single is not None
+    job = Job(
+        function="ddpcheck.diagnose.probes.reference:record",
+        arguments={
+            "ref": session.ref,
+            "spec": single.but(steps=steps),
+            "world_size": spec.world_size,
+        },
+    )
+    outcome = session.pool.run(job, SOLO, timeout_s=session.timeout_s)[0]
+    if isinstance(outcome.value, ReferenceEvidence) and not outcome.value.failed:
+        return outcome.value, ""
+    return None, _why([outcome])
+
+
+def _of_ranks(
+    session: Session,
+    spec: RunSpec,
+    reference: ReferenceEvidence,
+    feeds_indices: bool,  # noqa: FBT001
+) -> list[Outcome]:
+    """Returns what the ranks say of every module and the loss."""
+    job = Job(
+        function="ddpcheck.diagnose.probes.rank:judge",
+        arguments={
+            "ref": session.ref,
+            "spec": spec,
+            "trace": reference.trace,
+            "count_names": tuple(reference.counts),
+            "feeds_indices": feeds_indices,
+        },
+        files=("trace",),
+    )
+    return session.pool.run(
+        job,
+        spec.world_size,
+        timeout_s=session.timeout_s,
+        quiet_looks=session.quiet_looks,
+    )
+
+
+def _first_wrong_batch(run: Run, steps: int) -> int:
+    """Returns the step whose batch shows what is wrong, on the weights of the start.
+
+    That of the first wrong gradients, where all weights and buffers before it are
+    right: such a shard held the counts of the others until then. 0 where a step has
+    none of them.
+    """
+    series = (run.gradients, run.weights, run.buffers)
+    gradients, *state = (q.excess_by_step for q in series)
+    if any(len(excesses) not in (0, steps) for excesses in (gradients, *state)):
+        return 0
+    found = next((i for i, e in enumerate(gradients) if e > 1), 0)
+    is_right = all(e <= 1 for excesses in state for e in excesses[:found])
+    return found if is_right else 0
+
+
+def _why(outcomes: list[Outcome]) -> str:
+    """Returns what ended a probe: the last line of the first that failed."""
+    stacks = [
+        o.raised.stack if o.raised else getattr(o.value, "failed", "") for o in outcomes
+    ]
+    lines = [stack.rstrip().rpartition("\n")[2] for stack in stacks if stack]
+    others = [o.kind for o in outcomes if o.kind != "done"]
+    return (lines or others or [""])[0]
