@@ -101,7 +101,8 @@ class Run:
 class Fix:
     """An intervention, and what the repeated run said about it.
 
-    `verified` is None where no run was made (--no-fix, or nothing to run).
+    `verified` is None where no run was made (--no-fix, or nothing to run), or where the
+    fix of another cause removes this one too: `excess_before` is then at most 1.
     `safe`: one-process training stays what it is.
     """
 

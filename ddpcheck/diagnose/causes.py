@@ -105,8 +105,11 @@ def _changed(excess: float, other: float) -> bool:
 def covered(cause: Cause, others: list[Cause]) -> bool:
     """Returns whether another fix shows all rows to a module around this one's modules.
 
-    Then what is wrong inside goes with it, and was wrong all the same.
+    Then what is wrong inside goes with it, and was wrong all the same. A fix that shows
+    all samples to a rank covers any choice of them.
     """
+    if cause.proposal.stands and cause.proposal.link == "data":
+        return any(is_wide(other.proposal) for other in others)
     mine = _shown(cause)
     return bool(mine) and any(
         all(
@@ -133,6 +136,14 @@ def without_fallback(proposal: Proposal) -> Proposal:
     """Returns the proposal with no wider one to fall back on."""
     other = proposal.fallback
     return replaced(proposal, fallback=None) if other and is_wide(other) else proposal
+
+
+def is_told(proposal: Proposal) -> bool:
+    """Returns whether the proposal ends the search, proven or not.
+
+    What ranks are seen to train on stands too, but its fix shows what else is wrong.
+    """
+    return not can_run(proposal) or (proposal.stands and proposal.link != "data")
 
 
 def can_run(proposal: Proposal) -> bool:

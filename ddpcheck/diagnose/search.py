@@ -18,6 +18,7 @@ from ddpcheck.diagnose.causes import (
     Cause,
     can_run,
     covered,
+    is_told,
     is_wide,
     mended,
     proposed,
@@ -90,15 +91,13 @@ class Search:
                 break
             proposals = proposed(case)
             if causes and before and not mended(causes[-1], before, case, proposals):
+                if causes[-1].proposal.stands:
+                    self.rest = None
+                    break
                 self.refuted.add(causes.pop().proposal.slug)
                 taken, case = taken[:-1], before
                 proposals = proposed(case)
-            known = {t.slug for t in taken}
-            proposals = [p for p in proposals if p.slug not in known | self.refuted]
-            for p in proposals:
-                # With noise that follows the sample there is another loss to judge.
-                if can_run(p) and not (p.speculative or p.noise):
-                    self.firm.setdefault(p.slug, p)
+            proposals = self._open(proposals, taken)
             self.rest = case
             cause = self._choose(case, proposals, taken)
             if cause is None:
@@ -106,13 +105,24 @@ class Search:
             causes.append(cause)
             self.can_fall_back |= any(p.fallback for p in proposals)
             before = case
-            is_told = not can_run(cause.proposal) or cause.proposal.stands
-            if cause.verified or not self.fix or is_told:
+            if cause.verified or not self.fix or is_told(cause.proposal):
                 self.rest = None
                 break
         if len(causes) > 1:
             self._leave_one_out(causes)
         return causes
+
+    def _open(self, proposals: list[Proposal], taken: list[Proposal]) -> list[Proposal]:
+        """Returns the proposals that are neither taken up nor refuted; notes firm ones.
+
+        With noise that follows the sample there is another loss to judge.
+        """
+        known = {t.slug for t in taken} | self.refuted
+        found = [p for p in proposals if p.slug not in known]
+        for p in found:
+            if can_run(p) and not (p.speculative or p.noise):
+                self.firm.setdefault(p.slug, p)
+        return found
 
     def _place(self, proposal: Proposal) -> str | None:
         keys = findings.place_keys(proposal)

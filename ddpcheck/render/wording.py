@@ -202,7 +202,9 @@ def proof(finding: Finding) -> str:
     if fix is None:
         return "no fix is known"
     if fix.verified is None:
-        return "not verified: the fix was not run"
+        is_covered = fix.excess_before is not None and fix.excess_before <= 1
+        why = "another cause's fix removes it too" if is_covered else "it was not run"
+        return f"not verified: {why}"
     told = "verified" if fix.verified else "the fix did not remove it"
     numbers_told = _before_and_after(fix)
     line = f"{told}: {numbers_told}" if numbers_told else told

@@ -63,8 +63,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     numbers.together       what ranks read of a tensor's one number is all ranks' mean
     autograd.averaged      what torch.autograd.grad gives for parameters is averaged
     collectives.off_after_backward  no all_reduce between backward and optimizer step
-    noise.global_draws     generators of the target's own draw for the global batch, and
-                           a rank keeps its rows
+    noise.global_draws:SHAPES  generators of the target's own draw for the global batch,
+                           and a rank keeps its rows; SHAPES are one process's draws
     autograd.mutation      tensors saved for backward survive being written over
     data.strided           rank r takes samples r, r + W, r + 2 W, ...
     data.stride, data.part, data.unpadded  the target's own loaders shard their data
@@ -213,6 +213,7 @@ def around_training(
                 rank=dist.get_rank(),
                 world_size=dist.get_world_size(),
                 samples=lambda: countables.samples(shard_targets()),
+                known=argument(fixes, "noise.global_draws") or "",
             ),
             "collectives.off_after_backward": off_after_backward,
             "collectives.exact": exact.exact,

@@ -13,7 +13,7 @@ seeded alike everywhere.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,11 +36,12 @@ class NoiseMismatchError(RuntimeError):
 
 
 class DrawCounter(private.DispatchMode):
-    """Counts random operations, `own_count` those of the target's own generators."""
+    """Counts random operations; has the shapes of those with an explicit generator."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count = self.own_count = 0
+        self.count = 0
+        self.own: list[tuple[int, ...]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -49,7 +50,8 @@ class DrawCounter(private.DispatchMode):
         del types
         if _RANDOM in func.tags:
             self.count += 1
-            self.own_count += is_own_draw(func, args, kwargs or {})
+            if is_own_draw(func, args, kwargs or {}):
+                self.own.append(_result_shape(func, args))
         return func(*args, **(kwargs or {}))
 
 
@@ -136,7 +138,7 @@ class SampleNoise(private.DispatchMode):
             message = f"a draw of shape {shape} where the reference draws {whole}"
             raise NoiseMismatchError(message)
         first = self.start * whole[dim] // self.total
-        wide = _widen(args, shape, whole, dim, first)
+        wide = _widen(func, args, shape, whole, dim, first)
         drawn = func(*wide, **kwargs)
         mine = _narrow(drawn, dim, first, shape[dim])
         target = args[0] if args and isinstance(args[0], Tensor) else None
@@ -165,14 +167,21 @@ class SampleNoise(private.DispatchMode):
 class GlobalDraws(SampleNoise):
     """Draws of generators of the target's own: for the whole batch, this shard's rows.
 
-    What one process draws with that generator. Shards of equal size only.
+    What one process draws with that generator. Shards of equal size only. A draw of a
+    shape that one process draws too, and not one for more samples, is of none.
+
+    Args:
+        rank, world_size: of this process.
+        samples: gives the number of samples of this rank.
+        known: the shapes that one process draws, "8x3,16"; "" for unknown.
     """
 
     def __init__(
-        self, *, rank: int, world_size: int, samples: Callable[[], int]
+        self, *, rank: int, world_size: int, samples: Callable[[], int], known: str = ""
     ) -> None:
         super().__init__(seed=0, step=0, shapes=None, start=0, size=1, total=1)
         self.rank, self.world_size, self.samples = rank, world_size, samples
+        self.known = known.split(",")
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -191,6 +200,11 @@ class GlobalDraws(SampleNoise):
             return drawn.narrow(0, self.rank * shape[0], shape[0]).clone()
         return self._draw(func, args, kwargs, shape, self._guessed(shape))
 
+    def _guessed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        whole = super()._guessed(shape)
+        is_of_none = _written(shape) in self.known
+        return shape if is_of_none and _written(whole) not in self.known else whole
+
     def _of_all_ranks(self, mine: Tensor) -> Tensor:
         """Returns the rows of all ranks: how much is drawn depends on the values."""
         parts = [torch.empty_like(mine).contiguous() for _ in range(self.world_size)]
@@ -200,6 +214,19 @@ class GlobalDraws(SampleNoise):
 
 # They draw as many numbers for an element as its value takes.
 _OF_DATA = ("binomial", "poisson")
+
+
+GLOBAL_DRAWS = "noise.global_draws"
+
+
+def global_draws(shapes: Iterable[tuple[int, ...]]) -> str:
+    """Returns the fix that draws as one process does, which draws these shapes."""
+    return f"{GLOBAL_DRAWS}:{','.join(dict.fromkeys(map(_written, shapes)))}"
+
+
+def _written(shape: tuple[int, ...]) -> str:
+    """Returns "8x3" for (8, 3)."""
+    return "x".join(map(str, shape))
 
 
 def is_own_draw(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -246,13 +273,19 @@ def bound(noise: SampleNoise | None) -> Iterator[None]:
 
 def _result_shape(func: Any, args: Any) -> tuple[int, ...]:
     first = args[0] if args else ()
+    if _is_of_one_row(func, args):
+        return (int(args[1]),)
     if isinstance(first, Tensor):
         return tuple(first.shape)
     for arg in args:  # rand(size), randint(high, size), randint(low, high, size)
         if isinstance(arg, list | tuple):
             return tuple(int(n) for n in arg)
-    del func
     return (int(first),) if isinstance(first, int) else ()
+
+
+def _is_of_one_row(func: Any, args: Any) -> bool:
+    """Returns whether so many indices are drawn by one row of weights."""
+    return _name(func) == "multinomial" and args[0].dim() == 1
 
 
 def _batch_dim(shape: tuple[int, ...], whole: tuple[int, ...]) -> int | None:
@@ -264,9 +297,16 @@ def _batch_dim(shape: tuple[int, ...], whole: tuple[int, ...]) -> int | None:
 
 
 def _widen(
-    args: Any, shape: tuple[int, ...], whole: tuple[int, ...], dim: int, first: int
+    func: Any,
+    args: Any,
+    shape: tuple[int, ...],
+    whole: tuple[int, ...],
+    dim: int,
+    first: int,
 ) -> list[Any]:
     """Returns the arguments for the whole batch, this shard's rows in their place."""
+    if _is_of_one_row(func, args):
+        return [args[0], *whole, *args[2:]]
     wide: list[Any] = []
     for arg in args:
         if isinstance(arg, Tensor) and tuple(arg.shape) == shape:

@@ -21,6 +21,18 @@ def train_on(model, optimizer, x, y):
     optimizer.step()
 """
 
+_MEMORY = (
+    _DATA
+    + """
+class Memory:
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(5)
+        self.rows = torch.randn(48, 4, generator=self.generator, dtype=torch.float64)
+        self.sums = self.rows.sum(1, keepdim=True)
+        self.weights = torch.rand(48, generator=self.generator) + 0.1
+"""
+)
+
 _UNEVEN = """
 model = nn.Linear(4, 1)
 sizes = torch.tensor([1, 1, 1, 1, 2, 2, 2, 2])
@@ -56,6 +68,33 @@ def train_step(model, optimizer, batch):
     train_on(model, optimizer, *data[order[rank()::world()].tolist()])
 """,
         [("data/shard-overlap", True)],
+    ),
+    # The memory itself is drawn with a generator too, of no sample each.
+    "memory-with-one-seed-on-all-ranks": (
+        _MEMORY
+        + """
+def train_step(model, optimizer, batch):
+    memory = Memory()
+    index = torch.randint(0, 48, (2 * len(batch[0]),), generator=memory.generator)
+    train_on(model, optimizer, memory.rows[index], memory.sums[index])
+""",
+        [("data/shard-overlap", True)],
+    ),
+    # Chosen by weight, which are divided by the largest of a shard's as well.
+    "memory-by-weight-and-the-largest-of-a-shard": (
+        _MEMORY
+        + """
+def train_step(model, optimizer, batch):
+    memory = Memory()
+    index = torch.multinomial(memory.weights, len(batch[0]), generator=memory.generator)
+    weights = memory.weights[index] / memory.weights[index].max()
+    off = (model(memory.rows[index]) - memory.sums[index]).square().squeeze(1)
+    optimizer.zero_grad()
+    (weights * off).mean().backward()
+    optimizer.step()
+""",
+        # The fix of the second shows all samples to every rank.
+        [("data/shard-overlap", None), ("loss/batch-coupled", True)],
     ),
     # Nothing that is shuffled, and nothing that a loader gives: told by the samples.
     "batch-of-the-first-rank-on-all": (

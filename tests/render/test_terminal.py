@@ -260,7 +260,7 @@ def test_text_of_a_fix_without_a_run_says_not_verified() -> None:
         sample.divergent(), findings=(replace(finding, fix=fix, controls=()),)
     )
     text = terminal.to_text(report, color=False, width=80)
-    assert "  proof  not verified: the fix was not run\n" in text
+    assert "  proof  not verified: it was not run\n" in text
 
 
 def test_text_cuts_warnings_and_what_was_not_compared_at_three() -> None:

@@ -59,7 +59,12 @@ def test_verdict_line_of_a_divergence_seen_without_comparing_says_so() -> None:
     ("fix", "controls", "text"),
     [
         (None, (), "no fix is known"),
-        (Fix(text="x"), (1e3,), "not verified: the fix was not run"),
+        (Fix(text="x"), (1e3,), "not verified: it was not run"),
+        (
+            Fix(text="x", excess_before=0.3),
+            (),
+            "not verified: another cause's fix removes it too",
+        ),
         (Fix(text="x", verified=True), (), "verified"),
         (
             Fix(text="x", verified=True, excess_before=4e13, excess_after=0.02),
@@ -86,7 +91,15 @@ def test_verdict_line_of_a_divergence_seen_without_comparing_says_so() -> None:
             ),
         ),
     ],
-    ids=["no-fix", "not-run", "no-numbers", "verified", "refuted", "two-remove-it"],
+    ids=[
+        "no-fix",
+        "not-run",
+        "covered",
+        "no-numbers",
+        "verified",
+        "refuted",
+        "two-remove-it",
+    ],
 )
 def test_proof(fix: Fix | None, controls: tuple[float, ...], text: str) -> None:
     found = tuple(

@@ -52,6 +52,9 @@ LAYERS: dict[str, Layer] = {
     "mixed": mixed,
     "normal": normal,
     "multinomial": lambda x: x * torch.multinomial(x.abs() + 1, 2)[:, :1],
+    "multinomial of one row": lambda x: (
+        x + torch.multinomial(torch.arange(9) + 1.0, len(x)).unsqueeze(1)
+    ),
 }
 
 
@@ -142,6 +145,16 @@ def test_counter_counts_random_operations_only() -> None:
         torch.randn(2)
         torch.ones(2).add(1)
     assert counter.count == 2
+
+
+def test_counter_has_the_shapes_of_what_own_generators_draw() -> None:
+    generator = torch.Generator()
+    with DrawCounter() as counter:
+        torch.randn(5)
+        torch.randn(2, 3, generator=generator)
+        torch.multinomial(torch.ones(9), 4, generator=generator)
+        torch.randperm(6, generator=generator)
+    assert counter.own == [(2, 3), (4,)]
 
 
 def test_bound_without_noise_draws_as_ever() -> None:

@@ -203,7 +203,8 @@ class ReferenceEvidence:
     laid_outputs: tuple[str, ...] = ()
     direct_is_output: bool = False  # it uses them through such outputs alone
     used: tuple[str, ...] = ()  # parameters that the model's outputs depend on
-    own_draws: int = 0  # random draws with a generator of the target's own
+    # Shapes drawn with generators of the target's own.
+    own_draws: tuple[tuple[int, ...], ...] = ()
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch
     failed: str | None = None
 

@@ -101,7 +101,7 @@ class _Probe:
         self.writer.add("direct", 0, direct.items())
         whole = tuple(sorted(self._paths(self.whole) - self._paths(self._own_cuts())))
         direct_is_output = bool(direct) and self._is_used_through_outputs()
-        own_draws = self.draws.own_count
+        own_draws = tuple(self.draws.own)
         couplings = self._measure_couplings(grads)
         is_written = self._write_doubled(grads)
         # The outputs tell as well where a step does nothing but make gradients.

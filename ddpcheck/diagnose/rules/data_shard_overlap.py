@@ -49,6 +49,7 @@ from __future__ import annotations
 from ddpcheck.diagnose import rows
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.noise import global_draws
 
 SLUG = "data/shard-overlap"
 LINK = "data"
@@ -86,6 +87,28 @@ def detect(case: Case) -> Proposal | None:
             code="",
             fixes=("data.alone",),
         )
+    return _drawn(case, proposal) or _loaded(moment, proposal)
+
+
+def _drawn(case: Case, proposal: Proposal) -> Proposal | None:
+    """Returns the proposal for a step that draws its samples, without a loader.
+
+    Samples that no other rank has may be the rank's own with noise that is drawn.
+    """
+    draws = case.step.reference.own_draws if case.step else ()
+    if not (draws and proposal.stands) or case.facts["shuffles"] or case.facts["loads"]:
+        return None
+    return replaced(
+        proposal,
+        fix="draw for the global batch, and keep the rank's part",
+        code="indices = torch.randint(size, (world * n,), generator=g)\n"
+        "indices = indices[rank * n : (rank + 1) * n]",
+        fixes=(global_draws(draws),),
+    )
+
+
+def _loaded(moment: rows.Moment, proposal: Proposal) -> Proposal:
+    """Returns the proposal with the fix that shards what a loader gives."""
     sharding = _sharding(moment)
     if not sharding:
         return proposal

@@ -43,16 +43,17 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.rules.rng_stochastic_layer import same_stream
+from ddpcheck.run.fix_names import argument
+from ddpcheck.run.noise import GLOBAL_DRAWS, global_draws
 
 SLUG = "rng/same-stream-all-ranks"
 LINK = "forward"
-_GLOBAL_DRAWS = "noise.global_draws"
 
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where draws happen and all generators are in the same state."""
     if case.step is not None and case.step.reference.own_draws:
-        if _GLOBAL_DRAWS in case.outcome.spec.fixes:
+        if argument(case.outcome.spec.fixes, GLOBAL_DRAWS) is not None:
             return None
         return _by_own_generator(case, case.step.reference.own_draws)
     if not case.facts["draws"] or case.run.noise == "sample" or not same_stream(case):
@@ -74,14 +75,14 @@ def detect(case: Case) -> Proposal | None:
     )
 
 
-def _by_own_generator(case: Case, draws: int) -> Proposal:
+def _by_own_generator(case: Case, draws: tuple[tuple[int, ...], ...]) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="all ranks draw the same random numbers for different samples: the "
         "target's own generator is seeded alike on every rank",
         facts=(
-            f"{draws} random draws in the first step of one process use a generator of "
+            f"{len(draws)} random draws in the first step of one process use a generator of "
             "the target's own",
             f"with the numbers that one process draws for the rows of each of the "
             f"{case.world_size} ranks, they train as one process does",
@@ -89,6 +90,6 @@ def _by_own_generator(case: Case, draws: int) -> Proposal:
         fix="seed the generator by rank; for the same noise as in one process draw for "
         "the global batch and keep the rank's rows",
         code="generator.manual_seed(seed + dist.get_rank())",
-        fixes=(_GLOBAL_DRAWS,),
+        fixes=(global_draws(draws),),
         speculative=True,
     )
