@@ -13,7 +13,7 @@ seeded alike everywhere.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from ddpcheck import tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import private
+from ddpcheck.run.fix_names import shape_name
 from ddpcheck.run.isolation import seed_torch
 
 _RANDOM = torch.Tag.nondeterministic_seeded
@@ -202,8 +203,8 @@ class GlobalDraws(SampleNoise):
 
     def _guessed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         whole = super()._guessed(shape)
-        is_of_none = _written(shape) in self.known
-        return shape if is_of_none and _written(whole) not in self.known else whole
+        is_of_none = shape_name(shape) in self.known
+        return shape if is_of_none and shape_name(whole) not in self.known else whole
 
     def _of_all_ranks(self, mine: Tensor) -> Tensor:
         """Returns the rows of all ranks: how much is drawn depends on the values."""
@@ -214,19 +215,6 @@ class GlobalDraws(SampleNoise):
 
 # They draw as many numbers for an element as its value takes.
 _OF_DATA = ("binomial", "poisson")
-
-
-GLOBAL_DRAWS = "noise.global_draws"
-
-
-def global_draws(shapes: Iterable[tuple[int, ...]]) -> str:
-    """Returns the fix that draws as one process does, which draws these shapes."""
-    return f"{GLOBAL_DRAWS}:{','.join(dict.fromkeys(map(_written, shapes)))}"
-
-
-def _written(shape: tuple[int, ...]) -> str:
-    """Returns "8x3" for (8, 3)."""
-    return "x".join(map(str, shape))
 
 
 def is_own_draw(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
