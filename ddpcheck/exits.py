@@ -119,7 +119,11 @@ def _annotate(text: str) -> None:
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Turns the first signal that asks to end into an exception; ignores more."""
+    """Turns the first signal that asks to end into an exception; ignores more.
+
+    Until the process is gone: an impatient second Ctrl-C must not change its exit code
+    while Python shuts down.
+    """
     numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
 
     def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
@@ -131,8 +135,11 @@ def _signals_raise() -> Iterator[None]:
     for number in numbers:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup stays nohup
             before[number] = signal.signal(number, handle)
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as restored:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            restored.callback(signal.signal, number, handler)
+        try:
+            yield
+        except SignalError:
+            restored.pop_all()
+            raise

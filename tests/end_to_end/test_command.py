@@ -146,6 +146,23 @@ def test_signal_ends_everything(
     terminal.assert_clean(command)
 
 
+def test_second_ctrl_c_while_python_shuts_down_changes_no_exit_code() -> None:
+    source = (
+        "import atexit, signal, sys\n"
+        "from ddpcheck import exits\n"
+        "atexit.register(signal.raise_signal, signal.SIGINT)\n"
+        "sys.exit(exits.guarded(lambda: signal.raise_signal(signal.SIGINT)))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", source],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (130, "ddpcheck: interrupted\n")
+
+
 def test_kill_leaves_nothing_and_no_half_report(terminal: Terminal) -> None:
     mark = terminal.folder / "mark"
     source = target(
