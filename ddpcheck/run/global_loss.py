@@ -41,13 +41,16 @@ def global_loss(
     """
     names, direct, paths = (part.split(",") for part in f"{what}||".split("|", 3)[:3])
     if names == [""]:
-        _gather_rows(model, shard, _layouts(filter(None, paths)))
+        gathering = _Gathering(shard, _layouts(filter(None, paths)))
+        # A step may call what is inside the wrapper, too.
+        for each in dict.fromkeys((model, bare)):
+            gathering.attach(each)
         return model
     for name in filter(None, direct):
         # Used in the loss itself, which now is the whole loss on every rank.
         bare.get_parameter(name).register_hook(lambda g: g / dist.get_world_size())
     for name in names:
-        _gather_rows(bare.get_submodule(name), shard, {})
+        _Gathering(shard, {}).attach(bare.get_submodule(name))
     return model
 
 
@@ -60,23 +63,35 @@ def _layouts(paths: Iterable[str]) -> dict[str, Layout]:
     return found
 
 
-def _gather_rows(
-    module: nn.Module, shard: tuple[int, int], layouts: Mapping[str, Layout]
-) -> None:
-    """Global batch in, this rank's rows through the module, all rows out.
+class _Gathering:
+    """Global batch in, this rank's rows through a module, all rows out.
 
     By hooks: training code may take the wrapper off, and look for attributes below it.
+    A call within another one passes.
     """
-    rows = [shard[1]]  # of the call that began last
 
-    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        local, rows[0] = _local_rows((args, kwargs), shard)
+    def __init__(self, shard: tuple[int, int], layouts: Mapping[str, Layout]) -> None:
+        self._shard, self._layouts = shard, layouts
+        self._depth = 0
+        self._rows = shard[1]  # of the call that is running
+
+    def attach(self, module: nn.Module) -> None:
+        """Gathers what the module returns."""
+        module.register_forward_pre_hook(self._enter, with_kwargs=True)
+        module.register_forward_hook(self._leave, always_call=True)
+
+    def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        self._depth += 1
+        if self._depth > 1:
+            return None
+        local, self._rows = _local_rows((args, kwargs), self._shard)
         return local
 
-    module.register_forward_pre_hook(before, with_kwargs=True)
-    module.register_forward_hook(
-        lambda _, __, out: _gather_output(out, rows[0], layouts)
-    )
+    def _leave(self, _: nn.Module, __: Any, output: Any) -> Any:
+        self._depth -= 1
+        if self._depth or output is None:
+            return None
+        return _gather_output(output, self._rows, self._layouts)
 
 
 def _local_rows(value: Any, shard: tuple[int, int]) -> tuple[Any, int]:

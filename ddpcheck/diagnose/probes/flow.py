@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+
+from ddpcheck.diagnose.probes.teacher import module_of
 
 _SHAPES = ("Clone", "Alias", "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze")
 _MAX_NODES = 5000  # of autograd's graph between two cuts; a module's own code
@@ -61,6 +63,22 @@ class Flow:
             found |= self.reached.get(key, set())
             open_keys += self.sources.get(key, ())
         return found
+
+    def frontier(self, keys: Iterable[str]) -> tuple[str, ...]:
+        """Returns the modules behind which the loss lies, by keys it has gradients at.
+
+        The model's own outputs stand for the modules they come from where the loss
+        also begins at some inside: both cannot be gathered.
+        """
+        used = list(keys)
+        inner = [k for k in used if module_of(k)]
+        if inner and len(inner) < len(used):
+            used = [
+                s
+                for k in used
+                for s in ([k] if module_of(k) else sorted(self.sources.get(k, ())))
+            ]
+        return tuple(dict.fromkeys(module_of(k) for k in used))
 
     def on_the_way(self) -> set[str]:
         """Returns the keys whose values another output is computed from.

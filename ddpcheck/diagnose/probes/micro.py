@@ -18,6 +18,7 @@ from ddpcheck import tree
 from ddpcheck.diagnose.probes.evidence import Micro
 from ddpcheck.diagnose.probes.teacher import key_of, tensors_of
 from ddpcheck.run import countables
+from ddpcheck.trace import Reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +173,34 @@ def sample_dim(shape: tuple[int, ...], size: int) -> int | None:
     exact = [d for d, n in enumerate(shape) if n == size]
     several = [d for d, n in enumerate(shape) if n and size and n % size == 0]
     return next(iter(exact or several), None)
+
+
+def recorded(
+    reader: Reader,
+    windows: Windows,
+    quantity: str,
+    key: str,
+    mine: tuple[int, ...],
+    rows: int,
+) -> Tensor | None:
+    """Returns a tensor of the reference's trace, its micro-batches put together.
+
+    Args:
+        reader: of the trace.
+        windows: the reference's micro-batches.
+        quantity: of the tensor.
+        key: of the tensor.
+        mine: shape of a rank's tensor that a part of it is wanted for.
+        rows: samples of the rank's tensor.
+    """
+    parts = [
+        reader.get(quantity, number, key)
+        for number in range(windows.count)
+        if key in reader.names(quantity, number)
+    ]
+    if windows.count == 1 or not parts:
+        return parts[0] if parts else None
+    return whole(parts, windows.sizes, mine, rows)
 
 
 def whole(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ddpcheck import tree
 from ddpcheck.diagnose.probes import gradients, micro, modules, span, training
+from ddpcheck.diagnose.probes.attached import Attached
 from ddpcheck.diagnose.probes.evidence import ModuleCall, RankEvidence
 from ddpcheck.diagnose.probes.group import with_what_others_say
 from ddpcheck.diagnose.probes.kept import Kept
@@ -101,6 +103,7 @@ class _Probe:
         self.leaves: list[Leaf] = []
         self.cuts = set(reader.index.facts["cuts"])
         self.inside: set[str] = reader.index.facts["on_the_way"]
+        self.attached = Attached() if reader.index.facts["attached"] else None
         self.trained_cuts = self.cuts & reader.index.facts["trained"]
         self.windows: micro.Windows = reader.index.facts["windows"]
         self.hooks = Hooks(calls_per_micro=self.windows.calls)
@@ -174,6 +177,7 @@ class _Probe:
                     lambda: model,
                 ),
                 bound_noise(spec, size, start, rows),
+                self.attached.noting() if self.attached else nullcontext(),
             ):
                 done = training.step(self.target, spec, wrapped, shard)
         finally:
@@ -281,7 +285,9 @@ class _Probe:
             self.leaves.append(
                 Leaf(key=key, module=name, micro=number, tensor=leaf, rows=rows)
             )
-            return leaf.clone()
+            return (
+                self.attached.through(actual, leaf) if self.attached else leaf.clone()
+            )
 
         new = tree.replace(output, take)
         keeps = keeps_shape(self.calls[f"{name}#{call}"], output)
@@ -372,27 +378,14 @@ class _Probe:
         return judged
 
     def _recorded(self, quantity: str, key: str, actual: Tensor) -> Tensor | None:
-        return self._put_together(quantity, key, actual, self.cursor.rows[1])
+        shape, rows = tuple(actual.shape), self.cursor.rows[1]
+        return micro.recorded(self.reader, self.windows, quantity, key, shape, rows)
 
     def _recorded_at(self, quantity: str, leaf: Leaf) -> Tensor | None:
-        rows = self.cursor.rows_in(leaf.micro)
-        return self._put_together(quantity, leaf.key, leaf.tensor, rows)
-
-    def _put_together(
-        self, quantity: str, key: str, actual: Tensor, rows: int
-    ) -> Tensor | None:
-        """Returns the reference's tensor, the whole of its micro-batches.
-
-        `actual` is the rank's, of so many samples.
-        """
-        parts = [
-            self.reader.get(quantity, number, key)
-            for number in range(self.windows.count)
-            if key in self.reader.names(quantity, number)
-        ]
-        if self.windows.count == 1 or not parts:
-            return parts[0] if parts else None
-        return micro.whole(parts, self.windows.sizes, tuple(actual.shape), rows)
+        shape, rows = tuple(leaf.tensor.shape), self.cursor.rows_in(leaf.micro)
+        return micro.recorded(
+            self.reader, self.windows, quantity, leaf.key, shape, rows
+        )
 
     def _missing(self, hooks: Hooks) -> tuple[str, ...]:
         """Returns the module calls of the reference that this rank did not make."""

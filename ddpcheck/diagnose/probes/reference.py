@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from ddpcheck import tree
 from ddpcheck.diagnose.probes import coupling, doubled, micro, order, training
+from ddpcheck.diagnose.probes.attached import Attached
 from ddpcheck.diagnose.probes.coupling import Grads, Perturb
 from ddpcheck.diagnose.probes.evidence import Couplings, ReferenceEvidence
 from ddpcheck.diagnose.probes.flow import Flow
@@ -24,6 +26,7 @@ from ddpcheck.diagnose.probes.teacher import (
     hooked,
     is_cut,
     key_of,
+    module_of,
     num_blocks,
     part,
     restore,
@@ -84,6 +87,7 @@ class _Probe:
         self.values: dict[tuple[int, str], Tensor] = {}
         self.whole: set[str] = set()  # keys of model outputs without samples
         self.flow = Flow()
+        self.attached: Attached | None = None
         self.draws = DrawCounter()
         self.after_backward = 1.0
         self.shortcut = Shortcut()
@@ -94,7 +98,7 @@ class _Probe:
         self.dims = self._shard_shapes()
         grads, loss, direct = self._first_pass()
         self.shortcut.look_at(hooked(self.model), grads)
-        behind = self.flow.behind(lambda key: not _module(key))
+        behind = self.flow.behind(lambda key: not module_of(key))
         used = tuple(n for n, p in self.model.named_parameters() if id(p) in behind)
         for (number, key), grad in grads.items():
             self.writer.add("cut", number, [(key, grad)])
@@ -113,6 +117,7 @@ class _Probe:
             "trained": self.flow.trained,
             "windows": self.windows,
             "on_the_way": self.flow.on_the_way(),
+            "attached": self.attached is not None,
         }
         self.writer.close()
         targets = countables.targets_of(self.target, self.batch)
@@ -124,7 +129,9 @@ class _Probe:
             couplings=couplings,
             doubled=factor,
             counts={n: countables.count(n, targets) for n in names},
-            frontier=self._frontier(k for (_, k), g in grads.items() if g is not None),
+            frontier=self.flow.frontier(
+                k for (_, k), g in grads.items() if g is not None
+            ),
             micros=micro.described(self.windows.sizes, 0, targets, names),
             direct=tuple(direct),
             whole_outputs=whole,
@@ -133,22 +140,6 @@ class _Probe:
             used=used,
             own_draws=own_draws,
         )
-
-    def _frontier(self, keys: Iterable[str]) -> tuple[str, ...]:
-        """Returns the modules behind which the loss lies.
-
-        The model's own outputs stand for the modules they come from where the loss
-        also begins at some inside: both cannot be gathered.
-        """
-        used = list(keys)
-        inner = [k for k in used if _module(k)]
-        if inner and len(inner) < len(used):
-            used = [
-                s
-                for k in used
-                for s in ([k] if _module(k) else sorted(self.flow.sources.get(k, ())))
-            ]
-        return tuple(dict.fromkeys(_module(k) for k in used))
 
     def _step(self, batch: Any, hooks: Hooks) -> training.Done:
         self._begin()
@@ -165,7 +156,10 @@ class _Probe:
         def targets() -> Any:
             return countables.targets_of(self.target, batch)
 
-        with fixes.around_training(self.spec.fixes, targets, lambda: self.model):
+        with (
+            fixes.around_training(self.spec.fixes, targets, lambda: self.model),
+            self.attached.noting() if self.attached else contextlib.nullcontext(),
+        ):
             return training.step(self.target, self.spec, self.model, batch)
 
     def _begin(self) -> None:
@@ -227,15 +221,21 @@ class _Probe:
         """Cuts behind every module, or behind the model alone.
 
         A model whose forward differentiates itself (a force is the slope of an energy)
-        would find its own graph cut.
+        would find its own graph cut; so would a step that does, if not attached.
         """
-        try:
+        with contextlib.suppress(RuntimeError):
             return self._cut_pass(self.batch, write=True)
-        except RuntimeError:
-            self.dims = {k: shape for k, shape in self.dims.items() if not _module(k)}
-            self.values.clear()
-            self.flow = Flow()
+        self._cut_outputs_alone()
+        with contextlib.suppress(RuntimeError):
             return self._cut_pass(self.batch, write=True)
+        self._cut_outputs_alone()
+        self.attached = Attached()
+        return self._cut_pass(self.batch, write=True)
+
+    def _cut_outputs_alone(self) -> None:
+        self.dims = {k: shape for k, shape in self.dims.items() if not module_of(k)}
+        self.values.clear()
+        self.flow = Flow()
 
     def _cut_pass(
         self,
@@ -280,7 +280,9 @@ class _Probe:
                     value = self.values[place] = t.detach().clone()
                 leaves[place] = value.requires_grad_()
                 self.flow.leaf(key, value)
-                return leaves[place].clone()
+                return (
+                    self.attached.through(t, value) if self.attached else value.clone()
+                )
 
             made = tree.replace(output, cut)
             self.shortcut.note((hooks.micro, name, call), output, self.values)
@@ -299,6 +301,8 @@ class _Probe:
 
     def _direct(self) -> dict[str, Tensor | None]:
         """Returns the gradients that reach parameters past all cuts."""
+        if self.attached:
+            return {}  # all reach them
         return {
             n: p.grad
             for n, p in self.model.named_parameters()
@@ -391,7 +395,3 @@ class _Probe:
             for n, p in self.model.named_parameters()
             if p.grad is not None
         }
-
-
-def _module(key: str) -> str:
-    return key.rpartition("#")[0]

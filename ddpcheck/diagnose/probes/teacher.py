@@ -110,6 +110,11 @@ def key_of(name: str, call: int, path: str) -> str:
     return f"{name}#{call}/{path}"
 
 
+def module_of(key: str) -> str:
+    """Returns the module of a key, "" for the model itself."""
+    return key.rpartition("#")[0]
+
+
 def is_cut(tensor: Tensor) -> bool:
     """Returns whether an output tensor can be a leaf: floating point, with samples."""
     return tensor.dim() > 0 and tensor.is_floating_point()

@@ -18,6 +18,7 @@ from tests.diagnose.bugs import (
     order,
     outside,
     reduction,
+    slopes,
     statistics,
 )
 
@@ -40,6 +41,7 @@ BUGS = {
     **order.BUGS,
     **micro.BUGS,
     **outside.BUGS,
+    **slopes.BUGS,
     **statistics.BUGS,
     **collectives.BUGS,
     **reduction.BUGS,

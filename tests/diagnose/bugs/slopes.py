@@ -1,0 +1,64 @@
+"""Bugs in steps that ask torch.autograd.grad for slopes through the model."""
+
+from __future__ import annotations
+
+from tests.diagnose.bugs.step import STEP
+
+_NET = "model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))\n"
+_SLOPE = "torch.autograd.grad(output.sum(), x, create_graph=True)[0]"
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Scores of real and fake against each other's mean; the penalty is of a call that
+    # DDP does not see.
+    "relative-scores-and-a-penalty-that-bypasses-ddp": (
+        """
+class Critic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    def forward(self, *signals):
+        return self.net(torch.cat(signals)).chunk(len(signals))
+model = Critic()
+batch = torch.randn(8, 4) + torch.arange(8)[:, None] / 4, torch.randn(8, 4)
+"""
+        + STEP
+        + """
+    real, fake = model(x, y)
+    each = nn.functional.softplus(fake - real.mean())
+    (each + nn.functional.softplus(fake.mean() - real)).mean().backward()
+    between = (0.3 * x + 0.7 * y).requires_grad_()
+    scores = getattr(model, "module", model)(between)[0]
+    (slope,) = torch.autograd.grad(scores.sum(), between, create_graph=True)
+    (slope.norm(dim=1) - 1).square().mean().backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True), ("ddp/multi-backward", True)],
+    ),
+    "masked-mean-and-a-slope-of-the-inputs": (
+        _NET
+        + "batch[1][:3] = -100\n"
+        + STEP
+        + f"""
+    x = x.requires_grad_()
+    output = model(x)
+    slope = {_SLOPE}
+    value = nn.functional.cross_entropy(output, y)
+    (value + 0.1 * slope.square().sum(1).mean()).backward()
+    optimizer.step()
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    "summed-loss-and-a-slope-of-the-inputs": (
+        _NET
+        + STEP
+        + f"""
+    x = x.requires_grad_()
+    output = model(x)
+    slope = {_SLOPE}
+    value = nn.functional.cross_entropy(output, y, reduction="sum")
+    (value + 0.1 * slope.square().sum()).backward()
+    optimizer.step()
+""",
+        [("loss/sum-reduction", True)],
+    ),
+}
