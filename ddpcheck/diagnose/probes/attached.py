@@ -38,12 +38,15 @@ class Attached:
     def through(self, output: Tensor, leaf: Tensor) -> Tensor:
         """Returns the leaf's values in the graph of an output.
 
+        What no operation computed is returned as it is: inputs that a model hands on
+        are what its other outputs are differentiated by.
+
         Args:
             output: what a module computed.
             leaf: of the same shape; its `grad` will be what backward sends here.
         """
-        if not output.requires_grad:
-            return leaf.clone()
+        if output.grad_fn is None:
+            return output
         seated: Tensor = _Seated.apply(output, leaf.detach())  # type: ignore[no-untyped-call]
 
         def note(grad: Tensor) -> None:

@@ -48,6 +48,27 @@ batch = torch.randn(8, 4) + torch.arange(8)[:, None] / 4, torch.randn(8, 4)
 """,
         [("loss/local-normalizer", True)],
     ),
+    # A force is the slope of an energy by positions, which the model hands on. No
+    # gradient at an output tells of it.
+    "masked-forces-of-a-loss-that-makes-them": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    def forward(self, x):
+        x = x.requires_grad_()
+        return self.net(x), x
+model = Net()
+batch = torch.randn(8, 4), torch.arange(8) < 3
+def loss(output, known):
+    energy, x = output
+    (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+    wrong = (force - 1).square().sum(1) * known
+    return energy.square().mean() + wrong.sum() / known.sum().clamp(min=1)
+""",
+        [("unknown", None)],
+    ),
     "summed-loss-and-a-slope-of-the-inputs": (
         _NET
         + STEP
