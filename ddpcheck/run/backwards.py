@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+_MAX_NODES = 20_000  # of autograd's graph: a large one has parameters early on
 
 
 @contextlib.contextmanager
@@ -76,3 +78,27 @@ def _start(output: Tensor, grad: Tensor | None, factor: float) -> Tensor | None:
         return grad * factor
     # Without a gradient several elements are an error, as they are without a factor.
     return torch.full_like(output, factor) if output.numel() == 1 else None
+
+
+def trains(tensors: Any) -> bool:
+    """Returns whether a backward from here may reach parameters.
+
+    It does not where all leaves of the graph are seen, and are none: what a step cut
+    off from the model, to go on with its gradient by itself.
+    """
+    roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    open_nodes = [t.grad_fn for t in roots if isinstance(t, Tensor)]
+    seen: set[Any] = set()
+    has_leaves = False
+    while open_nodes and len(seen) < _MAX_NODES:
+        node = open_nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        is_recomputed = type(node).__name__.startswith("CheckpointFunction")
+        if isinstance(leaf, nn.Parameter) or is_recomputed:
+            return True
+        has_leaves |= leaf is not None
+        open_nodes += [following for following, _ in node.next_functions]
+    return bool(open_nodes) or not has_leaves

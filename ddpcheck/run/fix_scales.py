@@ -56,10 +56,12 @@ def enter(
 def _scaled_backward(
     factor: Callable[[], float],
 ) -> contextlib.AbstractContextManager[None]:
-    """Starts every outermost backward from `factor()` instead of 1."""
+    """Starts every outermost backward that trains from `factor()` instead of 1."""
 
-    def run(backward: Any, *args: Any, **kwargs: Any) -> None:
-        backwards.multiplied(backward, factor())(*args, **kwargs)
+    def run(backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if backwards.trains(tensors):
+            backward = backwards.multiplied(backward, factor())
+        backward(tensors, *args, **kwargs)
 
     return backwards.outermost(run)
 

@@ -32,6 +32,7 @@ Change = Callable[[Tensor, Tensor, int, str], Tensor]
 _NUDGE = 0.05  # of an output's own spread
 _LITTLE = 1e-4  # of a nudge
 _NOTHING = 1e-9  # of the largest change
+_CLEAR = 0.01  # of a change: more is not by one factor
 
 
 def measure(
@@ -66,6 +67,13 @@ class _Part:
     def rows(self, size: int, blocks: int = 1) -> Tensor:
         """Returns whether each row is changed; a bool tensor (size,)."""
         return self.choose(size // blocks, self.shards).repeat(blocks)
+
+    def in_turn(self, leaf: Tensor) -> Tensor:
+        """Returns the samples with each of these in the place of the next one."""
+        rows = self.rows(len(leaf)).nonzero().flatten()
+        order = torch.arange(len(leaf))
+        order[rows] = rows.roll(1)
+        return leaf[order]
 
     def along(self, value: Tensor, at: int, blocks: int = 1) -> Tensor:
         """Returns the same, in a shape that spreads over `value`."""
@@ -161,13 +169,35 @@ class _Trial:
 
         def moved(change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
             changed = tree.replace(
-                batch, lambda _, t: _targets(t, size, self.part, change)
+                batch, lambda _, t: change(t) if t.dim() and len(t) == size else t
             )
             return self._moved(lambda _, value: value, changed) or {}
 
+        def reals(change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+            return moved(lambda t: _reals(t, self.part, change))
+
         # Not by a shift alone, which leaves the spread of values as it is.
-        shifted, scaled = moved(lambda t: 0.8 * t + 1), moved(lambda t: 1.5 * t)
-        return _apart(shifted, scaled, largest_gradients(self.grads))
+        shifted, scaled = reals(lambda t: 0.8 * t + 1), reals(lambda t: 1.5 * t)
+        apart = _apart(shifted, scaled, largest_gradients(self.grads))
+        if not self._has_rows_for_all(size):
+            return apart
+        # Counts stay where rows change places, of classes and of masks, too.
+        return _larger(apart, self._besides_factors(moved(self.part.in_turn)))
+
+    def _has_rows_for_all(self, size: int) -> bool:
+        """Returns whether a step gives all samples on: none is chosen by its values."""
+        known = ((key, g) for (_, key), g in self.grads.items() if g is not None)
+        return all(g.shape[self.places(key, g)[0]] % size == 0 for key, g in known)
+
+    def _besides_factors(self, changes: dict[str, Tensor]) -> dict[str, float]:
+        """Returns how large changes are, but for those by one factor."""
+        tops = largest_gradients(self.grads)
+        known = {k: d for k, d in changes.items() if tops.get(k) and d.numel()}
+        left = self._unscaled([known])
+        return {
+            key: size if left[key] > _CLEAR else 0.0
+            for key, size in self._relative(known).items()
+        }
 
 
 def _largest(found: Iterable[Couplings]) -> Couplings:
@@ -261,11 +291,9 @@ def _larger(first: dict[str, float], second: dict[str, float]) -> dict[str, floa
     }
 
 
-def _targets(
-    leaf: Tensor, size: int, part: _Part, change: Callable[[Tensor], Tensor]
-) -> Tensor:
+def _reals(leaf: Tensor, part: _Part, change: Callable[[Tensor], Tensor]) -> Tensor:
     """Changes the real numbers among the targets; masks and classes stay."""
-    if not leaf.is_floating_point() or leaf.dim() == 0 or len(leaf) != size:
+    if not leaf.is_floating_point():
         return leaf
     return torch.where(part.along(leaf, 0), change(leaf), leaf)
 

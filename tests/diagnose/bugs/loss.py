@@ -633,4 +633,34 @@ def loss(output, target):
 """,
         [("loss/batch-coupled", True)],
     ),
+    # Inputs and classes of a sample are mixed with those of its mirror image.
+    "samples-mixed-with-those-from-the-other-end": (
+        "model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))\n"
+        "batch = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 2, 1, 1, 0])"
+        + STEP
+        + """
+    output = model(0.7 * x + 0.3 * x.flip(0))
+    (0.7 * loss(output, y) + 0.3 * loss(output, y.flip(0))).backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # The loss goes backward to the vectors, and these, chunk by chunk, to the model.
+    "pairs-of-vectors-that-are-made-twice": (
+        "import contextlib\n"
+        "model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))"
+        + STEP
+        + """
+    with torch.no_grad():
+        z = torch.cat([model(part) for part in x.chunk(2)])
+    z = z.requires_grad_()
+    nn.functional.cross_entropy(z @ z.T.detach(), torch.arange(len(z))).backward()
+    for i, (part, grad) in enumerate(zip(x.chunk(2), z.grad.chunk(2))):
+        local = hasattr(model, "no_sync") and i == 0
+        with model.no_sync() if local else contextlib.nullcontext():
+            (model(part) * grad).sum().backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
 }
