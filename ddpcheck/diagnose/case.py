@@ -322,12 +322,20 @@ class Case:
     @property
     def losses_average(self) -> bool:
         """Whether the mean of the ranks' losses is the reference's."""
+        return self.mean_loss_power == 0
+
+    @property
+    def mean_loss_power(self) -> int | None:
+        """Power of W by which the mean of the ranks' losses is off, if it is one."""
         reference = self.step.reference.loss if self.step else None
         values = [v for v in self.rank_losses() if v is not None]
         if reference is None or not values or len(values) < self.world_size:
-            return False
+            return None
         mean = sum(values) / len(values)
-        return abs(mean - reference) <= self.close * max(abs(reference), 1e-12)
+        allowed = self.close * max(abs(reference), 1e-12)
+        scaled = {k: mean / self.world_size**k for k in (0, 1, -1)}
+        fits = (k for k, value in scaled.items() if abs(value - reference) <= allowed)
+        return next(fits, None)
 
     @property
     def losses_are_one(self) -> bool:

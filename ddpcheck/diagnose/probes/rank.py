@@ -28,6 +28,7 @@ from ddpcheck.diagnose.probes.teacher import (
     is_term,
     keeps_shape,
     key_of,
+    leaf_of,
     pairs,
     restore,
     snapshot,
@@ -280,7 +281,7 @@ class _Probe:
             worst = max(worst or 0.0, diff)
             if key not in self.cuts or not actual.is_floating_point():
                 return actual
-            leaf = rows(reference).to(actual.dtype).clone().requires_grad_()
+            leaf = leaf_of(rows(reference).to(actual.dtype).clone())
             number = self.hooks.micro
             self.leaves.append(
                 Leaf(key=key, module=name, micro=number, tensor=leaf, rows=rows)

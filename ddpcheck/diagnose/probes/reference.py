@@ -26,6 +26,7 @@ from ddpcheck.diagnose.probes.teacher import (
     hooked,
     is_cut,
     key_of,
+    leaf_of,
     module_of,
     num_blocks,
     part,
@@ -278,11 +279,9 @@ class _Probe:
                     value = perturb(key, self.values[place].detach())
                 else:
                     value = self.values[place] = t.detach().clone()
-                leaves[place] = value.requires_grad_()
-                self.flow.leaf(key, value)
-                return (
-                    self.attached.through(t, value) if self.attached else value.clone()
-                )
+                leaf = leaves[place] = leaf_of(value)
+                self.flow.leaf(key, leaf)
+                return self.attached.through(t, leaf) if self.attached else leaf.clone()
 
             made = tree.replace(output, cut)
             self.shortcut.note((hooks.micro, name, call), output, self.values)

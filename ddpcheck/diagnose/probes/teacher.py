@@ -110,6 +110,11 @@ def key_of(name: str, call: int, path: str) -> str:
     return f"{name}#{call}/{path}"
 
 
+def leaf_of(value: Tensor) -> Tensor:
+    """Returns a cut: a parameter, as it stands for those that are behind it."""
+    return nn.Parameter(value)
+
+
 def module_of(key: str) -> str:
     """Returns the module of a key, "" for the model itself."""
     return key.rpartition("#")[0]

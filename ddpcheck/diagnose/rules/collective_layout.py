@@ -87,7 +87,7 @@ def _of_rows(case: Case) -> Proposal | None:
     if (
         not case.loss_asks_others
         or case.losses_replicate
-        or case.losses_average  # rows out of place have another loss
+        or case.mean_loss_power is not None  # rows out of place have another loss
         or case.uniform_ratio is not None
     ):
         return None

@@ -67,7 +67,9 @@ def detect(case: Case) -> Proposal | None:
     # Not even its own part: no row of what was gathered is the rank's own tensor.
     is_lost = ratio == 0 and case.couples
     is_own_part = is_own_part or is_lost
-    known = case.losses_replicate or case.losses_average or is_own_part
+    # The mean may have another factor beside, for what the gradients lack.
+    is_scaled = bool(case.mean_loss_power) and case.couples
+    known = case.losses_replicate or case.losses_average or is_own_part or is_scaled
     if not case.loss_collectives or not known:
         return None
     if ratio is not None and ratio > case.world_size:
@@ -88,6 +90,9 @@ def detect(case: Case) -> Proposal | None:
             if case.losses_replicate
             else "the mean of the ranks' losses is the loss of one process"
             if case.losses_average
+            else "the mean of the ranks' losses is the loss of one process times "
+            + number(case.world_size ** (case.mean_loss_power or 0))
+            if is_scaled
             else "the loss at a sample depends on the other samples' outputs",
             f"the gradient at the outputs is not {case.world_size} times the "
             f"reference's: {shown}",
@@ -97,7 +102,7 @@ def detect(case: Case) -> Proposal | None:
         code="from torch.distributed.nn.functional import all_gather, all_reduce",
         fixes=("collectives.autograd",),
         # A mean of losses may also be right by the loss being a mean over samples.
-        speculative=not (case.losses_replicate or is_own_part),
+        speculative=not (case.losses_replicate or is_own_part or is_scaled),
         evidence=ratio_evidence(case),
     )
     # What was detached on its way there carries no gradient by any collective.

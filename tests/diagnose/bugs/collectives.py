@@ -25,6 +25,26 @@ model = MODEL
 )
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Own anchors against the vectors of all ranks, whose gradients are lost on the way.
+    "own-anchors-against-all-times-the-world-size": (
+        "model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))"
+        + STEP
+        + """
+    z = nn.functional.normalize(model(x), dim=1)
+    every, first = z, len(z) * rank()
+    if world() > 1:
+        parts = [torch.empty_like(z) for _ in range(world())]
+        dist.all_gather(parts, z.contiguous())
+        parts[rank()] = z
+        every = torch.cat(parts)
+    own = torch.arange(len(z)) + first
+    scores = z @ every.T / 0.3
+    value = scores.logsumexp(1) - scores.roll(1, 1).gather(1, own[:, None]).squeeze(1)
+    (value.mean() * world()).backward()
+    optimizer.step()
+""",
+        [("collective/no-autograd", True), ("loss/double-world-scale", True)],
+    ),
     # Only what goes backward says what the loss is.
     "loss-reduced-in-place-before-backward": (
         "model = nn.Linear(4, 3)"
