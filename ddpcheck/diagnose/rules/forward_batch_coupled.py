@@ -5,12 +5,14 @@ A module's output for a sample depends on the other samples of the shard.
 
 Why it happens
 f(B)[r] != f(B_r): a statistic over dimension 0, attention or routing capacity over
-the batch, a solver whose step follows the whole batch's error.
+the batch, a solver whose step follows the whole batch's error. Or the training step
+mixes samples itself, before it calls the model (cut and mixed images).
 
 How it was found
 The module is fed with the reference's own input rows and its submodules return the
 reference's own outputs; its output or what it passes on still differs, by more than
-1e-6. The run in which it sees the rows of all ranks decides.
+1e-6. The run in which it sees the rows of all ranks decides. Or the model is given
+other rows, and the run whose step has the samples of all ranks decides.
 
 Example
     import torch
@@ -47,7 +49,7 @@ from __future__ import annotations
 import dataclasses
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import modules_of_the_loss
+from ddpcheck.diagnose.loss import global_loss_fix, modules_of_the_loss
 from ddpcheck.diagnose.text import module, names, number
 
 SLUG = "forward/batch-coupled"
@@ -71,7 +73,7 @@ def detect(case: Case) -> Proposal | None:
         and m.name not in losses
     ]
     if not calls:
-        return None
+        return _of_the_step(case)
     first = calls[0]
     modules = list(dict.fromkeys(m.name for m in calls))
     mended = list(dict.fromkeys(_with_rows_first(case, m.name) for m in calls))
@@ -99,6 +101,30 @@ def detect(case: Case) -> Proposal | None:
     control = () if asks else ("module.in_group:",)
     whole = dataclasses.replace(proposal, fixes=("module.global:",), control=control)
     return dataclasses.replace(proposal, fallback=whole)
+
+
+def _of_the_step(case: Case) -> Proposal | None:
+    """Proposes it on trial for a step that gives the model other inputs on ranks."""
+    given = [m for m in case.modules() if not m.name and not m.caller]
+    worst = max((m.input_diff for m in given), default=0.0)
+    if not case.facts["has_train_step"] or worst <= case.close or case.diverging():
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the training step mixes samples before it calls the model: what it makes "
+        "of a sample depends on the others in the shard, or on its place among them",
+        facts=(
+            "the model is given other rows than in one process: relative difference "
+            f"{number(worst)}",
+            "where the step has the samples of all ranks, they train as one process does",
+        ),
+        fix="mix within groups of samples that no shard divides, or over the global batch",
+        code="",
+        fixes=global_loss_fix(case),
+        speculative=True,
+        last_resort=True,
+    )
 
 
 def _is_within(name: str, outer: str) -> bool:

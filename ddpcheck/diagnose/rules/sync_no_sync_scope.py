@@ -86,7 +86,9 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _reduces_nothing(case: Case, events: str) -> bool:
-    return case.reduce_is_broken and has_no_reduction(events)
+    """Returns whether no_sync covers all, and the step makes up for it by nothing."""
+    is_broken = case.reduce_is_broken and not case.run.ranks_agree
+    return is_broken and has_no_reduction(events)
 
 
 def _covers_all(order: str) -> Proposal:

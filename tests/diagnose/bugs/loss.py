@@ -663,4 +663,16 @@ def loss(output, target):
 """,
         [("loss/batch-coupled", True)],
     ),
+    # A part of each sample comes from the one before it; all have one class.
+    "inputs-cut-from-the-sample-before": (
+        "model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))\n"
+        "batch = torch.randn(8, 4), torch.zeros(8).long()"
+        + STEP
+        + """
+    x = torch.cat([x[:, :2], x.roll(1, 0)[:, 2:]], 1)
+    loss(model(x), y).backward()
+    optimizer.step()
+""",
+        [("forward/batch-coupled", True)],
+    ),
 }

@@ -544,4 +544,21 @@ def train_step(model, optimizer, batch):
 """,
         [("collective/layout", True)],
     ),
+    # All gradients are averaged by hand: no_sync keeps DDP from doing so twice.
+    "clipped-within-no-sync-and-averaged-by-hand": (
+        "model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))"
+        + STEP
+        + """
+    import contextlib
+    with model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext():
+        nn.functional.cross_entropy(model(x), y).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    if world() > 1:
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= world()
+    optimizer.step()
+""",
+        [("sync/clip-before-reduce", True)],
+    ),
 }
