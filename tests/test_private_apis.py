@@ -85,7 +85,14 @@ TEXTS: dict[str, Callable[[], object]] = {
 # DataParallel's algorithm calls it; the emulation relies on what it makes.
 _OF_TORCH = {"_replicate_for_data_parallel"}
 # Python's own, and ddpcheck's.
-_OTHER = {"_getframe", "_forkserver", "_config", "_fields", "_ddpcheck_wrapper"}
+_OTHER = {
+    "_getframe",
+    "_forkserver",
+    "_config",
+    "_fields",
+    "_ddpcheck_wrapper",
+    "_ddpcheck_own_part",
+}
 
 
 def _with_a_hook() -> nn.Module:

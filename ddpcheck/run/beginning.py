@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ddpcheck import compare
 from ddpcheck.run import laid
 from ddpcheck.run import model as models
-from ddpcheck.run.names import Names, strip
+from ddpcheck.run.names import Names, shortener
 from ddpcheck.target import Target
 from ddpcheck.trace import Reader
 
@@ -41,10 +41,11 @@ def facts(reader: Reader, names: Names, wrapped: nn.Module) -> dict[str, Any]:
     """Returns which weights and buffers differ before the first step, as facts."""
     differ = _differing(reader, "initial", names.parameters(wrapped))
     buffers = _differing(reader, "initial_buffers", names.buffers(wrapped))
+    short = shortener(wrapped)
     found: dict[str, Any] = {
         "start_differs": differ,
         "start_buffers_differ": buffers,
-        "order": [strip(name) for name, _ in wrapped.named_parameters()],
+        "order": [short(name) for name, _ in wrapped.named_parameters()],
     }
     if differ:
         found["start"] = compare.digest(dict(names.parameters(wrapped)))
@@ -53,10 +54,10 @@ def facts(reader: Reader, names: Names, wrapped: nn.Module) -> dict[str, Any]:
     return found
 
 
-def of_one_process(reader: Reader) -> dict[str, Tensor]:
+def of_one_process(reader: Reader, names: Names) -> dict[str, Tensor]:
     """Returns one process's first weights and buffers by name."""
     return {
-        strip(name): tensor
+        names.short(name): tensor
         for quantity in ("initial", "initial_buffers")
         for name in reader.names(quantity, 0)
         if (tensor := reader.get(quantity, 0, name)) is not None

@@ -146,7 +146,7 @@ class _Candidate:
         size = batch_size(self.target, batches[0])
         set_default_dtype(spec)
         isolation.seed_everything(spec.seed + 1 + self.rank)
-        wrapped = self._wrap(model, size)
+        wrapped = self._wrap(model, names, size)
         count_new_calls(wrapped, counts)
         self.facts |= beginning.facts(self.reader, names, wrapped)
         rounding.jitter(model, spec.jitter)
@@ -171,7 +171,7 @@ class _Candidate:
         if spec.mode == "ddp":
             self.facts |= self._wrapping(training) | {"frozen": list(self._frozen)}
 
-    def _wrap(self, model: nn.Module, size: int) -> nn.Module:
+    def _wrap(self, model: nn.Module, names: Names, size: int) -> nn.Module:
         spec = self.spec
         if spec.mode == "single":
             return model
@@ -190,7 +190,7 @@ class _Candidate:
         if spec.mode == "averaged":
             wrapped = averaged.replace_ddp(wrapped)
         asks = fix_names.argument(spec.fixes, "ddp.broadcast") is not None
-        initial = beginning.of_one_process(self.reader) if asks else {}
+        initial = beginning.of_one_process(self.reader, names) if asks else {}
         wrapped = fixes.after_wrap(wrapped, spec.fixes, initial)
         what = fix_names.argument(spec.fixes, "loss.global")
         if what is None:

@@ -118,7 +118,7 @@ from ddpcheck.run.constant_draws import ConstantDraws
 from ddpcheck.run.fix_names import argument
 from ddpcheck.run.gather import alone, gathered, rows_of_ranks
 from ddpcheck.run.labels import offset_by_rank
-from ddpcheck.run.names import strip
+from ddpcheck.run.names import shortener
 from ddpcheck.run.noise import GlobalDraws
 from ddpcheck.run.own_averages import contiguous_gradients, filled_gradients
 from ddpcheck.run.plain_output import with_plain_output
@@ -249,11 +249,12 @@ def after_step(model: nn.Module, fixes: tuple[str, ...]) -> None:
         rewriting.broadcast(model, {})
     if argument(fixes, "state.broadcast") is None:
         return
+    short = shortener(model)
     with torch.no_grad():
         named = {
-            strip(n): p for n, p in model.named_parameters() if not p.requires_grad
+            short(n): p for n, p in model.named_parameters() if not p.requires_grad
         }
-        named |= {strip(n): b for n, b in model.named_buffers()}  # type: ignore[misc]
+        named |= {short(n): b for n, b in model.named_buffers()}  # type: ignore[misc]
         for name in sorted(named):
             dist.broadcast(named[name].data, 0)
 

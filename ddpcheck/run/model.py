@@ -15,6 +15,7 @@ from ddpcheck import devices, tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import batch_norm, private
 from ddpcheck.run.isolation import seed_everything
+from ddpcheck.run.names import keep_own
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import Target
 
@@ -42,6 +43,7 @@ def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Modu
     with batch_norm.forward_on(spec.device):
         model = target.build()
     _check_not_empty(target, model)
+    keep_own(model)
     materialize(target, model)
     leave_out(model, spec.without)
     if spec.constants != NATIVE:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck import compare
-from ddpcheck.run.names import strip
+from ddpcheck.run.names import shortener
 
 Digest = tuple[float, ...]
 
@@ -65,8 +65,9 @@ def broadcast(model: nn.Module, initial: Mapping[str, Tensor]) -> None:
 
     By name: ranks may hold the same parameters in different orders.
     """
+    short = shortener(model)
     named = {
-        strip(n): t for n, t in [*model.named_parameters(), *model.named_buffers()]
+        short(n): t for n, t in [*model.named_parameters(), *model.named_buffers()]
     }
     with torch.no_grad():
         for name in sorted(named):

@@ -11,7 +11,7 @@ from torch import nn
 
 from ddpcheck import devices
 from ddpcheck.run import private
-from ddpcheck.run.names import strip
+from ddpcheck.run.names import shortener
 from ddpcheck.run.noise import DrawCounter, SampleNoise
 from ddpcheck.run.spec import (
     RunSpec,
@@ -86,10 +86,11 @@ def count_calls(model: nn.Module) -> dict[str, int]:
 
 def count_new_calls(wrapped: nn.Module, calls: dict[str, int]) -> None:
     """Counts those of modules that wrapping put in the place of counted ones."""
+    short = shortener(wrapped)
     for path, module in wrapped.named_modules():
         is_new = private.buffers(module) and not vars(module).get(_COUNTED)
-        if is_new and strip(path) in calls:
-            _count(module, strip(path), calls)
+        if is_new and short(path) in calls:
+            _count(module, short(path), calls)
 
 
 def _count(module: nn.Module, name: str, calls: dict[str, int]) -> None:

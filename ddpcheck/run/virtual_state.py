@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.run import isolation, private
-from ddpcheck.run.names import strip
+from ddpcheck.run.names import shortener
 from ddpcheck.run.steps import Training
 from ddpcheck.run.virtual_ddp import Wrapper
 from ddpcheck.run.virtual_group import NotSimulatedError
@@ -156,7 +156,8 @@ class StepStart:
         }
         for buffer in self.buffers:
             if id(buffer.now()) not in shared and buffer.was_written():
-                message = f"every rank keeps a buffer of its own: {strip(buffer.path)}"
+                name = shortener(self.training.model)(buffer.path)
+                message = f"every rank keeps a buffer of its own: {name}"
                 raise NotSimulatedError(message)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ddpcheck.run.averaged import is_ddp
-from ddpcheck.run.names import Names, strip
+from ddpcheck.run.names import Names, shortener
 from ddpcheck.run.observe import Wrapped
 
 
@@ -19,7 +19,8 @@ def broadcast_buffers(model: nn.Module) -> list[str]:
         if is_ddp(module) and module.broadcast_buffers
         for buffer in module.buffers()
     }
-    return [strip(n) for n, buffer in model.named_buffers() if id(buffer) in inside]
+    short = shortener(model)
+    return [short(n) for n, buffer in model.named_buffers() if id(buffer) in inside]
 
 
 def in_use(

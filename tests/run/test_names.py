@@ -6,9 +6,10 @@ import copy
 from collections.abc import Callable
 
 import pytest
+import torch
 from torch import nn
 
-from ddpcheck.run.names import Names
+from ddpcheck.run.names import Names, keep_own, shortener
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -87,6 +88,25 @@ def test_model_with_a_part_called_module_keeps_it_in_its_names() -> None:
     assert list(names.parameters(Wrapper(model))) == ["module.weight", "module.bias"]
     again = names.parameters(Wrapper(copy.deepcopy(model)))
     assert list(again) == ["module.weight", "module.bias"]
+
+
+def test_own_part_called_module_is_told_from_the_wrappers_of_that_name() -> None:
+    model = nn.Module()
+    model.module = Wrapper(nn.Linear(1, 1, bias=False))
+    model.weight = nn.Parameter(torch.zeros(1))
+    keep_own(model)
+    expected = ["weight", "module.module.weight"]
+    for wrapped in (Wrapper(Compiled(model)), copy.deepcopy(Wrapper(model))):
+        short = shortener(wrapped)
+        assert [short(path) for path, _ in wrapped.named_parameters()] == expected
+        assert list(Names(model).parameters(wrapped)) == expected
+
+
+def test_what_wraps_the_model_from_the_beginning_is_no_part_of_its_names() -> None:
+    model = nn.DataParallel(Pair())
+    keep_own(model)
+    short = shortener(model)
+    assert [short(path) for path, _ in model.named_parameters()] == NAMES
 
 
 def test_tied_parameter_has_one_name() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ddpcheck.diagnose.probes import fits
 from ddpcheck.diagnose.probes.evidence import Cut, Direct
 from ddpcheck.diagnose.probes.teacher import Leaf
-from ddpcheck.run.names import strip
+from ddpcheck.run.names import shortener
 from ddpcheck.trace import Reader
 
 # (quantity, cut) -> the reference's tensor, micro-batches put together
@@ -70,8 +70,9 @@ def at_cuts(
 def past_cuts(model: nn.Module, reader: Reader) -> Iterator[Direct]:
     """Yields what parameters get from the loss past all cuts."""
     names = set(reader.names("direct", 0))
+    short = shortener(model)
     for path, parameter in model.named_parameters():
-        name = strip(path)
+        name = short(path)
         if name not in names:
             continue
         reference = reader.get("direct", 0, name)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ddpcheck import tree
 from ddpcheck.diagnose.probes.teacher import distance, tensors_of
 from ddpcheck.run import private
-from ddpcheck.run.names import strip
+from ddpcheck.run.names import shortener
 
 _INVARIANT = 0.05  # the norm's epsilon beside a small variance
 _SOME_ROWS = 256  # that are looked up in tables
@@ -50,8 +50,9 @@ def silent_parts(
     modules that are called.
     """
     found: dict[str, list[nn.Module]] = {}
+    short = shortener(model)
     for path, part in model.named_modules():
-        name = strip(path)
+        name = short(path)
         if not name or name in called:
             continue
         outer = name.rpartition(".")[0]

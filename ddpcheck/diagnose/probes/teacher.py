@@ -21,7 +21,7 @@ from ddpcheck.diagnose.probes import segments
 from ddpcheck.diagnose.probes.segments import SAME
 from ddpcheck.run import private
 from ddpcheck.run.averaged import PlainWrapper
-from ddpcheck.run.names import strip
+from ddpcheck.run.names import shortener
 
 _FEW = 64  # numbers: a loss per quantizer, not statistics per channel
 
@@ -98,8 +98,9 @@ class Hooks:
 
 def hooked(model: nn.Module) -> dict[str, nn.Module]:
     """Returns the modules that `Hooks` attaches to, by name."""
+    short = shortener(model)
     return {
-        strip(path): module
+        short(path): module
         for path, module in model.named_modules()
         if not isinstance(module, PlainWrapper | torch.jit.ScriptModule)
     }
