@@ -118,6 +118,8 @@ def _import_problem(path: Path, error: BaseException) -> UsageError:
         fix = 'put what only a script does under `if __name__ == "__main__":`'
     if isinstance(error, ModuleNotFoundError) and error.name:
         fix = f"install {error.name.split('.')[0]} in this environment"
+    if isinstance(error, ImportError) and _hides_a_package(path, error.name or ""):
+        fix = f"give the file another name: it hides the package {path.stem}"
     return UsageError(
         Problem(
             slug="target-import",
@@ -127,6 +129,15 @@ def _import_problem(path: Path, error: BaseException) -> UsageError:
             fix=fix,
         )
     )
+
+
+def _hides_a_package(path: Path, missed: str) -> bool:
+    """Returns whether a package that is elsewhere has the name of the target's file."""
+    folder = str(path.resolve().parent)
+    elsewhere = [p for p in sys.path if str(Path(p).resolve()) != folder]
+    finder = importlib.machinery.PathFinder
+    is_of_its_name = missed.partition(".")[0] == path.stem
+    return is_of_its_name and finder.find_spec(path.stem, elsewhere) is not None
 
 
 def _line_in(path: Path, error: BaseException) -> str:

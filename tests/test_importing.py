@@ -64,3 +64,29 @@ def test_file_that_cannot_be_imported_is_told_by_what_it_raised(tmp_path: Path) 
     told = describe(caught.value)
     assert (told.type_name, told.message) == ("ValueError", "only here")
     assert told.where == f"{path}:2"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (
+            "import wave.reader",
+            "No module named 'wave.reader'; 'wave' is not a package",
+        ),
+        (
+            "from wave import no_such",
+            "cannot import name 'no_such' from 'wave' ({path})",
+        ),
+    ],
+)
+def test_file_that_hides_the_package_it_imports_is_to_be_renamed(
+    line: str, found: str, pool: Pool, tmp_path: Path
+) -> None:
+    path = tmp_path / "wave.py"
+    path.write_text(f"{line}\n{target()}", encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        checking.check(pool, TargetRef(path=str(path)), Options(modes=("ddp",)))
+    problem = caught.value.problem
+    kind = "ModuleNotFoundError" if "reader" in line else "ImportError"
+    assert problem.found == f"{kind}: {found.format(path=path)} (line 1)"
+    assert problem.fix == "give the file another name: it hides the package wave"
