@@ -94,6 +94,34 @@ def is_late(events: str, callers: list[int]) -> bool:
     return False
 
 
+def goes_past_the_wrapper(case: Case) -> bool:
+    """Returns whether a step goes backward through calls that were no DDP forward's."""
+    ranks = case.step.ranks if case.step else ()
+    return any(is_backward_past(rank.events) for rank in ranks)
+
+
+def is_backward_past(events: str) -> bool:
+    """Returns whether a backward follows calls past the wrapper alone.
+
+    Args:
+        events: in order, F a wrapper's forward, P a call past it, B a backward.
+
+    >>> is_backward_past("FBSPBS"), is_backward_past("FBPBS")
+    (True, True)
+    >>> is_backward_past("FPBBS"), is_backward_past("PFB"), is_backward_past("FBB")
+    (False, False, False)
+    """
+    since: set[str] = set()
+    for event in events:
+        if event == "B":
+            if since == {"P"}:
+                return True
+            since.clear()
+        elif event in "FP":
+            since.add(event)
+    return False
+
+
 def optimizer_runs_backwards(case: Case) -> bool:
     """Returns whether steps begin in the optimizer, which calls a closure for them."""
     return any(e.startswith("S") and "B" in e for e in case.rank_facts("events", ""))

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck import tree
+from ddpcheck.run import private
 from ddpcheck.run.gather import alone, mean_over_ranks, own_live, rows_of_ranks
 
 Loss = Callable[[Any, Any], Any]
@@ -28,7 +29,9 @@ def global_loss(
     """Returns a model that takes the global batch and computes this rank's rows.
 
     Its output is the global batch's. Where the output itself cannot be gathered (the
-    loss is computed inside forward), the modules `names` inside `bare` do so instead.
+    loss is computed inside forward), the modules `names` inside `bare` do so instead;
+    what comes before them computes all rows, but for batch norms: their statistics are
+    no doing of the loss.
 
     Args:
         model: as wrapped.
@@ -49,8 +52,10 @@ def global_loss(
     for name in filter(None, direct):
         # Used in the loss itself, which now is the whole loss on every rank.
         bare.get_parameter(name).register_hook(lambda g: g / dist.get_world_size())
-    for name in names:
-        _Gathering(shard, {}).attach(bare.get_submodule(name))
+    gathering = _Gathering(shard, {})
+    norms = [m for m in bare.modules() if isinstance(m, private.BATCH_NORMS)]
+    for each in dict.fromkeys([bare.get_submodule(name) for name in names] + norms):
+        gathering.attach(each)
     return model
 
 

@@ -125,6 +125,9 @@ class RankEvidence:
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch
     written: tuple[str, ...] = ()  # modules whose buffers the model's forward writes
     moves_rows: bool = False  # a collective, but those that add or compare
+    # In order: F a forward through a wrapper, P a call past it, B a backward.
+    events: str = ""
+    past_wrapper: tuple[str, ...] = ()  # modules that are called past their wrapper
     defects: tuple[Defect, ...] = ()  # collectives that returned something else
     failed: str | None = None
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.diagnose.probes import gradients, micro, modules, span, training
+from ddpcheck.diagnose.probes import gradients, micro, modules, past, span, training
 from ddpcheck.diagnose.probes.attached import Attached
 from ddpcheck.diagnose.probes.evidence import ModuleCall, RankEvidence
 from ddpcheck.diagnose.probes.group import with_what_others_say
@@ -172,6 +172,7 @@ class _Probe:
         try:
             with (
                 writing(wrapped) as written,
+                past.noting(wrapped, self.seen.events.append) as past_wrapper,
                 fixes.around_training(
                     spec.fixes,
                     lambda: countables.targets_of(self.target, shard),
@@ -200,6 +201,8 @@ class _Probe:
             # The reference has cuts, or has none, for all ranks alike.
             off_span=None if self.trained_cuts else span.residual(wrapped, self.reader),
             written=tuple(sorted(written)),
+            events="".join(self.seen.events),
+            past_wrapper=tuple(sorted(past_wrapper)),
             direct=tuple(gradients.past_cuts(wrapped, self.reader)),
             loss=done.loss,
             after_backward=done.factor,

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddpcheck.run.names import strip
+from ddpcheck.run.names import shortener
 from ddpcheck.run.sketch import SIZE, sketch
 from ddpcheck.trace import Reader
 
@@ -40,9 +40,10 @@ def _sketches(model: nn.Module, reader: Reader) -> tuple[Tensor, Tensor]:
     """Returns those of this rank's gradient and of one process's."""
     mine = torch.zeros(SIZE, dtype=torch.float64)
     reference = torch.zeros_like(mine)
-    known = reader.names("direct", 0)
+    known, short = reader.names("direct", 0), shortener(model)
     for number, (path, parameter) in enumerate(model.named_parameters()):
-        right = reader.get("direct", 0, strip(path)) if strip(path) in known else None
+        name = short(path)
+        right = reader.get("direct", 0, name) if name in known else None
         if right is None:
             continue
         reference += sketch(right, _signs(number))

@@ -13,13 +13,14 @@ from typing import Any
 from torch import nn
 
 from ddpcheck.diagnose.probes.modules import versions_of_buffers
-from ddpcheck.run.names import strip
+from ddpcheck.run.names import shortener
 
 
 @contextlib.contextmanager
 def writing(wrapped: nn.Module) -> Iterator[set[str]]:
     """Fills the yielded set with the modules whose own buffers forwards change."""
-    whole = [m for path, m in wrapped.named_modules() if not strip(path)]
+    short = shortener(wrapped)
+    whole = [m for path, m in wrapped.named_modules() if not short(path)]
     model, found, before = whole[-1], set[str](), {}
 
     def enter(*_: Any) -> None:
@@ -38,8 +39,9 @@ def writing(wrapped: nn.Module) -> Iterator[set[str]]:
 
 
 def _buffers(model: nn.Module) -> dict[str, list[tuple[int, float]]]:
+    short = shortener(model)
     return {
-        strip(path): told
+        short(path): told
         for path, module in model.named_modules()
         if (told := versions_of_buffers(module))
     }

@@ -1,15 +1,17 @@
 """The forward does not go through DDP.
 
 What it means
-The wrapped model's forward is not called, so nothing is ever reduced.
+The wrapped model's forward is not called, so nothing is ever reduced; or some
+backwards of a step go through calls past it, and their gradients stay local.
 
 Why it happens
 DDP arms its reducer in its own forward. model.module(x), another method, or an
 unwrapped twin leave it idle, without an error.
 
 How it was found
-A DDP object was never called in a run that went backward, and gradients are not the
-mean of the local ones. Averaging by hand decides.
+A DDP object was never called in a run that went backward, or a backward followed
+calls of what is inside it alone; and gradients are not the mean of the local ones, or
+the ranks raise. Averaging by hand decides.
 
 Example
     import torch
@@ -43,6 +45,8 @@ https://github.com/bytetriper/RAE/issues/40
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import goes_past_the_wrapper, is_backward_past
+from ddpcheck.diagnose.text import module, names
 
 SLUG = "ddp/forward-bypassed"
 LINK = "reduce"
@@ -58,17 +62,35 @@ def detect(case: Case) -> Proposal | None:
     unused = set(case.facts["unused"])
     counts = [count for count, names in forwards[0] if not set(names) <= unused]
     idle = sum(count == 0 for count in counts)
-    if not idle:
+    if idle:
+        return _of(
+            "the forward does not go through DistributedDataParallel, so its reducer "
+            "is never armed and every rank trains alone",
+            f"DDP.forward was called 0 times on {idle} of {len(counts)} DDP objects, "
+            f"backward {events[0].count('B')} times",
+        )
+    return _in_a_part_of_the_step(case)
+
+
+def _in_a_part_of_the_step(case: Case) -> Proposal | None:
+    if case.step is None or not goes_past_the_wrapper(case):
         return None
+    rank = next(r for r in case.step.ranks if is_backward_past(r.events))
+    return _of(
+        "a part of the step goes past DistributedDataParallel's forward, so its "
+        "gradients stay local",
+        f"order of DDP forwards (F), calls past DDP (P) and backwards (B) in step 1: "
+        f"{rank.events[:24]}",
+        f"called past DDP: {names(module(n) for n in rank.past_wrapper)}",
+    )
+
+
+def _of(summary: str, *facts: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the forward does not go through DistributedDataParallel, so its reducer "
-        "is never armed and every rank trains alone",
-        facts=(
-            f"DDP.forward was called 0 times on {idle} of {len(counts)} DDP objects, "
-            f"backward {events[0].count('B')} times",
-        ),
+        summary=summary,
+        facts=facts,
         fix="call the wrapped model itself; put what else it does into its forward",
         code="output = model(inputs)  # not model.module.encode(inputs)",
         by_hand=True,

@@ -46,7 +46,7 @@ https://github.com/pytorch/pytorch/pull/59359
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import has_later_backward
+from ddpcheck.diagnose.events import goes_past_the_wrapper, has_later_backward
 
 SLUG = "ddp/multi-backward"
 LINK = "reduce"
@@ -57,7 +57,7 @@ def detect(case: Case) -> Proposal | None:
     events = case.rank_facts("events", "")
     if not case.reduce_is_broken or not events:
         return None
-    if not has_later_backward(case) or "[" in events[0]:
+    if not has_later_backward(case) or "[" in events[0] or goes_past_the_wrapper(case):
         return None
     return Proposal(
         slug=SLUG,

@@ -675,4 +675,42 @@ def loss(output, target):
 """,
         [("forward/batch-coupled", True)],
     ),
+    # The model takes its weights from where no call shows them, below `module`.
+    "advantages-standardised-in-a-model-called-by-its-weights": (
+        """
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Linear(4, 3)
+    def forward(self, x, y, advantage):
+        weights = {n: p.clone() for n, p in self.module.named_parameters()}
+        out = x @ weights["weight"].T + weights["bias"]
+        standardised = (advantage - advantage.mean()) / advantage.std()
+        chosen = out.log_softmax(1).gather(1, y[:, None])
+        return -(chosen * standardised[:, None]).mean()
+model = Functional()
+batch = (torch.randn(8, 4), torch.arange(8) % 3, torch.randn(8)), torch.zeros(8)
+def loss(output, target):
+    return output
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # The loss of all samples would have batch norm see all of them, too.
+    "dice-inside-a-model-with-batch-norm": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU())
+        self.head = nn.Linear(6, 1)
+    def forward(self, x, y):
+        p = self.head(self.body(x)).squeeze(1).sigmoid()
+        return 1 - 2 * (p * y).sum() / (p + y).sum()
+model = Net()
+batch = (torch.randn(8, 4), (torch.arange(8) % 3 == 0).float()), torch.zeros(8)
+def loss(output, target):
+    return output
+""",
+        [("norm/local-batch-stats", True), ("loss/batch-coupled", True)],
+    ),
 }

@@ -561,4 +561,52 @@ def train_step(model, optimizer, batch):
 """,
         [("sync/clip-before-reduce", True)],
     ),
+    # The second forward of a step is not DDP's.
+    "second-update-past-the-wrapper": (
+        "model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))"
+        + STEP
+        + """
+    loss(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    loss(getattr(model, "module", model)(1.1 * x), y).backward()
+    optimizer.step()
+""",
+        [("ddp/forward-bypassed", True)],
+    ),
+    "second-backward-past-the-wrapper": (
+        "model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))"
+        + STEP
+        + """
+    loss(model(x), y).backward()
+    loss(getattr(model, "module", model)(1.1 * x), y).backward()
+    optimizer.step()
+""",
+        [("ddp/forward-bypassed", True)],
+    ),
+    # DDP raises in the next step: a generator's gradients came from nowhere.
+    "parts-called-past-the-wrapper-make-ddp-raise": (
+        """
+class Gan(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.make, self.judge = nn.Linear(4, 3), nn.Linear(3, 1)
+    def forward(self, x, y):
+        fake = self.make(x).detach()
+        return (self.judge(y) - self.judge(fake)).square().mean()
+model = Gan()
+batch = torch.randn(8, 4), torch.randn(8, 3)
+def wrap(model):
+    return DDP(model, find_unused_parameters=True)"""
+        + STEP
+        + """
+    model(x, y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    own = getattr(model, "module", model)
+    own.judge(own.make(x)).mean().backward()
+    optimizer.step()
+""",
+        [("ddp/forward-bypassed", True)],
+    ),
 }

@@ -32,7 +32,7 @@ batch = torch.randn(8, 4) + torch.arange(8)[:, None] / 4, torch.randn(8, 4)
     (slope.norm(dim=1) - 1).square().mean().backward()
     optimizer.step()
 """,
-        [("loss/batch-coupled", True), ("ddp/multi-backward", True)],
+        [("loss/batch-coupled", True), ("ddp/forward-bypassed", True)],
     ),
     "masked-mean-and-a-slope-of-the-inputs": (
         _NET
