@@ -43,9 +43,9 @@ from ddpcheck.target import TargetRef
 
 Progress = Callable[[str], None]
 
-PRELOAD_FIRST = ("torch", "ddpcheck.run.temporary", "ddpcheck.run.jobs")
+PRELOAD_FIRST = ("torch", "ddpcheck.run.process.temporary", "ddpcheck.run.jobs")
 # No mistake in the target's file needs it.
-PRELOAD_LATER = ("ddpcheck.run.later",)
+PRELOAD_LATER = ("ddpcheck.run.process.later",)
 PRELOAD_MODULES = PRELOAD_FIRST + PRELOAD_LATER
 
 _MOST_OF_ROOM = 0.8  # the rest is for activations, which nobody knows before

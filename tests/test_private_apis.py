@@ -169,7 +169,7 @@ def _named(source: str) -> set[str]:
 
 
 # Not what knows torch by name only, and not the ranks: see ranks/forkserver.py.
-SOURCES = [*PACKAGE.glob("run/*.py"), *PACKAGE.glob("diagnose/**/*.py")]
+SOURCES = [*PACKAGE.glob("run/**/*.py"), *PACKAGE.glob("diagnose/**/*.py")]
 ELSEWHERE = [*PACKAGE.glob("*.py"), *PACKAGE.glob("zoo/*.py")]
 KNOWN = {name.rpartition(".")[2] for name in MODULES} | set(ATTRIBUTES) | set(TEXTS)
 

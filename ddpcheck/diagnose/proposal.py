@@ -10,14 +10,14 @@ from typing import Any
 class Proposal:
     """A rule's candidate cause, and the intervention that would prove it.
 
-    `fixes` are names of run/fixes.py; `by_hand` verifies with the gradients averaged
-    by hand instead of by DDP. `facts` are sentences with numbers, cause-free. A
-    speculative one counts for nothing unless its run verifies it. With `or_by_hand`
-    averaging by hand verifies it too: what is found is a fact about the wrapper, which
-    user code may bring about again after `fixes` mended it. Where `control` is given
-    and does not mend it as well, the cause is another one. `fallback` is the same cause
-    less precisely, for where `fixes` do not mend it. What a `last_resort` does would
-    mend many causes: it comes after all others.
+    `fixes` are names of run/fixes/apply.py; `by_hand` verifies with the gradients
+    averaged by hand instead of by DDP. `facts` are sentences with numbers, cause-
+    free. A speculative one counts for nothing unless its run verifies it. With
+    `or_by_hand` averaging by hand verifies it too: what is found is a fact about
+    the wrapper, which user code may bring about again after `fixes` mended it.
+    Where `control` is given and does not mend it as well, the cause is another one.
+    `fallback` is the same cause less precisely, for where `fixes` do not mend it.
+    What a `last_resort` does would mend many causes: it comes after all others.
     """
 
     slug: str

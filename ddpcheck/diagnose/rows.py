@@ -1,7 +1,7 @@
 """The data link: do the samples of all ranks make up those of one process, once each?
 
 Known where the target may choose its samples: then it runs once more, and each call of
-the model that trains tells a number for every sample (see ddpcheck.run.row_numbers).
+the model that trains tells a number for every sample (see run/watch/row_numbers.py).
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class Search:
         if not keys:
             return None
         arguments = {"ref": self.session.ref, "keys": keys}
-        job = Job(function="ddpcheck.run.places:find", arguments=arguments)
+        job = Job(function="ddpcheck.run.watch.places:find", arguments=arguments)
         value = self.session.pool.run(job, SOLO)[0].value
         return value if isinstance(value, str) else None
 

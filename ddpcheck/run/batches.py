@@ -10,10 +10,8 @@ import torch
 from ddpcheck import devices, tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks.worker import describe
-from ddpcheck.run import (
-    isolation,
-)
 from ddpcheck.run import model as models
+from ddpcheck.run.process import isolation
 from ddpcheck.run.spec import (
     RunSpec,
 )

@@ -15,35 +15,20 @@ from ddpcheck import devices, tree
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks.messages import OwnTimeout
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import (
-    averaged,
-    beginning,
-    calls,
-    closing,
-    countables,
-    fix_names,
-    fixes,
-    global_loss,
-    isolation,
-    observe,
-    orders,
-    rounding,
-    row_numbers,
-    schedule,
-    shards,
-    sizing,
-    telling,
-    wrapping,
-)
+from ddpcheck.run import averaged, rounding, shards, sizing
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import order_of
 from ddpcheck.run.data_parallel import data_parallel
-from ddpcheck.run.given_gradients import GivingRecorder
-from ddpcheck.run.loading import fingerprint, left, load
+from ddpcheck.run.fixes import apply as fixes
+from ddpcheck.run.fixes import global_loss, orders
+from ddpcheck.run.fixes import names as fix_names
+from ddpcheck.run.fixes.given_gradients import GivingRecorder
+from ddpcheck.run.fixes.rewriting import Rewrites
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound
-from ddpcheck.run.recorders import ComparingRecorder
-from ddpcheck.run.rewriting import Rewrites
+from ddpcheck.run.process import isolation
+from ddpcheck.run.process.loading import fingerprint, left, load
+from ddpcheck.run.record.recorders import ComparingRecorder
 from ddpcheck.run.spec import RankResult, RowsSeen, RunSpec
 from ddpcheck.run.steps import Training, batch_size, split
 from ddpcheck.run.surroundings import (
@@ -53,6 +38,17 @@ from ddpcheck.run.surroundings import (
     loss_function,
     set_default_dtype,
     unlike_calls,
+)
+from ddpcheck.run.watch import (
+    beginning,
+    calls,
+    closing,
+    countables,
+    observe,
+    row_numbers,
+    schedule,
+    telling,
+    wrapping,
 )
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader, opened

@@ -25,8 +25,8 @@ from torch.nn.parallel import replicate as _replicate_function
 from torch.nn.parallel import scatter_gather
 
 from ddpcheck import devices, tree
-from ddpcheck.run import data_parallel_fixes as changes
 from ddpcheck.run import private
+from ddpcheck.run.fixes import replicas as changes
 
 _replicate_module = importlib.import_module("torch.nn.parallel.replicate")
 

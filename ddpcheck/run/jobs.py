@@ -1,7 +1,7 @@
 """The entry points that the engine calls by name in every rank."""
 
 from ddpcheck.run.candidate import candidate
-from ddpcheck.run.loading import load_in_server
+from ddpcheck.run.process.loading import load_in_server
 from ddpcheck.run.reference import reference
 from ddpcheck.run.simulated import simulated
 

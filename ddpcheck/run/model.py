@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpcheck import devices, tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import batch_norm, private
-from ddpcheck.run.isolation import seed_everything
 from ddpcheck.run.names import keep_own
+from ddpcheck.run.process.isolation import seed_everything
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import Target
 

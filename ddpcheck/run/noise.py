@@ -24,8 +24,8 @@ from torch import Tensor
 from ddpcheck import tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import private
-from ddpcheck.run.fix_names import shape_name
-from ddpcheck.run.isolation import seed_torch
+from ddpcheck.run.fixes.names import shape_name
+from ddpcheck.run.process.isolation import seed_torch
 
 _RANDOM = torch.Tag.nondeterministic_seeded
 # Held from seeding, which reaches all devices, to drawing: replicas draw in threads.

@@ -24,7 +24,7 @@ one of them no more.
     parallel._functions     no way: DataParallel needs GPUs, its runs are refused
     _are_functorch_transforms_active  False: where the step uses torch.func, no link can
                             be judged alone
-    torch._dynamo           nothing: see ddpcheck.run.dynamo, which stands in for it
+    torch._dynamo           nothing: ddpcheck.run.process.dynamo stands in for it
     torch._compile          torch._dynamo is imported for all ranks
 
 Looked up as text; where a torch lacks one, nothing is done that needs it:

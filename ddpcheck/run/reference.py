@@ -17,23 +17,17 @@ from ddpcheck import devices, memory
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context
-from ddpcheck.run import (
-    countables,
-    fix_names,
-    fixes,
-    isolation,
-    observe,
-    orders,
-    row_numbers,
-    sizing,
-    undivided,
-)
 from ddpcheck.run import model as models
+from ddpcheck.run import sizing
 from ddpcheck.run.batches import batches_of, does_not_train, first_line
-from ddpcheck.run.loading import fingerprint, forget, load
+from ddpcheck.run.fixes import apply as fixes
+from ddpcheck.run.fixes import names as fix_names
+from ddpcheck.run.fixes import orders
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound
-from ddpcheck.run.recorders import WritingRecorder
+from ddpcheck.run.process import isolation
+from ddpcheck.run.process.loading import fingerprint, forget, load
+from ddpcheck.run.record.recorders import WritingRecorder
 from ddpcheck.run.spec import (
     ReferenceResult,
     RunSpec,
@@ -46,6 +40,7 @@ from ddpcheck.run.surroundings import (
     loss_function,
     set_default_dtype,
 )
+from ddpcheck.run.watch import countables, observe, row_numbers, undivided
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Index, Writer
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.run import backwards, private
+from ddpcheck.run import private
+from ddpcheck.run.fixes import backwards
 
 _FACTOR = 3.0  # not a power of two, so that every product rounds anew
 

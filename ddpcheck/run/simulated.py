@@ -28,13 +28,13 @@ from torch import Tensor, nn
 from ddpcheck import compare, tree
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import isolation, observe
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
-from ddpcheck.run.loading import fingerprint, load
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound
-from ddpcheck.run.recorders import ComparingRecorder
+from ddpcheck.run.process import isolation
+from ddpcheck.run.process.loading import fingerprint, load
+from ddpcheck.run.record.recorders import ComparingRecorder
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd, RankResult, RunSpec
 from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.run.surroundings import (
@@ -44,9 +44,10 @@ from ddpcheck.run.surroundings import (
     set_default_dtype,
     unlike_calls,
 )
-from ddpcheck.run.virtual_ddp import Wrapper, installed
-from ddpcheck.run.virtual_group import NotSimulatedError, World, world_of
-from ddpcheck.run.virtual_state import StepStart
+from ddpcheck.run.virtual.ddp import Wrapper, installed
+from ddpcheck.run.virtual.group import NotSimulatedError, World, world_of
+from ddpcheck.run.virtual.state import StepStart
+from ddpcheck.run.watch import observe
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader
 

@@ -22,9 +22,9 @@ from ddpcheck import target as target_module
 from ddpcheck import tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import model as models
-from ddpcheck.run import others, schedule
 from ddpcheck.run.names import Names
 from ddpcheck.run.private import version
+from ddpcheck.run.watch import others, schedule
 from ddpcheck.target import Target
 
 

@@ -21,7 +21,7 @@ from ddpcheck.target import TargetRef
 from ddpcheck.zoo import matrix
 
 # What the fork server must have imported.
-PRELOAD_MODULES = ("torch", "ddpcheck.run.later", "ddpcheck.zoo.record")
+PRELOAD_MODULES = ("torch", "ddpcheck.run.process.later", "ddpcheck.zoo.record")
 
 # Where a differing cell of cells.LARGE_CASES is compared with one process itself. The
 # others equal their prediction, and that is compared: |c - r| >= |p - r| - |c - p|,

@@ -13,22 +13,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.errors import UsageError
-from ddpcheck.run import (
-    batch_norm,
-    clipping,
-    data_parallel_fixes,
-    fingerprint,
-    model,
-    observe,
-    private,
-    submodules,
-    surroundings,
-    virtual_ddp,
-)
+from ddpcheck.run import batch_norm, model, private, submodules, surroundings
 from ddpcheck.run.data_parallel import DataParallelOnOneDevice
-from ddpcheck.run.direct import scaled_direct_use
+from ddpcheck.run.fixes import clipping
+from ddpcheck.run.fixes import replicas as data_parallel_fixes
 from ddpcheck.run.noise import SampleNoise
-from ddpcheck.run.virtual_group import World
+from ddpcheck.run.process import fingerprint
+from ddpcheck.run.virtual import ddp as virtual_ddp
+from ddpcheck.run.virtual.group import World
+from ddpcheck.run.watch import observe
+from ddpcheck.run.watch.direct import scaled_direct_use
 from tests.run import without
 
 pytestmark = pytest.mark.usefixtures("seeded")  # layers draw their weights
@@ -250,8 +244,8 @@ def test_simulated_wrapper_needs_no_private_method(
 
 def test_torch_without_dynamo_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)
-    monkeypatch.delitem(sys.modules, "ddpcheck.run.later", raising=False)
-    importlib.import_module("ddpcheck.run.later")
+    monkeypatch.delitem(sys.modules, "ddpcheck.run.process.later", raising=False)
+    importlib.import_module("ddpcheck.run.process.later")
 
 
 def test_data_parallel_on_one_device_is_refused_without_its_broadcast(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddpcheck.run import backwards
+from ddpcheck.run.fixes import backwards
 
 
 class _Seated(torch.autograd.Function):

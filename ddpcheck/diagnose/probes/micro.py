@@ -17,7 +17,7 @@ from torch import Tensor
 from ddpcheck import tree
 from ddpcheck.diagnose.probes.evidence import Micro
 from ddpcheck.diagnose.probes.teacher import key_of, tensors_of
-from ddpcheck.run import countables
+from ddpcheck.run.watch import countables
 from ddpcheck.trace import Reader
 
 

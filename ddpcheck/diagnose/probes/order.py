@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ddpcheck import tree
 from ddpcheck.diagnose.probes.coupling import Grads, Pass, Places, largest_gradients
-from ddpcheck.run import countables, isolation
+from ddpcheck.run.process import isolation
+from ddpcheck.run.watch import countables
 
 _BLOCKS = 2  # in a shard
 

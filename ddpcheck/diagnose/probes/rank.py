@@ -35,22 +35,17 @@ from ddpcheck.diagnose.probes.teacher import (
 )
 from ddpcheck.diagnose.probes.written import writing
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import (
-    averaged,
-    batch_norm,
-    countables,
-    exact,
-    fixes,
-    isolation,
-    observe,
-    private,
-)
+from ddpcheck.run import averaged, batch_norm, private
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
-from ddpcheck.run.loading import borrowed
+from ddpcheck.run.fixes import apply as fixes
+from ddpcheck.run.fixes import exact
+from ddpcheck.run.process import isolation
+from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.spec import Defect, RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise, set_default_dtype
+from ddpcheck.run.watch import countables, observe
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader
 

@@ -36,14 +36,17 @@ from ddpcheck.diagnose.probes.teacher import (
 )
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import countables, fixes, isolation, sizing
 from ddpcheck.run import model as models
+from ddpcheck.run import sizing
 from ddpcheck.run.batches import batches_of
-from ddpcheck.run.loading import borrowed
+from ddpcheck.run.fixes import apply as fixes
 from ddpcheck.run.noise import DrawCounter
+from ddpcheck.run.process import isolation
+from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise, set_default_dtype
+from ddpcheck.run.watch import countables
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Writer
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck.run.names import shortener
-from ddpcheck.run.sketch import SIZE, sketch
+from ddpcheck.run.watch.sketch import SIZE, sketch
 from ddpcheck.trace import Reader
 
 

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.run import backwards
 from ddpcheck.run import model as models
+from ddpcheck.run.fixes import backwards
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import split
 from ddpcheck.run.surroundings import loss_function

@@ -1,0 +1,356 @@
+"""Interventions: what a fix would do, applied in the ranks to a run.
+
+A `RunSpec` names them ("loss.scale:2.0"); the user's file is never touched. Each
+changes one thing, so that a run with it proves or disproves one cause.
+
+    batch_norm.sync        torch's batch norms synchronised over ranks
+    module.global:NAME     the module sees the rows of all ranks, as in one process
+    module.in_group:NAME   the same, with the process group in sight
+    loss.scale:FACTOR      every backward starts from FACTOR
+    loss.count:COUNTABLE   ... from W * n_r / N, n_r counted on the rank's targets
+    loss.global:WHAT       the loss sees the outputs and targets of all ranks; WHAT is
+                           "MODULES|PARAMETERS|PATHS", see global_loss
+    loss.partial:PATHS     the same for some tensors of the output alone ("=" before one
+                           without samples); the others get the gradient of the rank's
+                           own loss
+    direct.scale:FACTOR    parameters used outside their own module, as in a penalty,
+                           get FACTOR times the gradient
+    gradients.scale:FACTOR  parameters get FACTOR times the gradient of every backward
+    gradients.filled       parameters with a gradient on any rank have one on all ranks
+    gradients.contiguous   gradients lie in memory as those of contiguous parameters do
+    gradients.one_process  every update takes the gradients that one process has there
+    terms.scale:FACTOR     numbers that no data reach get FACTOR times the gradient
+                           where they are added to others
+    outputs.scale:FACTOR|PATHS  these outputs of the model get FACTOR times the gradient
+    collectives.autograd   raw collectives carry gradients
+    state.broadcast        rank 0's untrained parameters and buffers to all ranks after
+                           every step
+    state.one_process:NAMES  buffers of these modules as one process has them after the
+                           step
+    update.schedule        learning rates and other numbers of the optimizer as one
+                           process has them at each update
+    ddp.find_unused        DDP built anew with find_unused_parameters=True
+    ddp.rewrap             DDP built anew, as it was, on the model as it is now
+    ddp.static_off, ddp.static_on  DDP built anew with static_graph=False, with True
+    ddp.plain_output       DDP sees the output's tensors in a plain tuple
+    dp.mean_scalars        DataParallel's replicas' scalars gathered to their mean
+    dp.keep_state          what each replica assigned to itself is kept
+    dp.same_thread         replicas run in the caller's thread
+    dp.copy_scalars        0-dimensional tensors go to all replicas
+    dp.pad_gather          outputs are filled up to the longest before they are gathered
+    dp.replica_parameters  parameters() of DataParallel's replicas filled
+    ddp.rewrap_trainable   the same, with requires_grad=True while it is built
+    ddp.no_comm_hook       DDP built anew without the hooks that were registered
+    ddp.always_sync        no_sync does nothing: every backward is reduced
+    ddp.broadcast          the reference's first weights and buffers to all ranks after
+                           wrapping
+    ddp.broadcast_forward  rank 0's weights and buffers to all ranks before the first
+                           forward of every step
+    ddp.broadcast_after    rank 0's weights and buffers to all ranks after every step
+    target.accum:COUNTABLE every micro-batch weighed by its share of one count over all
+                           micro-batches and ranks; in the reference too
+    target.accum_sums:COUNTABLE  the same where no loss is divided by their number
+    target.clip_last       clipping by norm once, when the optimizer steps; in the
+                           reference too
+    target.unhook          no tensor hooks on parameters; in the reference too
+    target.constant_draws  random numbers are constants; in the reference too
+    target.frozen_norms    torch's batch norms are frozen; in the reference too
+    collectives.exact      collectives return what their definition says, and DDP has
+                           a group of gloo's
+    collectives.label_offset  an arange over the rank's rows counts from its first row;
+                              with ":forward", within the model's forward too
+    collectives.mean_counts  sums over ranks without gradients are read as means
+    numbers.together       what ranks read of a tensor's one number is all ranks' mean
+    autograd.averaged      what torch.autograd.grad gives for parameters is averaged
+    collectives.off_after_backward  no all_reduce between backward and optimizer step
+    noise.global_draws:SHAPES  generators of the target's own draw for the global batch,
+                           and a rank keeps its rows; SHAPES are one process's draws
+    autograd.mutation      tensors saved for backward survive being written over
+    data.strided           rank r takes samples r, r + W, r + 2 W, ...
+    data.stride, data.part, data.unpadded  the target's own loaders shard their data
+                           so, see ddpcheck.run.fixes.sharding
+    data.alone             batch() is called with no process group in sight
+    data.filled            a rank with fewer batches than others goes on with empty ones
+    target.orders          data are shuffled as one process shuffles them; it notes how
+    ddp.join_all, ddp.join_left  join divides by all ranks, by those that are left
+    compile.reducer        DDP as torch.compile wants it where it compiles the backward
+    compile.whole          torch.compile does not split the model at DDP's buckets
+    compile.off            nothing is compiled
+    ddp.no_buffer_broadcast  DDP built anew with broadcast_buffers=False
+    ddp.no_bucket_view     DDP built anew with gradient_as_bucket_view=False
+    checkpoint.nonreentrant  torch.utils.checkpoint with use_reentrant=False
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpcheck import tree
+from ddpcheck.run import batch_norm, overrides, private, submodules
+from ddpcheck.run.averaged import is_ddp
+from ddpcheck.run.fixes import (
+    clipping,
+    exact,
+    filling,
+    mean_counts,
+    rewriting,
+    sharding,
+)
+from ddpcheck.run.fixes import scales as fix_scales
+from ddpcheck.run.fixes.autograd_collectives import autograd_collectives
+from ddpcheck.run.fixes.collectives import averaged_grad, off_after_backward
+from ddpcheck.run.fixes.constant_draws import ConstantDraws
+from ddpcheck.run.fixes.gather import alone, gathered, rows_of_ranks
+from ddpcheck.run.fixes.labels import offset_by_rank
+from ddpcheck.run.fixes.names import argument
+from ddpcheck.run.fixes.own_averages import contiguous_gradients, filled_gradients
+from ddpcheck.run.fixes.plain_output import with_plain_output
+from ddpcheck.run.fixes.together import numbers_together
+from ddpcheck.run.names import shortener
+from ddpcheck.run.noise import GlobalDraws
+from ddpcheck.run.watch import compiling, countables, sync_flag
+
+# What a DDP object is built anew with.
+_DDP_SETTINGS: dict[str, dict[str, Any]] = {
+    "ddp.find_unused": {"find_unused_parameters": True},
+    "ddp.static_off": {"static_graph": False},
+    "ddp.static_on": {"static_graph": True},
+    "ddp.no_buffer_broadcast": {"broadcast_buffers": False},
+    "ddp.no_bucket_view": {"gradient_as_bucket_view": False},
+    "ddp.rewrap_trainable": {"find_unused_parameters": True},
+    "ddp.no_comm_hook": {"hooks": ()},
+}
+# How torch.compile is set.
+_COMPILER_SETTINGS: dict[str, dict[str, Any]] = {
+    "compile.reducer": {"optimize_ddp": "python_reducer"},
+    "compile.whole": {"optimize_ddp": False},
+}
+
+
+def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
+    """Returns the bare model with the interventions that change modules."""
+    if argument(fixes, "batch_norm.sync") is not None:
+        model = batch_norm.apply(model, "sync")
+    for fix in fixes:
+        head, _, name = fix.partition(":")
+        if head in ("module.global", "module.in_group"):
+            _see_all_rows(model.get_submodule(name), hides=head == "module.global")
+    return model
+
+
+def around_wrap(fixes: tuple[str, ...]) -> contextlib.AbstractContextManager[None]:
+    """Stands around wrapping, with the interventions that change how DDP is built."""
+    if argument(fixes, "compile.off") is not None:
+        return compiling.off()
+    for fix, settings in _COMPILER_SETTINGS.items():
+        if argument(fixes, fix) is not None:
+            return compiling.built_with(**settings)
+    return contextlib.nullcontext()
+
+
+def after_wrap(
+    model: nn.Module,
+    fixes: tuple[str, ...],
+    initial: Mapping[str, Tensor] | None = None,
+) -> nn.Module:
+    """Returns the wrapped model with the interventions that change the wrapper.
+
+    `initial` are one process's first weights and buffers, by name.
+    """
+    if argument(fixes, "ddp.broadcast") is not None:
+        rewriting.broadcast(model, initial or {})
+    settings: dict[str, Any] = {}
+    for name, setting in _DDP_SETTINGS.items():
+        if argument(fixes, name) is not None:
+            settings |= setting
+    if argument(fixes, "collectives.exact") is not None:
+        settings["process_group"] = dist.new_group(backend="gloo")
+    if settings or argument(fixes, "ddp.rewrap") is not None:
+        trainable = argument(fixes, "ddp.rewrap_trainable") is not None
+        with _all_trainable(model) if trainable else contextlib.nullcontext():
+            model = submodules.replace(
+                model, is_ddp, lambda ddp: rebuild(ddp, **settings)
+            )
+    if argument(fixes, "ddp.plain_output") is not None:
+        model = submodules.replace(model, is_ddp, with_plain_output)
+    return model
+
+
+@contextlib.contextmanager
+def around_training(
+    fixes: tuple[str, ...],
+    shard_targets: Callable[[], Any],
+    model: Callable[[], nn.Module],
+) -> Iterator[None]:
+    """Stands around all steps; `shard_targets` gives the current step's."""
+    if not fixes:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        fix_scales.enter(stack, fixes, shard_targets, model)
+        for name, context in {
+            "collectives.autograd": autograd_collectives,
+            "collectives.label_offset": lambda: offset_by_rank(
+                lambda: countables.samples(shard_targets()),
+                model(),
+                within=argument(fixes, "collectives.label_offset") == "forward",
+            ),
+            "noise.global_draws": lambda: GlobalDraws(
+                rank=dist.get_rank(),
+                world_size=dist.get_world_size(),
+                samples=lambda: countables.samples(shard_targets()),
+                known=argument(fixes, "noise.global_draws") or "",
+            ),
+            "collectives.off_after_backward": off_after_backward,
+            "collectives.exact": exact.exact,
+            "collectives.mean_counts": mean_counts.averaged_sums,
+            "numbers.together": numbers_together,
+            "gradients.filled": lambda: filled_gradients(model()),
+            "gradients.contiguous": lambda: contiguous_gradients(model()),
+            "autograd.averaged": lambda: averaged_grad(model()),
+            "data.stride": sharding.stride,
+            "data.part": sharding.part,
+            "data.filled": filling.filled,
+            "ddp.always_sync": sync_flag.always_set,
+            "ddp.join_all": lambda: overrides.joining(counts_all=True),
+            "ddp.join_left": lambda: overrides.joining(counts_all=False),
+            "compile.reducer": lambda: _compiler("compile.reducer"),
+            "compile.whole": lambda: _compiler("compile.whole"),
+            "compile.off": compiling.off,
+            "ddp.broadcast_forward": lambda: rewriting.broadcast_before(model()),
+            "checkpoint.nonreentrant": overrides.nonreentrant_checkpoints,
+            "target.clip_last": clipping.deferred,
+            "target.constant_draws": ConstantDraws,
+            "target.unhook": lambda: clipping.without_tensor_hooks(model()),
+            "autograd.mutation": torch.autograd.graph.allow_mutation_on_saved_tensors,
+        }.items():
+            if argument(fixes, name) is not None:
+                stack.enter_context(context())
+        yield
+
+
+def after_step(model: nn.Module, fixes: tuple[str, ...]) -> None:
+    """Does what an intervention does between two steps."""
+    if argument(fixes, "ddp.broadcast_after") is not None:
+        rewriting.broadcast(model, {})
+    if argument(fixes, "state.broadcast") is None:
+        return
+    short = shortener(model)
+    with torch.no_grad():
+        named = {
+            short(n): p for n, p in model.named_parameters() if not p.requires_grad
+        }
+        named |= {short(n): b for n, b in model.named_buffers()}  # type: ignore[misc]
+        for name in sorted(named):
+            dist.broadcast(named[name].data, 0)
+
+
+def _compiler(fix: str) -> contextlib.AbstractContextManager[None]:
+    return compiling.with_settings(**_COMPILER_SETTINGS[fix])
+
+
+@contextlib.contextmanager
+def _all_trainable(model: nn.Module) -> Iterator[None]:
+    before = [(p, p.requires_grad) for p in model.parameters()]
+    for parameter, _ in before:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter, required in before:
+            parameter.requires_grad_(required)
+
+
+def rebuild(
+    ddp: DistributedDataParallel, hooks: Sequence[Any] | None = None, **changes: Any
+) -> DistributedDataParallel:
+    """Returns a new DDP around the same module, settings kept but for `changes`.
+
+    `hooks` are (hook, state) pairs, by default those that were registered.
+    """
+    if hooks is None:
+        hooks = getattr(ddp, "_comm_hooks", ())
+    settings: dict[str, Any] = {
+        "find_unused_parameters": ddp.find_unused_parameters,
+        "static_graph": ddp.static_graph,
+        "broadcast_buffers": ddp.broadcast_buffers,
+        "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
+        "process_group": ddp.process_group,
+        **changes,
+    }
+    if settings["static_graph"] and "find_unused_parameters" in changes:
+        settings["static_graph"] = False
+    made = DistributedDataParallel(ddp.module, **settings)
+    for hook, state in hooks:
+        made.register_comm_hook(state, hook)
+    return made
+
+
+def _see_all_rows(module: nn.Module, *, hides: bool) -> None:
+    """Makes a module compute on the rows of all ranks and return this rank's."""
+    forward = _with_its_hooks(module)
+    compute = functools.partial(alone, forward) if hides else forward
+
+    def global_forward(*args: Any, **kwargs: Any) -> Any:
+        if not (module.training and dist.is_initialized()):
+            return forward(*args, **kwargs)
+        sizes: dict[str, tuple[int, ...]] = {}
+
+        def gather(path: str, t: Tensor) -> Tensor:
+            if t.dim() == 0:
+                return t
+            sizes[path] = rows_of_ranks(len(t))
+            return gathered(t, 0, sizes[path])
+
+        args, kwargs = tree.replace((args, kwargs), gather)
+        whole = compute(*args, **kwargs)
+        return _own_rows(whole, next(iter(sizes.values()), (1,)))
+
+    module.forward = global_forward
+
+
+def _with_its_hooks(module: nn.Module) -> Callable[..., Any]:
+    """Returns the forward with the hooks that are on the module, and takes them off."""
+    forward, hooks = module.forward, list(private.forward_hooks(module).values())
+    private.forward_hooks(module).clear()
+    takes_kwargs = {id(h): len(inspect.signature(h).parameters) > 3 for h in hooks}  # noqa: PLR2004
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        for hook in hooks:
+            given = (args, kwargs) if takes_kwargs[id(hook)] else (args,)
+            changed = hook(module, *given, output)
+            output = output if changed is None else changed
+        return output
+
+    return hooked if hooks else forward
+
+
+def _own_rows(whole: Any, sizes: tuple[int, ...]) -> Any:
+    rank, total = dist.get_rank(), sum(sizes)
+
+    def rows(_: str, t: Tensor) -> Tensor:
+        dim = _row_dim(tuple(t.shape), total)
+        if dim is None:
+            return t
+        step = t.shape[dim] // total
+        return t.narrow(dim, sum(sizes[:rank]) * step, sizes[rank] * step)
+
+    return tree.replace(whole, rows)
+
+
+def _row_dim(shape: tuple[int, ...], total: int) -> int | None:
+    """Returns which dimension holds the samples; behind views or time it is another."""
+    if shape and shape[0] % total == 0:
+        return 0
+    found = [dim for dim, size in enumerate(shape) if size == total]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,169 @@
+"""The loss of the global batch on every rank: interventions on a loss."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddpcheck import tree
+from ddpcheck.run import private
+from ddpcheck.run.fixes.gather import alone, mean_over_ranks, own_live, rows_of_ranks
+
+Loss = Callable[[Any, Any], Any]
+# Of an output: blocks of all samples, 0 for no samples; the dimension they are in.
+Layout = tuple[int, int]
+
+_NO_SAMPLES: Layout = (0, 0)
+_LAID = re.compile(r"(?P<path>.*)\*(?P<blocks>\d+)@(?P<dim>\d+)")
+
+
+def global_loss(
+    model: nn.Module, bare: nn.Module, what: str, shard: tuple[int, int]
+) -> nn.Module:
+    """Returns a model that takes the global batch and computes this rank's rows.
+
+    Its output is the global batch's. Where the output itself cannot be gathered (the
+    loss is computed inside forward), the modules `names` inside `bare` do so instead;
+    what comes before them computes all rows, but for batch norms: their statistics are
+    no doing of the loss.
+
+    Args:
+        model: as wrapped.
+        bare: the module inside.
+        what: "MODULES|PARAMETERS|PATHS": the modules of `bare` whose outputs are
+            gathered, "" for the model as a whole, the parameters that the loss itself
+            uses, and the model's outputs that have no samples, or, as
+            "PATH*BLOCKS@DIMENSION", blocks of all samples one after the other there.
+        shard: (first row, rows) of this rank.
+    """
+    names, direct, paths = (part.split(",") for part in f"{what}||".split("|", 3)[:3])
+    if names == [""]:
+        gathering = _Gathering(shard, _layouts(filter(None, paths)))
+        # A step may call what is inside the wrapper, too.
+        for each in dict.fromkeys((model, bare)):
+            gathering.attach(each)
+        return model
+    for name in filter(None, direct):
+        # Used in the loss itself, which now is the whole loss on every rank.
+        bare.get_parameter(name).register_hook(lambda g: g / dist.get_world_size())
+    gathering = _Gathering(shard, {})
+    norms = [m for m in bare.modules() if isinstance(m, private.BATCH_NORMS)]
+    for each in dict.fromkeys([bare.get_submodule(name) for name in names] + norms):
+        gathering.attach(each)
+    return model
+
+
+def _layouts(paths: Iterable[str]) -> dict[str, Layout]:
+    found = {}
+    for path in paths:
+        laid = _LAID.fullmatch(path)
+        numbers = (int(laid["blocks"]), int(laid["dim"])) if laid else _NO_SAMPLES
+        found[laid["path"] if laid else path] = numbers
+    return found
+
+
+class _Gathering:
+    """Global batch in, this rank's rows through a module, all rows out.
+
+    By hooks: training code may take the wrapper off, and look for attributes below it.
+    A call within another one passes.
+    """
+
+    def __init__(self, shard: tuple[int, int], layouts: Mapping[str, Layout]) -> None:
+        self._shard, self._layouts = shard, layouts
+        self._depth = 0
+        self._rows = shard[1]  # of the call that is running
+
+    def attach(self, module: nn.Module) -> None:
+        """Gathers what the module returns."""
+        module.register_forward_pre_hook(self._enter, with_kwargs=True)
+        module.register_forward_hook(self._leave, always_call=True)
+
+    def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        self._depth += 1
+        if self._depth > 1:
+            return None
+        local, self._rows = _local_rows((args, kwargs), self._shard)
+        return local
+
+    def _leave(self, _: nn.Module, __: Any, output: Any) -> Any:
+        self._depth -= 1
+        if self._depth or output is None:
+            return None
+        return _gather_output(output, self._rows, self._layouts)
+
+
+def _local_rows(value: Any, shard: tuple[int, int]) -> tuple[Any, int]:
+    """Returns what is this rank's, and how many rows that are.
+
+    A call that is given no batch, nor a multiple of it, is given a micro-batch: that is
+    divided among the ranks.
+    """
+    start, size = shard
+    total = sum(rows_of_ranks(size))
+    lengths = Counter(len(t) for _, t in tree.tensors(value) if t.dim())
+    most = max(lengths, key=lambda n: (lengths[n], n), default=0)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if most >= world_size and not any(n and n % total == 0 for n in lengths):
+        total, (start, size) = most, tree.shard_range(most, rank, world_size)
+
+    def rows(_: str, t: Tensor) -> Tensor:
+        if t.dim() == 0 or len(t) % total or len(t) < total:
+            return t
+        step = len(t) // total
+        return t.narrow(0, start * step, size * step)
+
+    return tree.replace(value, rows), size
+
+
+def _gather_output(output: Any, size: int, layouts: Mapping[str, Layout]) -> Any:
+    def gather(path: str, t: Tensor) -> Tensor:
+        usual = 1, int(t.dim() > 1 and len(t) % size > 0)
+        number, dim = layouts.get(path or "output", usual)
+        if dim >= t.dim() > 0:  # of another call
+            number, dim = usual
+        if t.dim() == 0 or number == 0:
+            return mean_over_ranks(t) if t.is_floating_point() else t
+        parts = t.unflatten(dim, (number, t.shape[dim] // number))
+        whole = own_live(parts, dim + 1, rows_of_ranks(parts.shape[dim + 1]))
+        return whole.flatten(dim, dim + 1)
+
+    return tree.replace(output, gather)
+
+
+def without_sight_of_ranks(loss: Loss) -> Loss:
+    """Returns the loss as one process computes it: no process group is in sight."""
+    return functools.partial(alone, loss)
+
+
+def partly_global(
+    loss: Loss, paths: set[str], size: int, whole_targets: Callable[[], Any]
+) -> Loss:
+    """Returns a loss that is the global one for some outputs, the rank's for the rest.
+
+    Its gradient at the outputs `paths` is W times one process's, and at the others what
+    the rank's own loss gives. Its value means nothing.
+
+    Args:
+        loss: of (output, targets).
+        paths: of tensors in the model's output; "=" before one without samples.
+        size: samples of this rank.
+        whole_targets: gives the targets of the global batch.
+    """
+    whole_paths = {path[1:] for path in paths if path.startswith("=")}
+    mine = paths | whole_paths
+
+    def both(output: Any, targets: Any) -> Any:
+        rest = tree.replace(output, lambda p, t: t.detach() if p in mine else t)
+        some = tree.replace(output, lambda p, t: t if p in mine else t.detach())
+        gathered = _gather_output(some, size, dict.fromkeys(whole_paths, _NO_SAMPLES))
+        whole = alone(loss, gathered, whole_targets())
+        return loss(rest, targets) + dist.get_world_size() * whole
+
+    return both

@@ -1,0 +1,63 @@
+"""Interventions on gradients for code that averages them by hand.
+
+`gradients.filled`: what has a gradient on some rank has one on all, of zeros where a
+rank does not use the parameter. Code that leaves out those that are None then meets
+the same parameters on every rank.
+
+`gradients.contiguous`: gradients are contiguous. Of others, as those of a model in
+channels_last, reshape(-1) is a copy: what is done to it never reaches the gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddpcheck.run.fixes import backwards
+
+
+def filled_gradients(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Fills gradients after every outermost backward.
+
+    Args:
+        model: whose trainable parameters are filled, in the order of their names.
+    """
+
+    def fill(parameters: list[nn.Parameter]) -> None:
+        has_one = torch.tensor([float(p.grad is not None) for p in parameters])
+        has_one = has_one.to(parameters[0].device)
+        dist.all_reduce(has_one, dist.ReduceOp.MAX)
+        for parameter, is_used in zip(parameters, has_one.tolist(), strict=True):
+            if is_used and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    return _after_backward(model, fill)
+
+
+def contiguous_gradients(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Makes gradients contiguous after every outermost backward."""
+
+    def lay(parameters: list[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.contiguous()
+
+    return _after_backward(model, lay)
+
+
+def _after_backward(
+    model: nn.Module, change: Callable[[list[nn.Parameter]], None]
+) -> contextlib.AbstractContextManager[None]:
+    trainable = [p for p in model.parameters() if p.requires_grad]
+
+    def run(backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        backward(*args, **kwargs)
+        if trainable:
+            change(trainable)
+
+    return backwards.outermost(run)

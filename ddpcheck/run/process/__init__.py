@@ -1,0 +1,1 @@
+"""What prepares a process of the engine: the target, its imports, global state."""

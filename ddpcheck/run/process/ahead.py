@@ -1,0 +1,72 @@
+"""Imports that training may wait for, done once for all ranks where it is likely to.
+
+torch imports parts of itself when they are first used, and every rank would import them
+by itself. What the target has imported, or speaks of in its file, is there for all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import torch.utils.checkpoint
+
+from ddpcheck.ranks import preload
+from ddpcheck.run.process import dynamo
+
+_SYMBOLS = "torch.fx.experimental.symbolic_shapes"
+# What a file says that needs a module. A word too many costs its import, once.
+_WORDS = {
+    dynamo.NAME: (
+        r"(?<!re\.)\bcompile\b|_dynamo|checkpoint|deterministic|profiler"
+        r"|functorch|torch\.func\b"
+    ),
+    _SYMBOLS: (
+        r"distributions|broadcast_shapes|grad_outputs|grad_tensors|autograd\.backward"
+        r"|\.backward\([^)]"
+    ),
+}
+# Libraries that checkpoint or compile hold one of these; torch's own modules all do.
+_NEED_DYNAMO = (
+    torch.compile,
+    torch.utils.checkpoint,
+    torch.utils.checkpoint.checkpoint,
+    torch.utils.checkpoint.checkpoint_sequential,
+)
+
+
+def prepare() -> None:
+    """Imports what training will probably need; puts the compiler off if it is not."""
+    source = _source()
+    needed = {module for module, words in _WORDS.items() if re.search(words, source)}
+    if not dynamo.can_wait() or _is_held():
+        needed.add(dynamo.NAME)
+    for module in sorted(needed):
+        if importlib.util.find_spec(module) is not None:
+            importlib.import_module(module)
+    dynamo.put_off()
+
+
+def _source() -> str:
+    ref = getattr(preload.RESULT, "ref", None)
+    if ref is None or ref.path is None:
+        return ""
+    try:
+        return Path(ref.path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _is_held() -> bool:
+    """Returns whether a module that is not torch's holds what needs torch._dynamo."""
+    wanted = {id(each) for each in _NEED_DYNAMO}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("torch", "ddpcheck", "torchgen"):
+            continue
+        values = list(getattr(module, "__dict__", {}).values())
+        if any(id(value) in wanted for value in values):
+            return True
+    return False

@@ -1,0 +1,210 @@
+"""torch._dynamo, not imported before something needs it.
+
+Its import takes as long as torch's own, and training without torch.compile wants but
+four answers of it: optimizers and DistributedDataParallel tell the compiler to stay
+away. While there is no compiler these answers are known, so a stand-in gives them.
+Whoever asks it for anything else gets the module itself, which is imported then and
+takes its place.
+
+See ddpcheck.run.process.ahead for when it is imported for all ranks at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpcheck.ranks import pauses
+
+NAME = "torch._dynamo"
+_SETTINGS = "TORCHDYNAMO"  # how the variables of its configuration begin
+_lock = threading.Lock()  # never held while anything is imported
+
+
+class StandIn(ModuleType):
+    """Answers as torch._dynamo does where nothing has been compiled."""
+
+    def __init__(self, spec: ModuleSpec) -> None:
+        super().__init__(NAME)
+        vars(self).update(
+            __spec__=spec,
+            __file__=spec.origin,
+            __path__=list(spec.submodule_search_locations or []),
+            __package__=NAME,
+            __loader__=spec.loader,
+            disable=_disable,
+            graph_break=_graph_break,
+            trace_rules=_Part("trace_rules", clear_lru_cache=_nothing_cached),
+            utils=_Part("utils", get_optimize_ddp_mode=_default_mode),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what others ask of every module
+            raise AttributeError(name)
+        return getattr(real(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(real(), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(real(), name)
+
+
+class _Part:
+    """A submodule of which one answer is known, until it has been imported."""
+
+    def __init__(self, name: str, **known: Any) -> None:
+        vars(self).update(_name=name, _known=known)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._known and is_stood_in():
+            return self._known[name]
+        return getattr(self._itself(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._itself(), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._itself(), name)
+
+    def _itself(self) -> Any:
+        return getattr(real(), self._name)
+
+
+class _Submodules(MetaPathFinder):
+    """Finds submodules of the package while the stand-in is in its place."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
+        """Returns how to load one; nothing is imported yet: importlib holds a lock."""
+        del target
+        if not name.startswith(NAME + ".") or not is_stood_in():
+            return None
+        own = PathFinder.find_spec(name, path)
+        if own is None:
+            return None
+        is_package = own.submodule_search_locations is not None
+        loader = _AfterPackage(own)
+        return ModuleSpec(name, loader, origin=own.origin, is_package=is_package)
+
+
+class _AfterPackage(Loader):
+    """Imports the package, then gives the submodule that is there by then.
+
+    Loaded again it would be a second one, whose settings and classes nobody knows.
+    """
+
+    def __init__(self, own: ModuleSpec) -> None:
+        self._own = own
+        self._made: ModuleType | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Returns the submodule, new where the package has not imported it."""
+        real()
+        there = sys.modules.get(spec.name)
+        if there is not None:
+            return there
+        self._made = importlib.util.module_from_spec(self._own)
+        return self._made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Runs what is new; importlib has changed where the module is from."""
+        with contextlib.suppress(AttributeError):  # modules of settings refuse it
+            module.__spec__, module.__loader__ = self._own, self._own.loader
+        if module is self._made and self._own.loader is not None:
+            self._own.loader.exec_module(module)
+
+
+def _graph_break(*args: Any, **options: Any) -> None:
+    """Where nothing is traced, there is no graph to break."""
+    if not is_stood_in():
+        real().graph_break(*args, **options)
+
+
+def _nothing_cached() -> None:
+    """No rule has been looked up yet."""
+
+
+def _default_mode() -> str:
+    """What DistributedDataParallel asks for when it is built; see torch's default."""
+    return "ddp_optimizer"
+
+
+def _disable(*args: Any, **options: Any) -> Any:
+    """Returns a function that is never compiled, for torch's own decorator.
+
+    Others may want more of the result than to be called: theirs is the module's own.
+    """
+    if len(args) != 2 or options != {"wrapping": False}:  # noqa: PLR2004 (its call)
+        return real().disable(*args, **options)
+    function, recursive = args
+    chosen: Callable[..., Any] | None = None
+
+    def disabled(*values: Any, **named: Any) -> Any:
+        nonlocal chosen
+        if chosen is None:
+            if is_stood_in():
+                return function(*values, **named)
+            chosen = real().disable(function, recursive, **options)
+        return chosen(*values, **named)
+
+    return disabled
+
+
+def is_stood_in() -> bool:
+    """Returns whether nothing has asked for torch._dynamo itself."""
+    return isinstance(sys.modules.get(NAME), StandIn)
+
+
+def real() -> ModuleType:
+    """Returns torch._dynamo itself, which takes the stand-in's place.
+
+    Raises:
+        ImportError: torch has none.
+    """
+    with _lock:
+        is_first = is_stood_in()
+        if is_first:
+            del sys.modules[NAME]
+            vars(torch).pop("_dynamo", None)
+    with pauses.paused() if is_first else contextlib.nullcontext():
+        return importlib.import_module(NAME)
+
+
+def can_wait() -> bool:
+    """Returns whether this torch asks only what is known, and nobody configured it."""
+    if any(name.startswith(_SETTINGS) for name in os.environ):
+        return False
+    try:
+        disable = inspect.getsource(importlib.import_module("torch._compile"))
+        wrapper = inspect.getsource(DistributedDataParallel.__init__)
+    except (ImportError, OSError, TypeError):
+        return False
+    return (
+        "torch._dynamo.disable(fn, recursive, wrapping=False)" in disable
+        and "torch._dynamo.utils.get_optimize_ddp_mode()" in wrapper
+    )
+
+
+def put_off() -> None:
+    """Puts the stand-in where torch._dynamo has not been imported."""
+    spec = None if NAME in sys.modules else importlib.util.find_spec(NAME)
+    if spec is not None:
+        made = StandIn(spec)
+        sys.meta_path.insert(0, _Submodules())
+        sys.modules[NAME] = made
+        vars(torch)["_dynamo"] = made

@@ -1,0 +1,225 @@
+"""The target inside a rank: imported once in the fork server, or here."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ddpcheck import devices
+from ddpcheck import target as target_module
+from ddpcheck.errors import Problem, UsageError
+from ddpcheck.importing import file_of
+from ddpcheck.ranks import preload
+from ddpcheck.run.process import rank_variables
+from ddpcheck.run.process.fingerprint import of_module
+from ddpcheck.target import Target, TargetRef
+
+_MOST = 64  # modules of other folders that are looked at
+_INSTALLED = ("site-packages", "dist-packages", "/lib/python3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The target, or what is wrong with it."""
+
+    ref: TargetRef
+    target: Target | None = None
+    problem: Problem | None = None
+    asks_rank: bool = False  # while it is imported: ranks import it again
+
+    @property
+    def needs_later(self) -> bool:
+        """Whether ranks will train it; see ranks.pool.Preload."""
+        return self.problem is None
+
+
+def load_in_server(path: str, names: list[list[str]]) -> Loaded:
+    """Imports the target before any rank is forked; what the fork server calls."""
+    torch.set_num_threads(1)  # thread pools would not survive the fork
+    ref = TargetRef(path=path, names=tuple((a, b) for a, b in names))
+    try:
+        with rank_variables.watched(_folders(path)) as asked:
+            target = target_module.load(ref)
+        devices.check_untouched(target.name)
+        return Loaded(ref=ref, target=target, asks_rank=bool(asked))
+    except UsageError as error:
+        return Loaded(ref=ref, problem=error.problem)
+
+
+def load(ref: TargetRef) -> Target:
+    """Returns the target, from the fork server where it has imported it.
+
+    Raises:
+        UsageError: as ddpcheck.target.load.
+    """
+    made = preload.RESULT
+    if isinstance(made, Loaded) and made.ref == ref and not _has_changed:
+        if made.problem is not None:
+            raise UsageError(made.problem)
+        assert made.target is not None
+        if not (made.asks_rank and dist.is_initialized()):
+            return made.target
+        forget(made.target)
+    return _load_here(ref)
+
+
+@contextlib.contextmanager
+def borrowed(ref: TargetRef) -> Iterator[Target]:
+    """Yields the target to a job after which nobody asks whether its module changed.
+
+    If it has, the next job loads it anew. What returns a run's result compares the
+    fingerprint itself, and the rank is replaced.
+    """
+    target = load(ref)
+    before = fingerprint(target)
+    try:
+        yield target
+    finally:
+        if fingerprint(target) != before:
+            forget(target)
+
+
+def forget(target: Target) -> None:
+    """Makes the next load import the target's modules anew."""
+    global _has_changed, _last, _left
+    for module in _own_modules(target):
+        sys.modules.pop(module.__name__, None)
+    _names_of_users.cache_clear()
+    _has_changed, _last, _left = True, None, None
+
+
+@dataclass(slots=True)
+class _Imported:
+    """What loading files from one folder added to this process."""
+
+    folders: tuple[str, ...]
+    modules: set[str]
+    search: list[str]  # sys.path without the folder
+
+
+_imported: _Imported | None = None
+_has_changed = False  # what the fork server has loaded
+_last: tuple[tuple[TargetRef, tuple[int, ...]], Target] | None = None
+_left: tuple[Target, int] | None = None  # the last fingerprint
+
+
+def _load_here(ref: TargetRef) -> Target:
+    """Loads the target, once for all jobs of this rank that name it one after another.
+
+    As from the fork server: a rank in which its module has changed is given no job.
+    """
+    global _last  # noqa: PLW0603 (of this process, as sys.modules is)
+    if ref.path is None:
+        return target_module.load(ref)
+    key = ref, _version(ref.path)
+    if _last is None or _last[0] != key:
+        _last = None
+        _last = key, _import(ref, ref.path)
+    return _last[1]
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """Returns numbers that differ once the file was written again; () without one."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 (a third of the time, in every job)
+    except OSError:
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _import(ref: TargetRef, path: str) -> Target:
+    """Loads the target; forgets what one of another folder imported from there.
+
+    Two folders may both have a models.py: the second target would get the first's.
+    """
+    global _imported  # noqa: PLW0603 (of this process, as sys.modules is)
+    folders = _folders(path)
+    if _imported is not None:
+        sys.path[:] = _imported.search
+        if _imported.folders != folders:
+            for name in _imported.modules:
+                sys.modules.pop(name, None)
+            _imported = None
+    if _imported is None:
+        _imported = _Imported(folders=folders, modules=set(), search=list(sys.path))
+    before = set(sys.modules)
+    try:
+        return target_module.load(ref)
+    finally:
+        # As many modules as before may be others: a target takes the last one's place.
+        _names_of_users.cache_clear()
+        new = set(sys.modules) - before
+        _imported.modules |= {name for name in new if _is_below(name, folders)}
+
+
+@functools.lru_cache(maxsize=4)
+def _folders(path: str) -> tuple[str, ...]:
+    """Returns the folder of a file, as given and without links: modules have both."""
+    paths = os.path.abspath(path), os.path.realpath(path)  # noqa: PTH100
+    return tuple(os.path.dirname(p) + os.sep for p in paths)  # noqa: PTH120
+
+
+def _is_below(name: str, folders: tuple[str, ...]) -> bool:
+    """Returns whether a module's file is the user's own, in a folder or below."""
+    return _file(name).startswith(folders) and _is_users(name)
+
+
+def _is_users(name: str) -> bool:
+    """Returns whether a module is neither installed nor Python's, torch's or ours."""
+    if name.partition(".")[0] in ("ddpcheck", "torch"):
+        return False
+    file = _file(name)
+    return bool(file) and not any(part in file for part in _INSTALLED)
+
+
+def _file(name: str) -> str:
+    return file_of(sys.modules.get(name))
+
+
+def left(target: Target) -> int:
+    """Returns the fingerprint as the last job of this rank left it.
+
+    Between jobs no code of the user's runs.
+    """
+    if _left is not None and _left[0] is target:
+        return _left[1]
+    return fingerprint(target)
+
+
+def fingerprint(target: Target) -> int:
+    """Returns a number that changes with the state of the user's modules.
+
+    Those of the target's folder, and others that it imported, the last first: a large
+    package of the user's own would take longer than a job.
+    """
+    global _left  # noqa: PLW0603 (of this process, as its modules are)
+    own = {id(module): module for module in _own_modules(target)}
+    names = [name for name in _names_of_users(len(sys.modules)) if name in sys.modules]
+    others = {id(sys.modules[name]): sys.modules[name] for name in names[-_MOST:]}
+    found = hash(tuple(map(of_module, (own | others).values())))
+    _left = target, found
+    return found
+
+
+def _own_modules(target: Target) -> list[types.ModuleType]:
+    """Returns the target's file and what it imported from its folder."""
+    if not target.path:
+        return []
+    folders = _folders(target.path)
+    names = _names_of_users(len(sys.modules))
+    found = [name for name in names if _file(name).startswith(folders)]
+    return [sys.modules[name] for name in found if name in sys.modules]
+
+
+@functools.lru_cache(maxsize=1)
+def _names_of_users(_num_modules: int) -> list[str]:
+    """Returns the user's modules in the order of import; a walk over 2,500."""
+    return [name for name in list(sys.modules) if _is_users(name)]

@@ -1,0 +1,1 @@
+"""The numbers of a run: written by the reference, compared by the others."""

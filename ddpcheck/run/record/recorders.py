@@ -1,0 +1,393 @@
+"""What happens to the tensors of a run: written (reference) or compared (others)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ddpcheck import compare
+from ddpcheck.report import Difference, Quantity
+from ddpcheck.run.record import groups, laid
+from ddpcheck.run.spec import StepResult
+from ddpcheck.trace import PART, Reader, Writer
+
+# DataParallel adds up what its copies of a parameter got: zeros, where that is nothing.
+_UNUSED = (
+    "nothing uses it; DataParallel gives it gradients of zeros, with which the "
+    "optimizer moves it (weight decay, momentum)"
+)
+
+
+@dataclass(slots=True)
+class WritingRecorder:
+    """Writes everything to a trace, and notes what is not finite."""
+
+    writer: Writer
+    not_finite: list[str] = field(default_factory=list)
+
+    def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
+        """Appends the group to the trace."""
+        # What is not trained may be a mask of 1e9: no size for what is.
+        fixed = {n for n, t in named.items() if t is not None and not t.requires_grad}
+        is_weights = quantity == "weights"
+        self.writer.add(quantity, step, named.items(), fixed if is_weights else set())
+        index, key = self.writer.index, (quantity, step)
+        gradients = quantity.startswith("gradients")
+        if (key in index.has_nan and (gradients or is_weights)) or (
+            key in index.has_infinity and gradients
+        ):
+            self.not_finite.append(f"{quantity} at step {step}")
+
+
+@dataclass(slots=True)
+class ComparingRecorder:
+    """Compares every group with the reference's trace as it comes.
+
+    `uncomparable` names the modules whose buffers must not be compared now.
+    `rows` is (start, size, total) of the rank's samples, to find its part of outputs.
+    `calls_itself`: the target's own step calls the model, on whatever rows it likes.
+    `zeros_are_none`: a gradient of zeros is as none where one process has none, as
+    DataParallel adds up copies that nothing has used.
+    `floors` has an rtol for weights that are not judged by the common one; ranks are
+    then always compared with each other too.
+    """
+
+    reader: Reader
+    rtol: float
+    rank: int
+    rows: tuple[int, int, int]
+    uncomparable: Callable[[], set[str]] = set
+    zeros_are_none: bool = False
+    calls_itself: bool = False
+    floors: dict[str, float] = field(default_factory=dict)
+    quantities: dict[str, Quantity] = field(default_factory=dict)
+    digests: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    not_compared: dict[str, str] = field(default_factory=dict)
+    _of_zeros: set[str] = field(default_factory=set)
+    _least_move: float = 0.0
+
+    def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
+        """Compares the group; keeps rows only where it differs."""
+        if self._is_plain(quantity) and self._take_at_once(quantity, step, named):
+            return
+        if not named and not self.reader.names(quantity, step):
+            self.quantities.setdefault(quantity, Quantity())
+            return  # a model without buffers
+        references = laid.group(self.reader, quantity, step)
+        of_samples: set[str] = set()
+        if quantity == "outputs":
+            named, references = self._outputs(named, references)
+        elif quantity.startswith("gradients") and self.zeros_are_none:
+            zeros = {n for n, t in named.items() if _stands_for_none(t, references, n)}
+            named = {n: None if n in zeros else t for n, t in named.items()}
+            self._of_zeros |= {n.partition("@")[0] for n in zeros}
+        elif quantity == "weights" and self._of_zeros:
+            named, references = self._moved_by_zeros(step, named, references)
+        elif quantity == "buffers":
+            skip = self.uncomparable()
+            named, references = _without(named, skip), _without(references, skip)
+            named = self._known(named, references)
+            references, of_samples = self._shares(named, references)
+        scale: float | dict[str, float] = self.reader.scale(quantity, step)
+        if quantity == "buffers":
+            scale = compare.buffer_scales(references)
+            of_others = self._of_other_samples(of_samples, named, references, scale)
+            named, references = (
+                _without_names(named, of_others),
+                _without_names(references, of_others),
+            )
+        result = self._compare(quantity, step, named, references, scale)
+        self._add(quantity, result)
+        strict = quantity == "weights" and bool(self.floors)
+        if (result.mismatched and quantity != "outputs") or strict:
+            values = compare.digest(_without_names(named, of_samples))
+            name = quantity.partition("@")[0]
+            self.digests[name] = self.digests.get(name, ()) + values
+        gradients = self.quantities.get("gradients")
+        if quantity == "weights" and gradients and gradients.mismatched:
+            self._least_move = 0.0 if result.mismatched else self._moved(step)
+        self.reader.release(above=PART)
+
+    def _is_plain(self, quantity: str) -> bool:
+        """Returns whether a group is compared as it is, all of it by one tolerance."""
+        if quantity == "weights":
+            return not (self._of_zeros or self.floors)
+        if quantity == "outputs":
+            return True  # the rank's rows of them
+        return quantity.startswith("gradients") and not self.zeros_are_none
+
+    def _take_at_once(
+        self, quantity: str, step: int, named: dict[str, Tensor | None]
+    ) -> bool:
+        """Compares a group that is laid end to end; returns whether it is equal."""
+        earlier = self.quantities.get("gradients")
+        if earlier and earlier.mismatched:
+            return False
+        scale = self.reader.scale(quantity, step)
+        references = laid.kept(
+            self.reader,
+            (quantity, step, self.rows),
+            lambda: self._like(quantity, step, named),
+            scale,
+        )
+        worst = references.worst(named, self.rtol) if references is not None else None
+        if worst is None:
+            return False
+        self._add(quantity, self._within(len(named), step, worst, scale))
+        return True
+
+    def _like(
+        self, quantity: str, step: int, named: dict[str, Tensor | None]
+    ) -> dict[str, Tensor | None]:
+        """Returns the references of a group, the rank's rows of outputs."""
+        whole = laid.group(self.reader, quantity, step)
+        if quantity != "outputs":
+            return whole
+        return {
+            name: groups.rows_of(reference, tuple(tensor.shape), self.rows)
+            for name, reference in whole.items()
+            if reference is not None and (tensor := named.get(name)) is not None
+        }
+
+    def _within(
+        self, compared: int, step: int, worst: tuple[float, str], scale: float
+    ) -> Quantity:
+        """Returns a group that is equal, of which the excess and its name are known."""
+        excess, name = worst
+        row = Difference(
+            name=name,
+            step=step,
+            rank=self.rank,
+            abs_diff=excess * self.rtol * scale,
+            rel_diff=excess * self.rtol,
+            excess=excess,
+        )
+        return Quantity(compared=compared, worst=row, excess_by_step=(excess,))
+
+    def _add(self, quantity: str, result: Quantity) -> None:
+        """Adds a group to those of the step; updates of a step count together."""
+        name = quantity.partition("@")[0]
+        earlier = self.quantities.get(name)
+        self.quantities[name] = groups.add(earlier, result) if earlier else result
+
+    def _moved(self, step: int) -> float:
+        """Returns how far one process moved the trained weights that moved least."""
+        before = ("weights", step - 1) if step else ("initial", 0)
+        moves = []
+        known = self.reader.names(*before).keys() & self.reader.names("weights", step)
+        for name in known & self.reader.names("gradients", step).keys():
+            new = self.reader.get("weights", step, name)
+            old = self.reader.get(*before, name)
+            if new is not None and old is not None and new.numel():
+                change = float((new - old).abs().max())
+                moves.append(change / max(float(new.abs().max()), change, 1e-300))
+        return min(moves, default=0.0)
+
+    def _moved_by_zeros(
+        self,
+        step: int,
+        named: dict[str, Tensor | None],
+        references: dict[str, Tensor | None],
+    ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
+        """Leaves out what an optimizer moves for its gradient of zeros alone."""
+        moved = {
+            n
+            for n in self._of_zeros & named.keys() - self._used()
+            if (t := named[n]) is not None
+            and self.reader.differs("weights", step, n, t)
+        }
+        for name in moved:
+            self.not_compared[f"weights of {name}"] = _UNUSED
+        return _without_names(named, moved), _without_names(references, moved)
+
+    def _used(self) -> set[str]:
+        """Returns the parameters that have a gradient in some step of one process."""
+        return {
+            name.partition("@")[0]
+            for (quantity, _), group in self.reader.index.groups.items()
+            if quantity.startswith("gradients")
+            for name, entry in group.items()
+            if entry is not None
+        }
+
+    def finish(self, step: int, loss: float | None) -> StepResult:
+        """Returns and forgets what was taken since the last call."""
+        result = StepResult(
+            step=step,
+            loss=loss,
+            quantities=self.quantities,
+            digests=self.digests,
+            least_move=self._least_move,
+        )
+        self._least_move = 0.0
+        self.quantities, self.digests = {}, {}
+        return result
+
+    def _compare(
+        self,
+        quantity: str,
+        step: int,
+        named: dict[str, Tensor | None],
+        references: dict[str, Tensor | None],
+        scale: float | dict[str, float],
+    ) -> Quantity:
+        """Compares in parts: what is mapped of the trace stays small."""
+        parts = groups.parts(references)
+        if len(parts) == 1:
+            return self._compare_part(quantity, step, named, references, scale)
+        extra = {n: t for n, t in named.items() if n not in references}
+        found = []
+        for names in parts:
+            mine = {n: named[n] for n in names if n in named} | extra
+            theirs = {n: references[n] for n in names}
+            found.append(self._compare_part(quantity, step, mine, theirs, scale))
+            self.reader.release()
+            extra = {}
+        return functools.reduce(groups.add, found)
+
+    def _compare_part(
+        self,
+        quantity: str,
+        step: int,
+        named: dict[str, Tensor | None],
+        references: dict[str, Tensor | None],
+        scale: float | dict[str, float],
+    ) -> Quantity:
+        equal, worst, name = False, 0.0, ""
+        if not isinstance(scale, dict):
+            if quantity == "weights" and self.floors:
+                return self._by_own_floors(step, named, references, scale)
+            equal, worst, name = compare.is_equal(
+                named, references, rtol=self.rtol, scale=scale
+            )
+        if isinstance(scale, dict) or not equal:
+            return compare.compare_group(
+                named,
+                references,
+                rtol=self.rtol,
+                scale=scale,
+                step=step,
+                rank=self.rank,
+            )
+        compared = sum(t is not None for t in references.values())
+        if not compared:
+            return Quantity()
+        return self._within(compared, step, (worst, name), scale)
+
+    def _by_own_floors(
+        self,
+        step: int,
+        named: dict[str, Tensor | None],
+        references: dict[str, Tensor | None],
+        scale: float,
+    ) -> Quantity:
+        parts = [
+            compare.compare_group(
+                {n: t for n, t in named.items() if self.floors.get(n) == rtol},
+                {n: t for n, t in references.items() if self.floors.get(n) == rtol},
+                rtol=self.rtol if rtol is None else rtol,
+                scale=scale,
+                step=step,
+                rank=self.rank,
+            )
+            for rtol in {None, *self.floors.values()}
+        ]
+        return functools.reduce(groups.add, parts)
+
+    def _known(
+        self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]
+    ) -> dict[str, Tensor | None]:
+        """Returns the buffers that the bare model has too, and notes the others."""
+        for name in [n for n in named if n not in references]:
+            reason = "one process has no such buffer: it was made for ranks"
+            self.not_compared[f"buffer {name}"] = reason
+        return {n: t for n, t in named.items() if n in references}
+
+    def _shares(
+        self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]
+    ) -> tuple[dict[str, Tensor | None], set[str]]:
+        """Returns the references, cut to the rank's rows where a buffer holds samples.
+
+        A hidden state or a membrane has a row per sample, and each rank its own.
+        """
+        cut, names = dict(references), set()
+        for name, tensor in named.items():
+            whole = references[name]
+            if tensor is None or whole is None or tensor.shape == whole.shape:
+                continue
+            part = groups.rows_of(whole, tuple(tensor.shape), self.rows)
+            if part is not None:
+                cut[name] = part
+                names.add(name)
+        return cut, names
+
+    def _of_other_samples(
+        self,
+        of_samples: set[str],
+        named: dict[str, Tensor | None],
+        references: dict[str, Tensor | None],
+        scale: dict[str, float],
+    ) -> set[str]:
+        """Returns the buffers whose rows are not the rank's samples, and notes them.
+
+        A step may call the model on micro-batches, or on views: which samples the last
+        call left there nobody says. Where it matters, gradients differ.
+        """
+        found = set()
+        for name in of_samples if self.calls_itself else ():
+            same, _, _ = compare.is_equal(
+                {name: named[name]},
+                {name: references[name]},
+                rtol=self.rtol,
+                scale=scale.get(name, 0.0),
+            )
+            if not same:
+                self.not_compared[f"buffer {name}"] = (
+                    "it holds samples, and not those of the rank's place in the batch"
+                )
+                found.add(name)
+        return found
+
+    def _outputs(
+        self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]
+    ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
+        """Returns the leaves that are rows of the reference's, and those rows."""
+        mine: dict[str, Tensor | None] = {}
+        theirs: dict[str, Tensor | None] = {}
+        for name, tensor in named.items():
+            reference = references.get(name)
+            if tensor is None or reference is None:
+                self.not_compared[f"output {name}"] = "only one side returns it"
+                continue
+            part = groups.rows_of(reference, tuple(tensor.shape), self.rows)
+            if part is None:
+                self.not_compared[f"output {name}"] = (
+                    f"shape {tuple(tensor.shape)} on a rank is no part of "
+                    f"{tuple(reference.shape)} by samples"
+                )
+                continue
+            mine[name], theirs[name] = tensor, part
+        return mine, theirs
+
+
+def _stands_for_none(
+    gradient: Tensor | None, references: dict[str, Tensor | None], name: str
+) -> bool:
+    """Returns whether a gradient is zeros where the reference has none."""
+    is_none = references.get(name) is None
+    return is_none and gradient is not None and not bool(gradient.any())
+
+
+def _without(
+    named: dict[str, Tensor | None], modules: set[str]
+) -> dict[str, Tensor | None]:
+    return {n: t for n, t in named.items() if n.rpartition(".")[0] not in modules}
+
+
+def _without_names(
+    named: dict[str, Tensor | None], names: set[str]
+) -> dict[str, Tensor | None]:
+    return {n: t for n, t in named.items() if n not in names}

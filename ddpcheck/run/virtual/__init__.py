@@ -1,0 +1,1 @@
+"""Ranks that one process plays one after another: their DDP, group and state."""

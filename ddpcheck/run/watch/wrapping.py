@@ -1,0 +1,73 @@
+"""What the DDP objects of a run hold, against what is trained: facts, no judgement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ddpcheck.run.averaged import is_ddp
+from ddpcheck.run.names import Names, shortener
+from ddpcheck.run.watch.observe import Wrapped
+
+
+def broadcast_buffers(model: nn.Module) -> list[str]:
+    """Returns the buffers, by stripped name, that a DDP object sends to all ranks."""
+    inside = {
+        id(buffer)
+        for module in model.modules()
+        if is_ddp(module) and module.broadcast_buffers
+        for buffer in module.buffers()
+    }
+    short = shortener(model)
+    return [short(n) for n, buffer in model.named_buffers() if id(buffer) in inside]
+
+
+def in_use(
+    wrapped: list[Wrapped], model: nn.Module, parameters: dict[str, Tensor]
+) -> list[Wrapped]:
+    """Returns the DDP objects that are meant to train the model.
+
+    Those in its tree; where there are none, those that hold parameters of it: a DDP
+    around a part of the model may be kept anywhere.
+    """
+    alive = {id(m) for m in model.modules()}
+    inside = [w for w in wrapped if id(w.module) in alive]
+    if inside:
+        return inside
+    trained = {id(p) for p in parameters.values()}
+    return [w for w in wrapped if any(id(p.tensor) in trained for p in w.parameters)]
+
+
+def facts(
+    wrapped: list[Wrapped], parameters: dict[str, Tensor], names: Names
+) -> dict[str, Any]:
+    """Returns, by parameter name, how each trained tensor relates to the reducers.
+
+    `outside`: in no DDP object, in nobody's place; `replaced`: in no DDP object, and
+    not the tensor that the model was built with; `unfrozen`, `frozen`: requires_grad
+    was False, True when DDP was built; `converted`: its dtype or its strides (memory
+    format) were others; `moved`: its memory was another.
+    """
+    held = {id(entry.tensor): entry for w in wrapped for entry in w.parameters}
+    kinds = ("outside", "replaced", "unfrozen", "frozen", "converted", "moved")
+    found: dict[str, list[str]] = {key: [] for key in kinds}
+    is_whole = names.are_all_in(parameters)
+    for name, parameter in parameters.items():
+        entry = held.get(id(parameter))
+        if entry is None:
+            if parameter.requires_grad:
+                known = names.is_original(parameter) or is_whole
+                found["outside" if known else "replaced"].append(name)
+            continue
+        required = entry.required_grad
+        if parameter.requires_grad and not required:
+            found["unfrozen"].append(name)
+        if required and not parameter.requires_grad:
+            found["frozen"].append(name)
+        turned = bool(entry.strides) and entry.strides != parameter.stride()
+        if entry.dtype != parameter.dtype or turned:
+            found["converted"].append(name)
+        if entry.address and entry.address != parameter.data_ptr():
+            found["moved"].append(name)
+    return found

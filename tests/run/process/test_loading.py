@@ -1,0 +1,143 @@
+"""A rank loads a target once, and again where a job changed its module."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from ddpcheck.ranks import preload
+from ddpcheck.run.process import loading
+from ddpcheck.target import TargetRef
+
+SOURCE = """\
+import loading_sibling
+
+seen = []
+
+
+def model():
+    seen.append(1)
+
+
+def batch():
+    loading_sibling.seen.append(1)
+
+
+def loss(output, target):
+    return len(seen) + 10 * len(loading_sibling.seen)
+"""
+
+
+@pytest.fixture
+def ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TargetRef]:
+    """A target and a module beside it, and this process as if it were a new rank."""
+    (tmp_path / "loading_sibling.py").write_text("seen = []\n", encoding="utf-8")
+    path = tmp_path / "loading_target.py"
+    path.write_text(SOURCE, encoding="utf-8")
+    for name, value in (
+        ("_imported", None),
+        ("_last", None),
+        ("_left", None),
+        ("_has_changed", False),
+    ):
+        monkeypatch.setattr(loading, name, value)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    # A rank holds no tests, whose modules change.
+    is_users = loading._is_users  # noqa: SLF001
+    monkeypatch.setattr(
+        loading, "_is_users", lambda n: n.startswith("loading_") and is_users(n)
+    )
+    loading._names_of_users.cache_clear()  # noqa: SLF001
+    with mock.patch.dict(sys.modules):
+        yield TargetRef(path=str(path))
+    loading._names_of_users.cache_clear()  # noqa: SLF001
+
+
+def _state(ref: TargetRef) -> int:
+    """Returns what the target's modules hold: units its own, tens its sibling's."""
+    loss = loading.load(ref).loss
+    assert loss is not None
+    state: int = loss(None, None)
+    return state
+
+
+def test_target_is_loaded_once(ref: TargetRef) -> None:
+    first = loading.load(ref)
+    assert loading.load(ref) is first
+    first.model()
+    assert _state(ref) == 1
+
+
+def test_file_that_was_written_again_is_loaded_again(ref: TargetRef) -> None:
+    loading.load(ref).model()
+    assert ref.path is not None
+    Path(ref.path).write_text(SOURCE + "\n", encoding="utf-8")
+    assert _state(ref) == 0
+
+
+def test_borrowed_target_stays_where_nothing_changed(ref: TargetRef) -> None:
+    first = loading.load(ref)
+    with loading.borrowed(ref) as target:
+        assert target is first
+    assert loading.load(ref) is first
+
+
+@pytest.mark.parametrize("is_preloaded", [False, True])
+@pytest.mark.parametrize("changes", ["model", "batch"])
+def test_borrowed_target_is_loaded_again_with_its_neighbours_where_it_changed(
+    ref: TargetRef, changes: str, monkeypatch: pytest.MonkeyPatch, *, is_preloaded: bool
+) -> None:
+    if is_preloaded:
+        made = loading.Loaded(ref=ref, target=loading.load(ref))
+        monkeypatch.setattr(preload, "RESULT", made)
+    with loading.borrowed(ref) as target:
+        getattr(target, changes)()
+        assert _state(ref) == {"model": 1, "batch": 10}[changes]
+    assert _state(ref) == 0
+
+
+def test_fingerprint_is_what_the_last_job_left(ref: TargetRef) -> None:
+    target = loading.load(ref)
+    first = loading.left(target)
+    assert loading.left(target) == first == loading.fingerprint(target)
+    target.model()
+    second = loading.fingerprint(target)
+    assert loading.left(target) == second != first
+    loading.forget(target)
+    assert loading.left(loading.load(ref)) not in (first, second)
+
+
+def test_fingerprint_is_of_the_target_that_took_the_place_of_another(
+    ref: TargetRef, tmp_path: Path
+) -> None:
+    loading.fingerprint(loading.load(ref))
+    count = len(sys.modules)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "loading_sibling.py").write_text("seen = []\n", encoding="utf-8")
+    (folder / "loading_other.py").write_text(SOURCE, encoding="utf-8")
+    target = loading.load(TargetRef(path=str(folder / "loading_other.py")))
+    assert len(sys.modules) == count  # and yet others
+    before = loading.fingerprint(target)
+    target.model()
+    assert loading.fingerprint(target) != before
+
+
+class _Unready(types.ModuleType):
+    """A module that is imported when it is first asked for something, and cannot be."""
+
+    def __getattr__(self, name: str) -> object:
+        raise ImportError(name)
+
+
+def test_module_that_cannot_be_asked_is_passed_over(
+    ref: TargetRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "loading_unready", _Unready("loading_unready"))
+    target = loading.load(ref)
+    assert loading.fingerprint(target) == loading.fingerprint(target)
