@@ -19,6 +19,23 @@ def ranks_differ(outcome: RunOutcome, quantity: str, step: int, rtol: float) -> 
     return digests_differ(told, rtol)
 
 
+def first_parting(outcome: RunOutcome, fact: str, rtol: float) -> int | None:
+    """Returns the first step within which ranks' weights part, None where none does.
+
+    Args:
+        outcome: of a run with gradients averaged by hand, which notes the weights.
+        fact: "rewritten_before": from the beginning of a step to its first forward;
+            "rewritten_after": from the optimizer's step to the end.
+        rtol: of digests that are the same.
+    """
+    told = [outcome.facts(r).get(fact, {}) for r in range(len(outcome.ranks))]
+    for step in sorted(set.intersection(*(set(t) for t in told)) if told else ()):
+        first, later = zip(*(t[step] for t in told), strict=True)
+        if not digests_differ(first, rtol) and digests_differ(later, rtol):
+            return int(step)
+    return None
+
+
 def digests_differ(told: Sequence[tuple[float, ...] | None], rtol: float) -> bool:
     """Returns whether two digests are of different tensors; None is no digest."""
     if len(set(told)) == 1:

@@ -10,6 +10,7 @@ from types import ModuleType
 from ddpcheck import assemble
 from ddpcheck.diagnose import parts
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import input_diff
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.registry import RULES
 from ddpcheck.report import Control, Run
@@ -39,6 +40,12 @@ def proposed(case: Case) -> list[Proposal]:
     found = parts.separated(case, _detect(case, RULES), _of_the_loss)
     if case.loss_is_global:
         found = [p for p in found if p.link != "loss"]
+    if case.facts["has_train_step"] and input_diff(case) > case.close:
+        # Samples, and targets with them, that the step makes otherwise on ranks: what
+        # the loss makes of one process's outputs there says little of the loss.
+        found = [
+            replaced(p, speculative=True) if p.link == "loss" else p for p in found
+        ]
     if any(p.stands and p.link == "data" for p in found):
         # What shows all samples to a rank mends any choice of them.
         found = [without_fallback(p) for p in found if not is_wide(p)]
@@ -122,9 +129,14 @@ def covered(cause: Cause, others: list[Cause]) -> bool:
 
 
 def _shown(cause: Cause) -> list[str]:
-    """Returns the modules that the cause's fix lets see the rows of all ranks."""
+    """Returns the modules that the cause's fix lets see the rows of all ranks.
+
+    One of the batch norms that are synchronised stands for all.
+    """
     named = [fix.partition(":") for fix in cause.proposal.fixes]
-    return [name for head, _, name in named if head == "module.global"]
+    shown = [name for head, _, name in named if head == "module.global"]
+    norms = "batch_norm.sync" in cause.proposal.fixes and cause.proposal.module
+    return [*shown, norms] if norms else shown
 
 
 def is_wide(proposal: Proposal) -> bool:

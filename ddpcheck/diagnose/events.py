@@ -172,3 +172,12 @@ def factor_between_ranks(case: Case, quantity: str, step: int) -> float | None:
         factors.append(max(factor, 1 / factor))
     largest = max(factors, default=1.0)
     return largest if largest > 1 + case.close else None
+
+
+def input_diff(case: Case) -> float:
+    """Returns how far the model's own inputs are from one process's, relative.
+
+    In the first step, on the worst rank; 0 where they cannot be compared.
+    """
+    given = [m for m in case.modules() if not m.name and not m.caller]
+    return max((m.input_diff for m in given), default=0.0)

@@ -29,6 +29,8 @@ def judge(case: Case, known: set[str]) -> Proposal | None:
         return None if told or _are_written_in_forward(case) else _state(first, wrong)
     if sync_control_desync.SLUG in known or run.ranks_agree:
         return None
+    if case.rewritten("before") is not None:
+        return None  # weights part where there is no update yet
     # Alike, if not as one process: the mean of the ranks' losses need not be its loss.
     together = case.arm(fixes=(_GIVEN, sync_control_desync.TOGETHER))
     agrees = not together.faults and together.ranks_agree

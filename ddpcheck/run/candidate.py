@@ -312,7 +312,7 @@ class _Candidate:
     def _orders(self) -> Any:
         if fix_names.argument(self.spec.fixes, "target.orders") is None:
             return contextlib.nullcontext()
-        return orders.repeated(self.reader.index.facts["orders"])
+        return orders.repeated(self.reader.index.facts["orders"], lambda: self._step)
 
     def _emit(self, training: Training, recorder: ComparingRecorder, step: int) -> None:
         if self.spec.mode == "ddp":

@@ -186,7 +186,9 @@ class _Reference:
                 lambda: countables.targets_of(self.target, batches[training.step]),
                 lambda: model,
             ),
-            orders.noted(on=told is not None or self.spec.watch) as drawn,
+            orders.noted(
+                lambda: training.step, on=told is not None or self.spec.watch
+            ) as drawn,
         ):
             training.run(iter(batches))
         _check_dtypes(before, names.parameters(model))

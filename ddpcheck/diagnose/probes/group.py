@@ -6,10 +6,10 @@ A collective may be called for a log, a bound or a clock, and its result go nowh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ddpcheck.diagnose.probes.evidence import RankEvidence
+from ddpcheck.diagnose.probes.evidence import ModuleCall, RankEvidence
 from ddpcheck.run.fixes import gather
 
 LOSS, AFTER = "loss", "after backward"
@@ -21,6 +21,9 @@ def with_what_others_say(
 ) -> RankEvidence:
     """Returns the evidence with `asks_others` and `group_factor`.
 
+    Modules whose outputs are wrong by as much without the group communicate for what
+    they keep, and are told as those that call nobody.
+
     Args:
         found: what the step showed with the group.
         again: does the same step once more, from the same beginning.
@@ -31,7 +34,25 @@ def with_what_others_say(
         return found
     asked = _asks_others(found, alone)
     factor = _group_factor(found, alone)
-    return replace(found, asks_others=asked, group_factor=factor)
+    modules = tuple(_without_idle_calls(found.modules, alone.modules))
+    return replace(found, modules=modules, asks_others=asked, group_factor=factor)
+
+
+def _without_idle_calls(
+    calls: tuple[ModuleCall, ...], alone: tuple[ModuleCall, ...]
+) -> Iterator[ModuleCall]:
+    known = {(m.name, m.call): m.rel_diff for m in alone}
+    idle: list[ModuleCall] = []
+    for m in calls:  # what a module calls comes before it
+        theirs = known.get((m.name, m.call))
+        inside = sum(i.collectives for i in idle if i.name.startswith(f"{m.name}."))
+        is_wrong = m.collectives and m.rel_diff and theirs is not None
+        if not (is_wrong and _is_close(m.rel_diff or 0.0, theirs or 0.0)):
+            yield replace(m, collectives=max(0, m.collectives - inside))
+            continue
+        idle.append(replace(m, collectives=max(0, m.collectives - inside)))
+        normalises = m.normalises or (m.writes_buffers and m.is_scale_invariant)
+        yield replace(m, collectives=0, normalises=normalises)
 
 
 def _asks_others(found: RankEvidence, alone: RankEvidence) -> tuple[str, ...]:

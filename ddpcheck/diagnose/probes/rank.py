@@ -313,16 +313,24 @@ class _Probe:
         called = len(self.seen.collectives) - collectives
         is_norm = isinstance(module, private.BATCH_NORMS)
         synchronized = is_norm and batch_norm.is_synchronized(module)
-        invariant = bool(writes or called) and modules.is_scale_invariant(
-            module, args, kwargs
-        )
-        # The slope only where it costs no collective: each is judged.
-        normalises = is_norm or (
-            writes
-            and not called
-            and (invariant or modules.has_slope_across(module, args, kwargs))
-            and not modules.looks_up(module, args, kwargs)
-        )
+        with self.hooks.paused():
+            invariant = bool(writes or called) and modules.is_scale_invariant(
+                module, args, kwargs
+            )
+            # The slope only where it costs no collective: each is judged.
+            normalises = is_norm or (
+                writes
+                and not called
+                and (invariant or modules.has_slope_across(module, args, kwargs))
+                and not modules.looks_up(module, args, kwargs)
+            )
+            is_right = (
+                writes
+                and bool(rel_diff)
+                and self._is_right_with_buffers(key, module, args, kwargs)
+            )
+        # Those that were called only to see what it does are not its caller's.
+        del self.seen.collectives[collectives + called :]
         self.modules.append(
             ModuleCall(
                 name=name,
@@ -337,9 +345,7 @@ class _Probe:
                 keeps_shape=keeps,
                 collectives=called,
                 writes_buffers=writes,
-                through_buffers=writes
-                and bool(rel_diff)
-                and self._is_right_with_buffers(key, module, args, kwargs),
+                through_buffers=is_right,
                 writes_parameters=now[1] != parameters,
                 scales_by_frequency=bool(getattr(module, "scale_grad_by_freq", False)),
                 is_batch_norm=is_norm,

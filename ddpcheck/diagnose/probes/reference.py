@@ -365,20 +365,23 @@ class _Probe:
 
     def _perturbed(self, perturb: Perturb, batch: Any) -> Grads:
         """Returns the gradients at changed outputs."""
-
-        def made(*, is_short: bool) -> Grads:
-            return self._cut_pass(batch, perturb=perturb, is_short=is_short)[0]
-
         return self.shortcut.run(
-            lambda: made(is_short=False), lambda: made(is_short=True)
+            lambda: self._perturbed_whole(perturb, batch),
+            lambda: self._cut_pass(batch, perturb=perturb, is_short=True)[0],
         )
 
+    def _perturbed_whole(self, perturb: Perturb, batch: Any) -> Grads:
+        """Returns the same by a pass that leaves out no module."""
+        return self._cut_pass(batch, perturb=perturb)[0]
+
     def _measure_couplings(self, grads: Grads) -> Couplings:
-        given = self._perturbed, grads, self._place, self.batch, self.world_size
-        found = coupling.measure(*given)
+        given = grads, self._place, self.batch, self.world_size
+        found = coupling.measure(self._perturbed, *given)
         if self.windows.count > 1:  # whose shards are others
             return found
-        return dataclasses.replace(found, ordered=order.measure(*given, self.spec.seed))
+        # All modules: what they return besides rows, a length, follows the samples.
+        ordered = order.measure(self._perturbed_whole, *given, self.spec.seed)
+        return dataclasses.replace(found, ordered=ordered)
 
     def _write_doubled(self, grads: Grads) -> bool:
         """Returns whether there is anything to write."""

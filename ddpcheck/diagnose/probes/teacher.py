@@ -8,7 +8,8 @@ derivative of what lies behind them, the loss link.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,16 @@ class Hooks:
     calls: dict[str, int] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     open: list[str] = field(default_factory=list)
+    is_paused: bool = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Lets calls pass as if there were no hooks: a forward that is tried out."""
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = False
 
     def attach(
         self,
@@ -70,7 +81,7 @@ class Hooks:
 
     def _attach(self, name: str, module: nn.Module, before: Any, after: Any) -> None:
         def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
-            if private.transforms():
+            if self.is_paused or private.transforms():
                 return None
             if not name and self.calls.get("", 0) == self.calls_per_micro > 0:
                 self.calls.clear()
@@ -82,7 +93,7 @@ class Hooks:
             return before(name, call, module, args, kwargs) if before else None
 
         def leave(_: nn.Module, __: Any, output: Any) -> Any:
-            if private.transforms():
+            if self.is_paused or private.transforms():
                 return None
             call = int(self.open.pop().rpartition("#")[2])
             return after(name, call, module, output)

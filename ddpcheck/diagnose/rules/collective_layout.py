@@ -14,7 +14,8 @@ How it was found
 The step calls collectives, no one factor per rank explains d loss / d output, and
 the run still differs at W = 1 or, where the loss relates samples, with the same shard
 on all ranks, where all counts agree. Where it does not, a run in which labels count
-on from the rank's first row decides. Collectives on views are repeated by their
+on from the rank's first row decides, or one in which the blocks of several views are
+gathered block by block. Collectives on views are repeated by their
 definition; where gradients are averaged by hand, they are made contiguous.
 
 Example
@@ -61,6 +62,7 @@ from ddpcheck.diagnose.loss import (
     global_loss_fix,
     ratio_evidence,
 )
+from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import names, number
 from ddpcheck.diagnose.unused import reduces_by_hand
 from ddpcheck.run.spec import Defect
@@ -95,8 +97,8 @@ def _of_rows(case: Case) -> Proposal | None:
     if not shown and not case.couples:
         return None
     # With all counts equal the loss is right: labels may still point at the rows of
-    # another rank, which only the run with shifted labels can tell.
-    return Proposal(
+    # another rank, or views stand rank by rank, which only a run can tell.
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="the loss puts what the ranks gathered together in another way than one "
@@ -111,6 +113,23 @@ def _of_rows(case: Case) -> Proposal | None:
         fixes=global_loss_fix(case) if shown else (_offset(case),),
         speculative=not shown,
         evidence=ratio_evidence(case),
+    )
+    return found if shown else replaced(found, fallback=_of_blocks(found))
+
+
+def _of_blocks(found: Proposal) -> Proposal:
+    """Returns the proposal for views that are gathered rank by rank."""
+    return replaced(
+        found,
+        facts=(
+            found.facts[0],
+            "with the gathered views of all ranks one after the other it is right",
+        ),
+        fix="gather every view by itself, or put what was gathered in the order that one "
+        "process has: all samples of the first view, then all of the second",
+        code="views = [torch.cat(dist.nn.all_gather(v.contiguous())) for v in views]\n"
+        "features = torch.cat(views)",
+        fixes=("collectives.block_order",),
     )
 
 

@@ -42,7 +42,6 @@ https://github.com/facebookresearch/detr/issues/544
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.agreement import digests_differ
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.text import names
 
@@ -77,7 +76,7 @@ def detect(case: Case) -> Proposal | None:
 
 def _rewritten(case: Case) -> Proposal | None:
     """Proposes a broadcast where ranks part while only user code is at work."""
-    step = _parting(case, "rewritten_before")
+    step = case.rewritten("before")
     if step is not None:
         return _broadcast(
             "ddp.broadcast_forward",
@@ -86,7 +85,7 @@ def _rewritten(case: Case) -> Proposal | None:
             f"at the beginning of step {step + 1} the ranks' weights are equal, at its "
             "first forward they are not",
         )
-    step = _parting(case, "rewritten_after")
+    step = case.rewritten("after")
     if step is None:
         return None
     return _broadcast(
@@ -96,17 +95,6 @@ def _rewritten(case: Case) -> Proposal | None:
         f"after the optimizer's step {step + 1} the ranks' weights are equal, at the end "
         "of the training step they are not",
     )
-
-
-def _parting(case: Case, fact: str) -> int | None:
-    """Returns the first step in which ranks' weights are equal first and not later."""
-    ranks = range(len(case.by_hand_outcome.ranks))
-    told = [case.by_hand_outcome.facts(r).get(fact, {}) for r in ranks]
-    for step in sorted(set.intersection(*(set(t) for t in told)) if told else ()):
-        first, later = zip(*(t[step] for t in told), strict=True)
-        if not digests_differ(first, case.rtol) and digests_differ(later, case.rtol):
-            return int(step)
-    return None
 
 
 def _broadcast(fix: str, summary: str, fact: str) -> Proposal:

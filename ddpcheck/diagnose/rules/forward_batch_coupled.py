@@ -49,6 +49,7 @@ from __future__ import annotations
 import dataclasses
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import input_diff
 from ddpcheck.diagnose.loss import global_loss_fix, modules_of_the_loss
 from ddpcheck.diagnose.text import module, names, number
 
@@ -105,8 +106,7 @@ def detect(case: Case) -> Proposal | None:
 
 def _of_the_step(case: Case) -> Proposal | None:
     """Proposes it on trial for a step that gives the model other inputs on ranks."""
-    given = [m for m in case.modules() if not m.name and not m.caller]
-    worst = max((m.input_diff for m in given), default=0.0)
+    worst = input_diff(case)
     if not case.facts["has_train_step"] or worst <= case.close or case.diverging():
         return None
     return Proposal(

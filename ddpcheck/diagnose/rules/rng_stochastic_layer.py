@@ -49,6 +49,8 @@ def detect(case: Case) -> Proposal | None:
         return _unrepeatable()
     if not case.facts["draws"] or case.run.noise == "sample" or _same_stream(case):
         return None
+    if case.rewritten("before") == 0:
+        return None  # what the step draws are weights, before there is any noise
     if not case.rest_is_broken:
         return None  # ranks that average by hand have noise of their own, too
     found = Proposal(

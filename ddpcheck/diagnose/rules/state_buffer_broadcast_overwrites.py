@@ -52,6 +52,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.buffers import Owners, diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "state/buffer-broadcast-overwrites"
 LINK = "update"
@@ -64,7 +65,7 @@ def detect(case: Case) -> Proposal | None:
         return None
     if not owner.written_in_forward:
         return _by_the_step(owner) if owner.are_broadcast else None
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="a buffer is updated in forward from the rank's own shard, and "
@@ -77,11 +78,16 @@ def detect(case: Case) -> Proposal | None:
         facts=owner.facts,
         fix="all-reduce the increment in forward",
         code="dist.all_reduce(increment)\nself.buffer += increment",
-        fixes=tuple(f"module.global:{name}" for name in owner.modules)
-        if owner.are_called
-        else (f"state.one_process:{','.join(owner.modules)}",),
+        fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )
+    if not owner.are_called:
+        return found
+    seen = tuple(f"module.global:{name}" for name in owner.modules)
+    if "" not in owner.modules:
+        return replaced(found, fixes=seen)
+    # To show all rows to the model as a whole would mend whatever is in it.
+    return replaced(found, fallback=replaced(found, fixes=seen))
 
 
 def _by_the_step(owner: Owners) -> Proposal:

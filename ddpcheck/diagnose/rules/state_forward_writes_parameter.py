@@ -51,6 +51,7 @@ https://github.com/espnet/espnet/pull/6284
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.loss import differs_with_equal_counts, global_loss_fix
 from ddpcheck.diagnose.text import module, names
 
 SLUG = "state/forward-writes-parameter"
@@ -66,7 +67,7 @@ def detect(case: Case) -> Proposal | None:
         if m.writes_parameters and f"module.global:{m.name}" not in mended
     ]
     if not modules:
-        return None
+        return _by_the_step(case)
     first = case.first_broken("weights")
     if first is None:
         return None
@@ -84,4 +85,30 @@ def detect(case: Case) -> Proposal | None:
         code="dist.all_reduce(count)\ndist.all_reduce(total)\ncodebook.copy_(total / count)",
         fixes=tuple(f"module.global:{n}" for n in dict.fromkeys(modules)),
         module=modules[0],
+    )
+
+
+def _by_the_step(case: Case) -> Proposal | None:
+    """Proposes it for a step that writes weights before its forward, by its shard.
+
+    With the same shard on all ranks they would be equal: that tells it from weights
+    that a rank loads or draws for itself.
+    """
+    step = case.rewritten("before")
+    if step is None or differs_with_equal_counts(case):
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="a training step changes weights from the rank's own shard before its "
+        "forward, so the ranks' weights drift apart for good",
+        facts=(
+            f"at the beginning of step {step + 1} the ranks' weights are equal, at its "
+            "first forward they are not; with the same shard on every rank they are",
+        ),
+        fix="all-reduce what the weights are made of, or apply it after the step on all "
+        "rows",
+        code="moments = torch.stack([x.mean(0), x.pow(2).mean(0)])\n"
+        "dist.all_reduce(moments)\nmoments /= dist.get_world_size()",
+        fixes=global_loss_fix(case),
     )

@@ -73,6 +73,9 @@ def detect(case: Case) -> Proposal | None:
         return _of_closures(case)
     step = _step_of_update(case)
     decided = None if step is None else _decided_by(case, step)
+    rewritten = case.rewritten("before")
+    if step is not None and rewritten is not None and rewritten <= step:
+        return None  # the ranks' weights part before there is an update
     if step is not None and decided is None and case.facts["draws"]:
         return _of_draws(step)
     first = case.first_broken("gradients")

@@ -59,6 +59,8 @@ changes one thing, so that a run with it proves or disproves one cause.
                            a group of gloo's
     collectives.label_offset  an arange over the rank's rows counts from its first row;
                               with ":forward", within the model's forward too
+    collectives.block_order  gathers of several rows per sample return them block by
+                           block, as one process stacks them
     collectives.mean_counts  sums over ranks without gradients are read as means
     numbers.together       what ranks read of a tensor's one number is all ranks' mean
     autograd.averaged      what torch.autograd.grad gives for parameters is averaged
@@ -107,6 +109,7 @@ from ddpcheck.run.fixes import (
 )
 from ddpcheck.run.fixes import scales as fix_scales
 from ddpcheck.run.fixes.autograd_collectives import autograd_collectives
+from ddpcheck.run.fixes.block_order import blocks_together
 from ddpcheck.run.fixes.collectives import averaged_grad, off_after_backward
 from ddpcheck.run.fixes.constant_draws import ConstantDraws
 from ddpcheck.run.fixes.gather import alone, gathered, rows_of_ranks
@@ -203,6 +206,9 @@ def around_training(
                 lambda: countables.samples(shard_targets()),
                 model(),
                 within=argument(fixes, "collectives.label_offset") == "forward",
+            ),
+            "collectives.block_order": lambda: blocks_together(
+                lambda: countables.samples(shard_targets())
             ),
             "noise.global_draws": lambda: GlobalDraws(
                 rank=dist.get_rank(),

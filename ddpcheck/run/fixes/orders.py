@@ -1,8 +1,9 @@
 """The intervention target.orders: data are shuffled on ranks as in one process.
 
 One process notes every permutation that is drawn; a rank's k-th permutation of n things
-is one process's k-th of n. Through torch, numpy and Python's random alike, so by the
-samplers of torch.utils.data too; not through names that a target has imported from
+in a step is one process's k-th of n in that step. (A RandomSampler draws one more than
+it uses, at the end of an epoch.) Through torch, numpy and Python's random alike, so by
+the samplers of torch.utils.data too; not through names that a target has imported from
 them, nor by drawing a few of many. The generators move as they do without it.
 """
 
@@ -16,16 +17,18 @@ from typing import Any
 import numpy as np
 import torch
 
-Orders = dict[int, list[list[int]]]  # of n things, in the order in which they are drawn
+# By (step, n): permutations of n things, in the order in which they are drawn.
+Orders = dict[tuple[int, int], list[list[int]]]
+Step = Callable[[], int]
 
 
 @contextlib.contextmanager
-def noted(*, on: bool = True) -> Iterator[Orders]:
+def noted(step: Step, *, on: bool = True) -> Iterator[Orders]:
     """Notes every permutation into what is yielded; none where it is not `on`."""
     found: Orders = {}
 
     def note(order: list[int]) -> list[int]:
-        found.setdefault(len(order), []).append(order)
+        found.setdefault((step(), len(order)), []).append(order)
         return order
 
     with _watched(note) if on else contextlib.nullcontext():
@@ -33,14 +36,15 @@ def noted(*, on: bool = True) -> Iterator[Orders]:
 
 
 @contextlib.contextmanager
-def repeated(orders: Orders) -> Iterator[None]:
+def repeated(orders: Orders, step: Step) -> Iterator[None]:
     """Puts the permutations of one process in the place of those drawn here."""
-    drawn: dict[int, int] = {}
+    drawn: dict[tuple[int, int], int] = {}
 
     def take(order: list[int]) -> list[int]:
-        number = drawn.get(len(order), 0)
-        drawn[len(order)] = number + 1
-        known = orders.get(len(order), [])
+        place = step(), len(order)
+        number = drawn.get(place, 0)
+        drawn[place] = number + 1
+        known = orders.get(place, [])
         return known[number] if number < len(known) else order
 
     with _watched(take):

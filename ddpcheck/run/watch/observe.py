@@ -56,6 +56,17 @@ class Held:
     dtype: torch.dtype
     strides: tuple[int, ...]
     address: int = 0  # of its first element; 0: not known
+    accumulator: Any = None  # the node that DDP's hooks are on; None: not known
+
+
+def accumulator(parameter: torch.Tensor) -> Any:
+    """Returns the node that adds to the parameter's gradient, None without gradient.
+
+    A conversion of dtype or device leaves the parameter with another one.
+    """
+    if not parameter.requires_grad:
+        return None
+    return torch.autograd.graph.get_gradient_edge(parameter).node
 
 
 @dataclass(slots=True)
@@ -173,7 +184,7 @@ def _timing(seen: Observed, function: Any) -> Any:
 def _building(seen: Observed, function: Any) -> Any:
     def build(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         before = [
-            Held(p, p.requires_grad, p.dtype, p.stride(), p.data_ptr())
+            Held(p, p.requires_grad, p.dtype, p.stride(), p.data_ptr(), accumulator(p))
             if _is_dense(p)
             else Held(p, p.requires_grad, p.dtype, ())
             for p in module.parameters()

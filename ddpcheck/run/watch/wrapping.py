@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.names import Names, shortener
-from ddpcheck.run.watch.observe import Wrapped
+from ddpcheck.run.watch.observe import Wrapped, accumulator
 
 
 def broadcast_buffers(model: nn.Module) -> list[str]:
@@ -47,7 +47,8 @@ def facts(
     `outside`: in no DDP object, in nobody's place; `replaced`: in no DDP object, and
     not the tensor that the model was built with; `unfrozen`, `frozen`: requires_grad
     was False, True when DDP was built; `converted`: its dtype or its strides (memory
-    format) were others; `moved`: its memory was another.
+    format) were others, or were others in between, which leaves DDP's hooks on a node
+    that no backward comes to; `moved`: its memory was another.
     """
     held = {id(entry.tensor): entry for w in wrapped for entry in w.parameters}
     kinds = ("outside", "replaced", "unfrozen", "frozen", "converted", "moved")
@@ -61,12 +62,14 @@ def facts(
                 found["outside" if known else "replaced"].append(name)
             continue
         required = entry.required_grad
+        node = entry.accumulator
+        is_left = node is not None and accumulator(parameter) not in (None, node)
         if parameter.requires_grad and not required:
             found["unfrozen"].append(name)
         if required and not parameter.requires_grad:
             found["frozen"].append(name)
         turned = bool(entry.strides) and entry.strides != parameter.stride()
-        if entry.dtype != parameter.dtype or turned:
+        if entry.dtype != parameter.dtype or turned or is_left:
             found["converted"].append(name)
         if entry.address and entry.address != parameter.data_ptr():
             found["moved"].append(name)

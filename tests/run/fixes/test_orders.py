@@ -14,6 +14,10 @@ from ddpcheck.run.fixes import orders
 pytestmark = pytest.mark.usefixtures("seeded", "same_generators")
 
 
+def _step() -> int:
+    return 0
+
+
 def _drawn(seed: int) -> dict[str, Any]:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
@@ -37,9 +41,9 @@ def _drawn(seed: int) -> dict[str, Any]:
 
 def test_noting_changes_nothing() -> None:
     plain = _drawn(1)
-    with orders.noted() as known:
+    with orders.noted(_step) as known:
         assert _drawn(1) == plain
-    assert {size: len(found) for size, found in known.items()} == {
+    assert {size: len(found) for (_, size), found in known.items()} == {
         7: 1,
         6: 1,
         4: 1,
@@ -48,16 +52,16 @@ def test_noting_changes_nothing() -> None:
         8: 1,
         9: 1,
     }
-    with orders.noted(on=False) as nothing:
+    with orders.noted(_step, on=False) as nothing:
         _drawn(1)
     assert not nothing
 
 
 def test_another_seed_shuffles_alike_and_draws_its_own() -> None:
-    with orders.noted() as known:
+    with orders.noted(_step) as known:
         first = _drawn(1)
     second = _drawn(2)
-    with orders.repeated(known):
+    with orders.repeated(known, _step):
         again = _drawn(2)
     same = {name for name in first if first[name] == again[name]}
     assert same == first.keys() - {"then", "columns"}  # no order of whole things
@@ -66,7 +70,7 @@ def test_another_seed_shuffles_alike_and_draws_its_own() -> None:
 
 
 def test_what_one_process_has_not_drawn_is_drawn() -> None:
-    with orders.repeated({3: [[2, 0, 1]]}):
+    with orders.repeated({(0, 3): [[2, 0, 1]]}, _step):
         assert torch.randperm(3).tolist() == [2, 0, 1]
         torch.manual_seed(0)
         second = torch.randperm(3)
