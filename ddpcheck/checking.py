@@ -20,7 +20,7 @@ from ddpcheck import (
     reporting,
     tolerance,
 )
-from ddpcheck.diagnose import data_parallel, engine
+from ddpcheck.diagnose import data_parallel, engine, kept_beside
 from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.plan import Cell
@@ -181,6 +181,7 @@ def _conclude(
         runs = diagnosis.runs
     else:
         diagnosis.warnings += _luck(session, runs, outcomes, limit)
+        diagnosis.warnings += kept_beside.warnings(outcomes, runs)
     findings, unused = reporting.accept(diagnosis.findings, options.accept)
     warnings = reporting.warnings_of(base, planned)
     return reporting.make(

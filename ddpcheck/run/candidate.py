@@ -41,6 +41,7 @@ from ddpcheck.run.surroundings import (
 )
 from ddpcheck.run.watch import (
     beginning,
+    beside,
     calls,
     closing,
     countables,
@@ -216,6 +217,8 @@ class _Candidate:
             self._rewrites.end()
         rounding.jitter(wrapped, self.spec.jitter)
         fixes.after_step(wrapped, self.spec.fixes)
+        noted = self.facts.setdefault("beside", {})
+        beside.look(self.target, self._bare, self.reader, self.spec, self._step, noted)
         modules = fix_names.argument(self.spec.fixes, "state.one_process")
         if modules is None:
             return

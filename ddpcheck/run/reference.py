@@ -40,7 +40,7 @@ from ddpcheck.run.surroundings import (
     loss_function,
     set_default_dtype,
 )
-from ddpcheck.run.watch import countables, observe, row_numbers, undivided
+from ddpcheck.run.watch import beside, countables, observe, row_numbers, undivided
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Index, Writer
 
@@ -174,7 +174,12 @@ class _Reference:
             recorder=recorder,
             loss=loss_function(self.target, self.spec),
             around_step=lambda step: self._around(step, size),
+            after_step=lambda: writer.add(
+                beside.QUANTITY, training.step, kept.moved().items()
+            ),
         )
+        kept = beside.Beside(self.target, model)
+        kept.begin()
         if self.spec.watch:
             self._watch(training, batches)
         isolation.seed_everything(self.spec.seed)

@@ -161,6 +161,20 @@ class RowsSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptOtherwise:
+    """What a rank keeps beside the model, and one process keeps otherwise.
+
+    `step`: after which it differed first, by `rel_diff`. `is_weight`: a parameter, as
+    those of an average of the model are. `is_number`: one number alone.
+    """
+
+    step: int
+    rel_diff: float
+    is_weight: bool
+    is_number: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
     """What one rank says of a whole run."""
 

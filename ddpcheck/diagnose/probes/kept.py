@@ -14,7 +14,6 @@ import collections
 import contextlib
 import functools
 import random
-import sys
 import types
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ddpcheck.run.watch import sight
 from ddpcheck.target import Target
 
 Undo = Callable[[], object]
@@ -95,15 +95,17 @@ class Kept:
                     self._undo.append(functools.partial(setattr, cell, _CELL, content))
                 self._note(content)
         self._note_all((function.__dict__, function.__defaults__ or ()))
-        if not _is_torchs(function) and not _is_librarys(function):
-            self._note_attributes(function.__globals__, _names(function.__code__))
+        if not sight.is_torchs(function) and not sight.is_librarys(function):
+            self._note_attributes(
+                function.__globals__, sight.names_in(function.__code__)
+            )
 
     def _note_module(self, module: nn.Module, *, is_models: bool = False) -> None:
         """Notes a module's attributes, and tensors that are not the model's own."""
         self._seen[id(module)] = module
-        if _is_torchs(type(module)):
+        if sight.is_torchs(type(module)):
             pass
-        elif _is_librarys(type(module)) and (is_models or any(module.children())):
+        elif sight.is_librarys(type(module)) and (is_models or any(module.children())):
             self._note_figures(vars(module))
         else:
             self._note_attributes(vars(module), but=_MODULES_OWN)
@@ -194,19 +196,3 @@ def _is_as_before(container: Any, before: Any) -> bool:
     if isinstance(container, dict):
         return all(k in container and container[k] is v for k, v in before.items())
     return all(a is b for a, b in zip(container, before, strict=True))
-
-
-def _is_librarys(made: types.FunctionType | type) -> bool:
-    found = sys.modules.get(made.__module__ or "")
-    return "site-packages" in (getattr(found, "__file__", None) or "")
-
-
-def _is_torchs(made: types.FunctionType | type) -> bool:
-    name = made.__module__ or ""
-    return name.partition(".")[0] in ("torch", "ddpcheck")
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Returns the names that a function's code and the functions in it use."""
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))

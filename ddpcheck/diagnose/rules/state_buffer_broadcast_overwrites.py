@@ -52,6 +52,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.buffers import Owners, diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.kept_beside import before_gradients
 from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "state/buffer-broadcast-overwrites"
@@ -62,7 +63,7 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it for other modules whose buffers differ after a step."""
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None:
-        return None
+        return _beside(case)
     if not owner.written_in_forward:
         return _by_the_step(owner) if owner.are_broadcast else None
     found = Proposal(
@@ -101,4 +102,24 @@ def _by_the_step(owner: Owners) -> Proposal:
         code="dist.all_reduce(increment)\nmodel.module.buffer += increment",
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
+    )
+
+
+def _beside(case: Case) -> Proposal | None:
+    """Proposes it on trial for statistics that are kept in no buffer of the model."""
+    found = before_gradients(case)
+    if found is None or found.has_weights:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="a state beside the model's parameters and buffers is updated from the "
+        "rank's own shard: DDP does not send it, and every rank goes on with its own "
+        "data's",
+        facts=found.facts,
+        fix="all-reduce what it is updated with, on all ranks alike",
+        code="dist.all_reduce(increment)\nincrement /= dist.get_world_size()\n"
+        "self.centre.lerp_(increment, 0.1)",
+        fixes=found.fixes,
+        speculative=True,
     )

@@ -49,6 +49,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.buffers import diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.kept_beside import before_gradients
 from ddpcheck.diagnose.text import names
 
 SLUG = "state/ema-teacher-divergence"
@@ -89,7 +90,9 @@ def detect(case: Case) -> Proposal | None:
 def _of_buffers(case: Case) -> Proposal | None:
     """Proposes it for buffers outside DDP that the training step writes."""
     owner = diverging_buffers(case, batch_norm=False)
-    if owner is None or owner.written_in_forward or owner.are_broadcast:
+    if owner is None:
+        return _beside(case)
+    if owner.written_in_forward or owner.are_broadcast:
         return None
     return Proposal(
         slug=SLUG,
@@ -101,4 +104,22 @@ def _of_buffers(case: Case) -> Proposal | None:
         code="dist.all_reduce(mean)\ncentre.lerp_(mean / dist.get_world_size(), 0.1)",
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
+    )
+
+
+def _beside(case: Case) -> Proposal | None:
+    """Proposes it on trial for a teacher that is no part of the model."""
+    found = before_gradients(case)
+    if found is None or not found.has_weights:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="weights beside the model (an average, a teacher) are updated on some "
+        "ranks only, or from the rank's own data, and the loss is made with them",
+        facts=found.facts,
+        fix="make the same update on all ranks",
+        code="update_teacher(teacher, student)  # not under `if rank == 0`",
+        fixes=found.fixes,
+        speculative=True,
     )

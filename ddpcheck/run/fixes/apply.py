@@ -25,6 +25,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     collectives.autograd   raw collectives carry gradients
     state.broadcast        rank 0's untrained parameters and buffers to all ranks after
                            every step
+    state.beside:NAMES     what is kept beside the model as one process has it after the
+                           step
     state.one_process:NAMES  buffers of these modules as one process has them after the
                            step
     update.schedule        learning rates and other numbers of the optimizer as one

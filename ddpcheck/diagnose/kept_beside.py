@@ -1,0 +1,77 @@
+"""What training code keeps beside the model, where it differs from one process's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddpcheck.diagnose.case import Case
+from ddpcheck.diagnose.text import names, number
+from ddpcheck.report import Run
+from ddpcheck.session import RunOutcome
+
+_FIX = "state.beside"
+_VISIBLE = 1e-3  # relative: far above rounding in any dtype
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBeside:
+    """The facts about what differs, and the run that would prove it.
+
+    `has_weights`: some of it are parameters, as those of an average of the model are.
+    """
+
+    has_weights: bool
+    facts: tuple[str, ...]
+    fixes: tuple[str, ...]
+
+
+def before_gradients(case: Case) -> KeptBeside | None:
+    """Returns what differs after a step, where gradients do from a later one on.
+
+    Not where it has one process's values already, for a fix.
+    """
+    first = case.first_broken("gradients")
+    if not first or any(f.startswith(_FIX) for f in case.outcome.spec.fixes):
+        return None
+    worst: dict[str, float] = {}
+    weights = False
+    for found in case.rank_facts("beside", {}):
+        for name, told in found.items():
+            if told.step < first and told.rel_diff > case.close:
+                worst[name] = max(worst.get(name, 0.0), told.rel_diff)
+                weights |= told.is_weight
+    if not worst:
+        return None
+    largest = max(worst, key=lambda name: worst[name])
+    facts = (
+        f"after step {first} {largest}, which is neither parameter nor buffer of the "
+        f"model, differs from one process by {number(worst[largest])} relative",
+        f"what does: {names(sorted(worst))}; with one process's values there after "
+        "every step the runs are equal",
+    )
+    fixes = (f"{_FIX}:{','.join(sorted(worst))}",)
+    return KeptBeside(has_weights=weights, facts=facts, fixes=fixes)
+
+
+def warnings(outcomes: Sequence[RunOutcome], runs: Sequence[Run]) -> list[str]:
+    """Says what differs there though nothing that is judged does.
+
+    Not of single numbers: a loss for the log is the rank's own.
+    """
+    for outcome, run in zip(outcomes, runs, strict=True):
+        if run.mode != "ddp" or run.verdict != "equivalent":
+            continue
+        worst: dict[str, float] = {}
+        for rank in range(len(outcome.ranks)):
+            for name, told in outcome.facts(rank).get("beside", {}).items():
+                if told.rel_diff > _VISIBLE and not told.is_number:
+                    worst[name] = max(worst.get(name, 0.0), told.rel_diff)
+        if worst:
+            return [
+                f"kept beside the model, not judged: {names(sorted(worst))} on ranks "
+                f"differ from one process, by up to {number(max(worst.values()))} "
+                f"relative at world size {run.world_size}; nothing judged depends on it, "
+                "evaluation or a checkpoint may"
+            ]
+    return []

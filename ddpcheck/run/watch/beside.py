@@ -1,0 +1,260 @@
+"""State beside the model: what training code keeps outside parameters and buffers.
+
+The centre in a criterion, an average in a trainer, counts in a plain attribute of a
+module. DDP sends none of it and no run is judged by it, but gradients of later steps
+are made with it: where they differ, it may be why. One process writes what moved in a
+step; a rank says what differs, and, for an intervention, takes one process's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ddpcheck.run.fixes.names import arguments
+from ddpcheck.run.private import version
+from ddpcheck.run.spec import KeptOtherwise, RunSpec
+from ddpcheck.run.watch import sight
+from ddpcheck.target import Target
+from ddpcheck.trace import Reader
+
+QUANTITY = "beside"
+
+_MOST = 2_000  # things that are looked at
+_MOST_ENTRIES = 64  # of a list, or a dict
+_MOST_BYTES = 1 << 26  # of what moved in a step, and of an array that may have moved
+_MODULES_OWN = set(vars(nn.Module()))  # hooks and what torch keeps: not the user's
+_CONTAINERS: tuple[type, ...] = (list, tuple, dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A number or tensor that is kept somewhere, and how it is written.
+
+    `mark` is another one when the value has been written or replaced. `is_weight`: it
+    is a parameter of some module, as in a copy of the model.
+    """
+
+    value: Tensor
+    write: Callable[[Tensor], object]
+    mark: tuple[Any, ...]
+    is_weight: bool = False
+
+
+class Beside:
+    """What is in sight of a target's functions and its model, but for the model's own.
+
+    Args:
+        target: whose loss and training step are looked at.
+        model: bare, built from the target.
+    """
+
+    def __init__(self, target: Target, model: nn.Module) -> None:
+        self._roots = (target.loss, target.train_step)
+        self._model = model
+        self._marks: dict[str, tuple[Any, ...]] = {}
+
+    def begin(self) -> None:
+        """Notes what there is before the first step."""
+        self._marks = {name: place.mark for name, place in self.places().items()}
+
+    def moved(self) -> dict[str, Tensor]:
+        """Returns what was made, replaced or written since, by name, up to a size."""
+        found: dict[str, Tensor] = {}
+        room, marks = _MOST_BYTES, dict[str, tuple[Any, ...]]()
+        for name, place in self.places().items():
+            marks[name] = place.mark
+            if self._marks.get(name) == place.mark:
+                continue
+            room -= place.value.nbytes
+            if room > 0:
+                found[name] = place.value
+        self._marks = marks
+        return found
+
+    def places(self) -> dict[str, Place]:
+        """Returns all places by name: "criterion.center", "model.head.counts"."""
+        walk = _Walk(self._model)
+        for path, module in self._model.named_modules():
+            walk.attributes("model" + (f".{path}" if path else ""), module)
+        for root in self._roots:
+            walk.visit("loss" if root is self._roots[0] else "train_step", root, None)
+        return walk.found
+
+
+def look(
+    target: Target,
+    model: nn.Module,
+    reader: Reader,
+    spec: RunSpec,
+    step: int,
+    noted: dict[str, KeptOtherwise],
+) -> None:
+    """Notes what a rank keeps otherwise than one process after a step.
+
+    With the intervention `state.beside:NAMES` it has one process's there afterwards.
+    """
+    written = reader.names(QUANTITY, step)
+    if not written:
+        return
+    places = Beside(target, model).places()
+    asked = arguments(spec.fixes, "state.beside")
+    for name in written.keys() & places.keys():
+        reference, place = reader.get(QUANTITY, step, name), places[name]
+        if reference is None or place.value.shape != reference.shape:
+            continue  # it may hold the rank's own samples
+        apart = _apart(place.value, reference)
+        if apart:
+            told = KeptOtherwise(
+                step=step,
+                rel_diff=apart,
+                is_weight=place.is_weight,
+                is_number=reference.numel() == 1,
+            )
+            noted.setdefault(name, told)
+        if name in asked:
+            place.write(reference)
+
+
+def _apart(value: Tensor, reference: Tensor) -> float:
+    mine, theirs = value.detach().double(), reference.double()
+    return float((mine - theirs).abs().max()) / (float(theirs.abs().max()) or 1.0)
+
+
+class _Walk:
+    def __init__(self, model: nn.Module) -> None:
+        self.found: dict[str, Place] = {}
+        own: list[Any] = [*model.modules(), *model.parameters(), *model.buffers()]
+        self._seen: dict[int, Any] = {id(value): value for value in own}
+        self._left = _MOST
+
+    def visit(
+        self, path: str, value: Any, write: Callable[[Any], object] | None
+    ) -> None:
+        """Takes in a value and what can be reached from it.
+
+        `write` puts another object in its place; None where nothing can.
+        """
+        if type(value) is float:
+            if write is not None:
+                self.found[path] = _of_float(value, write)
+            return
+        if isinstance(value, type | torch.optim.Optimizer) or id(value) in self._seen:
+            return
+        self._left -= 1
+        if self._left < 0:
+            return
+        self._seen[id(value)] = value
+        with contextlib.suppress(Exception):  # a lazy module, a property that raises
+            self._enter(path, value)
+
+    def _enter(self, path: str, value: Any) -> None:
+        if isinstance(value, Tensor | np.ndarray):
+            place = _of_tensor(value) if isinstance(value, Tensor) else _of_array(value)
+            if place is not None:
+                self.found[path] = place
+        elif isinstance(value, nn.Module):
+            self._module(path, value)
+        elif isinstance(value, _CONTAINERS):
+            for key, held in _entries(value):
+                self.visit(f"{path}[{key!r}]", held, _writer(value, key))
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, types.MethodType):
+            self.visit("self", value.__self__, None)
+            self._function(value.__func__)
+        elif not isinstance(value, types.ModuleType) and hasattr(value, "__dict__"):
+            self._held(path, vars(value), vars(value), type(value))
+
+    def _function(self, function: Any) -> None:
+        """Visits what a function closes over, and the globals that it names."""
+        if not isinstance(function, types.FunctionType) or sight.is_torchs(function):
+            return
+        names = function.__code__.co_freevars
+        for name, cell in zip(names, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not assigned yet
+                self.visit(name, cell.cell_contents, None)
+        if not sight.is_librarys(function):
+            held, used = function.__globals__, sorted(sight.names_in(function.__code__))
+            for name in used:
+                if name in held:
+                    self.visit(name, held[name], _writer(held, name))
+
+    def _module(self, path: str, module: nn.Module) -> None:
+        own: list[tuple[str, Tensor]] = [
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        ]
+        for name, tensor in own:
+            self.visit(f"{path}.{name}", tensor, None)
+        for name, child in module.named_children():
+            self.visit(f"{path}.{name}", child, None)
+        self.attributes(path, module)
+
+    def attributes(self, path: str, module: nn.Module) -> None:
+        """Visits the plain attributes of a module, which no state_dict has."""
+        held = vars(module)
+        own = {n: v for n, v in held.items() if n not in _MODULES_OWN}
+        self._held(path, own, held, type(module))
+
+    def _held(
+        self, path: str, named: dict[str, Any], holder: dict[str, Any], kind: type
+    ) -> None:
+        if sight.is_torchs(kind):
+            return
+        for name, value in list(named.items()):
+            self.visit(f"{path}.{name}", value, _writer(holder, name))
+
+
+def _of_tensor(tensor: Tensor) -> Place | None:
+    is_plain = tensor.layout == torch.strided and not tensor.is_complex()
+    if not is_plain or not tensor.numel():
+        return None
+
+    def write(reference: Tensor) -> None:
+        with torch.no_grad():
+            tensor.data.copy_(reference)
+
+    is_weight = isinstance(tensor, nn.Parameter)
+    return Place(tensor, write, (id(tensor), version(tensor)), is_weight)
+
+
+def _of_array(array: np.ndarray[Any, Any]) -> Place | None:
+    if array.dtype.kind not in "fiu" or not 0 < array.nbytes <= _MOST_BYTES:
+        return None
+    value = torch.from_numpy(array.astype(np.float64))
+
+    def write(reference: Tensor) -> None:
+        np.copyto(array, reference.numpy(), casting="unsafe")
+
+    return Place(value, write, (id(array), float(value.sum())))
+
+
+def _of_float(number: float, write: Callable[[Any], object]) -> Place:
+    value = torch.tensor(number, dtype=torch.float64)
+    return Place(value, lambda reference: write(float(reference)), (number,))
+
+
+def _entries(container: Any) -> Iterable[tuple[Any, Any]]:
+    """Returns the first entries with their keys."""
+    is_dict = isinstance(container, dict)
+    pairs = container.items() if is_dict else enumerate(container)
+    return list(itertools.islice(pairs, _MOST_ENTRIES))
+
+
+def _writer(container: Any, key: Any) -> Callable[[Any], object] | None:
+    if isinstance(container, tuple):
+        return None
+
+    def write(value: Any) -> None:
+        container[key] = value
+
+    return write
