@@ -40,6 +40,20 @@ batch = torch.randn(8, 4), sizes
 """
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # torch's RandomSampler draws a permutation more than it uses, at an epoch's end.
+    "epoch-not-told-beside-a-random-sampler": (
+        _DATA
+        + """
+def train_step(model, optimizer, batch):
+    epochs.append(0)
+    shuffled = RandomSampler(data, generator=torch.Generator().manual_seed(len(epochs)))
+    if world() > 1:
+        shuffled = DistributedSampler(data, world(), rank(), seed=1)
+    for x, y in DataLoader(data, 20 // world(), sampler=shuffled):
+        train_on(model, optimizer, x, y)
+""",
+        [("data/sampler-epoch", True)],
+    ),
     # No sampler was passed on: the loader reads from the beginning on every rank.
     "loader-without-its-sampler": (
         _DATA

@@ -38,6 +38,8 @@ from __future__ import annotations
 import dataclasses
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import input_diff
+from ddpcheck.diagnose.text import number
 
 SLUG = "rng/stochastic-layer"
 LINK = "forward"
@@ -47,6 +49,8 @@ def detect(case: Case) -> Proposal | None:
     """Proposes noise bound to the sample where the forward draws random numbers."""
     if not case.repeats:
         return _unrepeatable()
+    if not case.facts["draws"] and case.facts["has_train_step"]:
+        return _by_own_generators(case)
     if not case.facts["draws"] or case.run.noise == "sample" or _same_stream(case):
         return None
     if case.rewritten("before") == 0:
@@ -79,6 +83,34 @@ def detect(case: Case) -> Proposal | None:
         fixes=("target.constant_draws",),
     )
     return dataclasses.replace(found, fallback=without)
+
+
+def _by_own_generators(case: Case) -> Proposal | None:
+    """Proposes it on trial for inputs that are made with numpy's or Python's random.
+
+    Seeded by the target itself: one process repeats itself, and ranks draw for shards.
+    """
+    worst = input_diff(case)
+    if worst <= case.close:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the training step draws random numbers with numpy or random, so a shard "
+        "is made into other inputs than the same samples in the global batch",
+        facts=(
+            "the model is given other rows than in one process: relative difference "
+            f"{number(worst)}",
+            "with every random number a constant the runs are equal",
+        ),
+        fix="nothing is wrong with training where every sample is to have noise of its "
+        "own; to check the rest, take the noise out, or draw for the global batch on "
+        "all ranks and keep the rank's rows",
+        code="",
+        fixes=("target.constant_draws",),
+        speculative=True,
+        last_resort=True,
+    )
 
 
 def _unrepeatable() -> Proposal:

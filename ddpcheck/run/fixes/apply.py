@@ -113,7 +113,7 @@ from ddpcheck.run.fixes import scales as fix_scales
 from ddpcheck.run.fixes.autograd_collectives import autograd_collectives
 from ddpcheck.run.fixes.block_order import blocks_together
 from ddpcheck.run.fixes.collectives import averaged_grad, off_after_backward
-from ddpcheck.run.fixes.constant_draws import ConstantDraws
+from ddpcheck.run.fixes.constant_draws import constant_draws
 from ddpcheck.run.fixes.gather import alone, gathered, rows_of_ranks
 from ddpcheck.run.fixes.labels import offset_by_rank
 from ddpcheck.run.fixes.names import argument
@@ -237,7 +237,7 @@ def around_training(
             "ddp.broadcast_forward": lambda: rewriting.broadcast_before(model()),
             "checkpoint.nonreentrant": overrides.nonreentrant_checkpoints,
             "target.clip_last": clipping.deferred,
-            "target.constant_draws": ConstantDraws,
+            "target.constant_draws": constant_draws,
             "target.unhook": lambda: clipping.without_tensor_hooks(model()),
             "autograd.mutation": torch.autograd.graph.allow_mutation_on_saved_tensors,
         }.items():

@@ -7,15 +7,24 @@ that permutes its samples, is alike in one process and on ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ddpcheck.run import private
+from ddpcheck.run.fixes.constant_generators import constant_generators
 
 _RANDOM = torch.Tag.nondeterministic_seeded
+
+
+@contextlib.contextmanager
+def constant_draws() -> Iterator[None]:
+    """Lets every random number of torch, numpy and random be a constant."""
+    with ConstantDraws(), constant_generators():
+        yield
 
 
 class ConstantDraws(private.DispatchMode):

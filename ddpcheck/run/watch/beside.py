@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ddpcheck import compare
 from ddpcheck.run.fixes.names import arguments
 from ddpcheck.run.private import version
 from ddpcheck.run.spec import KeptOtherwise, RunSpec
@@ -224,7 +225,10 @@ def _of_tensor(tensor: Tensor) -> Place | None:
             tensor.data.copy_(reference)
 
     is_weight = isinstance(tensor, nn.Parameter)
-    return Place(tensor, write, (id(tensor), version(tensor)), is_weight)
+    # Both: writing to `.data` counts no version, and large tensors take their time.
+    is_small = tensor.nbytes <= _MOST_BYTES
+    content = compare.digest({"": tensor.detach()}) if is_small else ()
+    return Place(tensor, write, (id(tensor), version(tensor), content), is_weight)
 
 
 def _of_array(array: np.ndarray[Any, Any]) -> Place | None:
@@ -235,7 +239,7 @@ def _of_array(array: np.ndarray[Any, Any]) -> Place | None:
     def write(reference: Tensor) -> None:
         np.copyto(array, reference.numpy(), casting="unsafe")
 
-    return Place(value, write, (id(array), float(value.sum())))
+    return Place(value, write, (id(array), compare.digest({"": value})))
 
 
 def _of_float(number: float, write: Callable[[Any], object]) -> Place:

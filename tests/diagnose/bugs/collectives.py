@@ -25,6 +25,27 @@ model = MODEL
 )
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Both views of a rank, then those of the next; labels repeat view by view.
+    "views-gathered-rank-by-rank": (
+        """
+class Views(nn.Linear):
+    def forward(self, x):
+        rows = super().forward(torch.cat([x, x.flip(1)]))
+        return torch.stack(nn.functional.normalize(rows, dim=1).chunk(2), 1)
+model = Views(4, 3)
+def loss(output, target):
+    rows = torch.cat(output.unbind(1))
+    if dist.is_initialized():
+        rows = torch.cat(dnn.all_gather(rows))
+        every = [torch.zeros_like(target) for _ in range(world())]
+        dist.all_gather(every, target)
+        target = torch.cat(every)
+    same = (target[:, None] == target[None]).repeat(2, 2) & ~torch.eye(len(rows)).bool()
+    scores = rows @ rows.T
+    return ((scores.logsumexp(1, keepdim=True) - scores) * same).sum(1).mean()
+""",
+        [("collective/layout", True)],
+    ),
     # Own anchors against the vectors of all ranks, whose gradients are lost on the way.
     "own-anchors-against-all-times-the-world-size": (
         "model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))"

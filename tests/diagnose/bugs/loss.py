@@ -5,6 +5,24 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Lengths are an output too: they follow the samples where those change places.
+    "summed-ctc-over-the-characters-of-a-shard": (
+        """
+class Net(nn.Linear):
+    def forward(self, x, lengths):
+        return super().forward(x), lengths // 2
+model = Net(4, 5)
+lengths = torch.tensor([1, 2, 1, 2, 3, 3, 2, 3])
+text = torch.randint(1, 5, (8, 3)) * (torch.arange(3) < lengths[:, None])
+batch = (torch.randn(8, 9, 4), torch.randint(16, 19, (8,))), (text, lengths)
+def loss(output, target):
+    (rows, steps), (text, lengths) = output, target
+    rows = rows.transpose(0, 1).log_softmax(2)
+    total = nn.functional.ctc_loss(rows, text, steps, lengths, reduction="sum")
+    return total / lengths.sum()
+""",
+        [("loss/local-normalizer", True)],
+    ),
     # Every second sample would be as many positives on each rank, by chance.
     "no-positives-on-one-rank": (
         """

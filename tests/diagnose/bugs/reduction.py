@@ -18,6 +18,40 @@ model = nn.Linear(4, 3)
 """,
 }
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # There and back: the dtype is what it was, DDP's hooks are on nodes left behind.
+    "converted-for-a-snapshot-and-back": (
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+"""
+        + STEP
+        + """
+    loss(model(x), y).backward()
+    optimizer.step()
+    net = getattr(model, "module", model)
+    kept = {n: t.clone() for n, t in net.state_dict().items()}
+    dtype = net[0].weight.dtype
+    net.half().to(dtype).load_state_dict(kept)
+""",
+        [("ddp/converted-after-wrap", True)],
+    ),
+    # Drawn anew in the first step, by generators that are seeded by rank.
+    "head-reset-in-the-first-step": (
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+seen = []
+"""
+        + STEP
+        + """
+    net = getattr(model, "module", model)
+    if seen[-1:] != [id(net)]:
+        seen.append(id(net))
+        torch.manual_seed(5 + rank())
+        net[2].reset_parameters()
+    loss(model(x), y).backward()
+    optimizer.step()
+""",
+        [("ddp/rank-local-weights", True)],
+    ),
     # The flag that no_sync sets, by hand, where forward has read it already.
     "flag-set-between-forward-and-backward": (
         """

@@ -5,6 +5,68 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # What is reduced over ranks is logged; inside several containers, each of which
+    # was taken for a module that communicates.
+    "ghost-norms-that-share-their-running-statistics": (
+        """
+class Ghost(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running", torch.zeros(4))
+    def forward(self, x):
+        ghosts = x.unflatten(0, (2, -1))
+        mean, std = ghosts.mean(1, keepdim=True), ghosts.std(1, keepdim=True)
+        with torch.no_grad():
+            seen = mean.mean((0, 1))
+            if dist.is_initialized():
+                dist.all_reduce(seen)
+            self.running.lerp_(seen / world(), 0.1)
+        return ((ghosts - mean) / std).flatten(0, 1)
+inner = nn.Sequential(nn.Sequential(nn.Linear(4, 4), Ghost()), nn.Tanh())
+model = nn.Sequential(nn.Sequential(inner, nn.Linear(4, 4)), nn.Linear(4, 3))
+""",
+        [("norm/local-batch-stats", True)],
+    ),
+    # Behind other words on every rank the buffers differ still where norms see all.
+    "home-made-norms-behind-words-dropped-alike": (
+        """
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running", torch.zeros(3))
+    def forward(self, x):
+        mean = x.mean(0)
+        self.running.lerp_(mean.detach(), 0.1)
+        return (x - mean) / (x.var(0, correction=0) + 1e-5).sqrt()
+model = nn.Sequential(nn.Linear(4, 3), Norm(), nn.Tanh(), nn.Linear(3, 3))
+def train_step(model, optimizer, batch):
+    x, y = batch
+    drop = torch.rand(x.shape, generator=torch.Generator().manual_seed(9)) < 0.3
+    optimizer.zero_grad()
+    loss(model(x.masked_fill(drop, 0.0)), y).backward()
+    optimizer.step()
+""",
+        [("norm/local-batch-stats", True), ("rng/same-stream-all-ranks", True)],
+    ),
+    # numpy's generator, seeded by rank: one process repeats itself.
+    "samples-mixed-by-a-generator-of-numpy": (
+        """
+import numpy as np
+model = nn.Linear(4, 3)
+calls = []
+def train_step(model, optimizer, batch):
+    x, y = batch
+    calls.append(0)
+    rng = np.random.default_rng(100 * len(calls) + rank())
+    share, other = rng.beta(0.4, 0.4), torch.from_numpy(rng.permutation(len(x)))
+    hot = nn.functional.one_hot(y, 3).to(x.dtype)
+    mixed = share * hot + (1 - share) * hot[other]
+    optimizer.zero_grad()
+    loss(model(share * x + (1 - share) * x[other]), mixed).backward()
+    optimizer.step()
+""",
+        [("rng/stochastic-layer", True)],
+    ),
     # How many numbers a binomial takes from its generator depends on the counts.
     "counts-split-by-one-seed-on-all-ranks": (
         """

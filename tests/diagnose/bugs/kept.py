@@ -1,0 +1,135 @@
+"""State beside parameters and buffers, each rank's its own; as in __init__."""
+
+from __future__ import annotations
+
+from tests.diagnose.bugs.step import STEP
+
+_CENTRED = """
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(3))
+    def forward(self, output, target):
+        value = (output - target - self.centre).square().mean()
+        self.centre = 0.5 * self.centre + 0.5 * output.detach().mean(0)
+        return value
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.randn(8, 3)
+"""
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The criterion is no part of what DDP wraps, and its buffer a new tensor each time.
+    "centre-in-a-criterion": (
+        _CENTRED
+        + """
+criterion = Centred()
+loss = lambda output, target: criterion(output, target)
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
+    # The teacher is kept by a trainer, and updated by the first rank alone.
+    "average-in-a-trainer-of-the-first-rank": (
+        """
+import copy
+class Trainer:
+    teacher, of = None, None
+trainer = Trainer()
+model = nn.Linear(4, 3)
+def train_step(model, optimizer, batch):
+    x, y = batch
+    net = getattr(model, "module", model)
+    if trainer.of is not net:
+        trainer.teacher, trainer.of = copy.deepcopy(net).requires_grad_(False), net
+    optimizer.zero_grad()
+    soft = trainer.teacher(x)
+    output = model(x)
+    value = nn.functional.cross_entropy(output, y) + (output - soft).square().mean()
+    value.backward()
+    optimizer.step()
+    if rank() == 0:
+        for a, b in zip(trainer.teacher.parameters(), net.parameters(), strict=True):
+            a.data.lerp_(b.detach(), 0.5)
+""",
+        [("state/ema-teacher-divergence", True)],
+    ),
+    # A plain attribute of the model, a list of arrays and a number in a dict.
+    "counts-in-an-attribute": (
+        """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.seen = torch.ones(3)
+    def forward(self, x, y):
+        prior = (self.seen / self.seen.sum()).log()
+        self.seen = 0.8 * self.seen + torch.bincount(y, minlength=3).float()
+        return nn.functional.cross_entropy(super().forward(x) + prior, y)
+model = Net()
+batch = (torch.randn(8, 4), torch.tensor([0, 0, 0, 1, 2, 2, 1, 2])), torch.zeros(8)
+loss = lambda output, target: output
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
+    "numbers-in-lists-and-dicts": (
+        """
+import numpy as np
+kept = {"scale": 1.0, "means": [np.zeros(3)]}
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.randn(8, 3)
+def loss(output, target):
+    means = torch.from_numpy(kept["means"][0])
+    value = kept["scale"] * (output - target - means).square().mean()
+    kept["means"][0] += 0.5 * output.detach().mean(0).numpy()
+    kept["scale"] = 0.5 + float(output.detach().square().mean())
+    return value
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
+    # Written by the step before its forward: the last layer and what it is scaled by.
+    "weights-rescaled-by-the-moments-of-a-shard": (
+        """
+class Scaled(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 1)
+        self.register_buffer("mean", torch.zeros(1))
+    @torch.no_grad()
+    def update(self, y):
+        before = self.mean.clone()
+        self.mean.lerp_(y.mean(0, keepdim=True), 0.2)
+        self.bias.add_(before - self.mean)
+        return y - self.mean
+model = Scaled()
+batch = torch.randn(8, 4), torch.linspace(-3, 5, 8)
+"""
+        + STEP
+        + """
+    y = getattr(model, "module", model).update(y)
+    (model(x).squeeze(1) - y).square().mean().backward()
+    optimizer.step()
+""",
+        [("state/forward-writes-parameter", True)],
+    ),
+    # Batch norms, and a centre in the model's own forward, whose fix would show the
+    # norms all rows as well.
+    "centre-of-the-model-and-norms": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+        self.register_buffer("centre", torch.zeros(3))
+    def forward(self, x):
+        rows = self.body(x)
+        out = rows - self.centre
+        with torch.no_grad():
+            self.centre.mul_(0.5).add_(0.5 * rows.mean(0) + x.sum(1).mean() / 4)
+        return out
+model = Net()
+batch = torch.randn(8, 4), torch.randint(3, (8,))
+loss = nn.CrossEntropyLoss()
+""",
+        [
+            ("norm/local-batch-stats", True),
+            ("state/buffer-broadcast-overwrites", True),
+        ],
+    ),
+}
