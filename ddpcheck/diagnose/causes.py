@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 
 from ddpcheck import assemble
-from ddpcheck.diagnose import parts
+from ddpcheck.diagnose import parts, rows
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import input_diff
 from ddpcheck.diagnose.proposal import replaced
@@ -40,7 +40,8 @@ def proposed(case: Case) -> list[Proposal]:
     found = parts.separated(case, _detect(case, RULES), _of_the_loss)
     if case.loss_is_global:
         found = [p for p in found if p.link != "loss"]
-    if case.facts["has_train_step"] and input_diff(case) > case.close:
+    is_made = case.facts["has_train_step"] and input_diff(case) > case.close
+    if is_made and rows.first_wrong(case) is None:
         # Samples, and targets with them, that the step makes otherwise on ranks: what
         # the loss makes of one process's outputs there says little of the loss.
         found = [

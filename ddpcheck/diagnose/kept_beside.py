@@ -19,9 +19,11 @@ class KeptBeside:
     """The facts about what differs, and the run that would prove it.
 
     `has_weights`: some of it are parameters, as those of an average of the model are.
+    `are_numbers`: all of it are single numbers, by which a step may decide.
     """
 
     has_weights: bool
+    are_numbers: bool
     facts: tuple[str, ...]
     fixes: tuple[str, ...]
 
@@ -35,12 +37,13 @@ def before_gradients(case: Case) -> KeptBeside | None:
     if not first or any(f.startswith(_FIX) for f in case.outcome.spec.fixes):
         return None
     worst: dict[str, float] = {}
-    weights = False
+    weights, numbers = False, True
     for found in case.rank_facts("beside", {}):
         for name, told in found.items():
             if told.step < first and told.rel_diff > case.close:
                 worst[name] = max(worst.get(name, 0.0), told.rel_diff)
                 weights |= told.is_weight
+                numbers &= told.is_number
     if not worst:
         return None
     largest = max(worst, key=lambda name: worst[name])
@@ -51,7 +54,9 @@ def before_gradients(case: Case) -> KeptBeside | None:
         "every step the runs are equal",
     )
     fixes = (f"{_FIX}:{','.join(sorted(worst))}",)
-    return KeptBeside(has_weights=weights, facts=facts, fixes=fixes)
+    return KeptBeside(
+        has_weights=weights, are_numbers=numbers, facts=facts, fixes=fixes
+    )
 
 
 def warnings(outcomes: Sequence[RunOutcome], runs: Sequence[Run]) -> list[str]:

@@ -122,4 +122,5 @@ def _beside(case: Case) -> Proposal | None:
         "self.centre.lerp_(increment, 0.1)",
         fixes=found.fixes,
         speculative=True,
+        last_resort=found.are_numbers,  # what is decided by them comes first
     )
