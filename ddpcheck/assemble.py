@@ -22,6 +22,12 @@ _AVERAGED_LATER = (
     "each rank's own when the optimizer steps; the ranks share their weights after it, "
     "and these are one process's after every step"
 )
+# Why gradients are not compared, by the fact that names the parameters or steps.
+_LEFT_OUT = {
+    "unused": "no gradient in one process either",
+    "untaken": "no optimizer step takes them",
+    "unfinished": "no optimizer step in this step",
+}
 _OF_RANKS = ("gradients", "weights")  # what all ranks must have alike
 # Times the tolerance: an update so large would have shown a wrong gradient.
 _VISIBLE = 1e3
@@ -68,7 +74,7 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
         seconds=outcome.seconds,
         **quantities,
     )
-    return _judge(run)
+    return _judge(run, _never_updates(outcome))
 
 
 def worst_excess(run: Run) -> float:
@@ -107,14 +113,24 @@ def not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompare
                 "rank: averages of different numbers of updates are not comparable"
             )
             found.append(NotCompared(what=f"buffers of {name or 'the model'}", why=why))
-    unused = outcomes[0].reference.facts["unused"] if outcomes else []
-    if unused:
-        why = "no gradient in one process either"
-        found.append(NotCompared(what=f"gradients of {cut(unused)}", why=why))
+    facts_of_one = outcomes[0].reference.facts if outcomes else {}
+    for fact, why in _LEFT_OUT.items():
+        names = [str(name) for name in facts_of_one.get(fact, ())]
+        if names:
+            what = "step " * (fact == "unfinished") + cut(names)
+            found.append(NotCompared(what=f"gradients of {what}", why=why))
     return found
 
 
-def _judge(run: Run) -> Run:
+def _never_updates(outcome: RunOutcome) -> str:
+    """Returns why nothing is told of a run none of whose steps has an update."""
+    if not outcome.reference.facts.get("never_updates"):
+        return ""
+    return f"no optimizer step in {outcome.spec.steps} steps: --steps"
+
+
+def _judge(run: Run, never: str) -> Run:
+    """Returns the run with its verdict; `never`: why it cannot be equivalent."""
     if run.why:
         return run
     if run.faults and run.mode == "dp":
@@ -127,7 +143,9 @@ def _judge(run: Run) -> Run:
     if run.faults or not run.ranks_agree or any(q.mismatched for q in judged(run)):
         return dataclasses.replace(run, verdict="divergent")
     if run.gradients.compared == 0 and run.weights.compared == 0:
-        return dataclasses.replace(run, why="nothing was compared")
+        never = "nothing was compared"
+    if never:
+        return dataclasses.replace(run, why=never)
     return dataclasses.replace(run, verdict="equivalent")
 
 
@@ -193,8 +211,8 @@ def averages_weights(outcome: RunOutcome) -> bool:
     """Returns whether ranks step with gradients of their own, and then share weights.
 
     As local SGD with an average after every step: the weights are one process's after
-    each, though they moved by far more than the tolerance and no two ranks have the
-    gradients of all.
+    each, though they moved by far more than the tolerance, no two ranks have the
+    gradients of all, and ranks whose weights part at the update write them after it.
     """
     steps = _by_step(outcome)
     wrong = [s for s in steps if any(_mismatched(r, "gradients") for r in s)]
@@ -202,14 +220,32 @@ def averages_weights(outcome: RunOutcome) -> bool:
         return False
     if any(_mismatched(result, "weights") for results in steps for result in results):
         return False
+    rtol = outcome.spec.rtol
     return all(
-        result.least_move > _VISIBLE * outcome.spec.rtol
+        result.least_move > _VISIBLE * rtol
         for results in wrong
         for result in results
         if _mismatched(result, "gradients")
     ) and not any(
-        _same([r.digests.get("gradients") for r in results], outcome.spec.rtol)
+        _same([r.digests.get("gradients") for r in results], rtol)
+        or not _share_weights(results, rtol)
         for results in wrong
+    )
+
+
+def _share_weights(ranks: list[StepResult], rtol: float) -> bool:
+    """Returns whether ranks part at an update, and something writes the weights then.
+
+    Or the update itself made something of all ranks' gradients. Else an optimizer that
+    looks at signs alone, or divides by the size, may hide wrong gradients.
+    """
+    if all(result.reduces_in_update for result in ranks):
+        return True
+    updates = list(zip(*(result.parted for result in ranks), strict=False))
+    return bool(updates) and all(
+        not _same([after for after, _ in told], rtol)
+        and any(after != left for after, left in told)
+        for told in updates
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -103,6 +103,22 @@ class Writer:
             self.index.has_nan.add((quantity, step))
         if bool(tensor.isinf().any()):
             self.index.has_infinity.add((quantity, step))
+
+    def are_same(self, first: Key, second: Key, names: Iterable[str]) -> bool:
+        """Returns whether two groups hold the same bytes under all of these names."""
+        self._file.flush()
+        with self._data.open("rb") as file:
+            return all(
+                self._bytes(file, first, name) == self._bytes(file, second, name)
+                for name in names
+            )
+
+    def _bytes(self, file: BinaryIO, key: Key, name: str) -> bytes | None:
+        entry = self.index.groups.get(key, {}).get(name)
+        if entry is None:
+            return None
+        file.seek(entry.offset)
+        return file.read(math.prod(entry.shape) * entry.dtype.itemsize)
 
     def close(self) -> None:
         """Writes the index; the trace is complete."""

@@ -42,6 +42,20 @@ def test_tensor_of_each_dtype_comes_back(tmp_path: Path, dtype: torch.dtype) -> 
     assert torch.equal(found, tensor)
 
 
+def test_groups_with_the_same_bytes_are_told_before_the_trace_is_closed(
+    tmp_path: Path,
+) -> None:
+    writer = Writer(tmp_path / "t")
+    moved = {"w": torch.ones(3), "v": torch.tensor([2.0, 5.0]), "none": None}
+    writer.add("initial", 0, [("w", torch.ones(3)), ("v", torch.tensor([2.0, 4.0]))])
+    writer.add("weights", 0, moved.items())
+    first, second = ("initial", 0), ("weights", 0)
+    assert writer.are_same(first, second, ["w", "none", "of neither"])
+    assert not writer.are_same(first, second, ["w", "v"])
+    writer.close()
+    assert Reader(tmp_path / "t").get("weights", 0, "w") is not None
+
+
 def test_odd_tensors_come_back_dense_and_real(tmp_path: Path) -> None:
     sparse = torch.eye(3).to_sparse()
     turned = torch.arange(6.0).reshape(2, 3).t()

@@ -209,6 +209,10 @@ class _Candidate:
             around_step=lambda step: self._around(step, size),
             after_step=lambda: self._after_step(names, wrapped),
             on_update=self.seen.updated,
+            after_update=lambda held: recorder.sharing.updated(
+                held, reduces=self.seen.reduces_in_update
+            ),
+            unfinished=self.reader.index.facts["unfinished"],
             vector_loss=self.spec.world_size if self.spec.mode == "dp" else 0,
         )
 

@@ -27,12 +27,13 @@ from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, forget, load
+from ddpcheck.run.record import unfinished
 from ddpcheck.run.record.recorders import WritingRecorder
 from ddpcheck.run.spec import (
     ReferenceResult,
     RunSpec,
 )
-from ddpcheck.run.steps import Training, batch_size
+from ddpcheck.run.steps import OF_OTHERS, Training, batch_size
 from ddpcheck.run.surroundings import (
     autocast,
     count_calls,
@@ -177,6 +178,7 @@ class _Reference:
             after_step=lambda: writer.add(
                 beside.QUANTITY, training.step, kept.moved().items()
             ),
+            takes_all=True,
         )
         kept = beside.Beside(self.target, model)
         kept.begin()
@@ -198,6 +200,7 @@ class _Reference:
             training.run(iter(batches))
         _check_dtypes(before, names.parameters(model))
         self._check_finite(training, recorder)
+        sums = unfinished.of(writer, training)
         unused, idle = _without_gradient(writer.index)
         facts = self._facts(model, training, size)
         # Frozen in the end, with gradients in the last step: frozen and freed in turn.
@@ -208,6 +211,7 @@ class _Reference:
             "shapes": self.shapes,
             "schedule": training.schedule,
             "orders": drawn,
+            "unfinished": sums.steps,
         }
         writer.close()
         return ReferenceResult(
@@ -217,7 +221,9 @@ class _Reference:
             losses=tuple(training.losses),
             facts=facts
             | {"unused": unused, "idle": idle, "in_turn": in_turn}
-            | {"shuffles": bool(drawn), "loads": bool(self.seen.loads)},
+            | {"shuffles": bool(drawn), "loads": bool(self.seen.loads)}
+            | {"unfinished": sums.steps, "never_updates": sums.are_all}
+            | {"untaken": _untaken(writer, training)},
         )
 
     def _watch(self, training: Training, batches: list[Any]) -> None:
@@ -306,12 +312,23 @@ def _without_gradient(index: Index) -> tuple[list[str], list[str]]:
         {name.partition("@")[0]: entry is not None for name, entry in group.items()}
         for (quantity, step), group in index.groups.items()
         if not step and quantity.startswith("gradients")
+        if not quantity.startswith(OF_OTHERS)
     ]
     names = updates[0] if updates else {}
     return (
         [n for n in names if not any(u.get(n) for u in updates)],
         [n for n in names if not all(u.get(n) for u in updates)],
     )
+
+
+def _untaken(writer: Writer, training: Training) -> list[str]:
+    """Returns the parameters whose gradients no optimizer step has taken."""
+    if not training.taken:
+        return []
+    steps = range(len(training.losses))
+    given = set[str]().union(*(_with_gradient(writer.index, at) for at in steps))
+    names = training.parameters()
+    return [name for name in names if name in given - training.taken.keys()]
 
 
 def _with_gradient(index: Index, at: int) -> set[str]:

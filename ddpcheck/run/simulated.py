@@ -207,6 +207,7 @@ class _Simulation:
             loss=loss_function(self.target, spec),
             perform=self._perform,
             on_update=self._before_update,
+            unfinished=self.reader.index.facts["unfinished"],
         )
         self.facts: dict[str, Any] = {}
         with self._reducing():

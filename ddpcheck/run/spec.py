@@ -12,6 +12,7 @@ from ddpcheck.report import Quantity
 MODES = ("single", "dp", "ddp", "averaged", "sim")
 BATCH_NORM_MODES = ("asis", "local", "sync", "frozen")
 NOISE_MODES = ("asis", "sample")
+Digest = tuple[float, ...]  # see compare.digest
 QUANTITIES = ("gradients", "weights", "buffers", "outputs")
 FINE_RTOL = 1e-9  # that of float64; at it rounding in float32 is a difference
 SAMPLES = "samples"  # the countable that is the size of a shard
@@ -87,6 +88,11 @@ class StepResult:
     # How far one process's update moved the weights that it moved least, relative;
     # told where gradients differ and weights do not.
     least_move: float = 0.0
+    # Of weights that an optimizer moved by gradients other than one process's: digests
+    # right after that, and at the end of the step. By update.
+    parted: tuple[tuple[Digest, Digest], ...] = ()
+    # Whether every such update made something of all ranks' gradients itself.
+    reduces_in_update: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,14 @@
 """The training loop of every mode, and what is recorded on the way.
 
-A `Recorder` sees the gradients at the moment of each `optimizer.step()`, then weights
-and buffers after the step. It writes them (the reference) or compares them with what
-was written (every other run), so that no run keeps copies.
+A `Recorder` sees the gradients at the moment of each `optimizer.step()`, of what that
+optimizer holds, then weights and buffers after the step. It writes them (the reference)
+or compares them with what was written (every other run), so that no run keeps copies.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,6 +27,9 @@ from ddpcheck.run.private import version
 from ddpcheck.run.watch import others, schedule
 from ddpcheck.target import Target
 
+# Gradients at an update of what the model does not hold: a loss's own weights.
+OF_OTHERS = "gradients@other"
+
 
 class Recorder(Protocol):
     """Takes in what a run shows, one quantity and step at a time."""
@@ -42,6 +45,7 @@ class _Gradients:
     Kept while an update is going on: what is freed would hand its identity on.
     """
 
+    parameters: dict[str, Tensor]
     tensors: list[Tensor]
     versions: list[int]
 
@@ -49,14 +53,16 @@ class _Gradients:
     def of(cls, parameters: dict[str, Tensor]) -> _Gradients:
         """Returns those of these parameters."""
         grads = [p.grad for p in parameters.values() if p.grad is not None]
-        return cls(grads, [version(grad) for grad in grads])
+        return cls(parameters, grads, [version(grad) for grad in grads])
 
-    def are(self, other: _Gradients | None) -> bool:
-        """Returns whether nothing was replaced or written since."""
-        return (
-            other is not None
-            and self.versions == other.versions
-            and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
+    def are_of(self, other: _Gradients | None) -> bool:
+        """Returns whether these are among others, not replaced or written since."""
+        if other is None:
+            return False
+        known = dict(zip(map(id, other.tensors), other.versions, strict=True))
+        return all(
+            known.get(id(grad)) == written
+            for grad, written in zip(self.tensors, self.versions, strict=True)
         )
 
 
@@ -74,18 +80,32 @@ class Training:
     around_step: Callable[[int], Any] = lambda _: contextlib.nullcontext()
     after_step: Callable[[], None] = lambda: None
     on_update: Callable[[], None] = lambda: None
+    # Takes the parameters of an optimizer that has just stepped.
+    after_update: Callable[[dict[str, Tensor]], None] = lambda _: None
     # (train, batch) -> loss: how often, and on which rows, a step's batch is trained.
     perform: Callable[[Callable[[Any], float | None], Any], float | None] = (
         lambda train, batch: train(batch)
     )
+    # Record the gradients that no update takes, too: which parameters have none, and
+    # how large they are, is said of the model.
+    takes_all: bool = False
+    # Steps at the end of which gradients are sums that later steps go on with.
+    unfinished: Collection[int] = ()
     step: int = 0
     updates: int = 0  # optimizer steps so far in this step
     losses: list[float | None] = field(default_factory=list)
     loss_dtype: str = ""  # of the last loss: what it rounds to
     schedule: list[tuple[int, list[schedule.Group]]] = field(default_factory=list)
     vector_loss: int = 0
+    taken: dict[str, None] = field(default_factory=dict)  # names, by any update
+    bare: list[int] = field(default_factory=list)  # steps without an optimizer step
     # What gradients were at the beginning of each optimizer step that has not ended.
     _open: list[_Gradients | None] = field(default_factory=list)
+    # Of optimizers that hold nothing of the model's, in this step.
+    _other_updates: int = 0
+    _has_stepped: bool = False
+    # Of optimizers that had no gradients yet: a closure computes them.
+    _late: dict[str, Tensor] = field(default_factory=dict)
     _others: dict[str, Any] = field(default_factory=dict)
     # The parameters after a step, until the next begins: nothing replaces them there.
     _settled: dict[str, Tensor] | None = None
@@ -99,17 +119,21 @@ class Training:
         )
         try:
             for step, batch in enumerate(batches):
-                self.step, self.updates, self._open = step, 0, []
-                self._settled = None
+                self.step, self._open, self._settled = step, [], None
+                self.begin()
                 with self.around_step(step):
                     self.losses.append(self.perform(self._train, batch))
-                if self.updates == 0:
-                    self._record_gradients(self.parameters())
+                self._record_left()
                 self.after_step()
                 self._record_state()
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def begin(self) -> None:
+        """Begins to count the updates of a step."""
+        self.updates = self._other_updates = 0
+        self._has_stepped, self._late = False, {}
 
     def parameters(self) -> dict[str, Tensor]:
         """Returns all parameters of model and optimizers by their names."""
@@ -155,24 +179,49 @@ class Training:
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         parameters = self.parameters()
         held = {id(p) for g in optimizer.param_groups for p in g["params"]}
+        mine = {n: p for n, p in parameters.items() if id(p) in held}
+        self.taken |= dict.fromkeys(mine)
         own = self._parameters({}) if self._others else parameters
-        is_other = not any(id(p) in held for p in own.values())
-        found = _Gradients.of(parameters)
-        is_known = not is_other and any(found.are(open_) for open_ in self._open)
-        # One that holds nothing of the model's has recorded nothing.
-        self._open.append(None if is_other else found)
+        is_other = own.keys().isdisjoint(mine)
+        self._has_stepped |= not is_other
+        found = _Gradients.of(mine)
+        is_known = bool(mine) and any(found.are_of(open_) for open_ in self._open)
+        # One that holds nothing of what is trained has recorded nothing.
+        self._open.append(found if mine else None)
         if is_known:
             return  # an optimizer that hands on to another: one update
         self.on_update()
         if is_other:
+            self._record_others(mine)
             return
         self.schedule.append((self.step, schedule.numbers(optimizer)))
         if any(p.grad is not None for p in parameters.values()):
-            self._record_gradients(parameters)  # else a closure will compute them
+            self._record_gradients(parameters if self.takes_all else mine)
+        else:
+            self._late |= mine  # a closure will compute them
 
     def _after_update(self, *_: Any) -> None:
-        if self._open:
-            self._open.pop()
+        ended = self._open.pop() if self._open else None
+        if ended is not None:
+            self.after_update(ended.parameters)
+
+    def _record_others(self, mine: dict[str, Tensor]) -> None:
+        if all(p.grad is None for p in mine.values()):
+            return
+        number, self._other_updates = self._other_updates, self._other_updates + 1
+        suffix = f"@{number}" if number else ""
+        grads = {name + suffix: p.grad for name, p in mine.items()}
+        self.recorder.take(f"{OF_OTHERS}{number}", self.step, grads)
+
+    def _record_left(self) -> None:
+        """Records the gradients at the end of a step in which no update had any."""
+        if not self._has_stepped:
+            self.bare.append(self.step)
+            if self.step in self.unfinished:
+                return
+        if self.updates == 0:
+            everything = self.takes_all or not self._late
+            self._record_gradients(self.parameters() if everything else self._late)
 
     def _record_gradients(self, parameters: dict[str, Tensor]) -> None:
         suffix = f"@{self.updates}" if self.updates else ""

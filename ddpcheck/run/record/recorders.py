@@ -11,6 +11,7 @@ from torch import Tensor
 from ddpcheck import compare
 from ddpcheck.report import Difference, Quantity
 from ddpcheck.run.record import groups, laid
+from ddpcheck.run.record.sharing import Sharing, least_move
 from ddpcheck.run.spec import StepResult
 from ddpcheck.trace import PART, Reader, Writer
 
@@ -66,6 +67,7 @@ class ComparingRecorder:
     quantities: dict[str, Quantity] = field(default_factory=dict)
     digests: dict[str, tuple[float, ...]] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
+    sharing: Sharing = field(default_factory=Sharing)
     _of_zeros: set[str] = field(default_factory=set)
     _least_move: float = 0.0
 
@@ -80,10 +82,8 @@ class ComparingRecorder:
         of_samples: set[str] = set()
         if quantity == "outputs":
             named, references = self._outputs(named, references)
-        elif quantity.startswith("gradients") and self.zeros_are_none:
-            zeros = {n for n, t in named.items() if _stands_for_none(t, references, n)}
-            named = {n: None if n in zeros else t for n, t in named.items()}
-            self._of_zeros |= {n.partition("@")[0] for n in zeros}
+        elif quantity.startswith("gradients"):
+            named, references = self._gradients(named, references)
         elif quantity == "weights" and self._of_zeros:
             named, references = self._moved_by_zeros(step, named, references)
         elif quantity == "buffers":
@@ -108,7 +108,9 @@ class ComparingRecorder:
             self.digests[name] = self.digests.get(name, ()) + values
         gradients = self.quantities.get("gradients")
         if quantity == "weights" and gradients and gradients.mismatched:
-            self._least_move = 0.0 if result.mismatched else self._moved(step)
+            moved = 0.0 if result.mismatched else least_move(self.reader, step)
+            self._least_move = moved
+            self.sharing.end(named)
         self.reader.release(above=PART)
 
     def _is_plain(self, quantity: str) -> bool:
@@ -129,7 +131,7 @@ class ComparingRecorder:
         scale = self.reader.scale(quantity, step)
         references = laid.kept(
             self.reader,
-            (quantity, step, self.rows),
+            (quantity, step, self.rows, tuple(named)),
             lambda: self._like(quantity, step, named),
             scale,
         )
@@ -145,7 +147,9 @@ class ComparingRecorder:
         """Returns the references of a group, the rank's rows of outputs."""
         whole = laid.group(self.reader, quantity, step)
         if quantity != "outputs":
-            return whole
+            return {
+                n: t for n, t in whole.items() if n in named or quantity == "weights"
+            }
         return {
             name: groups.rows_of(reference, tuple(tensor.shape), self.rows)
             for name, reference in whole.items()
@@ -172,19 +176,18 @@ class ComparingRecorder:
         name = quantity.partition("@")[0]
         earlier = self.quantities.get(name)
         self.quantities[name] = groups.add(earlier, result) if earlier else result
+        if name == "gradients":
+            self.sharing.is_wrong = bool(result.mismatched)
 
-    def _moved(self, step: int) -> float:
-        """Returns how far one process moved the trained weights that moved least."""
-        before = ("weights", step - 1) if step else ("initial", 0)
-        moves = []
-        known = self.reader.names(*before).keys() & self.reader.names("weights", step)
-        for name in known & self.reader.names("gradients", step).keys():
-            new = self.reader.get("weights", step, name)
-            old = self.reader.get(*before, name)
-            if new is not None and old is not None and new.numel():
-                change = float((new - old).abs().max())
-                moves.append(change / max(float(new.abs().max()), change, 1e-300))
-        return min(moves, default=0.0)
+    def _gradients(
+        self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]
+    ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
+        """Returns what an update takes, of both: weights judge the rest."""
+        if self.zeros_are_none:
+            zeros = {n for n, t in named.items() if _stands_for_none(t, references, n)}
+            named = {n: None if n in zeros else t for n, t in named.items()}
+            self._of_zeros |= {n.partition("@")[0] for n in zeros}
+        return named, {n: t for n, t in references.items() if n in named}
 
     def _moved_by_zeros(
         self,
@@ -215,12 +218,15 @@ class ComparingRecorder:
 
     def finish(self, step: int, loss: float | None) -> StepResult:
         """Returns and forgets what was taken since the last call."""
+        parted, reduces = self.sharing.finish()
         result = StepResult(
             step=step,
             loss=loss,
             quantities=self.quantities,
             digests=self.digests,
             least_move=self._least_move,
+            parted=parted,
+            reduces_in_update=reduces,
         )
         self._least_move = 0.0
         self.quantities, self.digests = {}, {}

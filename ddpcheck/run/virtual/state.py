@@ -128,7 +128,7 @@ class StepStart:
         for wrapper, state in zip(self.wrappers, self.wrapped, strict=True):
             wrapper.begin(state)
         del training.schedule[self.schedule :]
-        training.updates = 0
+        training.begin()
         if self.weights is not None:
             self._restore_weights(self.weights)
 

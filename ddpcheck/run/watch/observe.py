@@ -42,6 +42,13 @@ _COLLECTIVES = (
     "all_to_all_single",
     "barrier",
 )
+# Those that tell a rank what the others have, and not whose alone it takes.
+_REDUCING = frozenset(_COLLECTIVES) - {
+    "broadcast",
+    "broadcast_object_list",
+    "scatter",
+    "barrier",
+}
 
 # What takes a deadline for exchanges.
 _TIMED = ("init_process_group", "monitored_barrier", "new_group", "new_subgroups")
@@ -110,15 +117,25 @@ class Observed:
     reduced_after_clip: bool = False  # whatever it was
     has_clipped: bool = False
     hooked: set[int] = field(default_factory=set)  # ids of tensors, by user code
+    before_update: int = 0  # collectives up to the last optimizer step's beginning
 
     def clipped(self) -> None:
         """Notes that gradients were clipped by norm."""
         self.has_clipped = True
 
     def updated(self) -> None:
-        """Notes an optimizer step."""
+        """Notes the beginning of an optimizer step."""
         self.events.append("S")
         self.has_clipped = False
+        self.before_update = len(self.collectives)
+
+    @property
+    def reduces_in_update(self) -> bool:
+        """Whether an optimizer step that ends now makes one tensor of all ranks'.
+
+        One that broadcasts what each rank has updated only hands it on.
+        """
+        return any(name in _REDUCING for name in self.collectives[self.before_update :])
 
 
 @contextlib.contextmanager
