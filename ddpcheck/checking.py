@@ -182,7 +182,7 @@ def _conclude(
     else:
         diagnosis.warnings += _luck(session, runs, outcomes, limit)
     findings, unused = reporting.accept(diagnosis.findings, options.accept)
-    warnings = reporting.warnings_of(base, planned)
+    warnings = reporting.warnings_of(base, planned, outcomes)
     return reporting.make(
         ref=session.ref,
         base=base,

@@ -15,6 +15,7 @@ from tests.diagnose.bugs import (
     hooks,
     loss,
     micro,
+    noise,
     order,
     outside,
     reduction,
@@ -33,6 +34,7 @@ SOUND = {
 }
 BUGS = {
     **behind.BUGS,
+    **noise.BUGS,
     **loss.BUGS,
     **counts.BUGS,
     **counts_of_all.BUGS,
