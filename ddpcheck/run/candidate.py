@@ -116,7 +116,7 @@ class _Candidate:
         self.seen = observe.Observed()
         self._rewrites: Rewrites | None = None
         self._frozen: dict[str, None] = {}
-        self._precision = rounding.Precision()
+        self._precision = rounding.Precision(reround=spec.reround)
 
     def execute(self) -> None:
         """Builds, wraps and trains; emits each step, sets `raised` and `facts`."""
