@@ -49,10 +49,10 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
         name: _merge(outcome, name, factor)
         for name in ("gradients", "weights", "buffers", "outputs")
     }
-    refusal = str(outcome.facts().get("not_simulated", ""))
+    refusal = _refusal(outcome)
     if refusal:  # the steps that went well say nothing of the run
         quantities = dict.fromkeys(quantities, Quantity())
-    faults = tuple(_faults(outcome))
+    faults = () if refusal else tuple(_faults(outcome))
     own = not faults and averages_weights(outcome)
     if own:
         quantities["gradients"] = Quantity()
@@ -68,13 +68,25 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
         why=refusal,
         shard_sizes=_shard_sizes(outcome),
         rtol=rtol,
-        losses=_losses(outcome, rtol),
+        losses=Quantity() if refusal else _losses(outcome, rtol),
         ranks_agree=agree,
         faults=faults,
         seconds=outcome.seconds,
         **quantities,
     )
     return _judge(run, _never_updates(outcome))
+
+
+def _refusal(outcome: RunOutcome) -> str:
+    """Returns why nothing can be said of the run, "" where something can."""
+    for rank in range(len(outcome.ranks)):
+        facts = outcome.facts(rank)
+        if "noise_undefined" in facts:
+            told = facts["noise_undefined"]
+            return f"noise cannot follow the sample in this step: {told}"
+        if "not_simulated" in facts:
+            return str(facts["not_simulated"])
+    return ""
 
 
 def worst_excess(run: Run) -> float:

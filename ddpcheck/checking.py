@@ -183,7 +183,7 @@ def _conclude(
         diagnosis.warnings += _luck(session, runs, outcomes, limit)
         diagnosis.warnings += kept_beside.warnings(outcomes, runs)
     findings, unused = reporting.accept(diagnosis.findings, options.accept)
-    warnings = reporting.warnings_of(base, planned)
+    warnings = reporting.warnings_of(base, planned, outcomes)
     return reporting.make(
         ref=session.ref,
         base=base,

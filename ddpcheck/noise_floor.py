@@ -89,11 +89,26 @@ def measure(
     made = _made(session, base, runs)
     if made is None:
         return Floor(limit=default, weights={})
+    made = _with_float32(session, base, made)
     floor = made.floor()
     if floor.limit.rtol > default.rtol and not _is_noise(session, base, made):
         origin = tolerance.by_order(default, made.gradients)
         return Floor(limit=origin, weights={})
     return floor
+
+
+def _with_float32(session: Session, base: RunSpec, made: _Repetition) -> _Repetition:
+    """Returns the repetition with what float32 rounds inside a float64 run, if it does.
+
+    A permuted batch has as many rows: its products round as they did, those of a shard
+    do not. What float32 computes for no gradient changes none.
+    """
+    is_exact = made.outcome.facts().get("epsilon", 0.0) < tolerance.FLOAT32_EPSILON
+    if base.dtype != "float64" or is_exact or not made.is_rounding:
+        return made
+    permute = made.outcome.spec.permute
+    again = _Repetition.make(session, base, permute, reround=True)
+    return again if again is not None and again.is_rounding else made
 
 
 def _is_noise(session: Session, base: RunSpec, made: _Repetition) -> bool:
@@ -103,7 +118,7 @@ def _is_noise(session: Session, base: RunSpec, made: _Repetition) -> bool:
     more; a term that joins neighbours does not care.
     """
     epsilon = made.outcome.facts().get("epsilon", 0.0)
-    again = _Repetition.make(session, base, 0, epsilon) if epsilon else None
+    again = _Repetition.make(session, base, 0, jitter=epsilon) if epsilon else None
     return again is None or made.gradients <= _MOST_NOISE * again.gradients
 
 
@@ -139,11 +154,18 @@ class _Repetition:
 
     @classmethod
     def make(
-        cls, session: Session, base: RunSpec, permute: int, jitter: float = 0.0
+        cls,
+        session: Session,
+        base: RunSpec,
+        permute: int,
+        *,
+        jitter: float = 0.0,
+        reround: bool = False,
     ) -> Self | None:
         """Returns the repetition, None where it failed or nothing was compared."""
         # In every tensor, however little it differs.
-        fine = base.but(mode="single", permute=permute, jitter=jitter, rtol=FINE_RTOL)
+        again = base.but(mode="single", permute=permute, jitter=jitter, reround=reround)
+        fine = again.but(rtol=FINE_RTOL)
         outcome = session.run([fine])[0]
         run = assemble.to_run(outcome, outcome.spec.rtol)
         if run.faults or run.gradients.worst is None:
@@ -165,6 +187,8 @@ class _Repetition:
         """Returns the tolerance that follows."""
         spec = self.outcome.spec
         what = "batch" if spec.permute == _SAMPLES else "order of shards"
+        if spec.reround:
+            what += " with float32 rounded otherwise"
         if self.is_rounding:
             limit = tolerance.from_floor(
                 spec.dtype, self.gradients, self.first, permuted=what

@@ -22,7 +22,15 @@ from ddpcheck.report import (
 )
 from ddpcheck.reproduce import Smallest
 from ddpcheck.run.spec import ReferenceResult
+from ddpcheck.session import RunOutcome
 from ddpcheck.target import TargetRef
+
+# No number that is compared tells: noise was made to follow the sample.
+_ONE_STREAM = (
+    "the generators of all ranks are in the same state where the step draws for its "
+    "samples, though ddpcheck seeded them differently: without --noise sample all "
+    "ranks draw the same noise (rng/same-stream-all-ranks)"
+)
 
 
 def accept(
@@ -96,6 +104,14 @@ def _target_info(ref: TargetRef, base: ReferenceResult) -> TargetInfo:
     )
 
 
+def _is_one_stream(outcome: RunOutcome) -> bool:
+    """Returns whether the ranks' own noise, which the run replaced, is all the same."""
+    if outcome.spec.mode != "ddp":
+        return False
+    streams = {outcome.facts(r).get("stream") for r in range(len(outcome.ranks))}
+    return len(outcome.ranks) > 1 and len(streams) == 1 and streams != {None}
+
+
 def version(package: str) -> str:
     """Returns the version of an installed package, "unknown" where it is not."""
     from importlib import metadata  # noqa: PLC0415
@@ -126,9 +142,13 @@ def _backend(gpus: int) -> str:
     return f"NCCL for up to {gpus} ranks on a machine, else gloo" if gpus else "gloo"
 
 
-def warnings_of(base: ReferenceResult, planned: plan.Plan) -> list[str]:
+def warnings_of(
+    base: ReferenceResult, planned: plan.Plan, outcomes: list[RunOutcome]
+) -> list[str]:
     """Returns what to say about the way in which the target was run."""
     found = [*base.warnings, *planned.warnings]
+    if any(_is_one_stream(outcome) for outcome in outcomes):
+        found.append(_ONE_STREAM)
     idle = base.facts["idle"]
     if not idle or base.facts["has_wrap"]:
         return found

@@ -20,10 +20,11 @@ FLOOR_FACTOR = 32.0
 
 # In float64 arithmetic a permuted batch changes a gradient by some 1e-15 to 1e-13;
 # optimizers may amplify that. More than this in the first step shows that part of the
-# model computes in float32, whose own rounding (2**-23) then bounds what can be told
-# apart, however little one permutation showed.
+# model computes in float32, whose own rounding (2**-24) then bounds what can be told
+# apart, however little one repetition showed.
 _PURE_FLOAT64 = 1e-12
-_FLOAT32_EPSILON = 2.0**-23
+FLOAT32_EPSILON = 2.0**-23
+_FLOAT32_RTOL = FLOOR_FACTOR * FLOAT32_EPSILON / 2
 
 # A repeated run on a permuted batch that differs by more than this differs for
 # another reason than rounding (the model looks at the order of the samples), and
@@ -84,11 +85,12 @@ def from_floor(
         f"{FLOOR_FACTOR:g} x the noise floor {floor:.3g}, measured: one process "
         f"repeated on a permuted {permuted}"
     )
-    if dtype == "float64" and first > _PURE_FLOAT64 and rtol < _FLOAT32_EPSILON:
-        rtol = _FLOAT32_EPSILON
+    if dtype == "float64" and first > _PURE_FLOAT64 and rtol < _FLOAT32_RTOL:
+        rtol = _FLOAT32_RTOL
         origin = (
-            "the epsilon of float32: the model computes in float32 inside (one process "
-            f"repeated on a permuted {permuted} differs by {floor:.3g})"
+            f"{FLOOR_FACTOR:g} x the rounding of float32: the model computes in "
+            f"float32 inside (one process repeated on a permuted {permuted} differs "
+            f"by {floor:.3g})"
         )
     if rtol <= base.rtol:
         return Tolerance(rtol=base.rtol, origin=base.origin, noise_floor=floor)

@@ -38,8 +38,10 @@ Sums in another order: equal up to the measured noise floor.
 A sum over shards rounds in other places than a sum over the batch. In float64 that is
 1e-16 to 1e-13 relative, in float32 1e-7 to 1e-5. Where runs exceed the default
 tolerance, one process is repeated on a permuted batch with a rescaled backward: what
-differs then is rounding by construction, and 32 times that is the tolerance. The
-report's first lines say which tolerance was used and where it comes from.
+differs then is rounding by construction, and 32 times that is the tolerance; where a
+float64 model computes gradients by way of float32, at least 32 x 2**-24, as products
+round by how many rows they have. The report's first lines say which tolerance was used
+and where it comes from.
 
 References
 https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html

@@ -35,10 +35,12 @@ def test_floor_of_float32_raises_rtol_to_32_times_it() -> None:
     assert found.origin.startswith("32 x the noise floor 5e-06, measured")
 
 
-def test_float64_floor_that_shows_float32_arithmetic_takes_its_epsilon() -> None:
+def test_float64_floor_that_shows_float32_arithmetic_takes_32_of_its_roundings() -> (
+    None
+):
     found = tolerance.from_floor("float64", 2e-12, 2e-12)
-    assert found.rtol == 2.0**-23
-    assert found.origin.startswith("the epsilon of float32")
+    assert found.rtol == 32 * 2.0**-24
+    assert found.origin.startswith("32 x the rounding of float32: the model computes")
 
 
 def test_floor_too_large_for_rounding_is_not_used() -> None:

@@ -25,7 +25,7 @@ from ddpcheck.run.fixes import names as fix_names
 from ddpcheck.run.fixes.given_gradients import GivingRecorder
 from ddpcheck.run.fixes.rewriting import Rewrites
 from ddpcheck.run.names import Names
-from ddpcheck.run.noise import SampleNoise, bound
+from ddpcheck.run.noise import SampleNoise, bound, undefined
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, left, load
 from ddpcheck.run.record.recorders import ComparingRecorder
@@ -117,7 +117,7 @@ class _Candidate:
         self.seen = observe.Observed()
         self._rewrites: Rewrites | None = None
         self._frozen: dict[str, None] = {}
-        self._precision = rounding.Precision()
+        self._precision = rounding.Precision(reround=spec.reround)
 
     def execute(self) -> None:
         """Builds, wraps and trains; emits each step, sets `raised` and `facts`."""
@@ -288,6 +288,7 @@ class _Candidate:
             raise
         except Exception as error:  # noqa: BLE001 (user code, told as data)
             self.raised = describe(error)
+            self.facts |= undefined(error)
             self._emit(training, recorder, training.step)
             return
         self._emit(training, recorder, len(batches) - 1)
@@ -359,10 +360,13 @@ class _Candidate:
         kernels = devices.plain_kernels(self.spec.device if samples else "cpu")
         with autocast(self.spec), kernels, bound(noise):
             yield
+        if noise is not None and not step:
+            self.facts["stream"] = noise.stream
 
     @contextlib.contextmanager
     def _replica(self, start: int, rows: int, size: int) -> Iterator[None]:
-        with autocast(self.spec), bound(self._noise(self._step, start, rows, size)):
+        noise = self._noise(self._step, start, rows, size)
+        with autocast(self.spec), bound(noise, is_whole=False):
             yield
 
     def _noise(self, step: int, start: int, rows: int, size: int) -> SampleNoise | None:

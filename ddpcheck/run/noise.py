@@ -13,6 +13,7 @@ seeded alike everywhere.
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,17 +24,13 @@ from torch import Tensor
 
 from ddpcheck import tree
 from ddpcheck.errors import Problem, UsageError
-from ddpcheck.run import private
+from ddpcheck.run import draws, private
+from ddpcheck.run.draws import NoiseMismatchError, Shape
 from ddpcheck.run.fixes.names import shape_name
 from ddpcheck.run.process.isolation import seed_torch
 
-_RANDOM = torch.Tag.nondeterministic_seeded
 # Held from seeding, which reaches all devices, to drawing: replicas draw in threads.
 _TURN = threading.RLock()
-
-
-class NoiseMismatchError(RuntimeError):
-    """A rank draws other random numbers than the reference: no equality defined."""
 
 
 class DrawCounter(private.DispatchMode):
@@ -42,17 +39,17 @@ class DrawCounter(private.DispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
-        self.own: list[tuple[int, ...]] = []
+        self.own: list[Shape] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Calls the operation; notes whether it is random."""
         del types
-        if _RANDOM in func.tags:
+        if draws.RANDOM in func.tags:
             self.count += 1
-            if is_own_draw(func, args, kwargs or {}):
-                self.own.append(_result_shape(func, args))
+            if draws.is_own_draw(func, args, kwargs or {}):
+                self.own.append(draws.result_shape(func, args))
         return func(*args, **(kwargs or {}))
 
 
@@ -63,7 +60,7 @@ class SampleNoise(private.DispatchMode):
         seed: of the run; the draws of step s, number k are seeded by (seed, s, k).
         step: counted from 0.
         shapes: the reference's shapes in order; None in the reference, which fills
-            `self.shapes`.
+            `self.shapes`, with None for a draw that follows no sample.
         start, size, total: rows of this shard, and of the whole batch.
 
     Raises:
@@ -75,7 +72,7 @@ class SampleNoise(private.DispatchMode):
         *,
         seed: int,
         step: int,
-        shapes: list[tuple[int, ...]] | None,
+        shapes: list[Shape | None] | None,
         start: int,
         size: int,
         total: int,
@@ -85,7 +82,7 @@ class SampleNoise(private.DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.base = (seed * 1_000_003 + step) * 100_003
         self.expected = shapes
-        self.shapes: list[tuple[int, ...]] = []
+        self.shapes: list[Shape | None] = []
         self.start, self.size, self.total = start, size, total
         # Of the batch's samples, where the run has them in another one.
         self.order: Tensor | None = None
@@ -93,6 +90,9 @@ class SampleNoise(private.DispatchMode):
         # Without the reference's shapes: a first dimension of a multiple of the
         # shard's samples is taken for the samples.
         self.guess = False
+        # Of the generator's state, as the target has it, at the first draw for samples.
+        self.stream: int | None = None
+        self._left, self._own = 0, 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -100,52 +100,80 @@ class SampleNoise(private.DispatchMode):
         """Calls the operation, with the global batch's numbers if it is random."""
         del types
         kwargs = kwargs or {}
-        if _RANDOM not in func.tags or _has_generator(args, kwargs):
+        if draws.RANDOM not in func.tags or draws.has_generator(args, kwargs):
             return func(*args, **kwargs)
-        shape = _result_shape(func, args)
+        shape = draws.result_shape(func, args)
         number = len(self.shapes)
-        self.shapes.append(shape)
+        is_told = self.expected is not None or not draws.is_uneven(
+            func, args, self.total
+        )
+        self.shapes.append(shape if is_told else None)
+        whole = self._whole(func, shape, number)
+        with _TURN:
+            self._note_stream(is_of_samples=shape != whole)
+            seed_torch(self.base + number)
+            try:
+                return self._draw(draws.even(func), args, kwargs, shape, whole)
+            finally:
+                self._left = _state() if self.stream is None else 0
+
+    def check_count(self) -> None:
+        """Refuses fewer draws than the reference's: none of them had its number.
+
+        Raises:
+            NoiseMismatchError: see above.
+        """
+        if self.expected is not None and len(self.shapes) < len(self.expected):
+            message = (
+                f"{len(self.shapes)} draws in a step where the reference has "
+                f"{len(self.expected)}"
+            )
+            raise NoiseMismatchError(message)
+
+    def _whole(self, func: Any, shape: Shape, number: int) -> Shape:
+        """Returns the shape that one process draws."""
         if self.expected is None:
-            whole = self._guessed(shape) if self.guess else shape
-        elif number < len(self.expected):
-            whole = self.expected[number]
-        else:
+            is_guessed = self.guess and not draws.is_permutation(func)
+            return self._guessed(shape) if is_guessed else shape
+        if number >= len(self.expected):
             message = f"draw {number} of shape {shape}: the reference draws no more"
             raise NoiseMismatchError(message)
-        with _TURN:
-            seed_torch(self.base + number)
-            return self._draw(func, args, kwargs, shape, whole)
+        whole = self.expected[number]
+        if whole is None:
+            name = draws.name_of(func)
+            message = f"{name} draws by the values of all samples"
+            raise NoiseMismatchError(message)
+        return whole
 
-    def _guessed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _note_stream(self, *, is_of_samples: bool) -> None:
+        """Notes the state in which the target left the generator."""
+        if self.stream is not None:
+            return
+        state = _state()
+        if state != self._left:  # of the last draw here
+            self._own = state
+        if is_of_samples:
+            self.stream = self._own
+
+    def _guessed(self, shape: Shape) -> Shape:
         if not shape or shape[0] % self.size:
             return shape
         return (shape[0] // self.size * self.total, *shape[1:])
 
     def _draw(
-        self,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        shape: tuple[int, ...],
-        whole: tuple[int, ...],
+        self, func: Any, args: Any, kwargs: Any, shape: Shape, whole: Shape
     ) -> Any:
         if shape == whole:
             is_of_samples = bool(shape) and not shape[0] % self.total
             if self.order is None or not is_of_samples or shape in self.of_weights:
                 return func(*args, **kwargs)
             return self._reordered(func, args, kwargs, shape[0] // self.total)
-        dim = _batch_dim(shape, whole)
+        dim = draws.batch_dim(shape, whole)
         if dim is None or whole[dim] * self.size != shape[dim] * self.total:
             message = f"a draw of shape {shape} where the reference draws {whole}"
             raise NoiseMismatchError(message)
         first = self.start * whole[dim] // self.total
-        wide = _widen(func, args, shape, whole, dim, first)
-        drawn = func(*wide, **kwargs)
-        mine = _narrow(drawn, dim, first, shape[dim])
-        target = args[0] if args and isinstance(args[0], Tensor) else None
-        if target is not None and _name(func).endswith("_"):
-            return target.copy_(mine)
-        return mine
+        return draws.drawn_wide(func, args, kwargs, shape, whole, first)
 
     def _reordered(self, func: Any, args: Any, kwargs: Any, rows: int) -> Any:
         """Draws as for samples in their own order, `rows` of them each."""
@@ -159,10 +187,10 @@ class SampleNoise(private.DispatchMode):
                 value, lambda _, t: t[index] if t.dim() and len(t) == size else t
             )
 
-        drawn = turned(func(*turned(args, back), **kwargs), order)
-        if args and isinstance(args[0], Tensor) and _name(func).endswith("_"):
-            return args[0].copy_(drawn)
-        return drawn
+        own = turned(args, back)
+        drawn = func(*own, **kwargs)
+        written = draws.write_back(args, own, lambda t: turned(t, order))
+        return draws.replaced(drawn, written, lambda t: turned(t, order))
 
 
 class GlobalDraws(SampleNoise):
@@ -190,18 +218,18 @@ class GlobalDraws(SampleNoise):
         """Calls the operation; with a generator it draws the global batch's numbers."""
         del types
         kwargs = kwargs or {}
-        if not is_own_draw(func, args, kwargs):
+        if not draws.is_own_draw(func, args, kwargs):
             return func(*args, **kwargs)
         self.size = self.samples()
         self.start, self.total = self.rank * self.size, self.world_size * self.size
-        shape = _result_shape(func, args)
-        if _name(func) in _OF_DATA and shape and not shape[0] % self.size:
+        shape = draws.result_shape(func, args)
+        if draws.is_of_values(func) and shape and not shape[0] % self.size:
             whole = tree.replace(args, lambda _, t: self._of_all_ranks(t))
             drawn = func(*whole, **kwargs)
             return drawn.narrow(0, self.rank * shape[0], shape[0]).clone()
         return self._draw(func, args, kwargs, shape, self._guessed(shape))
 
-    def _guessed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _guessed(self, shape: Shape) -> Shape:
         whole = super()._guessed(shape)
         is_of_none = shape_name(shape) in self.known
         return shape if is_of_none and shape_name(whole) not in self.known else whole
@@ -213,28 +241,8 @@ class GlobalDraws(SampleNoise):
         return torch.cat(parts)
 
 
-# They draw as many numbers for an element as its value takes.
-_OF_DATA = ("binomial", "poisson")
-
-
-def is_own_draw(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Returns whether an operation draws numbers with an explicit generator.
-
-    Not permutations: they are of no sample each.
-    """
-    is_random = _RANDOM in func.tags and _has_generator(args, kwargs)
-    return is_random and _name(func) != "randperm"
-
-
-def _has_generator(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Returns whether one is given; `binomial` and `poisson` take it in its place."""
-    given = [*args, kwargs.get("generator")]
-    return any(isinstance(value, torch.Generator) for value in given)
-
-
-def _name(func: Any) -> str:
-    """Returns "normal_" for the operation aten.normal_.default."""
-    return str(func.__name__).partition(".")[0]
+def _state() -> int:
+    return zlib.crc32(torch.get_rng_state().numpy().tobytes())
 
 
 def _not_here() -> UsageError:
@@ -250,80 +258,23 @@ def _not_here() -> UsageError:
 
 
 @contextmanager
-def bound(noise: SampleNoise | None) -> Iterator[None]:
-    """Enters the mode where there is one."""
+def bound(noise: SampleNoise | None, *, is_whole: bool = True) -> Iterator[None]:
+    """Enters the mode where there is one; `is_whole`: for all draws of a step.
+
+    Raises:
+        NoiseMismatchError: there were fewer draws than the reference's.
+    """
     if noise is None:
         yield
         return
     with noise:
         yield
+    if is_whole:
+        noise.check_count()
 
 
-def _result_shape(func: Any, args: Any) -> tuple[int, ...]:
-    first = args[0] if args else ()
-    if _is_of_one_row(func, args):
-        return (int(args[1]),)
-    if isinstance(first, Tensor):
-        return tuple(first.shape)
-    for arg in args:  # rand(size), randint(high, size), randint(low, high, size)
-        if isinstance(arg, list | tuple):
-            return tuple(int(n) for n in arg)
-    return (int(first),) if isinstance(first, int) else ()
-
-
-def _is_of_one_row(func: Any, args: Any) -> bool:
-    """Returns whether so many indices are drawn by one row of weights."""
-    return _name(func) == "multinomial" and args[0].dim() == 1
-
-
-def _batch_dim(shape: tuple[int, ...], whole: tuple[int, ...]) -> int | None:
-    """Returns the one dimension in which the shapes differ."""
-    if len(shape) != len(whole):
-        return None
-    dims = [d for d, (a, b) in enumerate(zip(shape, whole, strict=True)) if a != b]
-    return dims[0] if len(dims) == 1 else None
-
-
-def _widen(
-    func: Any,
-    args: Any,
-    shape: tuple[int, ...],
-    whole: tuple[int, ...],
-    dim: int,
-    first: int,
-) -> list[Any]:
-    """Returns the arguments for the whole batch, this shard's rows in their place."""
-    if _is_of_one_row(func, args):
-        return [args[0], *whole, *args[2:]]
-    wide: list[Any] = []
-    for arg in args:
-        if isinstance(arg, Tensor) and tuple(arg.shape) == shape:
-            full = _zeros_laid_out_as(arg, whole)
-            if shape[dim]:
-                # Stands for rows of other ranks; zeros may not be valid parameters
-                # (the probabilities of a multinomial).
-                full.copy_(arg.narrow(dim, 0, 1).expand(whole))
-            full.narrow(dim, first, shape[dim]).copy_(arg)
-            wide.append(full)
-        elif isinstance(arg, list | tuple) and tuple(arg) == shape:
-            wide.append(list(whole))
-        else:
-            wide.append(arg)
-    return wide
-
-
-def _zeros_laid_out_as(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Returns zeros whose dimensions lie in memory in the order of `tensor`'s.
-
-    In-place random operations fill in memory order: a transposed tensor draws other
-    numbers than a contiguous one.
-    """
-    order = sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d))  # type: ignore[operator]
-    back = [order.index(d) for d in range(tensor.dim())]
-    return tensor.new_zeros([shape[d] for d in order]).permute(back)
-
-
-def _narrow(drawn: Any, dim: int, first: int, size: int) -> Any:
-    if isinstance(drawn, Tensor):
-        return drawn.narrow(dim, first, size)
-    return tuple(_narrow(d, dim, first, size) for d in drawn)
+def undefined(error: Exception) -> dict[str, str]:
+    """Returns a fact of a run that ended with this: no noise to compare it with."""
+    if not isinstance(error, NoiseMismatchError):
+        return {}
+    return {"noise_undefined": str(error)}

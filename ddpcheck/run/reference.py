@@ -20,6 +20,7 @@ from ddpcheck.ranks.worker import Context
 from ddpcheck.run import model as models
 from ddpcheck.run import sizing
 from ddpcheck.run.batches import batches_of, does_not_train, first_line
+from ddpcheck.run.draws import Shape
 from ddpcheck.run.fixes import apply as fixes
 from ddpcheck.run.fixes import names as fix_names
 from ddpcheck.run.fixes import orders
@@ -131,7 +132,7 @@ class _Reference:
         self.target, self.spec, self.seen, self.room = target, spec, seen, room
         self.folder = Path(context.seat.folder)
         self.name = f"trace-{context.seat.name}-{time.monotonic_ns()}"
-        self.shapes: list[list[tuple[int, ...]]] = []
+        self.shapes: list[list[Shape | None]] = []
         self.draws = 0
         self.rows: list[list[row_numbers.Numbers]] = []  # of each call, by step
 

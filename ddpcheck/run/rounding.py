@@ -2,6 +2,8 @@
 
 Multiplying a loss by 3 and its gradients by 1/3 changes nothing but every rounding of
 the backward pass; permuting the batch (RunSpec.permute) changes the order of its sums.
+A product of matrices rounds by how many rows it has, which no permutation changes: what
+is computed in float32 within a float64 run is rounded once more (RunSpec.reround).
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.run import private
+from ddpcheck.run import draws, private
 from ddpcheck.run.fixes import backwards
 
 _FACTOR = 3.0  # not a power of two, so that every product rounds anew
+_FEW = 8  # values that tell a copy from a computation
 
 
 def rescaled(
@@ -75,10 +78,16 @@ def _near_one(tensor: Tensor, size: float, seed: int) -> Tensor:
 
 
 class Precision(private.DispatchMode):
-    """Notes the lowest precision that any operation computes in."""
+    """Notes the lowest precision that any operation computes in.
 
-    def __init__(self) -> None:
+    Args:
+        reround: whether what is computed in float32 is rounded otherwise. Whole numbers
+            are exact however they are computed: masks, counts and indices stay.
+    """
+
+    def __init__(self, *, reround: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.reround = reround
         self.epsilon = 0.0  # of a dtype: the distance of 1 and the next number
 
     def __torch_dispatch__(
@@ -90,4 +99,29 @@ class Precision(private.DispatchMode):
         for _, tensor in tree.tensors(result):
             if tensor.is_floating_point():
                 self.epsilon = max(self.epsilon, torch.finfo(tensor.dtype).eps)
+                if self.reround and tensor.dtype == torch.float32:
+                    _reround(tensor, func, args)
         return result
+
+
+def _reround(tensor: Tensor, func: Any, args: Any) -> None:
+    """Moves what an operation computed by up to one rounding of float32."""
+    if draws.RANDOM in func.tags or tensor.layout != torch.strided:
+        return
+    given = [t for _, t in tree.tensors(args)]
+    place = tensor.untyped_storage().data_ptr()
+    if any(t.untyped_storage().data_ptr() == place for t in given):
+        return  # a view, or written in place
+    rounded = tensor != tensor.round()
+    if _are_given(tensor[rounded], given):
+        return
+    epsilon = torch.finfo(torch.float32).eps / 2
+    moved = tensor * _near_one(tensor, epsilon, tensor.numel())
+    tensor.copy_(torch.where(rounded, moved, tensor))
+
+
+def _are_given(values: Tensor, given: list[Tensor]) -> bool:
+    """Returns whether an operation copied or chose: a few of its values were given."""
+    few = values[:: max(1, len(values) // _FEW)]
+    near = [t.to(values.dtype) for t in given if t.is_floating_point()]
+    return all(any(bool((t == value).any()) for t in near) for value in few)

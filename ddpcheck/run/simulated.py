@@ -30,8 +30,9 @@ from ddpcheck.errors import UsageError
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
+from ddpcheck.run.draws import NoiseMismatchError
 from ddpcheck.run.names import Names
-from ddpcheck.run.noise import SampleNoise, bound
+from ddpcheck.run.noise import SampleNoise, bound, undefined
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, load
 from ddpcheck.run.record.recorders import ComparingRecorder
@@ -89,6 +90,8 @@ def simulated(
                 rank = world.rank
     except UsageError as error:
         return RankResult(rank=rank, problem=error.problem)
+    except NoiseMismatchError as error:
+        facts = undefined(error)
     except NotSimulatedError as error:
         facts = {"not_simulated": str(error)}
     except Exception as error:  # noqa: BLE001 (user code; told as data)
@@ -102,7 +105,7 @@ def simulated(
         dtype=spec.dtype,
         facts=facts,
         seconds=time.perf_counter() - started,
-        is_clean="not_simulated" not in facts,
+        is_clean=facts.keys().isdisjoint(("not_simulated", "noise_undefined")),
     )
 
 

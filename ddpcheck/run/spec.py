@@ -32,7 +32,8 @@ class RunSpec:
     with other rounding, the measure of a run's own noise. 0: not at all; 1: samples at
     random; W: the W shards, last one first. `jitter` changes the batch, and weights
     before the first step and after each, by so much of their size, at random: what the
-    computation makes of one rounding.
+    computation makes of one rounding. `reround`, with `permute`: what is computed in
+    float32 is rounded otherwise.
     """
 
     mode: str
@@ -50,6 +51,7 @@ class RunSpec:
     seed: int = 0
     permute: int = 0
     jitter: float = 0.0
+    reround: bool = False
     # The samples in another order, in the reference too: other shards, same batch.
     shuffle: bool = False
     # Seed of a random order of the samples, in the reference too; 0: as they are.

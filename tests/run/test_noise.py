@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddpcheck import tree
-from ddpcheck.run.noise import DrawCounter, NoiseMismatchError, SampleNoise, bound
+from ddpcheck.run.draws import NoiseMismatchError, Shape
+from ddpcheck.run.noise import DrawCounter, SampleNoise, bound
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -52,6 +53,9 @@ LAYERS: dict[str, Layer] = {
     "mixed": mixed,
     "normal": normal,
     "multinomial": lambda x: x * torch.multinomial(x.abs() + 1, 2)[:, :1],
+    "rrelu": lambda x: nn.RReLU()(x - 1.4),
+    "rrelu in place": lambda x: nn.RReLU(inplace=True)(x - 1.4),
+    "gamma of one shape": lambda x: torch.distributions.Gamma(2.0, 1.0).sample(x.shape),
     "multinomial of one row": lambda x: (
         x + torch.multinomial(torch.arange(9) + 1.0, len(x)).unsqueeze(1)
     ),
@@ -59,16 +63,14 @@ LAYERS: dict[str, Layer] = {
 
 
 def _noise(
-    start: int, size: int, shapes: list[tuple[int, ...]] | None, step: int = 0
+    start: int, size: int, shapes: list[Shape | None] | None, step: int = 0
 ) -> SampleNoise:
     return SampleNoise(
         seed=3, step=step, shapes=shapes, start=start, size=size, total=TOTAL
     )
 
 
-def _whole(
-    layer: Layer, x: Tensor, step: int = 0
-) -> tuple[Tensor, list[tuple[int, ...]]]:
+def _whole(layer: Layer, x: Tensor, step: int = 0) -> tuple[Tensor, list[Shape | None]]:
     noise = _noise(0, TOTAL, None, step)
     with noise:
         out = layer(x)
@@ -76,7 +78,7 @@ def _whole(
 
 
 def _sharded(
-    layer: Layer, x: Tensor, shapes: list[tuple[int, ...]], world_size: int
+    layer: Layer, x: Tensor, shapes: list[Shape | None], world_size: int
 ) -> Tensor:
     parts = []
     for rank in range(world_size):
@@ -129,6 +131,68 @@ def test_draw_more_than_the_reference_is_a_mismatch() -> None:
         _noise(0, 3, []),
     ):
         torch.rand(3)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [lambda x: x[torch.randperm(len(x))], lambda x: x + torch.poisson(x)],
+    ids=["permutation", "by values"],
+)
+def test_draw_of_no_sample_is_a_mismatch(layer: Layer) -> None:
+    x = torch.linspace(1, 2, TOTAL * 4).reshape(TOTAL, 4)
+    _, shapes = _whole(layer, x)
+    with pytest.raises(NoiseMismatchError), _noise(0, 3, shapes):
+        layer(x[:3])
+
+
+def test_permutation_of_what_all_ranks_have_is_none() -> None:
+    x = torch.linspace(1, 2, TOTAL * 4).reshape(TOTAL, 4)
+
+    def layer(x: Tensor) -> Tensor:
+        return x[:, torch.randperm(4)]
+
+    whole, shapes = _whole(layer, x)
+    assert torch.equal(_sharded(layer, x, shapes, 3), whole)
+
+
+def test_fewer_draws_than_the_reference_are_a_mismatch() -> None:
+    def layer(x: Tensor) -> Tensor:
+        return torch.stack([row * torch.rand(1) for row in x])
+
+    x = torch.ones(TOTAL, 2)
+    _, shapes = _whole(layer, x)
+    with (
+        pytest.raises(NoiseMismatchError, match=r"3 draws in a step .* has 7"),
+        bound(_noise(0, 3, shapes)),
+    ):
+        layer(x[:3])
+    with bound(_noise(0, 3, shapes), is_whole=False):
+        layer(x[:3])
+
+
+def test_gradients_go_through_the_same_slopes() -> None:
+    x = torch.linspace(-1, 1, TOTAL * 3).reshape(TOTAL, 3).requires_grad_()
+    whole, shapes = _whole(nn.RReLU(), x)
+    (expected,) = torch.autograd.grad(whole.sum(), x)
+    (found,) = torch.autograd.grad(_sharded(nn.RReLU(), x, shapes, 3).sum(), x)
+    assert torch.equal(found, expected)
+    assert 0.125 <= expected.min() < expected.max() == 1
+
+
+def _stream(seed: int, *, again: bool = False) -> int | None:
+    noise = _noise(0, 3, [(4,), (TOTAL, 2)])
+    with noise:
+        torch.manual_seed(seed)
+        torch.rand(4)  # of no sample
+        if again:
+            torch.manual_seed(9)
+        torch.rand(3, 2)
+    return noise.stream
+
+
+def test_state_is_noted_in_which_the_target_left_the_generator() -> None:
+    assert _stream(3) == _stream(3) != _stream(4)
+    assert _stream(3, again=True) == _stream(4, again=True)
 
 
 def test_generator_of_the_models_own_is_left_alone() -> None:

@@ -42,7 +42,7 @@ class ConstantDraws(private.DispatchMode):
         if _RANDOM not in func.tags:
             return result
         name = str(func.__name__).partition(".")[0]
-        fill = _CONSTANTS.get(name.rstrip("_"))
+        fill = _CONSTANTS.get(name.strip("_"))
         if fill is not None:
             fill(args, result)
         return result
@@ -74,6 +74,14 @@ def _likeliest(args: Any, drawn: Tensor) -> None:
     drawn.copy_(args[0].topk(drawn.shape[-1], -1).indices)
 
 
+def _mean_of_rates(args: Any, drawn: Tensor) -> None:
+    drawn.copy_(args[0])
+
+
+def _shares(args: Any, drawn: Tensor) -> None:
+    drawn.copy_(args[0] / args[0].sum(-1, keepdim=True))
+
+
 _CONSTANTS: dict[str, Callable[[Any, Any], None]] = {
     "rand": _with(0.5),
     "rand_like": _with(0.5),
@@ -89,4 +97,7 @@ _CONSTANTS: dict[str, Callable[[Any, Any], None]] = {
     "randperm": _in_order,
     "multinomial": _likeliest,
     "native_dropout": _kept,
+    "poisson": _mean_of_rates,
+    "standard_gamma": _mean_of_rates,
+    "sample_dirichlet": _shares,
 }

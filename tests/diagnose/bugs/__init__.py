@@ -16,6 +16,7 @@ from tests.diagnose.bugs import (
     kept,
     loss,
     micro,
+    noise,
     order,
     outside,
     reduction,
@@ -34,6 +35,7 @@ SOUND = {
 }
 BUGS = {
     **behind.BUGS,
+    **noise.BUGS,
     **loss.BUGS,
     **counts.BUGS,
     **counts_of_all.BUGS,

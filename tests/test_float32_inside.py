@@ -1,0 +1,79 @@
+"""What float32 rounds inside a float64 run is told from a difference of training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpcheck import checking
+from ddpcheck.options import Options
+from ddpcheck.ranks.pool import Pool
+from ddpcheck.report import Report
+from ddpcheck.target import TargetRef
+
+# As products of matrices do, `scaled` rounds by how many rows there are.
+TARGET = """\
+import torch
+import torch.distributed as dist
+from torch import nn
+
+def scaled(x):
+    factor = 1 + len(x) / 3
+    return x.float() * factor / factor
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+    def forward(self, x):
+        FEATURES
+        return self.head(x)
+
+def model():
+    torch.manual_seed(0)
+    return Net()
+
+def batch():
+    noise = torch.Generator().manual_seed(1)
+    return torch.randn(8, 6, generator=noise), torch.arange(8) % 3
+
+def loss(output, target):
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    return nn.functional.cross_entropy(output, target) * (1 + FAULT * (ranks - 1))
+"""
+USED = "x = scaled(x).to(x.dtype)"
+LOGGED = "self.norm = float(scaled(x).norm())"
+COUNTED = "x = x / (x > 0).float().sum(1).long().clamp(min=1)[:, None]"
+
+
+def _check(pool: Pool, folder: Path, features: str, fault: str = "0.0") -> Report:
+    path = folder / "mymodel.py"
+    source = TARGET.replace("FEATURES", features).replace("FAULT", fault)
+    path.write_text(source, encoding="utf-8")
+    options = Options(world_sizes=(2,), modes=("ddp",))
+    return checking.check(pool, TargetRef(path=str(path)), options)
+
+
+def test_rounding_by_the_number_of_rows_is_rounding(pool: Pool, tmp_path: Path) -> None:
+    report = _check(pool, tmp_path, USED)
+    assert report.verdict == "equivalent"
+    assert 32 * 2.0**-24 <= report.tolerance.rtol < 1e-5
+    assert "with float32 rounded otherwise" in report.tolerance.origin
+    worst = report.runs[0].gradients.worst
+    assert worst is not None
+    assert worst.rel_diff > 1e-9
+
+
+def test_small_fault_is_found_beside_float32(pool: Pool, tmp_path: Path) -> None:
+    report = _check(pool, tmp_path, USED, "1e-3")
+    assert report.verdict == "divergent"
+
+
+@pytest.mark.parametrize("features", ["pass", LOGGED, COUNTED])
+def test_float32_that_gradients_do_not_depend_on_loosens_nothing(
+    features: str, pool: Pool, tmp_path: Path
+) -> None:
+    report = _check(pool, tmp_path, features, "3e-8")
+    assert report.verdict == "divergent"
+    assert (report.tolerance.rtol, report.tolerance.origin) == (1e-9, "float64 default")
