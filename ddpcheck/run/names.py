@@ -1,10 +1,11 @@
 """One dotted name per parameter and buffer, whatever wraps the model.
 
-A wrapper adds components ("module.", "_orig_mod."), may sit anywhere in the tree and
-may have replaced parameters by others. Names are taken before wrapping and carried
-over by identity; a tensor that is not known gets its own path without the wrappers'
-components. A model may have parts of these names, too: `keep_own` marks what holds them
-before anything wraps it.
+A wrapper adds components ("module.", "_orig_mod.", whatever a user's own calls it), may
+sit anywhere in the tree and may have replaced parameters by others. Names are taken
+before wrapping: parameters carry theirs over by identity, and modules are marked with
+theirs (`keep_own`), so that all that one of them holds is known wherever it is found.
+What no marked module holds gets its own path without the components of torch's own
+wrappers. A model may have parts of these names, too: they are marked as its own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ddpcheck.run import private
 
 _WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module"})
 _OWN = "_ddpcheck_own_part"  # on what has a part "module" that no wrapper adds
+_PLACE = "_ddpcheck_place"  # on a bare model's modules: where each is
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -84,14 +86,67 @@ class Names:
 
 
 def keep_own(model: nn.Module) -> None:
-    """Marks the modules of a bare model that have a part `module` of their own."""
+    """Marks the modules of a bare model with their names before anything wraps it."""
     for module in model.modules():
         if "module" in private.children(module) and not isinstance(module, _WRAPPERS):
             vars(module)[_OWN] = True
+    strip = _stripper(model)
+    for path, module in model.named_modules():
+        # Plain data, for what scripts or saves a module. A copy has another identity.
+        vars(module)[_PLACE] = path, strip(path, 0), id(module)
 
 
 def shortener(model: nn.Module) -> Callable[[str], str]:
-    """Returns what takes the wrappers' components off dotted paths within a model."""
+    """Returns what turns dotted paths within a model into the bare model's names.
+
+    By the innermost module on the way that the bare model has, too.
+    """
+    strip, places = _stripper(model), _places(model)
+    root = next((path for path, (origin, _) in places.items() if not origin), "")
+    if all(path == origin for path, (origin, _) in places.items()):
+        return lambda path: strip(path, 0)  # not wrapped
+
+    def short(path: str) -> str:
+        if f"{root}.".startswith(f"{path}." if path else ""):
+            return ""  # what wraps the model
+        known = path
+        while known and known not in places:
+            known = known.rpartition(".")[0]
+        if known not in places:
+            return strip(path, 0)
+        rest = strip(path, len(known.split(".")) if known else 0)
+        return f"{places[known][1]}.{rest}".strip(".")
+
+    return short
+
+
+def _places(model: nn.Module) -> dict[str, tuple[str, str]]:
+    """Returns (path, name) in the bare model of what it has, by the path within this.
+
+    A copy has the name of its original where that is not there itself: a wrapper may
+    copy the model, and a model that keeps an average of a part copies that part.
+    """
+    marked = [
+        (path, module, vars(module)[_PLACE])
+        for path, module in model.named_modules()
+        if _PLACE in vars(module)
+    ]
+    taken = {origin: path for path, _, (origin, _, _) in reversed(marked)}
+    taken |= {
+        origin: path for path, module, (origin, _, of) in marked if of == id(module)
+    }
+    return {
+        path: (origin, name)
+        for path, _, (origin, name, _) in marked
+        if taken[origin] == path
+    }
+
+
+def _stripper(model: nn.Module) -> Callable[[str, int], str]:
+    """Returns what takes the components that torch's wrappers add off dotted paths.
+
+    It gives the rest of a path from a component on.
+    """
     added = {
         f"{path}.{part}".lstrip(".")
         for path, module in model.named_modules()
@@ -99,13 +154,14 @@ def shortener(model: nn.Module) -> Callable[[str], str]:
         if part != "module" or _OWN not in vars(module)
     }
 
-    def short(path: str) -> str:
-        parts = path.split(".") if added else ()
-        kept = [
+    def strip(path: str, start: int) -> str:
+        if not added and not start:
+            return path
+        parts = path.split(".") if path else []
+        return ".".join(
             part
-            for number, part in enumerate(parts)
+            for number, part in enumerate(parts[start:], start=start)
             if part not in _WRAPPER_PARTS or ".".join(parts[: number + 1]) not in added
-        ]
-        return ".".join(kept) if parts else path
+        )
 
-    return short
+    return strip

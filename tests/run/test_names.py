@@ -30,6 +30,15 @@ class Compiled(nn.Module):
         self._orig_mod = module
 
 
+class Net(nn.Module):
+    """A user's own wrapper, by whatever name."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.scale = nn.BatchNorm1d(2, affine=False)
+        self.net = net
+
+
 class Pair(nn.Module):
     """Two parts and a buffer."""
 
@@ -79,6 +88,54 @@ def test_replaced_tensors_keep_their_names(wrapping: str) -> None:
     names = Names(model)
     wrapped = WRAPPINGS[wrapping](copy.deepcopy(model))
     assert list(names.parameters(wrapped)) == NAMES
+
+
+OWN_WRAPPINGS: dict[str, Callable[[Pair], nn.Module]] = {
+    "around": Net,
+    "copied": lambda model: Net(copy.deepcopy(model)),
+    "around a wrapper": lambda model: Net(Wrapper(model)),
+    "within a wrapper": lambda model: Wrapper(Net(Compiled(model))),
+    "by parts": lambda model: nn.ModuleList([Wrapper(model.head), Net(model.body)]),
+}
+
+
+@pytest.mark.parametrize("wrapping", list(OWN_WRAPPINGS))
+def test_own_wrapper_of_any_name_leaves_the_names(wrapping: str) -> None:
+    model = Pair()
+    keep_own(model)
+    names = Names(model)
+    wrapped = OWN_WRAPPINGS[wrapping](model)
+    assert [n for n in names.parameters(wrapped) if n in NAMES] == NAMES
+    found = names.buffers(wrapped)
+    assert [n for n in found if n in BUFFERS] == BUFFERS
+
+
+def test_buffer_that_was_replaced_goes_by_the_module_that_has_it() -> None:
+    model = Pair()
+    keep_own(model)
+    names, wrapped = Names(model), Net(model)
+    model.body[1].running_mean = new = torch.ones(3)
+    assert names.buffers(wrapped)["body.1.running_mean"] is new
+    model.body[1] = nn.BatchNorm1d(3)
+    assert names.buffers(wrapped).keys() >= set(BUFFERS)
+
+
+def test_copy_of_a_part_that_is_there_itself_has_a_name_of_its_own() -> None:
+    model = Pair()
+    keep_own(model)
+    model.average = copy.deepcopy(model.body)
+    found = Names(model).buffers(Net(model))
+    assert [n for n in found if n.startswith("average.")] == [
+        n.replace("body", "average") for n in BUFFERS
+    ]
+
+
+def test_what_leads_to_the_model_is_the_model_too() -> None:
+    model = Pair()
+    keep_own(model)
+    short = shortener(wrapped := Net(Wrapper(model)))
+    found = [short(path) for path, _ in wrapped.named_modules()]
+    assert found[:6] == ["", "scale", "", "", "body", "body.0"]
 
 
 def test_model_with_a_part_called_module_keeps_it_in_its_names() -> None:
