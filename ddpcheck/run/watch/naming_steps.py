@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
+
+from ddpcheck.run.watch import sight
 
 _NAME = "step"
 
@@ -29,7 +31,7 @@ def _names_one(function: Any, seen: set[int]) -> bool:
     if not isinstance(function, FunctionType) or id(function) in seen:
         return False
     seen.add(id(function))
-    names = _names_in(function.__code__)
+    names = sight.names_in(function.__code__)
     return _NAME in names or any(
         _names_one(other, seen)
         for other in _reached(function, names)
@@ -43,9 +45,3 @@ def _reached(function: FunctionType, names: set[str]) -> Iterator[Any]:
         value = function.__globals__[name]
         yield value
         yield from (getattr(type(value), method, None) for method in names)
-
-
-def _names_in(code: CodeType) -> set[str]:
-    """Returns the names of attributes and globals in a function and those within it."""
-    within = (const for const in code.co_consts if isinstance(const, CodeType))
-    return set(code.co_names).union(*map(_names_in, within))
