@@ -16,6 +16,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -28,13 +29,18 @@ from ddpcheck.run import draws, private
 from ddpcheck.run.draws import NoiseMismatchError, Shape
 from ddpcheck.run.fixes.names import shape_name
 from ddpcheck.run.process.isolation import seed_torch
+from ddpcheck.run.watch import callers
 
 # Held from seeding, which reaches all devices, to drawing: replicas draw in threads.
 _TURN = threading.RLock()
+_LOADERS_FRAMES = 12  # of a sampler's own code above a draw, and of the mode's
 
 
 class DrawCounter(private.DispatchMode):
-    """Counts random operations; has the shapes of those with an explicit generator."""
+    """Counts random operations; has the shapes of those with an explicit generator.
+
+    But for what data loaders and samplers draw: orders and seeds of samples, no noise.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -46,11 +52,22 @@ class DrawCounter(private.DispatchMode):
     ) -> Any:
         """Calls the operation; notes whether it is random."""
         del types
-        if draws.RANDOM in func.tags:
+        if draws.RANDOM in func.tags and not _is_loaders(callers.frame(1)):
             self.count += 1
             if draws.is_own_draw(func, args, kwargs or {}):
                 self.own.append(draws.result_shape(func, args))
         return func(*args, **(kwargs or {}))
+
+
+def _is_loaders(frame: FrameType | None) -> bool:
+    """Returns whether torch.utils.data calls, a few frames above."""
+    for _ in range(_LOADERS_FRAMES):
+        if frame is None:
+            return False
+        if callers.module_of(frame).startswith("torch.utils.data."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class SampleNoise(private.DispatchMode):

@@ -206,6 +206,7 @@ class ReferenceEvidence:
     laid_outputs: tuple[str, ...] = ()
     direct_is_output: bool = False  # it uses them through such outputs alone
     used: tuple[str, ...] = ()  # parameters that the model's outputs depend on
+    draws: int | None = None  # random operations, but for those of data loaders
     # Shapes drawn with generators of the target's own.
     own_draws: tuple[tuple[int, ...], ...] = ()
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch

@@ -109,15 +109,14 @@ class _Probe:
         self.writer.add("direct", 0, direct.items())
         whole = tuple(sorted(self._paths(self.whole) - self._paths(self._own_cuts())))
         direct_is_output = bool(direct) and self._is_used_through_outputs()
-        own_draws = tuple(self.draws.own)
+        own_draws, draws = tuple(self.draws.own), self.draws.count
         couplings = self._measure_couplings(grads)
         is_written = self._write_doubled(grads)
         # The outputs tell as well where a step does nothing but make gradients.
         is_told = is_written and self.shortcut.is_proven and not self.target.train_step
         factor = None if is_told else doubled.of_parameters(self._plain, self.batch)
-        cuts = list(dict.fromkeys(key for _, key in grads))
         self.writer.index.facts = {
-            "cuts": cuts,
+            "cuts": list(dict.fromkeys(key for _, key in grads)),
             "trained": self.flow.trained,
             "windows": self.windows,
             "on_the_way": self.flow.on_the_way(),
@@ -142,6 +141,7 @@ class _Probe:
             laid_outputs=self._laid(),
             direct_is_output=direct_is_output,
             used=used,
+            draws=draws,
             own_draws=own_draws,
         )
 

@@ -54,7 +54,7 @@ def detect(case: Case) -> Proposal | None:
         return _unrepeatable()
     if not case.facts["draws"] and case.facts["has_train_step"]:
         return _by_own_generators(case)
-    if not case.facts["draws"] or case.run.noise == "sample" or _same_stream(case):
+    if not _draws_noise(case) or case.run.noise == "sample" or _same_stream(case):
         return None
     if case.rewritten("before") == 0:
         return None  # what the step draws are weights, before there is any noise
@@ -86,6 +86,12 @@ def detect(case: Case) -> Proposal | None:
         fixes=("target.constant_draws",),
     )
     return dataclasses.replace(found, fallback=without)
+
+
+def _draws_noise(case: Case) -> bool:
+    """Returns whether random numbers are drawn by more than data loaders."""
+    is_known = case.step is not None and case.step.reference.draws == 0
+    return bool(case.facts["draws"]) and not is_known
 
 
 def _by_own_generators(case: Case) -> Proposal | None:
