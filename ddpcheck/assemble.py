@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from ddpcheck import tolerance
+from ddpcheck import frames, tolerance
 from ddpcheck.errors import cut
 from ddpcheck.report import Difference, Fault, NotCompared, Quantity, Run
 from ddpcheck.run.spec import StepResult
@@ -148,6 +148,14 @@ def _judge(run: Run, never: str) -> Run:
     if run.faults and run.mode == "dp":
         why = f"DataParallel cannot run this target: {run.faults[0].summary}"
         return dataclasses.replace(run, why=why)
+    for fault in run.faults:
+        own = frames.raised_in_own_work(fault.stack) if fault.kind == "raised" else None
+        if own is not None:
+            why = (
+                f"ddpcheck itself failed on rank {fault.rank}, not the target: "
+                f"{fault.summary} ({own.short})"
+            )
+            return dataclasses.replace(run, why=why)
     full = next((f for f in run.faults if _GPU_IS_FULL in f.summary), None)
     if full is not None:
         why = f"rank {full.rank} found no room on its GPU: {full.summary}"

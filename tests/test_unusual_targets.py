@@ -161,6 +161,25 @@ def optimizer(params):
         [],
         [],
     ),
+    **{
+        f"sparse-inputs-{layout}": (
+            f"""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3))
+    def forward(self, x):
+        return torch.sparse.mm(x, self.weight)
+model = Net()
+import warnings
+warnings.simplefilter("ignore")
+batch = batch[0].clamp(min=0).{convert}, batch[1]
+""",
+            [],
+            ["dp at world size 2"],
+        )
+        for layout, convert in [("coo", "to_sparse()"), ("csr", "to_sparse_csr()")]
+    },
     # Lists that happen to be as long as the batch, and are none of its samples.
     "lists-of-eight-things": (
         """
@@ -202,7 +221,8 @@ def test_right_target_is_equivalent(name: str, pool: Pool, tmp_path: Path) -> No
         pytest.skip("DataParallel of this torch has no complex buffers")
     source, warnings, not_compared = RIGHT[name]
     report = check(pool, tmp_path, source, ("dp", "ddp"))
-    assert [run.verdict for run in report.runs] == ["equivalent", "equivalent"]
+    scattered = "equivalent" if "sparse-inputs" not in name else "not-checked"
+    assert [run.verdict for run in report.runs] == [scattered, "equivalent"]
     assert report.verdict == "equivalent"
     assert list(report.warnings) == warnings
     assert [n.what for n in report.not_compared] == not_compared
@@ -343,6 +363,27 @@ def train_step(model, optimizer, batch):
         "rank 1 found no room on its GPU: OutOfMemoryError: CUDA out of memory. Tried "
         "to allocate 2 GiB"
     )
+
+
+def test_rank_on_which_ddpcheck_fails_is_not_checked(
+    pool: Pool, tmp_path: Path
+) -> None:
+    # No rows can be taken of blocks of four rows that hold one each.
+    source = """
+class Net(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.to_dense())
+model = Net(4, 3)
+import warnings
+warnings.simplefilter("ignore")
+batch = torch.eye(8, 4).to_sparse_bsr((8, 4)), batch[1]
+"""
+    report = check(pool, tmp_path, source)
+    assert (report.verdict, report.exit_code) == ("not-checked", 3)
+    assert report.findings == ()
+    (run,) = report.runs
+    assert run.why.startswith("ddpcheck itself failed on rank 0, not the target: ")
+    assert run.why.partition("(tree.py:")[2].endswith(" in rows_of)")
 
 
 @pytest.mark.parametrize(
