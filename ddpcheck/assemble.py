@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ddpcheck import frames, tolerance
 from ddpcheck.errors import cut
@@ -74,7 +74,7 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
         seconds=outcome.seconds,
         **quantities,
     )
-    return _judge(run, _never_updates(outcome))
+    return _judge(run, _nothing(outcome))
 
 
 def _refusal(outcome: RunOutcome) -> str:
@@ -134,11 +134,12 @@ def not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompare
     return found
 
 
-def _never_updates(outcome: RunOutcome) -> str:
-    """Returns why nothing is told of a run none of whose steps has an update."""
-    if not outcome.reference.facts.get("never_updates"):
-        return ""
-    return f"no optimizer step in {outcome.spec.steps} steps: --steps"
+def _nothing(outcome: RunOutcome) -> str:
+    """Returns why nothing is told of a run, by what one process did in no step."""
+    facts = outcome.reference.facts
+    if facts.get("never_updates"):
+        return f"no optimizer step in {outcome.spec.steps} steps: --steps"
+    return str(facts.get("nothing", ""))
 
 
 def _judge(run: Run, never: str) -> Run:
@@ -148,17 +149,8 @@ def _judge(run: Run, never: str) -> Run:
     if run.faults and run.mode == "dp":
         why = f"DataParallel cannot run this target: {run.faults[0].summary}"
         return dataclasses.replace(run, why=why)
-    for fault in run.faults:
-        own = frames.raised_in_own_work(fault.stack) if fault.kind == "raised" else None
-        if own is not None:
-            why = (
-                f"ddpcheck itself failed on rank {fault.rank}, not the target: "
-                f"{fault.summary} ({own.short})"
-            )
-            return dataclasses.replace(run, why=why)
-    full = next((f for f in run.faults if _GPU_IS_FULL in f.summary), None)
-    if full is not None:
-        why = f"rank {full.rank} found no room on its GPU: {full.summary}"
+    why = next((told for f in run.faults if (told := _not_the_targets(f))), "")
+    if why:
         return dataclasses.replace(run, why=why)
     if run.faults or not run.ranks_agree or any(q.mismatched for q in judged(run)):
         return dataclasses.replace(run, verdict="divergent")
@@ -167,6 +159,19 @@ def _judge(run: Run, never: str) -> Run:
     if never:
         return dataclasses.replace(run, why=never)
     return dataclasses.replace(run, verdict="equivalent")
+
+
+def _not_the_targets(fault: Fault) -> str:
+    """Returns what says that a fault is none of the target's, "" where it may be."""
+    if _GPU_IS_FULL in fault.summary:
+        return f"rank {fault.rank} found no room on its GPU: {fault.summary}"
+    own = frames.raised_in_own_work(fault.stack) if fault.kind == "raised" else None
+    if own is None:
+        return ""
+    return (
+        f"ddpcheck itself failed on rank {fault.rank}, not the target: "
+        f"{fault.summary} ({own.short})"
+    )
 
 
 def _merge(outcome: RunOutcome, name: str, factor: float) -> Quantity:
@@ -247,7 +252,7 @@ def averages_weights(outcome: RunOutcome) -> bool:
         for result in results
         if _mismatched(result, "gradients")
     ) and not any(
-        _same([r.digests.get("gradients") for r in results], rtol)
+        is_same([r.digests.get("gradients") for r in results], rtol)
         or not _share_weights(results, rtol)
         for results in wrong
     )
@@ -263,7 +268,7 @@ def _share_weights(ranks: list[StepResult], rtol: float) -> bool:
         return True
     updates = list(zip(*(result.parted for result in ranks), strict=False))
     return bool(updates) and all(
-        not _same([after for after, _ in told], rtol)
+        not is_same([after for after, _ in told], rtol)
         and any(after != left for after, left in told)
         for told in updates
     )
@@ -282,12 +287,12 @@ def _ranks_agree(
     for results in _by_step(outcome):
         for name in names:
             found = [s.digests.get(name) for s in results]
-            if not _same(found, rtol):
+            if not is_same(found, rtol):
                 return False
     return True
 
 
-def _same(digests: list[tuple[float, ...] | None], rtol: float) -> bool:
+def is_same(digests: Sequence[tuple[float, ...] | None], rtol: float) -> bool:
     """Returns whether digests are equal; None is "equal to the reference"."""
     told = [d for d in digests if d is not None]
     if not told:

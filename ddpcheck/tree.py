@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -68,6 +68,19 @@ def lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
         yield path, value
     for key, child in _children(value):
         yield from lists(child, f"{path}.{key}" if path else str(key))
+
+
+def cut_lists(value: Any, paths: Collection[str], rows: slice, path: str = "") -> Any:
+    """Returns the same structure with these lists cut."""
+    if path in paths:
+        return value[rows]
+    if not is_container(value):
+        return value
+    new = {
+        key: cut_lists(child, paths, rows, f"{path}.{key}" if path else str(key))
+        for key, child in _children(value)
+    }
+    return _rebuild(value, new)
 
 
 def batch_name(path: str) -> str:

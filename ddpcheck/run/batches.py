@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ddpcheck import devices, tree
+from ddpcheck import compare, devices, tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks.worker import describe
 from ddpcheck.run import model as models
@@ -56,6 +56,23 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     if spec.device != "cpu":
         batches = [tree.replace(b, lambda _, t: t.to(spec.device)) for b in batches]
     return batches
+
+
+def digests(batches: list[Any]) -> tuple[dict[str, tuple[float, ...]], ...]:
+    """Returns numbers for each part of each batch, by which processes compare them."""
+    return tuple(
+        {
+            tree.batch_name(path): compare.digest({path: leaf})
+            for path, leaf in tree.tensors(batch)
+        }
+        for batch in batches
+    )
+
+
+def are_alike(batches: list[Any]) -> bool:
+    """Returns whether all samples are equal, in every step."""
+    rows = (as_dense(t) for b in batches for _, t in tree.tensors(b) if t.dim())
+    return all(torch.equal(leaf[1:], leaf[:-1]) for leaf in rows)
 
 
 def _on_cpu(batch: Any) -> Any:

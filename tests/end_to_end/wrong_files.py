@@ -172,6 +172,13 @@ CASES: dict[str, Case] = {
             "    return nn.Linear(4, 2)\n"
         )
     ),
+    "batch-unseeded": Case(
+        source=target(
+            batch="import numpy as np\ndef batch():\n"
+            "    x = np.random.default_rng().normal(size=(8, 4))\n"
+            "    return torch.tensor(x), torch.arange(8) % 2\n"
+        )
+    ),
     "empty-model": Case(source=target(model="def model():\n    return nn.ReLU()\n")),
     "frozen-model": Case(
         source=target(
