@@ -34,7 +34,7 @@ from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, forget, load
-from ddpcheck.run.record import standstill, unfinished
+from ddpcheck.run.record import scales, standstill, unfinished
 from ddpcheck.run.record.recorders import WritingRecorder
 from ddpcheck.run.spec import (
     ReferenceResult,
@@ -225,6 +225,7 @@ class _Reference:
             "schedule": training.schedule,
             "orders": drawn,
             "unfinished": sums.steps,
+            "buffers": scales.kinds(writer, model, self.spec.steps),
         }
         writer.close()
         return ReferenceResult(
