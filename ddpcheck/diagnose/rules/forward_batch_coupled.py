@@ -37,8 +37,8 @@ mended by:
 Not this rule if
 It normalises by batch moments and keeps running statistics: norm/local-batch-stats.
 It returns a number, as losses do: loss/batch-coupled. It draws random numbers: rng/.
-It asks for the rank: seeing all rows does not mend it then, and the finding is
-"unknown".
+It asks for the rank, and seeing all rows does not mend it; or the batch holds a list of
+as many numbers as samples, which no rank has a part of: the finding is "unknown".
 
 References
 -
