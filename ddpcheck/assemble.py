@@ -261,10 +261,14 @@ def averages_weights(outcome: RunOutcome) -> bool:
 def _share_weights(ranks: list[StepResult], rtol: float) -> bool:
     """Returns whether ranks part at an update, and something writes the weights then.
 
-    Or the update itself made something of all ranks' gradients. Else an optimizer that
-    looks at signs alone, or divides by the size, may hide wrong gradients.
+    Or the update itself made something of all ranks' gradients, or those that are
+    wrong are of ranks without an update, which get their weights from others (join).
+    Else an optimizer that looks at signs alone, or divides by the size, may hide wrong
+    gradients.
     """
     if all(result.reduces_in_update for result in ranks):
+        return True
+    if not any(result.parted for result in ranks if _mismatched(result, "gradients")):
         return True
     updates = list(zip(*(result.parted for result in ranks), strict=False))
     return bool(updates) and all(

@@ -74,7 +74,7 @@ def _write(
         writer.add("gradients", step, named.items())
         writer.add("weights", step, weights.items())
         excess.append(_excess(named, reference, step, spec.rtol))
-    writer.index.facts = {"calls": {}, "shapes": []}
+    writer.index.facts = {"calls": {}, "shapes": [], "unfinished": []}
     writer.close()
     return excess
 

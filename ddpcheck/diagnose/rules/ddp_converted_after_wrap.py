@@ -10,8 +10,9 @@ and are copied in the wrong order.
 
 How it was found
 A parameter's dtype, strides or memory are not those that DDP saw when it was built, and
-gradients are not the mean of the local ones. DDP built anew on the model as it is
-decides.
+gradients are not the mean of the local ones. Or they were others in between, which
+leaves its gradient with another node than the one that DDP's hook is on. DDP built anew
+on the model as it is decides, or averaging by hand.
 
 Example
     import torch

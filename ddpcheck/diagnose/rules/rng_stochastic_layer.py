@@ -10,7 +10,9 @@ draws for the batch.
 How it was found
 The forward draws, and the run differs. The run in which the draws are bound to the
 index of the sample (--noise sample) decides. A target that does not repeat itself in
-one process, though torch's generator rests, draws from elsewhere: no run decides.
+one process, though torch's generator rests, draws from elsewhere: no run decides. One
+that seeds numpy or random itself repeats itself: where a step makes the model's inputs,
+the run in which every random number is a constant decides.
 
 Example
     import torch

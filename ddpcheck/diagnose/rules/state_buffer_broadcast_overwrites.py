@@ -1,7 +1,7 @@
 """A buffer gathers statistics of the own shard.
 
 What it means
-A buffer that gathers statistics keeps those of rank 0 alone.
+A buffer that gathers statistics keeps those of rank 0 alone, or each rank its own.
 
 Why it happens
 Before each forward DDP sends rank 0's buffers to all: after k steps a rank holds
@@ -9,7 +9,10 @@ rank 0's k - 1 steps and its own last one.
 
 How it was found
 A buffer that forward writes differs from the reference's while outputs of the first
-step are right. The run in which its module sees the rows of all ranks decides.
+step are right. The run in which its module sees the rows of all ranks decides, or the
+one in which it has one process's value after every step. So does that run for what is
+kept beside the model's buffers and differs before gradients do: the centre in a
+criterion, a plain attribute, an array in a list.
 
 Example
     import torch

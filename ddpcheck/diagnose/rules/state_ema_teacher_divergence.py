@@ -8,7 +8,9 @@ An average or a teacher is updated on one rank, or from the rank's own data.
 
 How it was found
 After a step all trained weights are equal and untrained ones are not. The run in
-which rank 0's are sent to all after each step decides.
+which rank 0's are sent to all after each step decides. Or weights of a module beside
+the model, kept by a trainer or in a global, differ before gradients do: then the run in
+which they are one process's after each step.
 
 Example
     import torch

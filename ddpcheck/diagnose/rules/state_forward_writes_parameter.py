@@ -1,7 +1,7 @@
 """The forward writes parameters from the rank's own data.
 
 What it means
-A forward changes weights from the rank's own shard.
+A forward, or the step before it, changes weights from the rank's own shard.
 
 Why it happens
 max_norm, EMA codebooks and local learning rules write parameters in forward. DDP
@@ -9,7 +9,9 @@ sends buffers, not parameters: the ranks drift apart for good.
 
 How it was found
 A module's own parameters change while its forward runs, and weights differ from the
-reference's. The run in which it sees the rows of all ranks decides.
+reference's. Or a training step writes them between its beginning and its forward: the
+ranks' weights part there, and would not with the same shard on every rank. The run in
+which the module, or the step, sees the rows of all ranks decides.
 
 Example
     import torch

@@ -41,12 +41,10 @@ def constant_generators() -> Iterator[None]:
         if hasattr(np.random, name)
     }
     changes[np.random, "default_rng"] = _default_rng
-    changes[np.random, "RandomState"] = _constant(np.random.RandomState)
+    changes[np.random, "RandomState"] = _State
     changes |= {(random, name): value for name, value in _PYTHONS.items()}
-    # The methods too: a generator of one's own has no names in the module.
-    changes |= {
-        (random.Random, name): _as_method(value) for name, value in _PYTHONS.items()
-    }
+    # Not its methods: names of temporary files are drawn with them, and have to be new.
+    changes[random, "Random"] = _Random
     before = {key: getattr(*key) for key in changes}
     try:
         for (owner, name), value in changes.items():
@@ -102,17 +100,18 @@ def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _constant(kind: type) -> type:
+def _constant(kind: type, functions: dict[str, Callable[..., Any]]) -> type:
     """Returns a class of generators that draw constants."""
     methods = {
         name: _as_method(function)
-        for name, function in _numpy_functions().items()
+        for name, function in functions.items()
         if hasattr(kind, name)
     }
     return type(kind.__name__, (kind,), methods)
 
 
-_Generator = _constant(np.random.Generator)
+_Generator = _constant(np.random.Generator, _numpy_functions())
+_State = _constant(np.random.RandomState, _numpy_functions())
 _plain_rng = np.random.default_rng
 
 
@@ -134,3 +133,4 @@ _PYTHONS: dict[str, Callable[..., Any]] = {
     "betavariate": lambda alpha, beta: alpha / (alpha + beta),
     "expovariate": lambda lambd=1.0: 1 / lambd,
 }
+_Random = _constant(random.Random, _PYTHONS)
