@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from ddpcheck import frames, tolerance
+from ddpcheck import digests, frames, tolerance
 from ddpcheck.errors import cut
 from ddpcheck.report import Difference, Fault, NotCompared, Quantity, Run
 from ddpcheck.run.spec import StepResult
@@ -252,7 +252,7 @@ def averages_weights(outcome: RunOutcome) -> bool:
         for result in results
         if _mismatched(result, "gradients")
     ) and not any(
-        is_same([r.digests.get("gradients") for r in results], rtol)
+        digests.is_same([r.digests.get("gradients") for r in results], rtol)
         or not _share_weights(results, rtol)
         for results in wrong
     )
@@ -272,7 +272,7 @@ def _share_weights(ranks: list[StepResult], rtol: float) -> bool:
         return True
     updates = list(zip(*(result.parted for result in ranks), strict=False))
     return bool(updates) and all(
-        not is_same([after for after, _ in told], rtol)
+        not digests.is_same([after for after, _ in told], rtol)
         and any(after != left for after, left in told)
         for told in updates
     )
@@ -291,31 +291,8 @@ def _ranks_agree(
     for results in _by_step(outcome):
         for name in names:
             found = [s.digests.get(name) for s in results]
-            if not is_same(found, rtol):
+            if not digests.is_same(found, rtol):
                 return False
-    return True
-
-
-def is_same(digests: Sequence[tuple[float, ...] | None], rtol: float) -> bool:
-    """Returns whether digests are equal; None is "equal to the reference"."""
-    told = [d for d in digests if d is not None]
-    if not told:
-        return True
-    if len(told) < len(digests):
-        # Within tolerance of the reference on one rank and not on another: only a
-        # difference at the threshold itself could still be agreement.
-        return False
-    first = told[0]
-    for other in told[1:]:
-        if len(other) != len(first):
-            return False
-        for start in range(0, len(first), 3):
-            bound = 8 * rtol * max(first[start + 2], other[start + 2])
-            for a, b in zip(
-                first[start : start + 2], other[start : start + 2], strict=True
-            ):
-                if not abs(a - b) <= bound:
-                    return False
     return True
 
 

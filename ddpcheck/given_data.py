@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpcheck import assemble
+from ddpcheck import assemble, digests
 from ddpcheck.errors import Problem, UsageError, cut
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report import Run
@@ -55,7 +55,7 @@ def _differing(told: Samples, other: Samples) -> str | None:
         for part, numbers in mine.items():
             if part not in theirs:
                 return part
-            if not assemble.is_same([numbers, theirs[part]], _RTOL):
+            if not digests.is_same([numbers, theirs[part]], _RTOL):
                 return part
     return None
 
