@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from ddpcheck import tolerance
+from ddpcheck import digests, frames, tolerance
 from ddpcheck.errors import cut
 from ddpcheck.report import Difference, Fault, NotCompared, Quantity, Run
 from ddpcheck.run.spec import StepResult
@@ -74,7 +74,7 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
         seconds=outcome.seconds,
         **quantities,
     )
-    return _judge(run, _never_updates(outcome))
+    return _judge(run, _nothing(outcome))
 
 
 def _refusal(outcome: RunOutcome) -> str:
@@ -134,11 +134,12 @@ def not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompare
     return found
 
 
-def _never_updates(outcome: RunOutcome) -> str:
-    """Returns why nothing is told of a run none of whose steps has an update."""
-    if not outcome.reference.facts.get("never_updates"):
-        return ""
-    return f"no optimizer step in {outcome.spec.steps} steps: --steps"
+def _nothing(outcome: RunOutcome) -> str:
+    """Returns why nothing is told of a run, by what one process did in no step."""
+    facts = outcome.reference.facts
+    if facts.get("never_updates"):
+        return f"no optimizer step in {outcome.spec.steps} steps: --steps"
+    return str(facts.get("nothing", ""))
 
 
 def _judge(run: Run, never: str) -> Run:
@@ -148,9 +149,8 @@ def _judge(run: Run, never: str) -> Run:
     if run.faults and run.mode == "dp":
         why = f"DataParallel cannot run this target: {run.faults[0].summary}"
         return dataclasses.replace(run, why=why)
-    full = next((f for f in run.faults if _GPU_IS_FULL in f.summary), None)
-    if full is not None:
-        why = f"rank {full.rank} found no room on its GPU: {full.summary}"
+    why = next((told for f in run.faults if (told := _not_the_targets(f))), "")
+    if why:
         return dataclasses.replace(run, why=why)
     if run.faults or not run.ranks_agree or any(q.mismatched for q in judged(run)):
         return dataclasses.replace(run, verdict="divergent")
@@ -159,6 +159,19 @@ def _judge(run: Run, never: str) -> Run:
     if never:
         return dataclasses.replace(run, why=never)
     return dataclasses.replace(run, verdict="equivalent")
+
+
+def _not_the_targets(fault: Fault) -> str:
+    """Returns what says that a fault is none of the target's, "" where it may be."""
+    if _GPU_IS_FULL in fault.summary:
+        return f"rank {fault.rank} found no room on its GPU: {fault.summary}"
+    own = frames.raised_in_own_work(fault.stack) if fault.kind == "raised" else None
+    if own is None:
+        return ""
+    return (
+        f"ddpcheck itself failed on rank {fault.rank}, not the target: "
+        f"{fault.summary} ({own.short})"
+    )
 
 
 def _merge(outcome: RunOutcome, name: str, factor: float) -> Quantity:
@@ -239,7 +252,7 @@ def averages_weights(outcome: RunOutcome) -> bool:
         for result in results
         if _mismatched(result, "gradients")
     ) and not any(
-        _same([r.digests.get("gradients") for r in results], rtol)
+        digests.is_same([r.digests.get("gradients") for r in results], rtol)
         or not _share_weights(results, rtol)
         for results in wrong
     )
@@ -259,7 +272,7 @@ def _share_weights(ranks: list[StepResult], rtol: float) -> bool:
         return True
     updates = list(zip(*(result.parted for result in ranks), strict=False))
     return bool(updates) and all(
-        not _same([after for after, _ in told], rtol)
+        not digests.is_same([after for after, _ in told], rtol)
         and any(after != left for after, left in told)
         for told in updates
     )
@@ -278,31 +291,8 @@ def _ranks_agree(
     for results in _by_step(outcome):
         for name in names:
             found = [s.digests.get(name) for s in results]
-            if not _same(found, rtol):
+            if not digests.is_same(found, rtol):
                 return False
-    return True
-
-
-def _same(digests: list[tuple[float, ...] | None], rtol: float) -> bool:
-    """Returns whether digests are equal; None is "equal to the reference"."""
-    told = [d for d in digests if d is not None]
-    if not told:
-        return True
-    if len(told) < len(digests):
-        # Within tolerance of the reference on one rank and not on another: only a
-        # difference at the threshold itself could still be agreement.
-        return False
-    first = told[0]
-    for other in told[1:]:
-        if len(other) != len(first):
-            return False
-        for start in range(0, len(first), 3):
-            bound = 8 * rtol * max(first[start + 2], other[start + 2])
-            for a, b in zip(
-                first[start : start + 2], other[start : start + 2], strict=True
-            ):
-                if not abs(a - b) <= bound:
-                    return False
     return True
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 from ddpcheck import (
     assemble,
+    given_data,
     importing,
+    luck,
     memory,
     noise_floor,
     plan,
@@ -29,8 +31,6 @@ from ddpcheck.ranks.hosts import Hosts
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 from ddpcheck.report import (
     Report,
-    Run,
-    Tolerance,
 )
 from ddpcheck.run.spec import ReferenceResult, RunSpec
 from ddpcheck.session import (
@@ -171,19 +171,22 @@ def _conclude(
 ) -> Report:
     """Judges the runs, and says why they differ where they do."""
     assert base.spec is not None
+    given_data.check_repeats(session, base, outcomes)
     floor = noise_floor.measure(session, options.tolerance, base.spec, outcomes)
     outcomes, limit = floor.apply(session, outcomes), floor.limit
     runs = [assemble.to_run(outcome, limit.rtol) for outcome in outcomes]
     runs = data_parallel.explain_faults(session, outcomes, runs, limit)
     diagnosis = engine.Diagnosis()
+    given_data.check_lists(session, outcomes, runs, limit.rtol)
     if any(run.verdict == "divergent" for run in runs):
         diagnosis = engine.diagnose(session, outcomes, runs, limit, options, progress)
         runs = diagnosis.runs
     else:
-        diagnosis.warnings += _luck(session, runs, outcomes, limit)
+        diagnosis.warnings += luck.warnings(session, runs, outcomes, limit)
         diagnosis.warnings += kept_beside.warnings(outcomes, runs)
     findings, unused = reporting.accept(diagnosis.findings, options.accept)
     warnings = reporting.warnings_of(base, planned, outcomes)
+    warnings += given_data.warnings(base)
     return reporting.make(
         ref=session.ref,
         base=base,
@@ -293,34 +296,6 @@ def _with_settings(options: Options, settings: dict[str, Any]) -> Options:
         accept = dict.fromkeys(accept, "accepted in the target")
     changes["accept"] = {**accept, **options.accept}
     return dataclasses.replace(options, **changes)
-
-
-def _luck(
-    session: Session, runs: list[Run], outcomes: list[RunOutcome], limit: Tolerance
-) -> list[str]:
-    """Says so where the run is equal only because of how the samples fall on shards.
-
-    A mean over valid items is right whenever all shards hold the same number of them.
-    """
-    specs = [
-        o.spec
-        for o, run in zip(outcomes, runs, strict=True)
-        if run.mode == "ddp" and run.verdict == "equivalent"
-    ]
-    if not specs:
-        return []
-    # One step shows it: what counts differ in, the first gradients differ in.
-    again = session.run([specs[0].but(shuffle=True, steps=1)])[0]
-    run = assemble.to_run(again, limit.rtol)
-    worst = run.gradients.worst
-    if run.verdict != "divergent" or run.faults or worst is None or worst.excess <= 1:
-        return []
-    return [
-        f"equal on this batch as it falls on the shards; with its samples in another "
-        f"order {worst.name} differs by {worst.rel_diff:.3g} at world size "
-        f"{run.world_size}: the shards happen to hold the same counts, or belong "
-        "together"
-    ]
 
 
 class _Progress:

@@ -64,28 +64,6 @@ def compare_group(
     return quantity(rows, compared=compared)
 
 
-def buffer_scales(references: Mapping[str, Tensor | None]) -> dict[str, float]:
-    """Returns the size beside which a difference of each buffer is rounding.
-
-    Buffers have no common scale, a mean beside a count of batches, but those of one
-    name have: a mean that is zero by construction differs by its rounding alone. What
-    is a whole number has none.
-    """
-    known = {n: t for n, t in references.items() if t is not None and t.numel()}
-    sizes = {n: max_abs(t) for n, t in known.items() if t.is_floating_point()}
-    by_leaf: dict[str, float] = {}
-    for name, size in sizes.items():
-        leaf = name.rpartition(".")[2]
-        by_leaf[leaf] = max(by_leaf.get(leaf, 0.0), size)
-    scales = {name: by_leaf[name.rpartition(".")[2]] for name in sizes}
-    for name, scale in scales.items():
-        owner, _, leaf = name.rpartition("running_mean")
-        spread = sizes.get(f"{owner}running_var")
-        if not leaf and spread is not None:
-            scales[name] = max(scale, math.sqrt(spread))
-    return {n: s if math.isfinite(s) else 0.0 for n, s in scales.items()}
-
-
 def _row(
     name: str,
     candidate: Tensor | None,

@@ -13,6 +13,8 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _MAIN = "in rank_main"  # the frame that only a rank's main thread has
 # This package here, and where another machine has it.
 _OWN = (str(PurePath(__file__).parent) + "/", "site-packages/ddpcheck/")
+# What of it handles tensors and calls nothing of the target's.
+_OWN_WORK = ("tree.py", "compare.py", "trace.py", "run/record/", "run/names.py")
 # Where ranks wait for each other: collectives, what DDP exchanges beside its gradients,
 # and backwards, at whose end it waits for those.
 _EXCHANGES = (
@@ -62,12 +64,22 @@ class Frame:
         return any(part in self.file for part in _OWN)
 
     @property
-    def is_users(self) -> bool:
-        """Whether it is neither installed code, nor the interpreter's, nor ours."""
+    def is_own_work(self) -> bool:
+        """Whether it is code of ddpcheck with which the target has nothing to do."""
+        return any(own + work in self.file for own in _OWN for work in _OWN_WORK)
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is installed code that is not ours, or the interpreter's."""
         library = "site-packages" in self.file or re.search(
             r"/lib(64)?/python3", self.file
         )
-        return not library and not self.is_own and self.file[0] != "<"
+        return not self.is_own and bool(library or self.file[0] == "<")
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is neither installed code, nor the interpreter's, nor ours."""
+        return not self.is_library and not self.is_own
 
 
 def frames(stack: str) -> list[Frame]:
@@ -104,6 +116,12 @@ def exchanges(stack: str) -> bool:
 def innermost(stack: str) -> Frame | None:
     """Returns the frame that runs, whosever code it is, but for ours."""
     return next((f for f in frames(stack) if not f.is_own), None)
+
+
+def raised_in_own_work(stack: str) -> Frame | None:
+    """Returns where ddpcheck itself failed, whatever library it called; else None."""
+    frame = next((f for f in frames(stack) if not f.is_library), None)
+    return frame if frame is not None and frame.is_own_work else None
 
 
 def users(stack: str) -> Frame | None:

@@ -13,7 +13,7 @@ import math
 import mmap
 import pickle
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,12 +106,16 @@ class Writer:
 
     def are_same(self, first: Key, second: Key, names: Iterable[str]) -> bool:
         """Returns whether two groups hold the same bytes under all of these names."""
+        return not any(True for _ in self.differing(first, second, names))
+
+    def differing(self, first: Key, second: Key, names: Iterable[str]) -> Iterator[str]:
+        """Yields those of the names under which two groups hold other bytes."""
         self._file.flush()
         with self._data.open("rb") as file:
-            return all(
-                self._bytes(file, first, name) == self._bytes(file, second, name)
-                for name in names
-            )
+            for name in names:
+                mine = self._bytes(file, first, name)
+                if mine != self._bytes(file, second, name):
+                    yield name
 
     def _bytes(self, file: BinaryIO, key: Key, name: str) -> bytes | None:
         entry = self.index.groups.get(key, {}).get(name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,14 @@ from torch import Tensor
 # What a model takes as keyword arguments; BatchEncoding of transformers is a UserDict.
 DICTS = (dict, UserDict)
 
+# Layouts of which no rows can be looked at in place.
+_SPARSE = (
+    torch.sparse_coo,
+    torch.sparse_csr,
+    torch.sparse_csc,
+    torch.sparse_bsr,
+    torch.sparse_bsc,
+)
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 
 
@@ -62,6 +70,19 @@ def lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
         yield from lists(child, f"{path}.{key}" if path else str(key))
 
 
+def cut_lists(value: Any, paths: Collection[str], rows: slice, path: str = "") -> Any:
+    """Returns the same structure with these lists cut."""
+    if path in paths:
+        return value[rows]
+    if not is_container(value):
+        return value
+    new = {
+        key: cut_lists(child, paths, rows, f"{path}.{key}" if path else str(key))
+        for key, child in _children(value)
+    }
+    return _rebuild(value, new)
+
+
 def batch_name(path: str) -> str:
     """Returns the path of a batch's part as users call it: "inputs.1", "targets"."""
     root, _, rest = path.partition(".")
@@ -92,14 +113,32 @@ def shard(value: Any, rank: int, world_size: int) -> Any:
         if tensor.ndim == 0:
             return tensor
         start, size = shard_range(len(tensor), rank, world_size)
-        return tensor.narrow(0, start, size)
+        return rows_of(tensor, slice(start, start + size))
 
     return replace(value, rows)
 
 
+def rows_of(tensor: Tensor, which: slice | Tensor) -> Tensor:
+    """Returns rows of a tensor, a slice of them or by number, in its own layout.
+
+    A view where that can be; those of sparse tensors are copies.
+    """
+    if tensor.layout not in _SPARSE:
+        return tensor[which]
+    if isinstance(which, slice):
+        which = torch.arange(len(tensor))[which]
+    which = which.to(tensor.device)
+    if tensor.layout != torch.sparse_coo:
+        coordinates = tensor.to_sparse(layout=torch.sparse_coo).index_select(0, which)
+        return coordinates.to_sparse(layout=tensor.layout)
+    found = tensor.index_select(0, which)
+    return found.coalesce() if tensor.is_coalesced() else found
+
+
 def strided_shard(value: Any, rank: int, world_size: int) -> Any:
     """Returns a rank's part as a strided sampler deals it: rows r, r + W, r + 2 W."""
-    return replace(value, lambda _, t: t[rank::world_size] if t.dim() else t)
+    which = slice(rank, None, world_size)
+    return replace(value, lambda _, t: rows_of(t, which) if t.dim() else t)
 
 
 def shard_range(num_samples: int, rank: int, world_size: int) -> tuple[int, int]:
@@ -115,7 +154,7 @@ def shard_range(num_samples: int, rank: int, world_size: int) -> tuple[int, int]
 
 def permute(value: Any, order: Tensor) -> Any:
     """Returns the value with the rows of every tensor in another order."""
-    return replace(value, lambda _, t: t[order] if t.ndim else t)
+    return replace(value, lambda _, t: rows_of(t, order) if t.ndim else t)
 
 
 def is_container(value: Any) -> bool:

@@ -195,8 +195,8 @@ The batch holds samples in something other than tensors.
 
 Every tensor in tuples, lists, dicts and dataclasses is cut along dimension 0; an object
 that holds tensors (a graph batch, a nested tensor, a numpy array), or a list with one
-text per sample, would go to every rank whole, and all ranks would train on the same
-samples. Pad and stack what is ragged, or let the batch hold sample numbers:
+text or number per sample, goes to every rank whole, and ranks would train on samples of
+others. Pad and stack what is ragged, or let the batch hold sample numbers:
 
     samples = [...]                              # graphs, boxes, texts
     class Net(nn.Module):
@@ -206,6 +206,15 @@ samples. Pad and stack what is ragged, or let the batch hold sample numbers:
 
 What is no sample (a configuration, a graph that all samples share) is closed over: a
 global of the file.
+""",
+    "target-batch-unseeded": """
+Two calls of batch() make other data, in two processes that are alike.
+
+One process and all ranks must have the same global batch, or every difference means
+nothing. torch, numpy and random are seeded for every call; a generator of the file's
+own (np.random.default_rng()) is not, nor is what goes by the time or a set's order:
+
+    rng = np.random.default_rng(0)
 """,
     "target-empty-model": """
 model() returns a model in which nothing is trained.

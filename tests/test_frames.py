@@ -45,6 +45,27 @@ def test_other_thread_in_code_of_the_users_may_send_what_is_waited_for() -> None
     assert not frames.exchanges(users + waiting)
 
 
+def _raised(*files: str) -> str:
+    return "".join(f'  File "{file}", line 3, in f\n    f()\n' for file in files)
+
+
+@pytest.mark.parametrize(
+    ("files", "is_own"),
+    [
+        ((f"{OWN}/run/steps.py", f"{OWN}/tree.py", f"{TORCH}/_tensor.py"), True),
+        (("/home/me/train.py", f"{OWN}/run/record/recorders.py"), True),
+        ((f"{OWN}/tree.py", "/home/me/train.py", f"{TORCH}/_tensor.py"), False),
+        # A module of torch's, called by ddpcheck: it is the target's.
+        ((f"{OWN}/run/steps.py", f"{TORCH}/nn/modules/module.py"), False),
+        (("/home/me/ddpcheck/tree.py",), False),
+    ],
+)
+def test_own_work_fails_where_no_code_of_the_target_is_further_inside(
+    files: tuple[str, ...], *, is_own: bool
+) -> None:
+    assert bool(frames.raised_in_own_work(_raised(*files))) is is_own
+
+
 def test_own_frames_are_those_of_the_package_not_of_a_folder_of_its_name() -> None:
     inside = frames.Frame(file=f"{OWN}/run/steps.py", line=1, name="f")
     elsewhere = frames.Frame(file="/home/me/ddpcheck/train.py", line=1, name="f")

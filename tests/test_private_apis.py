@@ -92,6 +92,7 @@ _OTHER = {
     "_fields",
     "_ddpcheck_wrapper",
     "_ddpcheck_own_part",
+    "_ddpcheck_place",
 }
 
 

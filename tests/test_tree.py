@@ -132,3 +132,14 @@ def test_shard_is_torch_tensor_split(num_samples: int, world_size: int) -> None:
     split = tensor.tensor_split(world_size)
     for rank in range(world_size):
         assert torch.equal(tree.shard(tensor, rank, world_size), split[rank])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.strided])
+def test_rows_of_every_layout_are_in_it_too(layout: torch.layout) -> None:
+    dense = torch.arange(15.0).reshape(5, 3) % 4
+    value = dense.to_sparse(layout=layout) if layout != torch.strided else dense
+    for which in (slice(1, 4), slice(1, None, 2), torch.tensor([4, 0, 4])):
+        found = tree.rows_of(value, which)
+        assert found.layout == layout
+        assert torch.equal(found.to_dense(), dense[which])

@@ -27,6 +27,10 @@ def check(
     return checking.check(pool, TargetRef(path=str(path)), options)
 
 
+EIGHT_NUMBERS = (
+    "inputs.1: a list of 8 numbers, as many as samples, and every rank has all of it; "
+    "if each sample has one, make it a tensor, which is cut into shards"
+)
 # Source, what is warned of, what is not compared.
 RIGHT: dict[str, tuple[str, list[str], list[str]]] = {
     # The closure computes gradients after the step began.
@@ -161,6 +165,25 @@ def optimizer(params):
         [],
         [],
     ),
+    **{
+        f"sparse-inputs-{layout}": (
+            f"""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3))
+    def forward(self, x):
+        return torch.sparse.mm(x, self.weight)
+model = Net()
+import warnings
+warnings.simplefilter("ignore")
+batch = batch[0].clamp(min=0).{convert}, batch[1]
+""",
+            [],
+            ["dp at world size 2"],
+        )
+        for layout, convert in [("coo", "to_sparse()"), ("csr", "to_sparse_csr()")]
+    },
     # Lists that happen to be as long as the batch, and are none of its samples.
     "lists-of-eight-things": (
         """
@@ -170,7 +193,7 @@ class Net(nn.Linear):
 model = Net(4, 3)
 batch = (torch.randn(8, 4), [1, 2, 4, 8, 8, 8, 8, 8], [None] * 8), torch.arange(8) % 3
 """,
-        [],
+        [EIGHT_NUMBERS],
         [],
     ),
     # In float32 inside, so that it is judged by what a permuted batch changes.
@@ -202,7 +225,8 @@ def test_right_target_is_equivalent(name: str, pool: Pool, tmp_path: Path) -> No
         pytest.skip("DataParallel of this torch has no complex buffers")
     source, warnings, not_compared = RIGHT[name]
     report = check(pool, tmp_path, source, ("dp", "ddp"))
-    assert [run.verdict for run in report.runs] == ["equivalent", "equivalent"]
+    scattered = "equivalent" if "sparse-inputs" not in name else "not-checked"
+    assert [run.verdict for run in report.runs] == [scattered, "equivalent"]
     assert report.verdict == "equivalent"
     assert list(report.warnings) == warnings
     assert [n.what for n in report.not_compared] == not_compared
@@ -343,6 +367,91 @@ def train_step(model, optimizer, batch):
         "rank 1 found no room on its GPU: OutOfMemoryError: CUDA out of memory. Tried "
         "to allocate 2 GiB"
     )
+
+
+def test_rank_on_which_ddpcheck_fails_is_not_checked(
+    pool: Pool, tmp_path: Path
+) -> None:
+    # No rows can be taken of blocks of four rows that hold one each.
+    source = """
+class Net(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.to_dense())
+model = Net(4, 3)
+import warnings
+warnings.simplefilter("ignore")
+batch = torch.eye(8, 4).to_sparse_bsr((8, 4)), batch[1]
+"""
+    report = check(pool, tmp_path, source)
+    assert (report.verdict, report.exit_code) == ("not-checked", 3)
+    assert report.findings == ()
+    (run,) = report.runs
+    assert run.why.startswith("ddpcheck itself failed on rank 0, not the target: ")
+    assert run.why.partition("(tree.py:")[2].endswith(" in rows_of)")
+
+
+def test_list_as_long_as_the_batch_leaves_it_open_what_couples_samples(
+    pool: Pool, tmp_path: Path
+) -> None:
+    source = """
+class Net(nn.Linear):
+    def forward(self, x, strides):
+        x = super().forward(x) * len(strides)
+        return x - x.mean(0) * strides[7]
+model = Net(4, 3)
+batch = (torch.randn(8, 4), [1, 2, 4, 8, 8, 8, 8, 8]), torch.arange(8) % 3
+"""
+    report = check(pool, tmp_path, source)
+    assert report.verdict == "divergent"
+    assert [f.slug for f in report.findings] == ["unknown"]
+    assert EIGHT_NUMBERS in report.warnings
+
+
+DEAD = """
+model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+nn.init.constant_(model[0].bias, -50.0)
+def loss(output, target):
+    return output.sum()
+"""
+
+
+def test_gradients_that_are_all_zero_show_nothing(pool: Pool, tmp_path: Path) -> None:
+    decay = "def optimizer(p):\n    return torch.optim.SGD(p, 0.1, weight_decay=0.1)\n"
+    for number, source in enumerate([DEAD, DEAD + decay]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        report = check(pool, folder, source)
+        assert (report.verdict, report.exit_code) == ("not-checked", 3)
+        (run,) = report.runs
+        assert run.why == "all gradients of one process are 0 in 3 steps"
+
+
+def test_weights_at_rest_are_warned_of(pool: Pool, tmp_path: Path) -> None:
+    source = """
+model = nn.Linear(4, 3)
+def optimizer(params):
+    return torch.optim.SGD(params, lr=0.0)
+"""
+    report = check(pool, tmp_path, source)
+    assert (report.verdict, report.warnings) == (
+        "equivalent",
+        (
+            "no weight moves in 3 steps of one process: gradients are compared, and "
+            "nothing of what the optimizer makes of them",
+        ),
+    )
+
+
+def test_batch_that_a_rank_is_given_as_a_rank_is_none_without_a_seed(
+    pool: Pool, tmp_path: Path
+) -> None:
+    source = """
+model = nn.Linear(4, 3)
+whole = batch
+def batch():
+    return whole[0] * (1 + world()), whole[1]
+"""
+    assert check(pool, tmp_path, source).verdict == "divergent"
 
 
 @pytest.mark.parametrize(

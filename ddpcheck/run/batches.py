@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ddpcheck import devices, tree
+from ddpcheck import compare, devices, tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.ranks.worker import describe
 from ddpcheck.run import model as models
@@ -17,6 +17,7 @@ from ddpcheck.run.spec import (
 )
 from ddpcheck.run.steps import batch_size
 from ddpcheck.target import Target
+from ddpcheck.trace import as_dense
 
 # What torch says in a process whose parent has asked CUDA's driver for something.
 _IN_FORK = "in forked subprocess"
@@ -40,7 +41,9 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     torch.set_default_dtype(constant)
     if spec.rows:
         batches = [
-            tree.replace(b, lambda _, t: t[: spec.rows] if t.dim() else t)
+            tree.replace(
+                b, lambda _, t: tree.rows_of(t, slice(spec.rows)) if t.dim() else t
+            )
             for b in batches
         ]
     if spec.shuffle:
@@ -55,6 +58,23 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     return batches
 
 
+def digests(batches: list[Any]) -> tuple[dict[str, tuple[float, ...]], ...]:
+    """Returns numbers for each part of each batch, by which processes compare them."""
+    return tuple(
+        {
+            tree.batch_name(path): compare.digest({path: leaf})
+            for path, leaf in tree.tensors(batch)
+        }
+        for batch in batches
+    )
+
+
+def are_alike(batches: list[Any]) -> bool:
+    """Returns whether all samples are equal, in every step."""
+    rows = (as_dense(t) for b in batches for _, t in tree.tensors(b) if t.dim())
+    return all(torch.equal(leaf[1:], leaf[:-1]) for leaf in rows)
+
+
 def _on_cpu(batch: Any) -> Any:
     """Returns the batch where all runs begin, also one that is made on a GPU."""
     if all(leaf.is_cpu for _, leaf in tree.tensors(batch)):
@@ -65,7 +85,11 @@ def _on_cpu(batch: Any) -> Any:
 def _tiled(batch: Any, copies: int) -> Any:
     """Returns the batch with every shard replaced by the first one."""
     first = tree.shard(batch, 0, copies)
-    return tree.replace(first, lambda _, t: torch.cat([t] * copies) if t.dim() else t)
+
+    def again(_: str, t: torch.Tensor) -> torch.Tensor:
+        return tree.rows_of(t, torch.arange(len(t)).repeat(copies)) if t.dim() else t
+
+    return tree.replace(first, again)
 
 
 def _sorted(batch: Any, size: int) -> Any:
@@ -77,7 +101,7 @@ def _sorted(batch: Any, size: int) -> Any:
     keys = torch.zeros(size, dtype=torch.float64)
     for _, leaf in tree.tensors(batch):
         if leaf.dim() and len(leaf) == size and not leaf.is_floating_point():
-            values = leaf.abs() if leaf.is_complex() else leaf
+            values = as_dense(leaf.abs() if leaf.is_complex() else leaf)
             keys += values.reshape(size, -1).double().mean(1)
     is_flat = bool((keys == keys[0]).all())
     return tree.permute(batch, _permutation(size) if is_flat else keys.argsort())

@@ -17,7 +17,7 @@ from ddpcheck.ranks.messages import OwnTimeout
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import averaged, rounding, shards, sizing
 from ddpcheck.run import model as models
-from ddpcheck.run.batches import order_of
+from ddpcheck.run.batches import digests, order_of
 from ddpcheck.run.data_parallel import data_parallel
 from ddpcheck.run.fixes import apply as fixes
 from ddpcheck.run.fixes import global_loss, orders
@@ -140,6 +140,8 @@ class _Candidate:
             beginning.check_seeded(self.target, self.reader, names, model)
         batches = shards.whole(self.target, spec)
         self._whole = batches
+        if self.rank == 0:
+            self.facts["samples"] = digests(batches)
         size = batch_size(self.target, batches[0])
         set_default_dtype(spec)
         isolation.seed_everything(spec.seed + 1 + self.rank)

@@ -19,7 +19,13 @@ from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run import model as models
 from ddpcheck.run import sizing
-from ddpcheck.run.batches import batches_of, does_not_train, first_line
+from ddpcheck.run.batches import (
+    are_alike,
+    batches_of,
+    digests,
+    does_not_train,
+    first_line,
+)
 from ddpcheck.run.draws import Shape
 from ddpcheck.run.fixes import apply as fixes
 from ddpcheck.run.fixes import names as fix_names
@@ -28,7 +34,7 @@ from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, forget, load
-from ddpcheck.run.record import unfinished
+from ddpcheck.run.record import scales, standstill, unfinished
 from ddpcheck.run.record.recorders import WritingRecorder
 from ddpcheck.run.spec import (
     ReferenceResult,
@@ -134,6 +140,7 @@ class _Reference:
         self.name = f"trace-{context.seat.name}-{time.monotonic_ns()}"
         self.shapes: list[list[Shape | None]] = []
         self.draws = 0
+        self.given: dict[str, Any] = {}  # what is known of the batches
         self.rows: list[list[row_numbers.Numbers]] = []  # of each call, by step
 
     def execute(self) -> ReferenceResult:
@@ -162,6 +169,11 @@ class _Reference:
         writer.add("initial_buffers", 0, names.buffers(model).items())
         batches = batches_of(self.target, self.spec)
         sizes = [batch_size(self.target, batch) for batch in batches]
+        self.given = {
+            "samples": digests(batches),
+            "lists": undivided.named_lists(batches, sizes),
+            "alike": are_alike(batches),
+        }
         if not self.spec.rows and not self.spec.tile:
             for batch, number in zip(batches, sizes, strict=True):
                 undivided.check(self.target, batch, number)
@@ -201,7 +213,7 @@ class _Reference:
             training.run(iter(batches))
         _check_dtypes(before, names.parameters(model))
         self._check_finite(training, recorder)
-        sums = unfinished.of(writer, training)
+        sums, still = unfinished.of(writer, training), standstill.of(writer, training)
         unused, idle = _without_gradient(writer.index)
         facts = self._facts(model, training, size)
         # Frozen in the end, with gradients in the last step: frozen and freed in turn.
@@ -213,6 +225,7 @@ class _Reference:
             "schedule": training.schedule,
             "orders": drawn,
             "unfinished": sums.steps,
+            "buffers": scales.kinds(writer, model, self.spec.steps),
         }
         writer.close()
         return ReferenceResult(
@@ -224,6 +237,7 @@ class _Reference:
             | {"unused": unused, "idle": idle, "in_turn": in_turn}
             | {"shuffles": bool(drawn), "loads": bool(self.seen.loads)}
             | {"unfinished": sums.steps, "never_updates": sums.are_all}
+            | {"nothing": still.why, "at_rest": still.is_at_rest}
             | {"untaken": _untaken(writer, training)},
         )
 
@@ -255,6 +269,7 @@ class _Reference:
             "asks_distributed": self.seen.asks_distributed,
             "draws": self.draws,
             "rows": self.rows,
+            **self.given,
             "untrained": [
                 n for n, p in names.parameters(model).items() if not p.requires_grad
             ],

@@ -10,6 +10,7 @@ from ddpcheck.run.batches import batches_of
 from ddpcheck.run.fixes import names as fix_names
 from ddpcheck.run.fixes.gather import alone
 from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.watch import undivided
 from ddpcheck.target import Target
 
 
@@ -26,6 +27,15 @@ def of_rank(batches: list[Any], spec: RunSpec, rank: int) -> list[Any]:
     sees_all = fix_names.argument(spec.fixes, "loss.global") is not None
     if spec.mode not in ("ddp", "averaged") or sees_all:
         return [rounding.jittered(batch, spec.jitter) for batch in batches]
+    if fix_names.argument(spec.fixes, "data.lists") is not None:
+        batches = [_with_cut_lists(batch, rank, spec.world_size) for batch in batches]
     if fix_names.argument(spec.fixes, "data.strided") is not None:
         return [tree.strided_shard(batch, rank, spec.world_size) for batch in batches]
     return [tree.shard(batch, rank, spec.world_size) for batch in batches]
+
+
+def _with_cut_lists(batch: Any, rank: int, world_size: int) -> Any:
+    size = next(len(t) for _, t in tree.tensors(batch) if t.dim())
+    start, rows = tree.shard_range(size, rank, world_size)
+    paths = undivided.lists_of_numbers(batch, size)
+    return tree.cut_lists(batch, paths, slice(start, start + rows))

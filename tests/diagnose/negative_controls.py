@@ -281,6 +281,23 @@ def wrap(model):
     model.head = DDP(model.head)
     return model
 """,
+    "wrapper-of-ones-own-around-a-model-with-buffers": """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("positions", torch.linspace(0, 1, 4))
+    def forward(self, x):
+        self.mean = self.mean + 1
+        return super().forward(x - self.mean + self.positions)
+class Wrapper(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = DDP(net)
+    def forward(self, x):
+        return self.net(x)
+model, wrap = Net(), Wrapper
+""",
     "two-forwards-with-frozen-batch-norm": """
 class Frozen(nn.BatchNorm1d):
     def train(self, mode=True):

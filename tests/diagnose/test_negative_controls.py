@@ -30,6 +30,28 @@ def test_broken_twin_of_a_control_yields_its_finding(
     assert (report.verdict, [f.slug for f in report.findings]) == ("divergent", [slug])
 
 
+SAME = """
+model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False), nn.Linear(3, 3))
+batch = torch.ones(8, 4), torch.ones(8, dtype=torch.long)
+"""
+
+
+def test_batch_of_equal_samples_is_warned_of(pool: Pool, tmp_path: Path) -> None:
+    report = checked(pool, tmp_path, HEAD + SAME)
+    assert (report.verdict, report.warnings) == (
+        "equivalent",
+        (
+            "all samples of the batch are equal, so that all shards are, too: what a "
+            "norm or a loss makes of the rank's own samples cannot show; let batch() "
+            "return samples that differ",
+        ),
+    )
+    other = tmp_path / "other"  # one sample of another kind is enough
+    other.mkdir()
+    source = SAME + "batch[0][7] = 2\n"
+    assert checked(pool, other, HEAD + source).verdict == "divergent"
+
+
 def test_data_that_hid_a_local_count_is_warned_of(pool: Pool, tmp_path: Path) -> None:
     source = CONTROLS["ignored-targets-in-equal-numbers"]
     report = checked(pool, tmp_path, HEAD + source)

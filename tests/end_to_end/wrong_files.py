@@ -137,6 +137,19 @@ CASES: dict[str, Case] = {
             "    return (torch.ones(8, 4), ['a text'] * 8), torch.ones(8)\n"
         )
     ),
+    "batch-lengths": Case(
+        source=target(
+            model="class Net(nn.Linear):\n"
+            "    def forward(self, x, lengths):\n"
+            "        lengths = torch.as_tensor(lengths)[:len(x), None]\n"
+            "        return super().forward(x * (torch.arange(4) < lengths))\n"
+            "def model():\n    torch.manual_seed(0)\n    return Net(4, 2)\n",
+            batch="def batch():\n"
+            "    generator = torch.Generator().manual_seed(1)\n"
+            "    x = torch.randn(8, 4, generator=generator)\n"
+            "    return (x, [1, 2, 3, 4, 4, 3, 2, 2]), torch.arange(8) % 2\n",
+        )
+    ),
     "batch-object-later": Case(
         source=target(
             batch="import numpy as np\n"
@@ -170,6 +183,13 @@ CASES: dict[str, Case] = {
             model="import os\ndef model():\n"
             "    torch.manual_seed(int.from_bytes(os.urandom(4), 'big'))\n"
             "    return nn.Linear(4, 2)\n"
+        )
+    ),
+    "batch-unseeded": Case(
+        source=target(
+            batch="import numpy as np\ndef batch():\n"
+            "    x = np.random.default_rng().normal(size=(8, 4))\n"
+            "    return torch.tensor(x), torch.arange(8) % 2\n"
         )
     ),
     "empty-model": Case(source=target(model="def model():\n    return nn.ReLU()\n")),

@@ -158,7 +158,8 @@ def described(
 
 def _narrow(targets: Any, size: int, start: int, rows: int) -> Any:
     def narrow(_: str, t: Tensor) -> Tensor:
-        return t.narrow(0, start, rows) if t.dim() and len(t) == size else t
+        is_of_samples = t.dim() and len(t) == size
+        return tree.rows_of(t, slice(start, start + rows)) if is_of_samples else t
 
     return tree.replace(targets, narrow)
 

@@ -37,8 +37,8 @@ mended by:
 Not this rule if
 It normalises by batch moments and keeps running statistics: norm/local-batch-stats.
 It returns a number, as losses do: loss/batch-coupled. It draws random numbers: rng/.
-It asks for the rank: seeing all rows does not mend it then, and the finding is
-"unknown".
+It asks for the rank, and seeing all rows does not mend it; or the batch holds a list of
+as many numbers as samples, which no rank has a part of: the finding is "unknown".
 
 References
 -
@@ -59,6 +59,8 @@ LINK = "forward"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for modules whose rows depend on the other rows."""
+    if case.facts["lists"]:
+        return None  # rows that all ranks have may be what differs
     found = case.diverging()
     # What a module makes of parameters that a part of it wrote is no doing of its own.
     writers = [m.name for m in found if m.writes_parameters]

@@ -59,7 +59,11 @@ class Accumulation:
             return 1.0
         micro = tree.replace(
             targets,
-            lambda _, t: t.narrow(0, start, rows) if t.dim() and len(t) == size else t,
+            lambda _, t: (
+                tree.rows_of(t, slice(start, start + rows))
+                if t.dim() and len(t) == size
+                else t
+            ),
         )
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         count = countables.count(self._countable, micro)

@@ -73,6 +73,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     data.strided           rank r takes samples r, r + W, r + 2 W, ...
     data.stride, data.part, data.unpadded  the target's own loaders shard their data
                            so, see ddpcheck.run.fixes.sharding
+    data.lists             lists with as many numbers as samples are cut, too
     data.alone             batch() is called with no process group in sight
     data.filled            a rank with fewer batches than others goes on with empty ones
     target.orders          data are shuffled as one process shuffles them; it notes how

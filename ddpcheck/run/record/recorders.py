@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ddpcheck import compare
 from ddpcheck.report import Difference, Quantity
-from ddpcheck.run.record import groups, laid
+from ddpcheck.run.record import groups, laid, scales
 from ddpcheck.run.record.sharing import Sharing, least_move
 from ddpcheck.run.spec import StepResult
 from ddpcheck.trace import PART, Reader, Writer
@@ -93,7 +93,8 @@ class ComparingRecorder:
             references, of_samples = self._shares(named, references)
         scale: float | dict[str, float] = self.reader.scale(quantity, step)
         if quantity == "buffers":
-            scale = compare.buffer_scales(references)
+            kinds = self.reader.index.facts.get("buffers", {})
+            scale = scales.of_buffers(references, kinds)
             of_others = self._of_other_samples(of_samples, named, references, scale)
             named, references = (
                 _without_names(named, of_others),

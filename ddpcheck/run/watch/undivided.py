@@ -37,6 +37,30 @@ def check(target: Target, batch: Any, size: int) -> None:
             raise _undivided(target, path, found)
 
 
+def named_lists(batches: list[Any], sizes: list[int]) -> list[str]:
+    """Returns the names of lists that have as many numbers as samples in some step."""
+    paths = {
+        path: None
+        for batch, size in zip(batches, sizes, strict=True)
+        for path in lists_of_numbers(batch, size)
+    }
+    return [tree.batch_name(path) for path in paths]
+
+
+def lists_of_numbers(batch: Any, size: int) -> list[str]:
+    """Returns the paths of lists with as many numbers as samples: theirs, or not.
+
+    Not of the rows of a list of lists, which is no list of numbers.
+    """
+    found = {path: items for path, items in tree.lists(batch) if len(items) == size}
+    return [
+        path
+        for path, items in found.items()
+        if all(isinstance(item, int | float) for item in items)
+        and path.rpartition(".")[0] not in found
+    ]
+
+
 def _is_per_sample(path: str, items: list[Any]) -> bool:
     """Returns whether a list of as many things as samples has one for each.
 

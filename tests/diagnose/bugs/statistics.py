@@ -5,6 +5,46 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    "batch-norm-in-a-wrapper-of-ones-own": (
+        """
+class Averaging(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        for p in net.parameters():
+            p.register_post_accumulate_grad_hook(self.average)
+    def average(self, p):
+        dist.all_reduce(p.grad)
+        p.grad /= world()
+    def forward(self, x):
+        return self.net(x)
+model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+wrap = Averaging
+""",
+        [("norm/local-batch-stats", True)],
+    ),
+    # As large as a mean of raw data is, and of another class: no scale for this one.
+    "spread-of-the-shard-beside-constants-of-its-name": (
+        """
+class Constants(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("var", torch.tensor(1e12))
+    def forward(self, x):
+        return x / self.var.sqrt()
+class Score(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("var", torch.ones(()))
+    def forward(self, x):
+        with torch.no_grad():
+            self.var.lerp_(x.var(), 0.1)
+        return x
+model = nn.Sequential(Constants(), nn.Linear(4, 3), Score())
+batch = batch[0] * 1e6, batch[1]
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
     # What is reduced over ranks is logged; inside several containers, each of which
     # was taken for a module that communicates.
     "ghost-norms-that-share-their-running-statistics": (
