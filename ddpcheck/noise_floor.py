@@ -9,7 +9,7 @@ ranks can be right at all: an average over ranks has no order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddpcheck import assemble, tolerance
@@ -29,24 +29,32 @@ _MOST_NOISE = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """The tolerance of all runs, and an rtol of their own for some weights.
+    """The tolerance of all runs, and an rtol of their own for some weights and buffers.
 
     Adam divides a gradient by its own size, so one that is zero but for rounding (a
     bias before a norm, the bias of attention's keys) moves its weight by a whole
-    learning rate, in a direction that rounding decides.
+    learning rate, in a direction that rounding decides. So it moves what follows from
+    that weight: the running mean behind a bias, the copy that a teacher keeps.
     """
 
     limit: Tolerance
     weights: dict[str, float]  # rtol by name
+    following: dict[str, float] = field(
+        default_factory=dict
+    )  # and what no optimizer writes
 
     def warnings(self) -> list[str]:
         """Returns what the report says of the weights with an rtol of their own."""
         if not self.weights:
             return []
-        largest = max(self.weights.values()) / tolerance.FLOOR_FACTOR
+        own = {**self.weights, **self.following}
+        largest = max(own.values()) / tolerance.FLOOR_FACTOR
+        names = cut(list(self.weights), 2)
+        if self.following:
+            names += f", and with it {cut(list(self.following), 2)}"
         return [
-            f"the optimizer amplifies rounding in {cut(list(self.weights), 2)}: one "
-            f"process on a permuted batch differs by {largest:.3g} there; judged by "
+            f"the optimizer amplifies rounding in {names}: one process on a permuted "
+            f"batch differs by {largest:.3g} there; judged by "
             f"{tolerance.FLOOR_FACTOR:g} times that (numeric/adam-amplification)"
         ]
 
@@ -57,7 +65,7 @@ class Floor:
         # The recorder works at the spec's rtol; assemble scales it to the limit's.
         floors = tuple(
             (name, rtol * outcomes[0].spec.rtol / self.limit.rtol)
-            for name, rtol in sorted(self.weights.items())
+            for name, rtol in sorted({**self.weights, **self.following}.items())
         )
         again = [
             i
@@ -94,7 +102,33 @@ def measure(
     if floor.limit.rtol > default.rtol and not _is_noise(session, base, made):
         origin = tolerance.by_order(default, made.gradients)
         return Floor(limit=origin, weights={})
-    return floor
+    if not floor.weights:
+        return floor
+    return replace(floor, following=_following(session, base, made, floor.limit))
+
+
+def _following(
+    session: Session, base: RunSpec, made: _Repetition, limit: Tolerance
+) -> dict[str, float]:
+    """Returns an rtol for each buffer and untrained weight that rounding moves, too.
+
+    Where amplified weights move it, it moves with the samples in their own order as
+    well: a queue of samples does not.
+    """
+    found = _worst(made.outcome, ("weights", "buffers"), limit)
+    trained = _amplified(made.outcome, limit)
+    epsilon = made.outcome.facts().get("epsilon", 0.0)
+    if found.keys() <= trained.keys() or not epsilon:
+        return {}
+    again = _Repetition.make(session, base, 0, jitter=epsilon)
+    if again is None:
+        return {}
+    rounded = _worst(again.outcome, ("weights", "buffers"), limit)
+    return {
+        name: max(rtol, rounded[name])
+        for name, rtol in found.items()
+        if name in rounded and name not in trained
+    }
 
 
 def _with_float32(session: Session, base: RunSpec, made: _Repetition) -> _Repetition:
@@ -207,14 +241,21 @@ def _amplified(again: RunOutcome, limit: Tolerance) -> dict[str, float]:
     Weights that no gradient changes are left out: what writes to them is no optimizer.
     """
     untrained = set(again.reference.facts["untrained"])
+    found = _worst(again, ("weights",), limit)
+    return {name: rtol for name, rtol in found.items() if name not in untrained}
+
+
+def _worst(
+    again: RunOutcome, quantities: tuple[str, ...], limit: Tolerance
+) -> dict[str, float]:
+    """Returns an rtol for each tensor whose rounding exceeds the tolerance."""
     worst: dict[str, float] = {}
     for step in again.steps(0):
-        weights = step.quantities.get("weights")
-        for row in weights.tensors if weights else ():
-            worst[row.name] = max(worst.get(row.name, 0.0), row.excess)
+        for quantity in (step.quantities.get(name) for name in quantities):
+            for row in quantity.tensors if quantity else ():
+                worst[row.name] = max(worst.get(row.name, 0.0), row.excess)
     found = {
         name: excess * again.spec.rtol * tolerance.FLOOR_FACTOR
         for name, excess in worst.items()
-        if name not in untrained
     }
     return {name: rtol for name, rtol in found.items() if rtol > limit.rtol}

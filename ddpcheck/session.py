@@ -121,6 +121,7 @@ class Session:
             batch_norm="frozen" if spec.batch_norm == "frozen" else "asis",
             permute=0,
             jitter=0.0,
+            reround=False,
             fixes=tuple(f for f in spec.fixes if f.startswith("target.")),
             tile=spec.tile,
             floors=(),

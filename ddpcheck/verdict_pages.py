@@ -12,7 +12,9 @@ moves by a whole learning rate in a direction that rounding decides.
 
 It is measured, not assumed: gradients agree within tolerance, and one process on a
 permuted batch, the same mathematics in another order, moves the same weights apart as
-far. Such weights are judged by 32 times that distance, all others as before, and the
+far. Such weights are judged by 32 times that distance, and so are buffers and untrained
+weights that follow them (a running mean behind a bias, a teacher's copy), where one
+rounding of all weights moves these as well. All others are judged as before, and the
 ranks are compared with each other as strictly as ever.
 
 References

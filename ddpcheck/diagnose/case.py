@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ddpcheck.diagnose.agreement import first_parting, ranks_differ
+from ddpcheck.diagnose.agreement import ranks_differ
 from ddpcheck.diagnose.probes.evidence import (
     Couplings,
     Cut,
@@ -380,13 +380,6 @@ class Case:
             for s in self.outcome.steps(r)
             if s.step == step and name in s.quantities
         ]
-
-    def rewritten(self, when: str) -> int | None:
-        """Returns the step in which user code parts the ranks' weights, None for none.
-
-        `when`: "before" the step's first forward, or "after" the optimizer's step.
-        """
-        return first_parting(self.by_hand_outcome, f"rewritten_{when}", self.rtol)
 
     def mismatched(self, name: str, step: int) -> list[str]:
         """Returns the tensors of a quantity that differ at a step on any rank."""

@@ -20,7 +20,10 @@ _SCALES = {
     f"{what}.scale" for what in ("loss", "direct", "gradients", "terms", "outputs")
 }
 _EXACT = 1e-6  # of what a run is off by, where nothing but rounding was changed
-_SAME = 0.01  # excesses this close: the fix changed nothing; powers: it is one
+_SAME = 0.01  # powers this close: it is one
+_ONE_SIZE = (
+    2.0  # excesses within this factor: what was mended, if any, is not the cause
+)
 
 
 @dataclass(slots=True)
@@ -66,7 +69,7 @@ def mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -
 
     Its rule finds nothing any more, and that is not for want of evidence. What rules of
     the later links find may be there with the fix too: then the run must differ by
-    another amount.
+    another amount, not of the same size.
     """
     if cause.verified:
         return True
@@ -82,7 +85,12 @@ def mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -
     if cause.proposal.link in _PROBED:
         return False
     was, left = assemble.worst_excess(before.run), assemble.worst_excess(after.run)
-    return was != left and not math.isclose(was, left, rel_tol=_SAME)
+    return not is_of_one_size(was, left)
+
+
+def is_of_one_size(was: float, left: float) -> bool:
+    """Returns whether a fix left what a run is off by."""
+    return was == left or was / _ONE_SIZE < left < was * _ONE_SIZE
 
 
 def _differ(run: Run, other: Run) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 
-from ddpcheck.diagnose.agreement import ranks_differ
+from ddpcheck.diagnose.agreement import first_parting, ranks_differ
 from ddpcheck.diagnose.case import Case
 
 
@@ -181,3 +181,11 @@ def input_diff(case: Case) -> float:
     """
     given = [m for m in case.modules() if not m.name and not m.caller]
     return max((m.input_diff for m in given), default=0.0)
+
+
+def rewritten(case: Case, when: str) -> int | None:
+    """Returns the step in which user code parts the ranks' weights, None for none.
+
+    `when`: "before" the step's first forward, or "after" the optimizer's step.
+    """
+    return first_parting(case.by_hand_outcome, f"rewritten_{when}", case.rtol)

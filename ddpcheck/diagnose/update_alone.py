@@ -8,6 +8,7 @@ update and the end of the step make of these is left to differ.
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import rewritten
 from ddpcheck.diagnose.rules import state_ema_teacher_divergence, sync_control_desync
 from ddpcheck.diagnose.text import names
 from ddpcheck.report import Run
@@ -29,7 +30,7 @@ def judge(case: Case, known: set[str]) -> Proposal | None:
         return None if told or _are_written_in_forward(case) else _state(first, wrong)
     if sync_control_desync.SLUG in known or run.ranks_agree:
         return None
-    if case.rewritten("before") is not None:
+    if rewritten(case, "before") is not None:
         return None  # weights part where there is no update yet
     # Alike, if not as one process: the mean of the ranks' losses need not be its loss.
     together = case.arm(fixes=(_GIVEN, sync_control_desync.TOGETHER))

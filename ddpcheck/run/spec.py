@@ -67,7 +67,7 @@ class RunSpec:
     # Tell which samples are trained on, in the reference too: see RowsSeen.
     watch: bool = False
     rtol: float = FINE_RTOL
-    # (name, rtol) of weights that are judged by an rtol of their own.
+    # (name, rtol) of weights and buffers that are judged by an rtol of their own.
     floors: tuple[tuple[str, float], ...] = ()
 
     def but(self, **changes: Any) -> RunSpec:

@@ -1,10 +1,12 @@
-"""A fix that was found at one world size is the same fix at another."""
+"""What a fix leaves, and the same fix at another world size."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from ddpcheck.diagnose.causes import scaled_to
+from ddpcheck.diagnose.causes import is_of_one_size, scaled_to
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,18 @@ from ddpcheck.diagnose.causes import scaled_to
 def test_factors_of_the_world_size_follow_it(fix: str, at_eight: str) -> None:
     assert scaled_to(fix, 2, 8) == at_eight
     assert scaled_to(fix, 2, 2) == fix
+
+
+@pytest.mark.parametrize(
+    ("was", "left", "same"),
+    [
+        (6.62e5, 6.53e5, True),
+        (1.97e5, 1.01e5, True),
+        (math.inf, math.inf, True),
+        (3e8, 2e3, False),
+        (math.inf, 3e8, False),
+        (4e3, 3e8, False),
+    ],
+)
+def test_excess_of_the_same_size_is_left(was: float, left: float, same: bool) -> None:  # noqa: FBT001
+    assert is_of_one_size(was, left) is same

@@ -125,6 +125,7 @@ class _Probe:
         self.writer.close()
         targets = countables.targets_of(self.target, self.batch)
         names = list(countables.names(targets))
+        begin = (key for (_, key), grad in grads.items() if grad is not None)
         return ReferenceEvidence(
             trace=str(self.writer.path),
             loss=loss,
@@ -132,9 +133,7 @@ class _Probe:
             couplings=couplings,
             doubled=factor,
             counts={n: countables.count(n, targets) for n in names},
-            frontier=self.flow.frontier(
-                k for (_, k), g in grads.items() if g is not None
-            ),
+            frontier=self.flow.frontier(begin),
             micros=micro.described(self.windows.sizes, 0, targets, names),
             direct=tuple(direct),
             whole_outputs=whole,

@@ -43,6 +43,7 @@ https://github.com/facebookresearch/detr/issues/544
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import rewritten
 from ddpcheck.diagnose.text import names
 
 SLUG = "ddp/rank-local-weights"
@@ -51,9 +52,9 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes a broadcast where ranks start from other weights than rank 0."""
-    rewritten = _rewritten(case)
-    if rewritten is not None:
-        return rewritten
+    rewriting = _rewritten(case)
+    if rewriting is not None:
+        return rewriting
     per_rank = case.rank_facts("start_differs", [])
     wrong = [(rank, found) for rank, found in enumerate(per_rank) if found]
     if not wrong or len(set(case.rank_facts("start", None))) == 1:
@@ -76,7 +77,7 @@ def detect(case: Case) -> Proposal | None:
 
 def _rewritten(case: Case) -> Proposal | None:
     """Proposes a broadcast where ranks part while only user code is at work."""
-    step = case.rewritten("before")
+    step = rewritten(case, "before")
     if step is not None:
         return _broadcast(
             "ddp.broadcast_forward",
@@ -85,7 +86,7 @@ def _rewritten(case: Case) -> Proposal | None:
             f"at the beginning of step {step + 1} the ranks' weights are equal, at its "
             "first forward they are not",
         )
-    step = case.rewritten("after")
+    step = rewritten(case, "after")
     if step is None:
         return None
     return _broadcast(

@@ -12,8 +12,8 @@ How it was found
 A module that calls collectives and is indifferent to the scale of its input, or
 keeps statistics, returns other rows than in one process; or its rows and the loss
 are right and the gradients before it are not. One whose rows are wrong by as much with
-no group in sight shares what it logs, and is norm/local-batch-stats. The run in which it sees the rows of
-all ranks decides.
+no group in sight shares what it logs, and is norm/local-batch-stats. The run in which
+it sees the rows of all ranks decides.
 
 Example
     import torch

@@ -53,6 +53,7 @@ https://github.com/espnet/espnet/pull/6284
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import rewritten
 from ddpcheck.diagnose.loss import differs_with_equal_counts, global_loss_fix
 from ddpcheck.diagnose.text import module, names
 
@@ -96,7 +97,7 @@ def _by_the_step(case: Case) -> Proposal | None:
     With the same shard on all ranks they would be equal: that tells it from weights
     that a rank loads or draws for itself.
     """
-    step = case.rewritten("before")
+    step = rewritten(case, "before")
     if step is None or differs_with_equal_counts(case):
         return None
     return Proposal(

@@ -56,7 +56,7 @@ https://github.com/facebookresearch/fairscale/pull/155
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import optimizer_runs_backwards, ranks_disagree
+from ddpcheck.diagnose.events import optimizer_runs_backwards, ranks_disagree, rewritten
 from ddpcheck.diagnose.faults import backwards_of_ranks, skipped_in
 from ddpcheck.diagnose.text import listed, names
 
@@ -73,8 +73,8 @@ def detect(case: Case) -> Proposal | None:
         return _of_closures(case)
     step = _step_of_update(case)
     decided = None if step is None else _decided_by(case, step)
-    rewritten = case.rewritten("before")
-    if step is not None and rewritten is not None and rewritten <= step:
+    parted = rewritten(case, "before")
+    if step is not None and parted is not None and parted <= step:
         return None  # the ranks' weights part before there is an update
     if step is not None and decided is None and case.facts["draws"]:
         return _of_draws(step)

@@ -52,8 +52,8 @@ class ComparingRecorder:
     `calls_itself`: the target's own step calls the model, on whatever rows it likes.
     `zeros_are_none`: a gradient of zeros is as none where one process has none, as
     DataParallel adds up copies that nothing has used.
-    `floors` has an rtol for weights that are not judged by the common one; ranks are
-    then always compared with each other too.
+    `floors` has an rtol for weights and buffers that are not judged by the common one;
+    the weights of ranks are then always compared with each other too.
     """
 
     reader: Reader
@@ -263,10 +263,10 @@ class ComparingRecorder:
         references: dict[str, Tensor | None],
         scale: float | dict[str, float],
     ) -> Quantity:
+        if self.floors and quantity in ("weights", "buffers"):
+            return self._by_own_floors(step, named, references, scale)
         equal, worst, name = False, 0.0, ""
         if not isinstance(scale, dict):
-            if quantity == "weights" and self.floors:
-                return self._by_own_floors(step, named, references, scale)
             equal, worst, name = compare.is_equal(
                 named, references, rtol=self.rtol, scale=scale
             )
@@ -289,7 +289,7 @@ class ComparingRecorder:
         step: int,
         named: dict[str, Tensor | None],
         references: dict[str, Tensor | None],
-        scale: float,
+        scale: float | dict[str, float],
     ) -> Quantity:
         parts = [
             compare.compare_group(
