@@ -47,6 +47,7 @@ PRELOAD_FIRST = ("torch", "ddpcheck.run.process.temporary", "ddpcheck.run.jobs")
 # No mistake in the target's file needs it.
 PRELOAD_LATER = ("ddpcheck.run.process.later",)
 PRELOAD_MODULES = PRELOAD_FIRST + PRELOAD_LATER
+_OPENED_AHEAD = 16  # ranks, forked before it is known whether they are wanted
 
 _MOST_OF_ROOM = 0.8  # the rest is for activations, which nobody knows before
 
@@ -261,11 +262,15 @@ def _converts_after_wrapping(outcomes: list[RunOutcome]) -> bool:
 
 
 def _open_ahead(pool: Pool, options: Options, only: Sequence[Cell] | None) -> None:
-    """Forks ranks while the reference computes; most world sizes will be used."""
+    """Forks ranks while the reference computes; most world sizes will be used.
+
+    Not for many: the batch may have fewer samples, which is not known yet.
+    """
     pool.open(SOLO)
     cells = plan.cells(options) if only is None else only
     for world_size in dict.fromkeys(c.world_size for c in cells if c.mode == "ddp"):
-        pool.open(world_size)
+        if world_size <= _OPENED_AHEAD:
+            pool.open(world_size)
 
 
 def _base_spec(options: Options) -> RunSpec:

@@ -25,7 +25,8 @@ def make(
     `rest` is the run with all fixes where it still differs.
     """
     assert case is not None
-    found = [_finding(cause, case, runs, first=not i) for i, cause in enumerate(causes)]
+    is_one = len(causes) == 1 and rest is None
+    found = [_finding(cause, case, runs, sized=is_one) for cause in causes]
     if rest is not None or not causes:
         found.append(_unexplained(rest or case, runs))
     return found
@@ -45,7 +46,8 @@ def merge(known: list[Finding], new: list[Finding]) -> list[Finding]:
     return merged
 
 
-def _finding(cause: Cause, case: Case, runs: list[int], *, first: bool) -> Finding:
+def _finding(cause: Cause, case: Case, runs: list[int], *, sized: bool) -> Finding:
+    """Returns a cause as a finding; `sized`: what differs is its doing alone."""
     p = cause.proposal
     evidence = dict(p.evidence)
     if p.link == "forward":
@@ -57,7 +59,7 @@ def _finding(cause: Cause, case: Case, runs: list[int], *, first: bool) -> Findi
         summary=p.summary,
         facts=p.facts,
         where=cause.where,
-        magnitude=magnitude.in_words(case) if first else None,
+        magnitude=magnitude.in_words(case) if sized else None,
         evidence=evidence,
         fix=Fix(
             text=p.fix,
@@ -102,7 +104,7 @@ def _unexplained(case: Case, runs: list[int]) -> Finding:
         proposal = rule.detect(case)
         if proposal is not None:
             cause = Cause(proposal, where=proposal.evidence["where"])
-            return _finding(cause, case, runs, first=True)
+            return _finding(cause, case, runs, sized=True)
     return _unknown(case, runs)
 
 

@@ -69,7 +69,12 @@ def digests(batches: list[Any]) -> tuple[dict[str, tuple[float, ...]], ...]:
     )
 
 
-def are_alike(batches: list[Any]) -> bool:
+def given(batches: list[Any], lists: Any) -> dict[str, Any]:
+    """Returns what is known of the batches; `lists`: those that are not cut."""
+    return {"samples": digests(batches), "lists": lists, "alike": _are_alike(batches)}
+
+
+def _are_alike(batches: list[Any]) -> bool:
     """Returns whether all samples are equal, in every step."""
     rows = (as_dense(t) for b in batches for _, t in tree.tensors(b) if t.dim())
     return all(torch.equal(leaf[1:], leaf[:-1]) for leaf in rows)

@@ -20,11 +20,10 @@ from ddpcheck.ranks.worker import Context
 from ddpcheck.run import model as models
 from ddpcheck.run import sizing
 from ddpcheck.run.batches import (
-    are_alike,
     batches_of,
-    digests,
     does_not_train,
     first_line,
+    given,
 )
 from ddpcheck.run.draws import Shape
 from ddpcheck.run.fixes import apply as fixes
@@ -140,6 +139,7 @@ class _Reference:
         self.name = f"trace-{context.seat.name}-{time.monotonic_ns()}"
         self.shapes: list[list[Shape | None]] = []
         self.draws = 0
+        self.size = 0  # of the first batch
         self.given: dict[str, Any] = {}  # what is known of the batches
         self.rows: list[list[row_numbers.Numbers]] = []  # of each call, by step
 
@@ -169,15 +169,11 @@ class _Reference:
         writer.add("initial_buffers", 0, names.buffers(model).items())
         batches = batches_of(self.target, self.spec)
         sizes = [batch_size(self.target, batch) for batch in batches]
-        self.given = {
-            "samples": digests(batches),
-            "lists": undivided.named_lists(batches, sizes),
-            "alike": are_alike(batches),
-        }
+        self.given = given(batches, undivided.named_lists(batches, sizes))
         if not self.spec.rows and not self.spec.tile:
             for batch, number in zip(batches, sizes, strict=True):
                 undivided.check(self.target, batch, number)
-        size = sizes[0]
+        self.size = size = sizes[0]
         set_default_dtype(self.spec)
         recorder = WritingRecorder(writer)
         training = Training(
@@ -213,9 +209,20 @@ class _Reference:
             training.run(iter(batches))
         _check_dtypes(before, names.parameters(model))
         self._check_finite(training, recorder)
+        return self._finished(training, writer, model, calls, drawn)
+
+    def _finished(
+        self,
+        training: Training,
+        writer: Writer,
+        model: nn.Module,
+        calls: dict[str, int],
+        drawn: orders.Orders,
+    ) -> ReferenceResult:
+        """Closes the trace; returns what the training showed."""
         sums, still = unfinished.of(writer, training), standstill.of(writer, training)
         unused, idle = _without_gradient(writer.index)
-        facts = self._facts(model, training, size)
+        facts = self._facts(model, training, self.size)
         # Frozen in the end, with gradients in the last step: frozen and freed in turn.
         trained = _with_gradient(writer.index, self.spec.steps - 1)
         in_turn = [n for n in facts["untrained"] if n in trained]
