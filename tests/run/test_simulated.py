@@ -73,6 +73,8 @@ def _unlike(real: Quantity, played: Quantity) -> list[tuple[str, int]]:
         (_own("accumulated"), 3, {}, "equivalent"),
         (_own("scheduled"), 3, {}, "equivalent"),
         (_own("searched"), 3, {}, "equivalent"),
+        (_own("adversarial"), 3, {}, "equivalent"),
+        (_own("in-parts"), 3, {}, "equivalent"),
         (_own("unsynchronised"), 2, {}, "divergent"),
         (_own("twice"), 3, {}, "divergent"),
         (_own("times-world"), 3, {}, "divergent"),
