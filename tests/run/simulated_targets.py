@@ -198,6 +198,12 @@ def in_parts(model: Any, optimizer: Any, rows: Any) -> None:
     optimizer.step()
 
 
+def _frozen_later(model: Any) -> nn.Module:
+    wrapped = DistributedDataParallel(model)
+    model.first.bias.requires_grad_(False)
+    return wrapped
+
+
 def _wrapped_apart(pair: Any) -> Any:
     pair.maker = DistributedDataParallel(pair.maker)
     pair.critic = DistributedDataParallel(pair.critic)
@@ -236,6 +242,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "times-world": {"loss": _times_world},
     "head": {"model": _net(head=True), "wrap": _finding_unused},
     "head-not-found": {"model": _net(head=True), "wrap": DistributedDataParallel},
+    "frozen-later": {"wrap": _frozen_later},
     "dropout": {"model": _dropping},
     "gathered": {"loss": _gathered},
     "caught": {"loss": _caught},

@@ -102,12 +102,12 @@ class Wrapper:
         """Returns whether the reduction that was armed ends, at a backward's end.
 
         A backward that comes to none of its parameters is another wrapper's: the
-        reducer waits for its own. So it does for the parameters that are left.
+        reducer waits for its own. So it does for the parameters that are left, those
+        that were frozen since it was made among them.
         """
         if not self.ready:
             return False
-        left = (p for i, p in enumerate(self.parameters) if i not in self.ready)
-        lacks = any(p.requires_grad for p in left)
+        lacks = len(self.ready) < len(self.parameters)
         self.is_armed = self.is_unfinished = lacks and not self.finds_unused
         return not self.is_unfinished
 
