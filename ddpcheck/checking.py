@@ -22,7 +22,7 @@ from ddpcheck import (
     reporting,
     tolerance,
 )
-from ddpcheck.diagnose import data_parallel, engine, kept_beside
+from ddpcheck.diagnose import data_parallel, engine, kept_beside, unlike_numbers
 from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.plan import Cell
@@ -185,6 +185,7 @@ def _conclude(
     else:
         diagnosis.warnings += luck.warnings(session, runs, outcomes, limit)
         diagnosis.warnings += kept_beside.warnings(outcomes, runs)
+        diagnosis.warnings += unlike_numbers.warnings(outcomes, runs, limit.rtol)
     findings, unused = reporting.accept(diagnosis.findings, options.accept)
     warnings = reporting.warnings_of(base, planned, outcomes)
     warnings += given_data.warnings(base)

@@ -7,22 +7,22 @@ from collections.abc import Iterable
 _MAX_NUMBERS = 8
 
 
-def number(value: float) -> str:
-    """Returns 3 significant digits, without a trailing ".0".
+def number(value: float, digits: int = 3) -> str:
+    """Returns 3 significant digits, or more, without a trailing ".0".
 
     >>> number(0.5), number(1.33333), number(2.0)
     ('0.5', '1.33', '2')
     """
-    return f"{value:.3g}"
+    return f"{value:.{digits}g}"
 
 
-def listed(values: Iterable[float]) -> str:
+def listed(values: Iterable[float], digits: int = 3) -> str:
     """Returns numbers as a list, cut at 8.
 
     >>> listed([1.6, 2.66667])
     '1.6, 2.67'
     """
-    shown = [number(v) for v in values]
+    shown = [number(v, digits) for v in values]
     rest = len(shown) - _MAX_NUMBERS
     more = f" and {rest} more" if rest > 0 else ""
     return ", ".join(shown[:_MAX_NUMBERS]) + more

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddpcheck import compare, tree
 from ddpcheck.errors import UsageError
@@ -113,6 +114,16 @@ def _refuse(told: CollectiveCount | CollectiveEnd) -> None:
     if isinstance(told, CollectiveCount):
         message = f"the target uses a collective of torch.distributed: {told.name}"
         raise NotSimulatedError(message)
+
+
+@contextlib.contextmanager
+def _before_updates(told: Callable[..., None]) -> Iterator[None]:
+    """Tells of every optimizer that is about to step, whoever holds it."""
+    hook = register_optimizer_step_pre_hook(told)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class _Reached(BaseException):
@@ -209,11 +220,11 @@ class _Simulation:
             recorder=self.once,
             loss=loss_function(self.target, spec),
             perform=self._perform,
-            on_update=self._before_update,
             unfinished=self.reader.index.facts["unfinished"],
         )
+        self.optimizers = [self.training.optimizer]
         self.facts: dict[str, Any] = {}
-        with self._reducing():
+        with self._reducing(), _before_updates(self._before_update):
             self.training.run(self._emitting(batches, recorder))
         self._emit(recorder)
         return {**self.facts, "not_compared": recorder.not_compared}
@@ -237,6 +248,7 @@ class _Simulation:
         self.start = StepStart(
             training=self.training,
             wrappers=self.wrappers,
+            optimizers=self.optimizers,
             calls=self.calls,
             users_step=self.target.train_step is not None,
         )
@@ -290,8 +302,8 @@ class _Simulation:
             total=self.size,
         )
 
-    def _before_update(self) -> None:
-        self.start.before_update()
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        self.start.before_update(optimizer)
 
     @contextlib.contextmanager
     def _reducing(self) -> Iterator[None]:

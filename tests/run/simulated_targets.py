@@ -42,6 +42,20 @@ class Net(nn.Module):
         return out
 
 
+class Pair(nn.Module):
+    """Two models in one, each wrapped for itself or both together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.maker = nn.Linear(4, 4)
+        self.critic = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what both make of the rows, apart from each other."""
+        return self.maker(x).sum(1, keepdim=True), self.critic(x)
+
+
 def batch(step: int) -> tuple[Tensor, Tensor]:
     """Returns rows whose sign tells the shards apart."""
     noise = torch.Generator().manual_seed(step)
@@ -163,6 +177,46 @@ def searched(model: Any, optimizer: Any, rows: Any) -> None:
     optimizer.step(closure)
 
 
+def adversarial(model: Any, optimizer: Any, rows: Any) -> None:
+    """Trains the critic, then the maker through it: two wrappers, two optimizers."""
+    x, y = rows
+    (other,) = optimizer.others
+    other.zero_grad()
+    made = model.maker(x)
+    loss(model.critic(made.detach()), y).backward()
+    other.step()
+    optimizer.zero_grad()
+    loss(model.critic(model.maker(x)), y).backward()
+    optimizer.step()
+
+
+def in_parts(model: Any, optimizer: Any, rows: Any) -> None:
+    """Comes to some of the parameters in each backward of one reduction."""
+    optimizer.zero_grad()
+    for output in model(rows[0]):
+        loss(output, rows[1]).backward()
+    optimizer.step()
+
+
+def _frozen_later(model: Any) -> nn.Module:
+    wrapped = DistributedDataParallel(model)
+    model.first.bias.requires_grad_(False)
+    return wrapped
+
+
+def _wrapped_apart(pair: Any) -> Any:
+    pair.maker = DistributedDataParallel(pair.maker)
+    pair.critic = DistributedDataParallel(pair.critic)
+    return pair
+
+
+def _two_adams(params: Any) -> Any:
+    held = list(params)
+    made: Any = torch.optim.Adam(held[:2], lr=1e-2)
+    made.others = [torch.optim.Adam(held[2:], lr=1e-2)]  # in a list: out of sight
+    return made
+
+
 def _lbfgs(params: Any) -> torch.optim.Optimizer:
     return torch.optim.LBFGS(params, lr=0.1, max_iter=2)
 
@@ -178,9 +232,17 @@ _KINDS: dict[str, dict[str, Any]] = {
     "twice": {"train_step": twice, "optimizer": _adamw, "model": _net(norm=True)},
     "scheduled": {"train_step": scheduled},
     "searched": {"train_step": searched, "optimizer": _lbfgs},
+    "adversarial": {
+        "model": Pair,
+        "wrap": _wrapped_apart,
+        "optimizer": _two_adams,
+        "train_step": adversarial,
+    },
+    "in-parts": {"model": Pair, "train_step": in_parts},
     "times-world": {"loss": _times_world},
     "head": {"model": _net(head=True), "wrap": _finding_unused},
     "head-not-found": {"model": _net(head=True), "wrap": DistributedDataParallel},
+    "frozen-later": {"wrap": _frozen_later},
     "dropout": {"model": _dropping},
     "gathered": {"loss": _gathered},
     "caught": {"loss": _caught},

@@ -73,6 +73,8 @@ def _unlike(real: Quantity, played: Quantity) -> list[tuple[str, int]]:
         (_own("accumulated"), 3, {}, "equivalent"),
         (_own("scheduled"), 3, {}, "equivalent"),
         (_own("searched"), 3, {}, "equivalent"),
+        (_own("adversarial"), 3, {}, "equivalent"),
+        (_own("in-parts"), 3, {}, "equivalent"),
         (_own("unsynchronised"), 2, {}, "divergent"),
         (_own("twice"), 3, {}, "divergent"),
         (_own("times-world"), 3, {}, "divergent"),
@@ -100,10 +102,11 @@ def test_played_ranks_differ_from_one_process_just_as_real_ones(
             assert _unlike(ours, theirs) == [], name
 
 
+@pytest.mark.parametrize("kind", ["head-not-found", "frozen-later"])
 def test_parameters_without_gradient_raise_in_the_second_step_of_both(
-    pool: Pool,
+    pool: Pool, kind: str
 ) -> None:
-    for run in _both(pool, _own("head-not-found"), 2):
+    for run in _both(pool, _own(kind), 2):
         assert run.verdict == "divergent"
         said = [f.summary for f in run.faults if f.kind == "raised"]
         assert any("Expected to have finished reduction" in text for text in said)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run.virtual.group import NotSimulatedError, World
+from ddpcheck.run.watch.observe import accumulator
 
 _UNFINISHED = (
     "Expected to have finished reduction in the prior iteration before starting a new "
@@ -37,6 +38,9 @@ _PLAIN = {
     "skip_all_reduce_unused_params": False,
 }
 
+# Armed, synchronising, unfinished; the parameters that are ready.
+State = tuple[bool, bool, bool, frozenset[int]]
+
 
 @dataclass(slots=True)
 class Wrapper:
@@ -49,17 +53,20 @@ class Wrapper:
     is_armed: bool = False  # the next backward reduces
     syncs_forward: bool = True  # the next forward broadcasts
     is_unfinished: bool = False
+    ready: set[int] = field(default_factory=set)  # parameters by place, since armed
     forwards: int = 0  # in this step
     sent: list[list[Tensor]] = field(default_factory=list)  # rank 0's buffers, by them
     synced_first: bool = False  # the first forward of the step had rank 0's buffers
 
-    def state(self) -> tuple[bool, bool, bool]:
+    def state(self) -> State:
         """Returns what lives on from step to step."""
-        return self.is_armed, self.syncs_forward, self.is_unfinished
+        ready = frozenset(self.ready)
+        return self.is_armed, self.syncs_forward, self.is_unfinished, ready
 
-    def begin(self, state: tuple[bool, bool, bool]) -> None:
+    def begin(self, state: State) -> None:
         """Goes back to the beginning of a step."""
-        self.is_armed, self.syncs_forward, self.is_unfinished = state
+        self.is_armed, self.syncs_forward, self.is_unfinished, ready = state
+        self.ready = set(ready)
         self.forwards = 0
 
     def before_forward(self, rank: int) -> None:
@@ -81,22 +88,36 @@ class Wrapper:
 
     def after_forward(self, *, syncs: bool) -> None:
         """Arms the reducer, unless in no_sync or without gradients."""
-        self.is_armed = self.syncs_forward = torch.is_grad_enabled() and syncs
+        self.syncs_forward = torch.is_grad_enabled() and syncs
+        if self.syncs_forward:
+            self.is_armed = True
+            self.ready.clear()
+
+    def note(self, place: int) -> None:
+        """Notes that a backward comes to a parameter."""
+        if self.is_armed:
+            self.ready.add(place)
 
     def reduced(self) -> bool:
-        """Returns whether the reduction that was armed ends, at a backward's end."""
-        self.is_armed = False
-        lacks = any(p.requires_grad and p.grad is None for p in self.parameters)
-        self.is_unfinished = lacks and not self.finds_unused
+        """Returns whether the reduction that was armed ends, at a backward's end.
+
+        A backward that comes to none of its parameters is another wrapper's: the
+        reducer waits for its own. So it does for the parameters that are left, those
+        that were frozen since it was made among them.
+        """
+        if not self.ready:
+            return False
+        lacks = len(self.ready) < len(self.parameters)
+        self.is_armed = self.is_unfinished = lacks and not self.finds_unused
         return not self.is_unfinished
 
 
 @contextlib.contextmanager
 def installed(world: World) -> Iterator[list[Wrapper]]:
     """Lets DistributedDataParallel build stand-ins; yields what they know."""
-    cls, wrappers = DistributedDataParallel, list[Wrapper]()
+    cls, wrappers, noting = DistributedDataParallel, list[Wrapper](), list[Any]()
     replaced: dict[str, Callable[..., Any]] = {
-        "__init__": functools.partial(_build, wrappers),
+        "__init__": functools.partial(_build, wrappers, noting),
         "forward": functools.partial(_forward, world),
         "register_comm_hook": _refuse_hook,
         "_register_builtin_comm_hook": _refuse_hook,
@@ -122,7 +143,9 @@ def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
 _SIGNATURE = inspect.signature(DistributedDataParallel.__init__)
 
 
-def _build(wrappers: list[Wrapper], self: Any, *args: Any, **kwargs: Any) -> None:
+def _build(
+    wrappers: list[Wrapper], noting: list[Any], self: Any, *args: Any, **kwargs: Any
+) -> None:
     bound = _SIGNATURE.bind(self, *args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
@@ -156,7 +179,23 @@ def _build(wrappers: list[Wrapper], self: Any, *args: Any, **kwargs: Any) -> Non
         broadcasts=self.broadcast_buffers,
     )
     wrappers.append(wrapper)
+    noting.extend(_noting(wrapper))
     self.__dict__["_ddpcheck_wrapper"] = wrapper
+
+
+def _noting(wrapper: Wrapper) -> Iterator[Any]:
+    """Tells the wrapper where backward comes to, from where DDP has its hooks, too.
+
+    Yields the nodes with the hooks: to be kept, as torch only makes them anew.
+    """
+    for place, parameter in enumerate(wrapper.parameters):
+        node = accumulator(parameter)
+        node.register_hook(functools.partial(_note, wrapper, place))
+        yield node
+
+
+def _note(wrapper: Wrapper, place: int, *_: Any) -> None:
+    wrapper.note(place)
 
 
 def _broadcasts(given: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from ddpcheck.run import private
 from ddpcheck.run.names import shortener
 from ddpcheck.run.process import isolation
 from ddpcheck.run.steps import Training
-from ddpcheck.run.virtual.ddp import Wrapper
+from ddpcheck.run.virtual.ddp import State, Wrapper
 from ddpcheck.run.virtual.group import NotSimulatedError
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -46,8 +46,43 @@ class _Buffer:
 
 
 @dataclass(slots=True)
+class _Optimizer:
+    """An optimizer, what its groups were told, and what it keeps once it steps."""
+
+    optimizer: Any
+    groups: list[dict[str, Any]]
+    state: list[tuple[Any, dict[str, Any]]] | None = None  # None: not about to change
+
+    @classmethod
+    def of(cls, optimizer: Any) -> _Optimizer:
+        """Returns the optimizer with its numbers as they are now."""
+        return cls(optimizer, [_without_parameters(g) for g in _groups(optimizer)])
+
+    def before_update(self) -> None:
+        """Copies the state, of which there may be much, when it first changes."""
+        if self.state is None:
+            state = getattr(self.optimizer, "state", {})
+            self.state = [
+                (key, {k: _copied(v) for k, v in entry.items()})
+                for key, entry in state.items()
+                if isinstance(entry, dict)
+            ]
+
+    def restore(self) -> None:
+        """Puts numbers and state back."""
+        for group, known in zip(_groups(self.optimizer), self.groups, strict=False):
+            group.update(_copied(known))
+        if self.state is None:
+            return
+        state = getattr(self.optimizer, "state", {})
+        state.clear()
+        for key, entry in self.state:
+            state[key] = {k: _copied(v) for k, v in entry.items()}
+
+
+@dataclass(slots=True)
 class StepStart:
-    """The state of model, optimizer and wrappers before a step.
+    """The state of model, optimizers and wrappers before a step.
 
     `users_step`: a train_step, which may do anything in any order. Weights and
     optimizer state are then copied when they are about to change for the first time,
@@ -56,18 +91,18 @@ class StepStart:
 
     training: Training
     wrappers: list[Wrapper]
+    optimizers: list[Any]  # that are known; those out of sight are found as they step
     calls: dict[str, int]
     users_step: bool
     buffers: list[_Buffer] = field(default_factory=list)
     plain: list[tuple[nn.Module, dict[str, Any]]] = field(default_factory=list)
     grads: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    wrapped: list[tuple[bool, bool, bool]] = field(default_factory=list)
+    wrapped: list[State] = field(default_factory=list)
     schedule: int = 0
     random: tuple[Any, ...] = ()
     weights: list[Tensor] | None = None
-    groups: list[dict[str, Any]] = field(default_factory=list)
-    optimizer: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
+    kept: dict[int, _Optimizer] = field(default_factory=dict)  # by identity
 
     def __post_init__(self) -> None:
         """Takes the state as it is now."""
@@ -83,7 +118,7 @@ class StepStart:
         self.grads = [
             (p, None if id(p) in zeroed else _copied(p.grad)) for p in parameters
         ]
-        self.groups = [_without_parameters(g) for g in self._param_groups()]
+        self.kept = {id(o): _Optimizer.of(o) for o in self.optimizers}
         self.random = _random_state()
         self.counts = dict(self.calls)
         self.wrapped = [w.state() for w in self.wrappers]
@@ -91,17 +126,16 @@ class StepStart:
         for wrapper in self.wrappers:
             wrapper.sent.clear()
 
-    def before_update(self) -> None:
-        """Copies what the optimizer changes."""
-        if not self.users_step or self.weights is not None:
+    def before_update(self, optimizer: Any) -> None:
+        """Copies what an optimizer is about to change."""
+        if not self.users_step:
             return
-        self.weights = [p.detach().clone() for p, _ in self.grads]
-        state = getattr(self.training.optimizer, "state", {})
-        self.optimizer = [
-            (key, {k: _copied(v) for k, v in entry.items()})
-            for key, entry in state.items()
-            if isinstance(entry, dict)
-        ]
+        if self.weights is None:
+            self.weights = [p.detach().clone() for p, _ in self.grads]
+        if id(optimizer) not in self.kept:
+            self.kept[id(optimizer)] = _Optimizer.of(optimizer)
+            self.optimizers.append(optimizer)
+        self.kept[id(optimizer)].before_update()
 
     def restore(self, *, seed: int | None = None) -> None:
         """Puts everything back, for the next rank.
@@ -119,8 +153,8 @@ class StepStart:
             for name in _plain(module).keys() - values.keys():
                 del vars(module)[name]
             vars(module).update(_copied(values))
-        for group, numbers in zip(self._param_groups(), self.groups, strict=False):
-            group.update(_copied(numbers))
+        for kept in self.kept.values():
+            kept.restore()
         for parameter, grad in self.grads:
             parameter.grad = _copied(grad)
         self.calls.clear()
@@ -130,18 +164,8 @@ class StepStart:
         del training.schedule[self.schedule :]
         training.begin()
         if self.weights is not None:
-            self._restore_weights(self.weights)
-
-    def _param_groups(self) -> list[dict[str, Any]]:
-        return list(getattr(self.training.optimizer, "param_groups", []))
-
-    def _restore_weights(self, weights: list[Tensor]) -> None:
-        for (parameter, _), value in zip(self.grads, weights, strict=True):
-            parameter.data.copy_(value)
-        state = getattr(self.training.optimizer, "state", {})
-        state.clear()
-        for key, entry in self.optimizer:
-            state[key] = {k: _copied(v) for k, v in entry.items()}
+            for (parameter, _), value in zip(self.grads, self.weights, strict=True):
+                parameter.data.copy_(value)
 
     def check_own_state(self) -> None:
         """Refuses ranks with buffers of their own: only rank 0's are at hand.
@@ -184,9 +208,12 @@ def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
     return {k: _copied(v) for k, v in group.items() if k != "params"}
 
 
+def _groups(optimizer: Any) -> list[dict[str, Any]]:
+    return list(getattr(optimizer, "param_groups", []))
+
+
 def _held(optimizer: Any) -> set[int]:
-    groups = getattr(optimizer, "param_groups", [])
-    return {id(p) for group in groups for p in group["params"]}
+    return {id(p) for group in _groups(optimizer) for p in group["params"]}
 
 
 def _random_state() -> tuple[Any, ...]:
