@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 17  # elements compared at once: 1 MiB of float64, a core's cache
 MAX_ROWS = 50
+# In digests, for NaN, infinity and its negative; and what sums of squares can hold.
+_STAND_INS = (1.2345, 2.3456, -3.4567)
+_LARGEST_SUMMED = 1e140
 
 
 def compare_group(
@@ -359,7 +362,8 @@ def digest(tensors: Mapping[str, Tensor | None]) -> tuple[float, ...]:
     """Returns numbers that are equal on two ranks whose tensors are equal.
 
     Weighted sums, not a hash: ranks whose tensors differ by rounding have digests
-    that differ by rounding. The last number is the magnitude to compare them by.
+    that differ by rounding. The last number is the magnitude to compare them by. All
+    are finite, whatever the tensors hold: infinity less infinity is no difference.
     """
     linear = square = top = 0.0
     for position, tensor in enumerate(tensors.values(), start=1):
@@ -368,10 +372,16 @@ def digest(tensors: Mapping[str, Tensor | None]) -> tuple[float, ...]:
         whole = as_dense(tensor).reshape(-1)
         half = len(whole) // 2
         for start in range(0, len(whole), _CHUNK):
-            flat = whole[start : start + _CHUNK].to(torch.float64).nan_to_num(1.2345)
+            flat = _summable(whole[start : start + _CHUNK].to(torch.float64))
             first = flat[: max(0, half - start)]
             squares = float(torch.dot(flat, flat))
             linear += position * float(flat.sum()) + float(first.sum())
             square += position * squares
             top += position * (float(flat.abs().sum()) + squares)
     return linear, square, top
+
+
+def _summable(flat: Tensor) -> Tensor:
+    """Returns numbers whose squares have a sum, and others where those are others."""
+    finite = flat.nan_to_num(*_STAND_INS)
+    return finite.clamp_(-_LARGEST_SUMMED, _LARGEST_SUMMED)

@@ -42,7 +42,7 @@ def check_repeats(
                 slug="target-batch-unseeded",
                 message=f"{_name(session)}: batch() makes other data each time",
                 expected="the same global batch from every call, in every process",
-                found=f"{part} differs between two calls of batch()",
+                found=f"{part or 'the batch'} differs between two calls of batch()",
                 fix="draw from generators that batch() seeds: "
                 "np.random.default_rng(0), torch.Generator().manual_seed(0)",
             )

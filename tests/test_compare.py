@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ddpcheck import compare
+from ddpcheck import compare, digests
 from ddpcheck.report import Quantity
 
 Named = dict[str, Tensor | None]
@@ -326,6 +326,21 @@ def test_digest_tells_swapped_tensors_and_elements_apart() -> None:
         compare.digest({"a": one, "b": None})[:2],
     }
     assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    "number", [math.inf, -math.inf, math.nan, torch.finfo(torch.float64).min]
+)
+def test_digest_of_what_is_not_finite_can_be_compared(number: float) -> None:
+    tensor = torch.tensor([0.0, number, 1.0, -number, number, 2.0], dtype=torch.float64)
+    other = tensor.clone()
+    other[1] = 0.0
+    one, again, two = (
+        compare.digest({"w": t}) for t in (tensor, tensor.clone(), other)
+    )
+    assert all(math.isfinite(value) for value in one)
+    assert digests.is_same([one, again], 1e-9)
+    assert not digests.is_same([one, two], 1e-9)
 
 
 def test_digest_of_rounding_differs_by_rounding() -> None:

@@ -184,6 +184,21 @@ batch = batch[0].clamp(min=0).{convert}, batch[1]
         )
         for layout, convert in [("coo", "to_sparse()"), ("csr", "to_sparse_csr()")]
     },
+    # As of attention: numbers that no sum can hold.
+    "mask-of-infinities-as-input": (
+        """
+class Net(nn.Linear):
+    def forward(self, x, mask):
+        return super().forward((x + mask).softmax(1))
+model = Net(4, 3)
+mask = torch.zeros(8, 4)
+mask[::2, 2:] = float("-inf")
+mask[1::2, 3] = torch.finfo(torch.float32).min
+batch = (batch[0], mask), batch[1]
+""",
+        [],
+        [],
+    ),
     # Lists that happen to be as long as the batch, and are none of its samples.
     "lists-of-eight-things": (
         """

@@ -57,7 +57,10 @@ def standstill(asked_s: float, took_s: float) -> float:
 
 def _turns(pid: int) -> Iterable[tuple[str, Turns]]:
     """Yields every thread of a process with what it has had since it began."""
-    for path in (_PROC / str(pid) / "task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
+    paths: list[Path] = []
+    with contextlib.suppress(OSError):  # the process has ended
+        paths = list((_PROC / str(pid) / "task").glob("*/schedstat"))
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has
             ran, waited = path.read_text(encoding="ascii").split()[:2]
             yield str(path), Turns(int(ran) / _NS, int(waited) / _NS)

@@ -192,6 +192,19 @@ CASES: dict[str, Case] = {
             "    return torch.tensor(x), torch.arange(8) % 2\n"
         )
     ),
+    "batch-unseeded-tensor": Case(
+        source=target(
+            batch="import numpy as np\ndef batch():\n"
+            "    return torch.tensor(np.random.default_rng().normal(size=(8, 4)))\n",
+            loss="",
+            end="def train_step(model, optimizer, batch):\n"
+            "    loss = model(batch).square().mean()\n"
+            "    optimizer.zero_grad()\n"
+            "    loss.backward()\n"
+            "    optimizer.step()\n"
+            "    return loss\n",
+        )
+    ),
     "empty-model": Case(source=target(model="def model():\n    return nn.ReLU()\n")),
     "frozen-model": Case(
         source=target(
