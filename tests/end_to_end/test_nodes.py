@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,12 @@ import pytest
 from ddpcheck import report as reports
 from tests.end_to_end.conftest import DEADLINE_S, Terminal
 from tests.end_to_end.wrong_files import target
+from tests.ports import held_port
 
 BROKEN = target(
     loss="def loss(output, target):\n"
     "    return nn.functional.cross_entropy(output, target, reduction='sum')\n"
 )
-
-
-def _port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 def _side_by_side(
@@ -59,12 +55,19 @@ def environment(terminal: Terminal) -> dict[str, str]:
     return terminal.environment | {"GLOO_SOCKET_IFNAME": "lo"}
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port for the store of a launcher."""
+    with held_port() as held:
+        yield held
+
+
 def test_two_agents_of_torchrun_make_one_check(
-    terminal: Terminal, environment: dict[str, str]
+    terminal: Terminal, environment: dict[str, str], port: int
 ) -> None:
     name = terminal.write(BROKEN)
     launch = ["torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    launch += ["--master-addr", "127.0.0.1", "--master-port", str(_port())]
+    launch += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
     command = ["-m", "ddpcheck", name, "--modes", "ddp"]
     commands = [
         [sys.executable, "-m", *launch, f"--node-rank={node}", *command]

@@ -26,6 +26,7 @@ from ddpcheck.ranks.hosts import Hello, Hosts, LostRankError
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 from ddpcheck.ranks.wire import Meeting
+from tests.ports import held_port
 
 pytestmark = pytest.mark.xdist_group("hosts")
 
@@ -47,8 +48,8 @@ class Given:
         self.local = Pool(Preload(modules=("torch",)))
         self.local.start()
         self.local.wait_for_imports()
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        self.closing = contextlib.ExitStack()
+        port = self.closing.enter_context(held_port())
         self.groups = [_group(rank, port) for rank in range(WORLD_SIZE)]
         self.hosts = Hosts(self.groups[0])
         self.leader = Pool(Preload(), timeout_s=60, hosts=self.hosts)
@@ -91,6 +92,7 @@ class Given:
         self.leader._server = None  # noqa: SLF001
         self.leader.close()
         self.local.close()
+        self.closing.close()
 
 
 def _group(rank: int, port: int, world_size: int = WORLD_SIZE) -> Group:
