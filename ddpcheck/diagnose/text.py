@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+# The first line of code that multiplies by W: one process has no group.
+WORLD = "world = dist.get_world_size() if dist.is_initialized() else 1\n"
+
 _MAX_NUMBERS = 8
 
 

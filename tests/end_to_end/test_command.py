@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpcheck import checking
+from ddpcheck import checking, template
 from ddpcheck import report as reports
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
@@ -218,6 +218,22 @@ def test_init_writes_a_target_that_passes(terminal: Terminal, pool: Pool) -> Non
     path = str(terminal.folder / "mymodel.py")
     report = checking.check(pool, TargetRef(path=path), Options())
     assert [run.verdict for run in report.runs] == ["equivalent"] * 6
+
+
+def test_template_passes_with_all_that_it_offers(tmp_path: Path, pool: Pool) -> None:
+    before, offers, after = template.TEXT.partition("# def optimizer")
+    path = tmp_path / "mymodel.py"
+    code = "".join(
+        line.removeprefix("# ").removeprefix("#")
+        for line in (offers + after).splitlines(keepends=True)
+    )
+    path.write_text((before + code).format(name=path), encoding="utf-8")
+    report = checking.check(pool, TargetRef(path=str(path)), Options())
+    assert {(run.mode, run.world_size) for run in report.runs} == {
+        *(("ddp", w) for w in (2, 4, 8)),
+        ("sim", 16),
+    }  # DataParallel has no step of one's own
+    assert {run.verdict for run in report.runs} == {"equivalent"}
 
 
 def test_demo_shows_one_of_each(terminal: Terminal) -> None:

@@ -58,7 +58,7 @@ from ddpcheck.diagnose.loss import (
     ratio_fact,
     with_scale,
 )
-from ddpcheck.diagnose.text import number
+from ddpcheck.diagnose.text import WORLD, number
 
 SLUG = "loss/missing-world-scale"
 LINK = "loss"
@@ -86,7 +86,7 @@ def detect(case: Case) -> Proposal | None:
             f"in one process the loss is a mean: {growth_fact(case)}",
         ),
         fix="multiply by the world size",
-        code="loss = dist.get_world_size() * local_sum / global_count",
+        code=f"{WORLD}loss = world * local_sum / global_count",
         evidence=ratio_evidence(case),
     )
     if _is_all(case):  # a step with several backwards is scaled once
@@ -120,7 +120,7 @@ def _of_all_gradients(case: Case) -> Proposal | None:
             f"{case.loss_collectives} collectives called in one step",
         ),
         fix="multiply by the world size",
-        code="loss = dist.get_world_size() * loss",
+        code=f"{WORLD}loss = world * loss",
         fixes=_scaled(world),
         speculative=True,
     )
@@ -144,7 +144,7 @@ def _of_one_term(case: Case) -> Proposal | None:
             "means over ranks",
         ),
         fix="multiply that term by the world size",
-        code="loss = dist.get_world_size() * local_sum / global_count + mean_term",
+        code=f"{WORLD}loss = world * local_sum / global_count + mean_term",
         fixes=("collectives.mean_counts",),
         speculative=True,
         evidence=ratio_evidence(case),

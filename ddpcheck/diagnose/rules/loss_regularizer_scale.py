@@ -55,7 +55,7 @@ from __future__ import annotations
 import dataclasses
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.text import listed
+from ddpcheck.diagnose.text import WORLD, listed
 
 SLUG = "loss/regularizer-scale"
 LINK = "loss"
@@ -114,7 +114,7 @@ def _beside_a_hook(case: Case) -> Proposal | None:
         ),
         fix="divide what every rank has in full by the world size, or let the hook "
         "return the mean and multiply the data term alone by the world size",
-        code="loss = data_term + penalty / dist.get_world_size()",
+        code=f"{WORLD}loss = data_term + penalty / world",
         speculative=True,
     )
 
@@ -193,6 +193,6 @@ def _of(factor: float) -> Proposal:
         "weights) is scaled like the data term",
         facts=(),
         fix="multiply the data term alone by the world size",
-        code="loss = dist.get_world_size() * data_term + penalty",
+        code=f"{WORLD}loss = world * data_term + penalty",
         fixes=(f"terms.scale:{1 / factor!r}",),
     )

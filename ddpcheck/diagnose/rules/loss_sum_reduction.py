@@ -47,6 +47,7 @@ from ddpcheck.diagnose.loss import (
     ratio_fact,
     with_scale,
 )
+from ddpcheck.diagnose.text import WORLD
 
 SLUG = "loss/sum-reduction"
 LINK = "loss"
@@ -74,7 +75,7 @@ def detect(case: Case) -> Proposal | None:
             f"{growth_fact(case)}: the loss grows with the batch",
         ),
         fix="take the mean, or multiply the summed loss by the world size",
-        code="loss = dist.get_world_size() * loss  # or reduction='mean'",
+        code=f"{WORLD}loss = world * loss  # or reduction='mean'",
         evidence=ratio_evidence(case),
     )
     if case.direct():
@@ -83,7 +84,7 @@ def detect(case: Case) -> Proposal | None:
             summary="the loss is a sum over the shard's samples, and DDP divides the "
             f"summed gradients by {world}: what comes from samples is 1/{world} of one "
             "process's",
-            code="loss = dist.get_world_size() * summed_term + penalty",
+            code=f"{WORLD}loss = world * summed_term + penalty",
         )
     return with_scale(case, found, world)
 
@@ -102,7 +103,7 @@ def _of_one_term(case: Case) -> Proposal:
             "ranks, the sum's part equals it",
         ),
         fix="take the mean in every term, or multiply the summed one by the world size",
-        code="loss = mean_term + dist.get_world_size() * summed_term",
+        code=f"{WORLD}loss = mean_term + world * summed_term",
         fixes=global_loss_fix(case),
         evidence=ratio_evidence(case),
     )
