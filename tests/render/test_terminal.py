@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from ddpcheck.render import terminal
-from ddpcheck.report import Report
+from ddpcheck.report import Finding, Fix, Report
 
 from . import sample
 
@@ -64,8 +64,8 @@ loss/local-normalizer at mymodel.py:41 in ddp W=2, ddp W=4
          fixes leave it at or above 9.99e+12
 batchnorm/local-statistics at mymodel.py:12 in ddp W=4
   cause  norm uses the mean and variance of its own shard
-  proof  the fix did not remove it: excess 6.8e+13 before, 5.1e+13 after; also
-         removed by loss/sum-reduction
+  fix    did not remove it: convert the model's batch norms (unsafe: it also
+         changes one-process training)
 warning: dropout was off: p=0.1 in body.2
 not compared (1): optimizer state (SGD without momentum has none)
 report: reports/mymodel/report.html
@@ -283,3 +283,40 @@ def test_text_of_a_divergent_run_shows_the_ranks_that_failed() -> None:
         "  ddp W=2 had ranks that failed:\n"
         "    rank 1 died at step 0: killed by SIGABRT\n"
     ) in text
+
+
+def _benign() -> Finding:
+    return replace(
+        sample.two_findings().findings[1],
+        slug="rng/stochastic-layer",
+        summary="the model draws random numbers",
+        benign=True,
+    )
+
+
+def test_text_shows_a_benign_finding_last() -> None:
+    report = replace(
+        sample.divergent(), findings=(_benign(), sample.local_normalizer())
+    )
+    text = terminal.to_text(report, color=False, width=80, report_path=PATH)
+    fault, benign = "\nloss/local-normalizer at", "\nrng/stochastic-layer at"
+    assert 0 < text.index(fault) < text.index("return W *") < text.index(benign)
+
+
+@pytest.mark.parametrize(("further", "shown"), [(2, 2), (4, 2)], ids=["all", "some"])
+def test_text_gives_further_findings_their_cause_and_fix(
+    further: int, shown: int
+) -> None:
+    one = sample.two_findings().findings[1]
+    others = tuple(
+        replace(one, slug=f"a/{n}", summary=f"cause {n}", fix=Fix(text=f"mend {n}"))
+        for n in range(further)
+    )
+    report = replace(sample.divergent(), findings=(sample.local_normalizer(), *others))
+    text = terminal.to_text(report, color=False, width=80, report_path=PATH)
+    assert len(text.splitlines()) <= terminal.MAX_LINES
+    told = [
+        f"\n  cause  cause {n}\n  fix    not verified: mend {n}\n" for n in range(9)
+    ]
+    assert [part in text for part in told] == [n < shown for n in range(9)]
+    assert ("2 more findings: a/2, a/3" in text) == (further > shown)
