@@ -333,7 +333,7 @@ def test_gradients_that_are_no_numbers_are_no_training(
         check(pool, tmp_path, NOT_FINITE)
     assert caught.value.problem.slug == "target-not-finite"
     assert caught.value.problem.found == (
-        "gradients at step 0, weights at step 0, gradients at step 1"
+        "gradients at step 1, weights at step 1, gradients at step 2"
     )
 
 

@@ -175,7 +175,7 @@ def _extreme(
     label = wording.run_labels(report)[located.run]
     kind = status.KIND_WORDS[located.kind]
     row = located.difference
-    place = wording.place(row) if row else f"step {located.step}"
+    place = wording.place(row) if row else wording.step_name(located.step)
     return ExtremeView(
         title=title,
         name=row.name if row else "(tensor not listed)",

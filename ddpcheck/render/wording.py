@@ -165,15 +165,24 @@ _SENTENCES: dict[status.Status, str] = {
 
 
 def fault_line(fault: Fault) -> str:
-    """Returns one rank's failure in one line."""
-    step = "" if fault.step is None else f" at step {fault.step}"
+    """Returns one rank's failure in one line.
+
+    What a rank raised belongs to its last step; one that died or hung had ended that.
+    """
+    when = "at" if fault.kind == "raised" else "after"
+    step = "" if fault.step is None else f" {when} {step_name(fault.step)}"
     return f"rank {fault.rank} {fault.kind}{step}: {fault.summary}"
 
 
+def step_name(step: int) -> str:
+    """Returns a step as people count them: "step 1" for 0; reports count from 0."""
+    return f"step {step + 1}"
+
+
 def place(difference: Difference) -> str:
-    """Returns where a difference is: "step 0, rank 1"."""
+    """Returns where a difference is: "step 1, rank 1"."""
     rank = "" if difference.rank is None else f", rank {difference.rank}"
-    return f"step {difference.step}{rank}"
+    return f"{step_name(difference.step)}{rank}"
 
 
 def size(difference: Difference) -> str:

@@ -222,3 +222,9 @@ def test_benign_findings_come_last() -> None:
     page = to_html(report)
     found = page[page.index('id="findings-title"') :]
     assert found.index("loss/local-normalizer") < found.index("rng/stochastic-layer")
+
+
+def test_steps_count_from_1() -> None:
+    page = to_html(sample.two_findings())
+    assert "step 1" in page
+    assert "step 0" not in page

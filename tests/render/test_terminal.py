@@ -96,7 +96,7 @@ ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   mode W gradients rel diff worst weights buffers ranks verdict
   ddp  4         -        - -           -       - -     ? not checked
   ddp W=4 not checked: 2 of 4 ranks failed before the first comparison
-    rank 1 died at step 0: killed by SIGABRT
+    rank 1 died after step 1: killed by SIGABRT
     rank 3 hung: no answer for 60 s, in all_reduce
 
 not compared (1): ddp W=4 (2 ranks failed)
@@ -133,7 +133,7 @@ ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   mode W gradients rel diff worst          weights buffers ranks verdict
   dp   2   6.7e-07  6.7e-16 body.0.weight  6.7e-07       0 agree = equivalent
   ddp  2     4e+13    0.333 head.weight   1.23e+12       0 agree ~ accepted
-  worst  gradients of head.weight, ddp W=2, step 0, rank 0: rel diff 0.333,
+  worst  gradients of head.weight, ddp W=2, step 1, rank 0: rel diff 0.333,
          excess 4e+13, ratio 1.33
 
 accepted: loss/local-normalizer at mymodel.py:41 in ddp W=2
@@ -220,7 +220,7 @@ def test_render_prints_what_to_text_returns() -> None:
 def test_verbose_text_cuts_nothing() -> None:
     text = terminal.to_text(sample.two_findings(), color=False, width=80, verbose=True)
     for part in (
-        "worst  gradients of head.weight, ddp W=4, step 0, rank 0: rel diff 0.333,",
+        "worst  gradients of head.weight, ddp W=4, step 1, rank 0: rel diff 0.333,",
         "the constants are N/n_r for n_r = (4, 2): the ones in targets[1]",
         "facts  norm is the first module whose output differs",
         "model = nn.SyncBatchNorm.convert_sync_batchnorm(model)",
@@ -281,7 +281,7 @@ def test_text_of_a_divergent_run_shows_the_ranks_that_failed() -> None:
     text = terminal.to_text(report, color=False, width=80)
     assert (
         "  ddp W=2 had ranks that failed:\n"
-        "    rank 1 died at step 0: killed by SIGABRT\n"
+        "    rank 1 died after step 1: killed by SIGABRT\n"
     ) in text
 
 
