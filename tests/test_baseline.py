@@ -146,7 +146,10 @@ def test_command_fails_on_what_is_new_only(
     Path("same.json").write_text(report.to_json(now), encoding="utf-8")
     Path("less.json").write_text(report.to_json(known), encoding="utf-8")
     assert cli.main(["mymodel.py", "--baseline", "same.json", "--sarif", "a/b"]) == 0
-    assert "EQUIVALENT: 1 of 3 runs, " in capsys.readouterr().out
+    assert (
+        "ACCEPTED: 2 of 3 runs differ by accepted causes alone, "
+        in capsys.readouterr().out
+    )
     results = json.loads(Path("a/b").read_text("utf-8"))["runs"][0]["results"]
     assert [len(result["suppressions"]) for result in results] == [1]
     assert cli.main(["mymodel.py", "--baseline", "less.json", "--sarif", "-"]) == 1

@@ -147,7 +147,8 @@ accepted: loss/local-normalizer at mymodel.py:41 in ddp W=2
 warning: dropout was off: p=0.1 in body.2
 not compared (1): optimizer state (SGD without momentum has none)
 report: reports/mymodel/report.html
-EQUIVALENT: 1 of 2 runs, 30 of 129 comparisons differ, 1 accepted
+ACCEPTED: 1 of 2 runs differs by accepted causes alone, 30 of 129 comparisons
+  differ, 1 accepted
 """
 
 WHOLE = {

@@ -22,7 +22,10 @@ from . import sample
         ("without-runs", "NOT CHECKED: nothing was compared"),
         (
             "accepted",
-            "EQUIVALENT: 1 of 2 runs, 30 of 129 comparisons differ, 1 accepted",
+            (
+                "ACCEPTED: 1 of 2 runs differs by accepted causes alone, "
+                "30 of 129 comparisons differ, 1 accepted"
+            ),
         ),
         (
             "hostile",
@@ -151,8 +154,9 @@ def test_differs_above_one_and_for_nan(excess: float) -> None:
         (
             "accepted",
             (
-                "Data-parallel training equals one process in 1 of 2 runs, with 30 of "
-                "129 tensor comparisons above tolerance. 1 finding is accepted."
+                "Data-parallel training differs from one process by accepted causes "
+                "alone in 1 of 2 runs, with 30 of 129 tensor comparisons above "
+                "tolerance. 1 finding is accepted."
             ),
         ),
         (
