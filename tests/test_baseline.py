@@ -74,6 +74,59 @@ def test_known_finding_in_a_run_that_was_not_made_is_known() -> None:
     assert told.exit_code == 0
 
 
+def _with_modules(*diverging: str, **changes: object) -> Report:
+    rows = [
+        {"name": name, "rel_diff": 0.1, "diverges": name in diverging}
+        for name in ("0", "1", "4")
+    ]
+    finding = replace(SECOND, evidence={"modules": rows}, **changes)  # type: ignore[arg-type]
+    return replace(sample.divergent(), findings=(replace(finding, runs=(1, 2)),))
+
+
+def test_known_cause_in_another_module_is_new() -> None:
+    told = _applied(_with_modules("1", "4"), _with_modules("1"))
+    assert (told.verdict, told.exit_code) == ("divergent", 1)
+    assert told.warnings[0] == (
+        "new since the baseline: norm/local-batch-stats (module 4) in ddp W=2, ddp W=4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "exit_code"),
+    [("a/mymodel.py:9", 0), ("mymodel.py:12", 0), ("other.py:9", 1), (None, 0)],
+    ids=["another-folder", "moved", "another-file", "unnamed"],
+)
+def test_known_cause_is_new_in_another_file_only(
+    where: str | None, exit_code: int
+) -> None:
+    known = _with_modules("1", "4", where="mymodel.py:9")
+    assert _applied(_with_modules("1", where=where), known).exit_code == exit_code
+
+
+def test_known_cause_in_another_mode_is_new() -> None:
+    known = _with_modules("1")
+    runs = (*known.runs, replace(known.runs[1], mode="dp"))
+    (finding,) = known.findings
+    now = replace(known, runs=runs[1:], findings=(replace(finding, runs=(0, 1, 2)),))
+    known = replace(
+        known, runs=known.runs[1:], findings=(replace(finding, runs=(0, 1)),)
+    )
+    told = _applied(now, known)
+    assert told.exit_code == 1
+    assert "norm/local-batch-stats (mode dp) in " in told.warnings[0]
+
+
+def test_baseline_that_names_no_modules_knows_the_cause() -> None:
+    known = _with_modules("1")
+    (finding,) = known.findings
+    plain = json.loads(
+        report.to_json(replace(known, findings=(replace(finding, evidence={}),)))
+    )
+    del plain["findings"][0]["benign"]  # as older ones are
+    old = report.from_json(json.dumps(plain))
+    assert _applied(_with_modules("1", "4"), old).exit_code == 0
+
+
 def test_divergence_without_a_finding_is_known_by_its_run() -> None:
     now = replace(sample.divergent(), findings=())
     assert _applied(now, now).exit_code == 0

@@ -18,8 +18,8 @@ class Budget:
     """How much of each list is shown, and over how many lines a text may run.
 
     `whole` findings are shown in full, the next `brief` as title, cause, fix and, with
-    `proofs`, proof; the rest by name. `worst`: the worst tensor gets its line even beside findings.
-    `spare` lines must be left for blank ones.
+    `proofs`, proof; the rest by name. `worst`: the worst tensor gets its line even
+    beside findings. `spare` lines must be left for blank ones.
     """
 
     runs: int
