@@ -192,7 +192,7 @@ def _unreadable(path: str, found: str) -> UsageError:
             message=f"the baseline {path} cannot be read",
             expected="a report that --json wrote",
             found=found,
-            fix=f"ddpcheck TARGET --json {path}",
+            fix="ddpcheck TARGET --json baseline.json, and --baseline baseline.json",
         )
     )
 
@@ -204,6 +204,7 @@ def _other_target(report: Report, known: Report, path: str) -> UsageError:
             message=f"the baseline {path} is of another target",
             expected=f"a report on {report.target.name}",
             found=f"one on {known.target.name}",
-            fix=f"ddpcheck {report.target.name} --json {path}",
+            fix=f"ddpcheck {report.target.name} --json "
+            f"{Path(report.target.name).stem}-baseline.json",
         )
     )

@@ -225,3 +225,17 @@ def test_baseline_is_read_as_written(tmp_path: Path) -> None:
     path.write_text(json.dumps({"format": 2}), encoding="utf-8")
     with pytest.raises(UsageError, match="format 1, found 2"):
         baseline.load(str(path))
+
+
+def test_advice_writes_over_no_file_of_the_users(tmp_path: Path) -> None:
+    path = tmp_path / "notes.py"
+    path.write_text("x = 1", encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        baseline.load(str(path))
+    assert "notes.py" not in caught.value.problem.fix
+    other = replace(sample.divergent(), target=replace(sample.TARGET, name="other.py"))
+    with pytest.raises(UsageError) as caught:
+        baseline.apply(sample.divergent(), other, str(path))
+    assert caught.value.problem.fix == (
+        "ddpcheck mymodel.py --json mymodel-baseline.json"
+    )
