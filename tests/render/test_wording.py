@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ddpcheck import assemble
 from ddpcheck.render import divergence, status, wording
 from ddpcheck.report import Control, Fix
 
@@ -171,3 +172,22 @@ def test_differs_above_one_and_for_nan(excess: float) -> None:
 )
 def test_verdict_sentence_tells_its_reservations(name: str, sentence: str) -> None:
     assert wording.verdict_sentence(sample.ALL[name]) == sentence
+
+
+def test_worst_is_of_what_is_judged() -> None:
+    assert status.JUDGED == assemble.JUDGED
+    losses = replace(sample.LOSSES_2[0], excess=1e30)
+    run = replace(
+        sample.divergent_run(),
+        losses=sample.quantity((losses,), compared=3, mismatched=3),
+    )
+    report = replace(sample.divergent(), runs=(run,))
+    worst, of_run = divergence.worst(report), divergence.worst_of_run(report, 0)
+    assert worst is not None
+    assert of_run is not None
+    assert (worst.kind, worst.difference) == ("gradients", of_run)
+    assert of_run.name == "head.weight"
+    equal = replace(
+        sample.equal_run(), losses=sample.quantity((losses,), compared=3, mismatched=3)
+    )
+    assert divergence.worst(replace(report, runs=(equal,))) is None
