@@ -127,9 +127,11 @@ def not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompare
             found.append(NotCompared(what=f"buffers of {name or 'the model'}", why=why))
     facts_of_one = outcomes[0].reference.facts if outcomes else {}
     for fact, why in _LEFT_OUT.items():
-        names = [str(name) for name in facts_of_one.get(fact, ())]
-        if names:
-            what = "step " * (fact == "unfinished") + cut(names)
+        told = facts_of_one.get(fact, ())
+        if told:
+            is_steps = fact == "unfinished"
+            names = [str(it + 1 if is_steps else it) for it in told]
+            what = "step " * is_steps + cut(names)
             found.append(NotCompared(what=f"gradients of {what}", why=why))
     return found
 

@@ -1,8 +1,10 @@
 """A report against an earlier one: only what is new fails.
 
 A divergent run is known where the baseline has the same run divergent with the same
-finding, or has the finding and not the run. Known findings become accepted ones, so
-that every output shows them as such; what changed is said in the report's warnings.
+finding, or has the finding and not the run; and the finding names no file, module or
+mode that the baseline's does not, where that names any. Known findings become accepted
+ones, so that every output shows them as such; what changed is said in the report's
+warnings.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def apply(report: Report, known: Report, path: str) -> Report:
 
     def is_known(finding: Finding) -> bool:
         """Returns whether each of its runs, if made before, had it before."""
-        return _name(finding) in names and all(
+        if _name(finding) not in names or _new_places(finding, report, known):
+            return False
+        return all(
             _name(finding) in old[labels[i]]
             if labels[i] in old
             else labels[i] not in every
@@ -80,6 +84,40 @@ def _name(finding: Finding) -> str:
     if finding.slug not in _CAUSELESS:
         return finding.slug
     return f"{finding.slug}: {re.sub('[0-9]+', '', finding.summary)}"
+
+
+def _new_places(finding: Finding, report: Report, known: Report) -> list[str]:
+    """Returns where the finding is and the baseline's of the same name was not.
+
+    Only of kinds that both name: a report of an older ddpcheck may name fewer.
+    """
+    now, before = _places(finding, report), dict[str, set[str]]()
+    for other in known.findings:
+        if _name(other) == _name(finding):
+            for kind, named in _places(other, known).items():
+                before.setdefault(kind, set()).update(named)
+    return [
+        f"{kind} {name}"
+        for kind, named in now.items()
+        if before.get(kind)
+        for name in sorted(named - before[kind])
+    ]
+
+
+def _places(finding: Finding, report: Report) -> dict[str, set[str]]:
+    """Returns the names of the places of a finding, by their kind; lines move."""
+    path = (finding.where or "").rpartition(":")[0]
+    listed = finding.evidence.get("modules")
+    modules = listed if isinstance(listed, list | tuple) else ()
+    return {
+        "file": {Path(path).name} if path else set(),
+        "module": {
+            str(row.get("name"))
+            for row in modules
+            if isinstance(row, dict) and row.get("diverges")
+        },
+        "mode": {report.runs[i].mode for i in finding.runs if i < len(report.runs)},
+    }
 
 
 def _divergent(report: Report) -> dict[str, set[str]]:
@@ -111,11 +149,7 @@ def _judged(report: Report, known: Report) -> Report:
 def _changes(report: Report, known: Report) -> list[str]:
     """Returns what is new, and what is gone, since the baseline; a line each."""
     now, before = _divergent(report), _divergent(known)
-    new = [
-        f"{f.slug} in {cut([wording.run_labels(report)[i] for i in f.runs])}"
-        for f in report.findings
-        if f.accepted is None
-    ]
+    new = [_told(f, report, known) for f in report.findings if f.accepted is None]
     new += [f"{x}, cause unknown" for x in now if not now[x] and x not in before]
     kept = {f.slug for f in report.findings}
     gone = [f.slug for f in known.findings if f.slug not in kept]
@@ -129,6 +163,13 @@ def _changes(report: Report, known: Report) -> list[str]:
         "in the baseline, not run now": left,
     }
     return [f"{what}: {cut(items)}" for what, items in parts.items() if items]
+
+
+def _told(finding: Finding, report: Report, known: Report) -> str:
+    labels = wording.run_labels(report)
+    places = _new_places(finding, report, known)
+    where = f" ({cut(places)})" if places else ""
+    return f"{finding.slug}{where} in {cut([labels[i] for i in finding.runs])}"
 
 
 def overwritten(path: str, option: str) -> UsageError:
@@ -151,7 +192,7 @@ def _unreadable(path: str, found: str) -> UsageError:
             message=f"the baseline {path} cannot be read",
             expected="a report that --json wrote",
             found=found,
-            fix=f"ddpcheck TARGET --json {path}",
+            fix="ddpcheck TARGET --json baseline.json, and --baseline baseline.json",
         )
     )
 
@@ -163,6 +204,7 @@ def _other_target(report: Report, known: Report, path: str) -> UsageError:
             message=f"the baseline {path} is of another target",
             expected=f"a report on {report.target.name}",
             found=f"one on {known.target.name}",
-            fix=f"ddpcheck {report.target.name} --json {path}",
+            fix=f"ddpcheck {report.target.name} --json "
+            f"{Path(report.target.name).stem}-baseline.json",
         )
     )

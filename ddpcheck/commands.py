@@ -99,11 +99,12 @@ def _baseline(baseline: str, target: Path, wanted: Outputs) -> Report | None:
     }
     if option := _writer_of(target, written):
         raise _overwritten(target, option, written[option])
-    if not baseline:
-        return None
-    if option := _writer_of(Path(baseline), written):
+    if baseline and (option := _writer_of(Path(baseline), written)):
         raise baselines.overwritten(baseline, option)
-    return baselines.load(baseline)
+    for option in _SUFFIXES:
+        if written[option] and not output.may_write(Path(written[option]), option):
+            raise _not_ours(target, option, written[option])
+    return baselines.load(baseline) if baseline else None
 
 
 def _writer_of(path: Path, written: dict[str, str]) -> str:
@@ -120,6 +121,18 @@ def _overwritten(target: Path, option: str, path: str) -> UsageError:
             expected="a file of its own for every report",
             found=f"{path} for both",
             fix=f"ddpcheck {target} {option} report{_SUFFIXES.get(option, '')}",
+        )
+    )
+
+
+def _not_ours(target: Path, option: str, path: str) -> UsageError:
+    return UsageError(
+        Problem(
+            slug="output-not-ours",
+            message=f"{option} would write over {path}",
+            expected="a new file, or one that this option wrote",
+            found="a file that is no such report",
+            fix=f"ddpcheck {target} {option} report{_SUFFIXES[option]}",
         )
     )
 

@@ -21,6 +21,12 @@ STDOUT = "-"
 MACHINE_FORMS = ("json", "junit", "sarif")
 FIELDS = {"json": "json", "junit": "junit_xml", "sarif": "sarif"}  # of Outputs
 FILES = ("report.html", "report.json", "reproduce.py")
+# What a report of each kind holds, of any version, and hardly another file.
+_MARKS = {
+    "--json": ('"exit_code":', '"findings":', '"format":'),
+    "--junit-xml": ("<testsuite",),
+    "--sarif": ('"runs":', '"version":'),
+}
 _DEFAULT_WIDTH = 80
 _LEAST_WIDTH = 40
 
@@ -110,6 +116,20 @@ def folder_of(target: str, report_dir: str) -> Path:
         if not earlier or _is_same(earlier, target) or not Path(earlier).exists():
             return folder
     return plain
+
+
+def may_write(path: Path, option: str) -> bool:
+    """Returns whether an option's file is new, empty, or a report of that kind.
+
+    Only what is read and is something else is kept: no pipe, no folder.
+    """
+    try:
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    except UnicodeDecodeError:
+        return False
+    except (OSError, ValueError):
+        return True  # writing it will tell
+    return not text.strip() or all(mark in text for mark in _MARKS[option])
 
 
 def _target_in(folder: Path) -> str:

@@ -1,8 +1,8 @@
 """Pages for --explain and --rules, read without importing a rule or torch.
 
 A rule's page is the docstring of its file in diagnose/rules/: `loss_sum_reduction.py`
-is `loss/sum-reduction`. Pages of numeric/ are in ddpcheck.verdict_pages, those of
-usage errors in ddpcheck.usage_pages.
+is `loss/sum-reduction`. Pages of numeric/ and of unknown causes are in
+ddpcheck.verdict_pages, those of usage errors in ddpcheck.usage_pages and file_pages.
 """
 
 from __future__ import annotations
@@ -130,6 +130,6 @@ def _docstring(path: Path) -> str:
 
 
 def _usage() -> dict[str, str]:
-    from ddpcheck.usage_pages import PAGES  # noqa: PLC0415 (only where asked for)
+    from ddpcheck import file_pages, usage_pages  # noqa: PLC0415 (only if asked for)
 
-    return PAGES
+    return {**usage_pages.PAGES, **file_pages.PAGES}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -137,6 +138,7 @@ class Finding:
     fix: Fix | None = None
     controls: tuple[Control, ...] = ()
     accepted: str | None = None  # the user's reason
+    benign: bool = False  # the training itself needs no change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +191,14 @@ class Report:
     seconds: float = 0.0
     reproduce: str = ""  # the text of reproduce.py, "" without a divergence
     format: int = FORMAT
+
+
+def faults_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Returns findings as people should read them: those that are benign last.
+
+    JSON keeps the order of the chain.
+    """
+    return sorted(findings, key=lambda finding: finding.benign)
 
 
 def to_json(report: Report) -> str:

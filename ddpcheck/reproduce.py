@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpcheck import importing
-from ddpcheck.report import Finding, Run
+from ddpcheck.report import Finding, Run, faults_first
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import TargetRef
 
@@ -112,6 +112,7 @@ def script(
     spec, run = smallest.spec, smallest.run
     if spec.noise != "asis" or spec.batch_norm != "asis" or spec.loss != "asis":
         return ""
+    findings = faults_first(findings)
     summary = findings[0].summary if findings else "the cause is unknown"
     folder, module = importing.place(Path(ref.path))
     return _TEMPLATE.format(

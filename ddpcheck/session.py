@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ddpcheck import space
@@ -18,7 +19,7 @@ from ddpcheck.errors import Problem, UsageError
 from ddpcheck.memory import Room
 from ddpcheck.ranks import folder
 from ddpcheck.ranks.failures import PreloadError
-from ddpcheck.ranks.messages import Job, Outcome
+from ddpcheck.ranks.messages import Job, Outcome, Raised
 from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.ranks.quiet import LOOKS
 from ddpcheck.ranks.task import Task
@@ -268,14 +269,22 @@ class Session:
         if outcome.kind == "raised":
             assert outcome.raised is not None
             detail = outcome.raised.stack
-            raise CannotCheckError(
-                "the reference run broke: " + outcome.raised.message, detail
-            )
+            raise CannotCheckError(_broke(outcome.raised), detail)
         if outcome.kind == "hung":
             message = f"one process did not end within {self.pool.timeout_s:g} s"
             raise CannotCheckError(message, outcome.stack)
         message = f"one process on the global batch {describe_exit(outcome.exit_code)}"
         raise CannotCheckError(message, _last_words(outcome))
+
+
+def _broke(raised: Raised) -> str:
+    """Returns what ended the reference run, in words."""
+    if raised.type_name != "SystemExit":
+        return "the reference run broke: " + raised.message
+    code = "" if raised.message == "None" else raised.message
+    plain = code if code.lstrip("-").isdecimal() or not code else repr(code)
+    where = f" at {Path(raised.where).name}" if raised.where else ""
+    return f"sys.exit({plain}) was called{where}"
 
 
 def crew_of(spec: RunSpec) -> int:

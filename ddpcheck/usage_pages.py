@@ -3,24 +3,6 @@
 from __future__ import annotations
 
 PAGES = {
-    "baseline-file": """
-The file given to --baseline is no report.
-
-A baseline is what `ddpcheck TARGET --json baseline.json` wrote. Make one, look at
-what is in it, and keep it beside the target: later checks fail on what is new only.
-""",
-    "baseline-overwritten": """
-A check may not write over its own baseline.
-
-The next check would find everything known. Keep the baseline under a name of its own,
-and renew it by hand when a change of it has been looked at.
-""",
-    "baseline-target": """
-The baseline is a report on another target.
-
-Every target needs a baseline of its own: its runs and findings mean nothing for
-others. The file names of both targets are compared, not their folders.
-""",
     "environment-import": """
 The environment cannot import torch or ddpcheck itself.
 
@@ -345,11 +327,6 @@ optimizer(params) must return the optimizer.
         return torch.optim.AdamW(params, lr=1e-3)
 
 Anything with step() and zero_grad() is taken. None: a `return` is missing.
-""",
-    "target-overwritten": """
-A report may not be written over the target.
-
-The file that is checked would be gone. Give the report a name of its own.
 """,
     "target-raises": """
 The target raises while one process trains it on the global batch.

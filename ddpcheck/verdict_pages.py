@@ -1,4 +1,4 @@
-"""Pages of numeric/: verdicts that reports give, of which none is a bug's cause."""
+"""Pages of numeric/ and unknown: what reports give that is no bug's cause."""
 
 from __future__ import annotations
 
@@ -59,5 +59,17 @@ factor and the learning rate by which plain SGD would train alike.
 
 References
 https://github.com/pytorch/pytorch/issues/5778
+""",
+    "unknown": """
+Ranks differ from one process, and no rule knows why.
+
+The divergence is as real as any other: it was measured, by the same criterion. What is
+not known is the cause: no rule's evidence was seen, the fixes that were tried did not
+remove it, or something still differs with those in force that removed the rest.
+
+The facts say where to look: the link that breaks first (data, forward, loss, backward,
+reduce, update), the first step and tensors that differ, and whether ranks agree. Then
+run reproduce.py, the smallest run that still differs, and take parts away from it; or
+compare the tensors of one step on a rank with those of one process on the same rows.
 """,
 }

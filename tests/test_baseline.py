@@ -74,6 +74,59 @@ def test_known_finding_in_a_run_that_was_not_made_is_known() -> None:
     assert told.exit_code == 0
 
 
+def _with_modules(*diverging: str, **changes: object) -> Report:
+    rows = [
+        {"name": name, "rel_diff": 0.1, "diverges": name in diverging}
+        for name in ("0", "1", "4")
+    ]
+    finding = replace(SECOND, evidence={"modules": rows}, **changes)  # type: ignore[arg-type]
+    return replace(sample.divergent(), findings=(replace(finding, runs=(1, 2)),))
+
+
+def test_known_cause_in_another_module_is_new() -> None:
+    told = _applied(_with_modules("1", "4"), _with_modules("1"))
+    assert (told.verdict, told.exit_code) == ("divergent", 1)
+    assert told.warnings[0] == (
+        "new since the baseline: norm/local-batch-stats (module 4) in ddp W=2, ddp W=4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "exit_code"),
+    [("a/mymodel.py:9", 0), ("mymodel.py:12", 0), ("other.py:9", 1), (None, 0)],
+    ids=["another-folder", "moved", "another-file", "unnamed"],
+)
+def test_known_cause_is_new_in_another_file_only(
+    where: str | None, exit_code: int
+) -> None:
+    known = _with_modules("1", "4", where="mymodel.py:9")
+    assert _applied(_with_modules("1", where=where), known).exit_code == exit_code
+
+
+def test_known_cause_in_another_mode_is_new() -> None:
+    known = _with_modules("1")
+    runs = (*known.runs, replace(known.runs[1], mode="dp"))
+    (finding,) = known.findings
+    now = replace(known, runs=runs[1:], findings=(replace(finding, runs=(0, 1, 2)),))
+    known = replace(
+        known, runs=known.runs[1:], findings=(replace(finding, runs=(0, 1)),)
+    )
+    told = _applied(now, known)
+    assert told.exit_code == 1
+    assert "norm/local-batch-stats (mode dp) in " in told.warnings[0]
+
+
+def test_baseline_that_names_no_modules_knows_the_cause() -> None:
+    known = _with_modules("1")
+    (finding,) = known.findings
+    plain = json.loads(
+        report.to_json(replace(known, findings=(replace(finding, evidence={}),)))
+    )
+    del plain["findings"][0]["benign"]  # as older ones are
+    old = report.from_json(json.dumps(plain))
+    assert _applied(_with_modules("1", "4"), old).exit_code == 0
+
+
 def test_divergence_without_a_finding_is_known_by_its_run() -> None:
     now = replace(sample.divergent(), findings=())
     assert _applied(now, now).exit_code == 0
@@ -146,7 +199,10 @@ def test_command_fails_on_what_is_new_only(
     Path("same.json").write_text(report.to_json(now), encoding="utf-8")
     Path("less.json").write_text(report.to_json(known), encoding="utf-8")
     assert cli.main(["mymodel.py", "--baseline", "same.json", "--sarif", "a/b"]) == 0
-    assert "EQUIVALENT: 1 of 3 runs, " in capsys.readouterr().out
+    assert (
+        "ACCEPTED: 2 of 3 runs differ by accepted causes alone, "
+        in capsys.readouterr().out
+    )
     results = json.loads(Path("a/b").read_text("utf-8"))["runs"][0]["results"]
     assert [len(result["suppressions"]) for result in results] == [1]
     assert cli.main(["mymodel.py", "--baseline", "less.json", "--sarif", "-"]) == 1
@@ -169,3 +225,17 @@ def test_baseline_is_read_as_written(tmp_path: Path) -> None:
     path.write_text(json.dumps({"format": 2}), encoding="utf-8")
     with pytest.raises(UsageError, match="format 1, found 2"):
         baseline.load(str(path))
+
+
+def test_advice_writes_over_no_file_of_the_users(tmp_path: Path) -> None:
+    path = tmp_path / "notes.py"
+    path.write_text("x = 1", encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        baseline.load(str(path))
+    assert "notes.py" not in caught.value.problem.fix
+    other = replace(sample.divergent(), target=replace(sample.TARGET, name="other.py"))
+    with pytest.raises(UsageError) as caught:
+        baseline.apply(sample.divergent(), other, str(path))
+    assert caught.value.problem.fix == (
+        "ddpcheck mymodel.py --json mymodel-baseline.json"
+    )

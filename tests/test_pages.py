@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import pages
+from ddpcheck import file_pages, pages, usage_pages
 from ddpcheck.errors import UsageError
 from ddpcheck.target import NAMES
-from ddpcheck.usage_pages import PAGES
 
+PAGES = {**usage_pages.PAGES, **file_pages.PAGES}
 PACKAGE = Path(pages.__file__).parent
 
 
@@ -89,3 +89,13 @@ def test_unknown_slug_is_told_with_what_is_near() -> None:
         pages.page("loss/sum-reductoin")
     assert caught.value.problem.slug == "explain-unknown"
     assert caught.value.problem.fix.startswith("did you mean loss/sum-reduction")
+
+
+def test_unknown_cause_has_a_page() -> None:
+    first = pages.page("unknown").splitlines()[0]
+    assert first == "Ranks differ from one process, and no rule knows why."
+    assert "unknown" in pages.slugs()
+
+
+def test_no_page_is_in_two_files() -> None:
+    assert not usage_pages.PAGES.keys() & file_pages.PAGES.keys()

@@ -13,6 +13,7 @@ from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import Report
+from ddpcheck.session import CannotCheckError
 from ddpcheck.target import TargetRef
 from tests.diagnose.negative_controls import CONTROLS, HEAD
 
@@ -333,7 +334,7 @@ def test_gradients_that_are_no_numbers_are_no_training(
         check(pool, tmp_path, NOT_FINITE)
     assert caught.value.problem.slug == "target-not-finite"
     assert caught.value.problem.found == (
-        "gradients at step 0, weights at step 0, gradients at step 1"
+        "gradients at step 1, weights at step 1, gradients at step 2"
     )
 
 
@@ -546,3 +547,17 @@ def test_weights_that_hardly_move_prove_nothing(pool: Pool, tmp_path: Path) -> N
     report = check(pool, tmp_path, source)
     assert report.runs[0].weights.mismatched == 0
     assert report.verdict == "divergent"
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [("3", "3"), ("", ""), ("'enough'", "'enough'")],
+    ids=["code", "none", "text"],
+)
+def test_exit_in_a_model_is_told_as_what_it_is(
+    pool: Pool, tmp_path: Path, argument: str, told: str
+) -> None:
+    source = f"import sys\ndef model():\n    sys.exit({argument})\n"
+    with pytest.raises(CannotCheckError, match=r"^sys\.exit\(") as caught:
+        check(pool, tmp_path, HEAD + source)
+    assert str(caught.value).startswith(f"sys.exit({told}) was called at target.py:")

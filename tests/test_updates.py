@@ -159,11 +159,11 @@ RIGHT: dict[str, tuple[str, dict[str, str]]] = {
     "temperature-with-two-losses": (TEMPERATURE.replace("AVERAGES", "True"), {}),
     "update-in-every-second-step": (
         ACCUMULATION.replace("PERIOD", "2"),
-        {"gradients of step 0, 2": _NO_UPDATE},
+        {"gradients of step 1, 3": _NO_UPDATE},
     ),
     "averages-by-hand-in-every-second-step": (
         BY_HAND.replace("PERIOD", "2"),
-        {"gradients of step 0, 2": _NO_UPDATE},
+        {"gradients of step 1, 3": _NO_UPDATE},
     ),
     "optimizer-that-reduces": (
         REDUCING,

@@ -39,7 +39,8 @@ def merge(known: list[Finding], new: list[Finding]) -> list[Finding]:
         for i, other in enumerate(merged):
             if other.slug == finding.slug:
                 runs = tuple(sorted({*other.runs, *finding.runs}))
-                merged[i] = dataclasses.replace(other, runs=runs)
+                is_benign = other.benign and finding.benign
+                merged[i] = dataclasses.replace(other, runs=runs, benign=is_benign)
                 break
         else:
             merged.append(finding)
@@ -70,6 +71,7 @@ def _finding(cause: Cause, case: Case, runs: list[int], *, sized: bool) -> Findi
             excess_after=None if cause.verified is None else cause.after,
         ),
         controls=tuple(cause.controls),
+        benign=p.benign,
     )
 
 

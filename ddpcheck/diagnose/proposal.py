@@ -18,6 +18,7 @@ class Proposal:
     Where `control` is given and does not mend it as well, the cause is another one.
     `fallback` is the same cause less precisely, for where `fixes` do not mend it.
     What a `last_resort` does would mend many causes: it comes after all others.
+    What is `benign` leaves nothing to mend in the training itself.
     """
 
     slug: str
@@ -39,6 +40,7 @@ class Proposal:
     last_resort: bool = False
     stands: bool = False
     is_attempt: bool = False
+    benign: bool = False
 
 
 def replaced(proposal: Proposal, **changes: Any) -> Proposal:

@@ -225,7 +225,7 @@ def growth(key: str, found: Sequence[Series]) -> str:
     steps = max(len(series.values) for series in found)
     across = [left + (right - left) * (i + 0.5) / steps for i in range(steps)]
     for step in range(0, steps, max(1, math.ceil(steps / 8))):
-        label = str(step) if step else "step 0"
+        label = str(step + 1) if step else "step 1"
         _text(svg, "tick mid", (across[step], 182), label)
     _growth_lines(svg, axis, across, found)
     _growth_legend(svg, axis, found)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from ddpcheck.render import numbers, status
 from ddpcheck.report import Difference, Quantity, Report
@@ -34,13 +34,13 @@ def rows(report: Report) -> list[Located]:
 
 
 def worst(report: Report) -> Located | None:
-    """Returns the largest difference above tolerance, None without one."""
-    return next(islice(_differing(report), 1), None)
+    """Returns the largest judged difference above tolerance, None without one."""
+    return next(_judged(report), None)
 
 
 def worst_of_run(report: Report, index: int) -> Difference | None:
-    """Returns the largest difference of one run above tolerance, None without one."""
-    found = (row.difference for row in _differing(report) if row.run == index)
+    """Returns the largest judged difference of one run above tolerance, or None."""
+    found = (row.difference for row in _judged(report) if row.run == index)
     return next(found, None)
 
 
@@ -74,6 +74,10 @@ def _listed(found: Quantity) -> tuple[Difference, ...]:
 
 def _differing(report: Report) -> list[Located]:
     return [row for row in rows(report) if row.difference and differs(row.difference)]
+
+
+def _judged(report: Report) -> Iterator[Located]:
+    return (row for row in _differing(report) if row.kind in status.JUDGED)
 
 
 def _steps_only(report: Report) -> list[Located]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ddpcheck.render import divergence, numbers, page, pictures, status, wording
 from ddpcheck.render.divergence import Located
-from ddpcheck.report import Difference, Finding, Report, Run
+from ddpcheck.report import Difference, Finding, Report, Run, faults_first
 
 # The order of the columns, as the reader thinks of them.
 COLUMNS = ("losses", "gradients", "weights", "buffers", "outputs")
@@ -175,7 +175,7 @@ def _extreme(
     label = wording.run_labels(report)[located.run]
     kind = status.KIND_WORDS[located.kind]
     row = located.difference
-    place = wording.place(row) if row else f"step {located.step}"
+    place = wording.place(row) if row else wording.step_name(located.step)
     return ExtremeView(
         title=title,
         name=row.name if row else "(tensor not listed)",
@@ -186,7 +186,7 @@ def _extreme(
 
 
 def findings(report: Report, pages: Mapping[str, str]) -> tuple[FindingView, ...]:
-    """Returns the findings in the order in which they were made."""
+    """Returns the findings in the order in which they were made, benign ones last."""
     labels = wording.run_labels(report)
     return tuple(
         FindingView(
@@ -198,7 +198,7 @@ def findings(report: Report, pages: Mapping[str, str]) -> tuple[FindingView, ...
             page=page.blocks(pages.get(finding.slug, "")),
             ranks=_ranks(finding),
         )
-        for index, finding in enumerate(report.findings)
+        for index, finding in enumerate(faults_first(report.findings))
     )
 
 

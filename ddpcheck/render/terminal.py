@@ -23,6 +23,28 @@ _BUDGETS = (
     Budget(runs=5, whole=9, brief=9, facts=1, code=5, wrap=2, notes=2, worst=False),
     Budget(runs=5, whole=1, brief=3, facts=1, code=5, wrap=2, notes=2, worst=False),
     Budget(runs=4, whole=1, brief=3, facts=1, code=4, wrap=2, notes=1, worst=False),
+    # Every cause and fix before any proof but the first.
+    *(
+        Budget(
+            runs=runs,
+            whole=1,
+            brief=brief,
+            facts=1,
+            code=code,
+            wrap=wrap,
+            notes=1,
+            worst=False,
+            proofs=False,
+        )
+        for runs, brief, code, wrap in (
+            (4, 9, 3, 2),
+            (3, 9, 2, 2),
+            (2, 9, 2, 1),
+            (2, 9, 1, 1),
+            (2, 2, 1, 1),
+            (2, 1, 1, 1),
+        )
+    ),
     Budget(runs=3, whole=1, brief=1, facts=1, code=3, wrap=2, notes=1, worst=False),
     Budget(runs=2, whole=1, brief=0, facts=1, code=2, wrap=2, notes=1, worst=False),
     Budget(runs=2, whole=1, brief=0, facts=1, code=1, wrap=1, notes=1, worst=False),

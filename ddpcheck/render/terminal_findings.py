@@ -7,14 +7,15 @@ from rich.text import Text
 from ddpcheck.render import numbers, wording
 from ddpcheck.render.terminal_matrix import STYLES
 from ddpcheck.render.terminal_page import Page
-from ddpcheck.report import Finding, Fix
+from ddpcheck.report import Finding, Fix, faults_first
 
 _MAX_NAMED_RUNS = 3
 
 
 def findings(page: Page) -> list[list[Text]]:
     """Returns one block of lines per finding, accepted ones last, then the rest."""
-    ordered = sorted(page.report.findings, key=lambda f: f.accepted is not None)
+    ordered = faults_first(page.report.findings)
+    ordered.sort(key=lambda f: f.accepted is not None)
     whole, brief = page.budget.whole, page.budget.brief
     blocks = [_whole(page, finding) for finding in ordered[:whole]]
     blocks += [_brief(page, finding) for finding in ordered[whole : whole + brief]]
@@ -37,7 +38,20 @@ def _whole(page: Page, finding: Finding) -> list[Text]:
 
 def _brief(page: Page, finding: Finding) -> list[Text]:
     cause = page.labelled("cause", finding.summary, style="bold")
-    return [*_title(page, finding), *cause, *_end(page, finding)]
+    lines = [*_title(page, finding), *cause]
+    if finding.accepted is not None:
+        return lines + _end(page, finding)
+    if finding.fix:
+        told = "" if page.budget.proofs else _unproven(finding.fix)
+        lines += page.labelled("fix", told + _advice(finding.fix))
+    return lines + (_end(page, finding) if page.budget.proofs else [])
+
+
+def _unproven(fix: Fix) -> str:
+    """Returns what stands before a fix whose proof has no line of its own."""
+    if fix.verified:
+        return ""
+    return "not verified: " if fix.verified is None else "did not remove it: "
 
 
 def _end(page: Page, finding: Finding) -> list[Text]:
@@ -74,5 +88,8 @@ def _facts(page: Page, finding: Finding) -> list[Text]:
 
 
 def _fix(page: Page, fix: Fix) -> list[Text]:
-    note = "" if fix.safe else f" ({wording.safety(fix)})"
-    return [*page.labelled("fix", fix.text + note), *page.verbatim(fix.code)]
+    return [*page.labelled("fix", _advice(fix)), *page.verbatim(fix.code)]
+
+
+def _advice(fix: Fix) -> str:
+    return fix.text if fix.safe else f"{fix.text} ({wording.safety(fix)})"

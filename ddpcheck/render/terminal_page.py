@@ -17,9 +17,9 @@ LABEL = 9  # width of "  facts  "
 class Budget:
     """How much of each list is shown, and over how many lines a text may run.
 
-    `whole` findings are shown in full, the next `brief` in three lines, the rest by
-    name. `worst`: the worst tensor gets its line even beside findings.
-    `spare` lines must be left for blank ones.
+    `whole` findings are shown in full, the next `brief` as title, cause, fix and, with
+    `proofs`, proof; the rest by name. `worst`: the worst tensor gets its line even
+    beside findings. `spare` lines must be left for blank ones.
     """
 
     runs: int
@@ -32,6 +32,7 @@ class Budget:
     worst: bool = True
     spare: int = 0
     stacks: bool = False
+    proofs: bool = True
 
 
 def ascii_text(text: str) -> str:

@@ -78,18 +78,32 @@ def verdict_line(report: Report) -> str:
 
     Nothing compared reads "NOT CHECKED: nothing was compared", whatever the verdict.
     """
-    word = status.WORDS[status.report_status(report)].upper()
+    word = status.WORDS[_told(report)].upper()
     return f"{word}: {_counts(report)}"
+
+
+def _told(report: Report) -> status.Status:
+    """Returns the status in words: "accepted" where it is that a report passes by."""
+    told = status.report_status(report)
+    return "accepted" if told == "equivalent" and _differing(report) else told
+
+
+def _differing(report: Report) -> int:
+    """Returns how many runs differ, accepted or not."""
+    return sum(run.verdict == "divergent" for run in report.runs)
 
 
 def _counts(report: Report) -> str:
     compared = sum(map(status.compared, report.runs))
     mismatched = sum(map(status.mismatched, report.runs))
-    told = status.report_status(report)
+    told = _told(report)
     if not compared and told == "not-checked":
         return "nothing was compared"
     unchecked = _statuses(report).count("not-checked")
     parts = [_runs(report), _comparisons(compared, mismatched)]
+    if told == "accepted":
+        verb = "differs" if _differing(report) == 1 else "differ"
+        parts[0] += f" {verb} by accepted causes alone"
     if mismatched and told == "equivalent" and not _accepted(report):
         equal = f"{numbers.count(compared - mismatched)} comparisons equal"
         differ = f"{numbers.count(mismatched)} of loss or outputs differ (not judged)"
@@ -103,9 +117,9 @@ def _counts(report: Report) -> str:
 
 def _runs(report: Report) -> str:
     """Returns how many runs came to the report's own status: "2 of 4 runs"."""
-    statuses = _statuses(report)
-    told = statuses.count(status.report_status(report))
-    return f"{numbers.count(told)} of {numbers.counted(len(statuses), 'run')}"
+    statuses, told = _statuses(report), _told(report)
+    count = _differing(report) if told == "accepted" else statuses.count(told)
+    return f"{numbers.count(count)} of {numbers.counted(len(statuses), 'run')}"
 
 
 def _comparisons(compared: int, mismatched: int) -> str:
@@ -126,7 +140,7 @@ def verdict_sentence(report: Report) -> str:
     """Returns the verdict as one full sentence, counts included."""
     compared = sum(map(status.compared, report.runs))
     mismatched = sum(map(status.mismatched, report.runs))
-    told = status.report_status(report)
+    told = _told(report)
     if not compared and told == "not-checked":
         return "Nothing was compared, so this report says nothing about the model."
     total = numbers.counted(compared, "tensor comparison")
@@ -159,21 +173,32 @@ _SENTENCES: dict[status.Status, str] = {
     "with {tensors}.",
     "divergent": "Data-parallel training differs from one process in {runs}, "
     "with {tensors}.",
+    "accepted": "Data-parallel training differs from one process by accepted causes "
+    "alone in {runs}, with {tensors}.",
     "not-checked": "No verdict: {runs} could not be checked. What was compared: "
     "{tensors}.",
 }
 
 
 def fault_line(fault: Fault) -> str:
-    """Returns one rank's failure in one line."""
-    step = "" if fault.step is None else f" at step {fault.step}"
+    """Returns one rank's failure in one line.
+
+    What a rank raised belongs to its last step; one that died or hung had ended that.
+    """
+    when = "at" if fault.kind == "raised" else "after"
+    step = "" if fault.step is None else f" {when} {step_name(fault.step)}"
     return f"rank {fault.rank} {fault.kind}{step}: {fault.summary}"
 
 
+def step_name(step: int) -> str:
+    """Returns a step as people count them: "step 1" for 0; reports count from 0."""
+    return f"step {step + 1}"
+
+
 def place(difference: Difference) -> str:
-    """Returns where a difference is: "step 0, rank 1"."""
+    """Returns where a difference is: "step 1, rank 1"."""
     rank = "" if difference.rank is None else f", rank {difference.rank}"
-    return f"step {difference.step}{rank}"
+    return f"{step_name(difference.step)}{rank}"
 
 
 def size(difference: Difference) -> str:

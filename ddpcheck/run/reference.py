@@ -311,7 +311,7 @@ class _Reference:
 
     def _check_finite(self, training: Training, recorder: WritingRecorder) -> None:
         bad = [
-            f"the loss at step {step}"
+            f"the loss at step {step + 1}"
             for step, value in enumerate(training.losses)
             if value is not None and not math.isfinite(value)
         ] + recorder.not_finite

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from numpy import ndarray
 from torch import Tensor, nn
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -20,7 +21,7 @@ from torch.optim.optimizer import (
 
 from ddpcheck import target as target_module
 from ddpcheck import tree
-from ddpcheck.errors import Problem, UsageError
+from ddpcheck.errors import Problem, UsageError, cut
 from ddpcheck.run import model as models
 from ddpcheck.run.names import Names
 from ddpcheck.run.private import version
@@ -285,8 +286,8 @@ def batch_size(target: Target, batch: Any) -> int:
                 slug="target-batch-empty",
                 message=f"{target.name}: the batch holds no samples",
                 expected="tensors whose dimension 0 is the sample",
-                found="no tensor" if not sizes else "tensors of length 0",
-                fix="return the global batch as tensors",
+                found="tensors of length 0" if sizes else _without_tensors(batch),
+                fix=_as_tensors(batch),
             )
         )
     found = "; ".join(
@@ -302,6 +303,22 @@ def batch_size(target: Target, batch: Any) -> int:
             fix="make dimension 0 the sample everywhere; close over shared tensors",
         )
     )
+
+
+def _without_tensors(batch: Any) -> str:
+    leaves = [leaf for _, leaf in tree.leaves(batch)]
+    named = (
+        "numpy arrays" if isinstance(leaf, ndarray) else type(leaf).__name__
+        for leaf in leaves
+    )
+    kinds = list(dict.fromkeys(named))
+    return f"no tensor, but {cut(kinds)}" if kinds else "no tensor"
+
+
+def _as_tensors(batch: Any) -> str:
+    is_array = any(isinstance(leaf, ndarray) for _, leaf in tree.leaves(batch))
+    told = "return the global batch as tensors"
+    return f"{told}: torch.from_numpy(array)" if is_array else told
 
 
 def own_loss(target: Target, output: Any) -> Any:

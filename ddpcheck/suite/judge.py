@@ -164,7 +164,7 @@ def _describe(row: Difference | None) -> str:
         return "unknown"
     rank = "" if row.rank is None else f" on rank {row.rank}"
     why = f", {row.why}" if row.why else ""
-    return f"{row.name} at step {row.step}{rank} with excess {row.excess:.3g}{why}"
+    return f"{row.name} at step {row.step + 1}{rank} with excess {row.excess:.3g}{why}"
 
 
 def _excess(run: Run, name: str) -> float:

@@ -78,3 +78,16 @@ def test_script_exits_1_until_the_target_is_mended(pool: Pool, tmp_path: Path) -
     assert broken.startswith(f"{told[1]} relative difference  {told[2]}  "), done.stderr
     assert sound.endswith("exit 0\n")
     assert len(sound.splitlines()) == 6
+
+
+def test_a_benign_finding_is_not_what_the_script_is_named_for(
+    pool: Pool, tmp_path: Path
+) -> None:
+    source = DEEP.replace("nn.Tanh(), ", "nn.Tanh(), nn.Dropout(0.5), ", 1)
+    report = checked(pool, tmp_path, HEAD + source)
+    assert [(f.slug, f.benign) for f in report.findings] == [
+        ("rng/stochastic-layer", True),
+        ("loss/sum-reduction", False),
+    ]
+    assert report.findings[0].magnitude is report.findings[1].magnitude is None
+    assert report.reproduce.startswith('"""target.py: loss/sum-reduction\n')

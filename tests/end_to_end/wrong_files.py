@@ -117,6 +117,12 @@ CASES: dict[str, Case] = {
     "batch-no-tensor": Case(
         source=target(batch="def batch():\n    return [1.0, 2.0], [0, 1]\n")
     ),
+    "batch-of-arrays": Case(
+        source=target(
+            head="import numpy as np\n" + HEAD,
+            batch="def batch():\n    return np.ones((8, 4)), np.arange(8) % 2\n",
+        )
+    ),
     "batch-object": Case(
         source=target(
             batch="class Nested:\n"

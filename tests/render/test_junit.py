@@ -59,7 +59,7 @@ def test_junit_failure_tells_cause_and_proof() -> None:
     message = "30 of 87 comparisons differ: loss/local-normalizer"
     assert failure.get("message") == message
     assert (failure.text or "").splitlines()[0] == (
-        "worst: head.weight, step 0, rank 0, rel diff 0.333, excess 4e+13, ratio 1.33"
+        "worst: head.weight, step 1, rank 0, rel diff 0.333, excess 4e+13, ratio 1.33"
     )
 
 
@@ -67,7 +67,7 @@ def test_junit_error_tells_each_rank() -> None:
     error = _suite(sample.not_checked()).find("testcase/error")
     assert error is not None
     assert (error.text or "").splitlines() == [
-        "rank 1 died at step 0: killed by SIGABRT",
+        "rank 1 died after step 1: killed by SIGABRT",
         "rank 3 hung: no answer for 60 s, in all_reduce",
         'File "mymodel.py", line 41, in loss',
         "    dist.all_reduce(n)",

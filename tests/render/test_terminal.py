@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from ddpcheck.render import terminal
-from ddpcheck.report import Report
+from ddpcheck.report import Finding, Fix, Report
 
 from . import sample
 
@@ -64,8 +64,8 @@ loss/local-normalizer at mymodel.py:41 in ddp W=2, ddp W=4
          fixes leave it at or above 9.99e+12
 batchnorm/local-statistics at mymodel.py:12 in ddp W=4
   cause  norm uses the mean and variance of its own shard
-  proof  the fix did not remove it: excess 6.8e+13 before, 5.1e+13 after; also
-         removed by loss/sum-reduction
+  fix    did not remove it: convert the model's batch norms (unsafe: it also
+         changes one-process training)
 warning: dropout was off: p=0.1 in body.2
 not compared (1): optimizer state (SGD without momentum has none)
 report: reports/mymodel/report.html
@@ -96,7 +96,7 @@ ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   mode W gradients rel diff worst weights buffers ranks verdict
   ddp  4         -        - -           -       - -     ? not checked
   ddp W=4 not checked: 2 of 4 ranks failed before the first comparison
-    rank 1 died at step 0: killed by SIGABRT
+    rank 1 died after step 1: killed by SIGABRT
     rank 3 hung: no answer for 60 s, in all_reduce
 
 not compared (1): ddp W=4 (2 ranks failed)
@@ -133,7 +133,7 @@ ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   mode W gradients rel diff worst          weights buffers ranks verdict
   dp   2   6.7e-07  6.7e-16 body.0.weight  6.7e-07       0 agree = equivalent
   ddp  2     4e+13    0.333 head.weight   1.23e+12       0 agree ~ accepted
-  worst  gradients of head.weight, ddp W=2, step 0, rank 0: rel diff 0.333,
+  worst  gradients of head.weight, ddp W=2, step 1, rank 0: rel diff 0.333,
          excess 4e+13, ratio 1.33
 
 accepted: loss/local-normalizer at mymodel.py:41 in ddp W=2
@@ -147,7 +147,8 @@ accepted: loss/local-normalizer at mymodel.py:41 in ddp W=2
 warning: dropout was off: p=0.1 in body.2
 not compared (1): optimizer state (SGD without momentum has none)
 report: reports/mymodel/report.html
-EQUIVALENT: 1 of 2 runs, 30 of 129 comparisons differ, 1 accepted
+ACCEPTED: 1 of 2 runs differs by accepted causes alone, 30 of 129 comparisons
+  differ, 1 accepted
 """
 
 WHOLE = {
@@ -220,7 +221,7 @@ def test_render_prints_what_to_text_returns() -> None:
 def test_verbose_text_cuts_nothing() -> None:
     text = terminal.to_text(sample.two_findings(), color=False, width=80, verbose=True)
     for part in (
-        "worst  gradients of head.weight, ddp W=4, step 0, rank 0: rel diff 0.333,",
+        "worst  gradients of head.weight, ddp W=4, step 1, rank 0: rel diff 0.333,",
         "the constants are N/n_r for n_r = (4, 2): the ones in targets[1]",
         "facts  norm is the first module whose output differs",
         "model = nn.SyncBatchNorm.convert_sync_batchnorm(model)",
@@ -281,5 +282,42 @@ def test_text_of_a_divergent_run_shows_the_ranks_that_failed() -> None:
     text = terminal.to_text(report, color=False, width=80)
     assert (
         "  ddp W=2 had ranks that failed:\n"
-        "    rank 1 died at step 0: killed by SIGABRT\n"
+        "    rank 1 died after step 1: killed by SIGABRT\n"
     ) in text
+
+
+def _benign() -> Finding:
+    return replace(
+        sample.two_findings().findings[1],
+        slug="rng/stochastic-layer",
+        summary="the model draws random numbers",
+        benign=True,
+    )
+
+
+def test_text_shows_a_benign_finding_last() -> None:
+    report = replace(
+        sample.divergent(), findings=(_benign(), sample.local_normalizer())
+    )
+    text = terminal.to_text(report, color=False, width=80, report_path=PATH)
+    fault, benign = "\nloss/local-normalizer at", "\nrng/stochastic-layer at"
+    assert 0 < text.index(fault) < text.index("return W *") < text.index(benign)
+
+
+@pytest.mark.parametrize(("further", "shown"), [(2, 2), (4, 2)], ids=["all", "some"])
+def test_text_gives_further_findings_their_cause_and_fix(
+    further: int, shown: int
+) -> None:
+    one = sample.two_findings().findings[1]
+    others = tuple(
+        replace(one, slug=f"a/{n}", summary=f"cause {n}", fix=Fix(text=f"mend {n}"))
+        for n in range(further)
+    )
+    report = replace(sample.divergent(), findings=(sample.local_normalizer(), *others))
+    text = terminal.to_text(report, color=False, width=80, report_path=PATH)
+    assert len(text.splitlines()) <= terminal.MAX_LINES
+    told = [
+        f"\n  cause  cause {n}\n  fix    not verified: mend {n}\n" for n in range(9)
+    ]
+    assert [part in text for part in told] == [n < shown for n in range(9)]
+    assert ("2 more findings: a/2, a/3" in text) == (further > shown)

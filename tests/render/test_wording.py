@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ddpcheck import assemble
 from ddpcheck.render import divergence, status, wording
 from ddpcheck.report import Control, Fix
 
@@ -22,7 +23,10 @@ from . import sample
         ("without-runs", "NOT CHECKED: nothing was compared"),
         (
             "accepted",
-            "EQUIVALENT: 1 of 2 runs, 30 of 129 comparisons differ, 1 accepted",
+            (
+                "ACCEPTED: 1 of 2 runs differs by accepted causes alone, "
+                "30 of 129 comparisons differ, 1 accepted"
+            ),
         ),
         (
             "hostile",
@@ -151,8 +155,9 @@ def test_differs_above_one_and_for_nan(excess: float) -> None:
         (
             "accepted",
             (
-                "Data-parallel training equals one process in 1 of 2 runs, with 30 of "
-                "129 tensor comparisons above tolerance. 1 finding is accepted."
+                "Data-parallel training differs from one process by accepted causes "
+                "alone in 1 of 2 runs, with 30 of 129 tensor comparisons above "
+                "tolerance. 1 finding is accepted."
             ),
         ),
         (
@@ -167,3 +172,22 @@ def test_differs_above_one_and_for_nan(excess: float) -> None:
 )
 def test_verdict_sentence_tells_its_reservations(name: str, sentence: str) -> None:
     assert wording.verdict_sentence(sample.ALL[name]) == sentence
+
+
+def test_worst_is_of_what_is_judged() -> None:
+    assert status.JUDGED == assemble.JUDGED
+    losses = replace(sample.LOSSES_2[0], excess=1e30)
+    run = replace(
+        sample.divergent_run(),
+        losses=sample.quantity((losses,), compared=3, mismatched=3),
+    )
+    report = replace(sample.divergent(), runs=(run,))
+    worst, of_run = divergence.worst(report), divergence.worst_of_run(report, 0)
+    assert worst is not None
+    assert of_run is not None
+    assert (worst.kind, worst.difference) == ("gradients", of_run)
+    assert of_run.name == "head.weight"
+    equal = replace(
+        sample.equal_run(), losses=sample.quantity((losses,), compared=3, mismatched=3)
+    )
+    assert divergence.worst(replace(report, runs=(equal,))) is None

@@ -74,6 +74,7 @@ def detect(case: Case) -> Proposal | None:
         "the sample (dropout p=0 does as well)",
         code="ddpcheck --noise sample",
         noise="sample",
+        benign=True,
     )
     # In micro-batches, or with samples permuted, noise has no order of samples.
     without = dataclasses.replace(
@@ -117,6 +118,7 @@ def _by_own_generators(case: Case) -> Proposal | None:
         "all ranks and keep the rank's rows",
         code="",
         fixes=("target.constant_draws",),
+        benign=True,
         speculative=True,
         last_resort=True,
     )

@@ -40,7 +40,7 @@ class WritingRecorder:
         if (key in index.has_nan and (gradients or is_weights)) or (
             key in index.has_infinity and gradients
         ):
-            self.not_finite.append(f"{quantity} at step {step}")
+            self.not_finite.append(f"{quantity} at step {step + 1}")
 
 
 @dataclass(slots=True)

@@ -1,0 +1,35 @@
+"""The pages of usage errors about files that are written and read, for --explain."""
+
+from __future__ import annotations
+
+PAGES = {
+    "baseline-file": """
+The file given to --baseline is no report.
+
+A baseline is what `ddpcheck TARGET --json baseline.json` wrote. Make one, look at
+what is in it, and keep it beside the target: later checks fail on what is new only.
+""",
+    "baseline-overwritten": """
+A check may not write over its own baseline.
+
+The next check would find everything known. Keep the baseline under a name of its own,
+and renew it by hand when a change of it has been looked at.
+""",
+    "baseline-target": """
+The baseline is a report on another target.
+
+Every target needs a baseline of its own: its runs and findings mean nothing for
+others. The file names of both targets are compared, not their folders.
+""",
+    "output-not-ours": """
+A report may not be written over a file that is no report of its kind.
+
+--json, --junit-xml and --sarif write over what they wrote before, and over an empty
+file. Any other file would be gone: give the report a name of its own.
+""",
+    "target-overwritten": """
+A report may not be written over the target.
+
+The file that is checked would be gone. Give the report a name of its own.
+""",
+}
