@@ -114,7 +114,10 @@ def wait_for_imports(pool: Pool, ref: TargetRef) -> None:
         if error.kind == "hung":
             message = f"importing {name} did not end within {pool.timeout_s:g} s"
         else:
-            message = f"importing {name} ends the process"
+            message = (
+                f"importing {name} ends the process (os._exit, or a crash in native "
+                f"code); to see which, run: python {name}"
+            )
         raise CannotCheckError(message, error.detail) from error
 
 

@@ -58,7 +58,7 @@ def page(slug: str) -> str:
             message=f"there is no page for {slug!r}",
             expected="a slug as reports and messages show it: family/name",
             found=repr(slug),
-            fix=_suggestion(slug),
+            fix=suggestion(slug),
         )
     )
 
@@ -107,7 +107,8 @@ def table() -> str:
     return "".join(f"{slug:<{width}}  {summary(slug)}\n" for slug in slugs())
 
 
-def _suggestion(slug: str) -> str:
+def suggestion(slug: str) -> str:
+    """Returns the slugs that may be meant, or where all are listed."""
     known = slugs()
     family = [s for s in known if s.startswith(slug.rstrip("/") + "/")]
     close = family or difflib.get_close_matches(slug, known, n=3)

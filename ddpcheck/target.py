@@ -207,7 +207,7 @@ def _stand_in(module: types.ModuleType, key: str) -> str | None:
             for name, value in vars(module).items()
             if inspect.isclass(value)
             and value.__module__ == module.__name__
-            and hasattr(value, "named_parameters")
+            and _is_module(value)
         ]
     return known[0] if len(known) == 1 else None
 
@@ -262,8 +262,20 @@ def _check_no_arguments(target: Target) -> None:
 
 def _check_kind(name: str, key: str, value: Any) -> None:
     is_held = key == "batch" and isinstance(value, tuple | list | dict | UserDict)
-    if is_held or callable(value):
+    # nn.CrossEntropyLoss(output, target) would make a criterion of two settings.
+    is_criterion = key == "loss" and inspect.isclass(value) and _is_module(value)
+    if is_held or (callable(value) and not is_criterion):
         return
+    if is_criterion:
+        raise UsageError(
+            Problem(
+                slug="target-name-kind",
+                message=f"{name}: `{key}` is a class, not an object of it",
+                expected=_SIGNATURES[key],
+                found=f"class {value.__name__}",
+                fix=f"{key} = {value.__name__}()",
+            )
+        )
     raise UsageError(
         Problem(
             slug="target-name-kind",
@@ -273,6 +285,10 @@ def _check_kind(name: str, key: str, value: Any) -> None:
             fix=f"make `{key}` a function",
         )
     )
+
+
+def _is_module(value: type) -> bool:
+    return hasattr(value, "named_parameters")
 
 
 def _describe_names(module: types.ModuleType) -> str:

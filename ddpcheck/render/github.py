@@ -32,7 +32,7 @@ def _errors(report: Report) -> list[str]:
         if why := status.run_why(report, index):
             faults = map(wording.fault_line, report.runs[index].faults)
             text = "\n".join((f"{label} was not checked: {why}", *faults))
-            level = "error" if told != "equivalent" else "warning"
+            level = "warning" if status.passes(report) else "error"
             found.append(_at_target(report, level, text))
     if told == "not-checked":
         found.append(_at_target(report, "error", wording.verdict_line(report)))
@@ -45,7 +45,7 @@ def _warnings(report: Report) -> list[str]:
 
 def _notices(report: Report) -> list[str]:
     found = [_finding("notice", f) for f in report.findings if f.accepted is not None]
-    if status.report_status(report) == "equivalent":
+    if status.passes(report):
         found.append(_at_target(report, "notice", wording.verdict_line(report)))
     return found
 

@@ -85,7 +85,7 @@ def _invocation(report: Report) -> dict[str, Any]:
     labels = wording.run_labels(report)
     for index, label in enumerate(labels):
         if why := status.run_why(report, index):
-            level = "warning" if told == "equivalent" else "error"
+            level = "warning" if status.passes(report) else "error"
             notes.append(_notification(level, f"{label} was not checked: {why}"))
     if told == "not-checked" and not report.runs:
         notes.append(_notification("error", wording.verdict_line(report)))

@@ -68,10 +68,25 @@ def accepted_reasons(report: Report, index: int) -> tuple[str, ...]:
 
 
 def report_status(report: Report) -> Status:
-    """Returns the report's verdict; nothing compared is never equivalent."""
-    if report.verdict == "equivalent" and not any(map(compared, report.runs)):
+    """Returns the report's verdict; nothing compared is never equivalent.
+
+    One that passes though runs differ passes by what is accepted.
+    """
+    if report.verdict != "equivalent":
+        return report.verdict
+    if not any(map(compared, report.runs)):
         return "not-checked"
-    return report.verdict
+    return "accepted" if differing(report) else "equivalent"
+
+
+def passes(report: Report) -> bool:
+    """Returns whether it needs nobody: runs equal, or differ by what is accepted."""
+    return report_status(report) in ("equivalent", "accepted")
+
+
+def differing(report: Report) -> int:
+    """Returns how many runs differ, accepted or not."""
+    return sum(run.verdict == "divergent" for run in report.runs)
 
 
 def run_why(report: Report, index: int) -> str:

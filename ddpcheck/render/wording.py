@@ -78,31 +78,20 @@ def verdict_line(report: Report) -> str:
 
     Nothing compared reads "NOT CHECKED: nothing was compared", whatever the verdict.
     """
-    word = status.WORDS[_told(report)].upper()
+    word = status.WORDS[status.report_status(report)].upper()
     return f"{word}: {_counts(report)}"
-
-
-def _told(report: Report) -> status.Status:
-    """Returns the status in words: "accepted" where it is that a report passes by."""
-    told = status.report_status(report)
-    return "accepted" if told == "equivalent" and _differing(report) else told
-
-
-def _differing(report: Report) -> int:
-    """Returns how many runs differ, accepted or not."""
-    return sum(run.verdict == "divergent" for run in report.runs)
 
 
 def _counts(report: Report) -> str:
     compared = sum(map(status.compared, report.runs))
     mismatched = sum(map(status.mismatched, report.runs))
-    told = _told(report)
+    told = status.report_status(report)
     if not compared and told == "not-checked":
         return "nothing was compared"
     unchecked = _statuses(report).count("not-checked")
     parts = [_runs(report), _comparisons(compared, mismatched)]
     if told == "accepted":
-        verb = "differs" if _differing(report) == 1 else "differ"
+        verb = "differs" if status.differing(report) == 1 else "differ"
         parts[0] += f" {verb} by accepted causes alone"
     if mismatched and told == "equivalent" and not _accepted(report):
         equal = f"{numbers.count(compared - mismatched)} comparisons equal"
@@ -117,8 +106,8 @@ def _counts(report: Report) -> str:
 
 def _runs(report: Report) -> str:
     """Returns how many runs came to the report's own status: "2 of 4 runs"."""
-    statuses, told = _statuses(report), _told(report)
-    count = _differing(report) if told == "accepted" else statuses.count(told)
+    statuses, told = _statuses(report), status.report_status(report)
+    count = status.differing(report) if told == "accepted" else statuses.count(told)
     return f"{numbers.count(count)} of {numbers.counted(len(statuses), 'run')}"
 
 
@@ -140,7 +129,7 @@ def verdict_sentence(report: Report) -> str:
     """Returns the verdict as one full sentence, counts included."""
     compared = sum(map(status.compared, report.runs))
     mismatched = sum(map(status.mismatched, report.runs))
-    told = _told(report)
+    told = status.report_status(report)
     if not compared and told == "not-checked":
         return "Nothing was compared, so this report says nothing about the model."
     total = numbers.counted(compared, "tensor comparison")

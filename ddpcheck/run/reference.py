@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 import traceback
 from collections.abc import Iterator
@@ -14,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import devices, memory
-from ddpcheck.errors import Problem, UsageError
+from ddpcheck.errors import UsageError
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context
+from ddpcheck.run import finite, sizing
 from ddpcheck.run import model as models
-from ddpcheck.run import sizing
 from ddpcheck.run.batches import (
     batches_of,
     does_not_train,
@@ -208,7 +207,7 @@ class _Reference:
         ):
             training.run(iter(batches))
         _check_dtypes(before, names.parameters(model))
-        self._check_finite(training, recorder)
+        finite.check(self.target.name, training.losses, recorder.not_finite, batches)
         return self._finished(training, writer, model, calls, drawn)
 
     def _finished(
@@ -308,25 +307,6 @@ class _Reference:
                 yield
             self.shapes.append(noise.shapes)
             self.draws += len(noise.shapes)
-
-    def _check_finite(self, training: Training, recorder: WritingRecorder) -> None:
-        bad = [
-            f"the loss at step {step + 1}"
-            for step, value in enumerate(training.losses)
-            if value is not None and not math.isfinite(value)
-        ] + recorder.not_finite
-        if not bad:
-            return
-        raise UsageError(
-            Problem(
-                slug="target-not-finite",
-                message=f"{self.target.name}: one process on the global batch does "
-                "not train: NaN or infinity",
-                expected="finite losses and gradients in all steps",
-                found=", ".join(bad[:3]),
-                fix="a smaller learning rate, other data, or fewer --steps",
-            )
-        )
 
 
 def _without_gradient(index: Index) -> tuple[list[str], list[str]]:

@@ -98,7 +98,8 @@ def test_import_that_ends_the_process_exits_3_with_its_output(
     ended = command.end()
     assert (ended.exit_code, ended.stdout) == (3, "")
     assert ended.stderr == (
-        "ddpcheck: not checked: importing mymodel.py ends the process\n"
+        "ddpcheck: not checked: importing mymodel.py ends the process (os._exit, or a "
+        "crash in native code); to see which, run: python mymodel.py\n"
         "  last output:\n"
         "    out of licences\n"
     )

@@ -63,6 +63,7 @@ CASES: dict[str, Case] = {
     "batch-kind-name": Case(source=target(batch="batch = 'data.pt'\n")),
     "batch-is-tensor": Case(source=target(batch="batch = torch.ones(8, 4)\n")),
     "loss-kind": Case(source=target(loss="loss = 'mse'\n")),
+    "loss-is-class": Case(source=target(loss="loss = nn.CrossEntropyLoss\n")),
     "optimizer-kind-name": Case(source=target(end="optimizer = 'adam'\n")),
     "model-no-module": Case(source=target(model="def model():\n    return [1, 2]\n")),
     "model-needs-arguments": Case(source=target(model="model = nn.Linear\n")),
@@ -221,6 +222,14 @@ CASES: dict[str, Case] = {
     "not-finite": Case(
         source=target(
             loss="def loss(output, target):\n    return (output * torch.nan).mean()\n"
+        )
+    ),
+    "not-finite-batch": Case(
+        source=target(
+            batch="def batch():\n"
+            "    x = torch.randn(8, 4)\n"
+            "    x[3, 1] = torch.nan\n"
+            "    return x, torch.arange(8) % 2\n"
         )
     ),
     "not-finite-later": Case(

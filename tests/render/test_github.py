@@ -66,6 +66,16 @@ def test_annotations_of_a_divergence_without_cause_still_fail() -> None:
     )
 
 
+def test_unchecked_run_beside_an_accepted_one_is_a_warning() -> None:
+    report = replace(sample.accepted(), warnings=())
+    unchecked = sample.not_checked().runs[-1]
+    report = replace(report, runs=(*report.runs, replace(unchecked, faults=())))
+    assert to_annotations(report).splitlines()[0] == (
+        "::warning title=ddpcheck,file=examples/mymodel.py::"
+        "ddp W=4 was not checked: 2 of 4 ranks failed before the first comparison"
+    )
+
+
 def test_summary_matrix() -> None:
     lines = to_summary(sample.divergent()).splitlines()
     assert lines[:9] == [

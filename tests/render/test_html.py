@@ -135,7 +135,7 @@ def test_html_sections_come_in_the_order_of_the_style() -> None:
     [
         ("divergent", "Divergent"),
         ("equivalent", "Equivalent"),
-        ("accepted", "Equivalent"),
+        ("accepted", "Accepted"),
         ("not-checked", "Not checked"),
         ("nothing-compared", "Not checked"),
         ("without-runs", "Not checked"),

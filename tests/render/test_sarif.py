@@ -60,6 +60,14 @@ def test_verdict_stands_in_the_invocation(report: Report) -> None:
         assert "error" in levels
 
 
+def test_unchecked_run_beside_an_accepted_one_is_a_warning() -> None:
+    report = replace(sample.accepted(), warnings=())
+    report = replace(report, runs=(*report.runs, sample.not_checked().runs[-1]))
+    (invocation,) = _run(report)["invocations"]
+    levels = [n["level"] for n in invocation["toolExecutionNotifications"]]
+    assert levels == ["warning"]
+
+
 def test_finding_is_a_result_at_its_line() -> None:
     (result,) = _run(sample.divergent())["results"]
     assert result["ruleId"] == "loss/local-normalizer"

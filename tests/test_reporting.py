@@ -1,0 +1,40 @@
+"""What is accepted, and what is said of an acceptance that matches nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpcheck import reporting
+from ddpcheck.report import Finding
+
+FOUND = Finding(slug="loss/sum-reduction", link="loss", runs=(0,), summary="s")
+
+
+def test_accepted_finding_has_the_reason() -> None:
+    marked, warnings = reporting.accept([FOUND], {"loss/sum-reduction": "by design"})
+    assert [f.accepted for f in marked] == ["by design"]
+    assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("slug", "warning"),
+    [
+        (
+            "loss/batch-coupled",
+            "accept: loss/batch-coupled was accepted but not found",
+        ),
+        (
+            "loss/localnormalizer",
+            "accept: there is no cause loss/localnormalizer; did you mean "
+            "loss/local-normalizer, loss/accum-normalizer?",
+        ),
+        (
+            "house/rule",
+            "accept: there is no cause house/rule; ddpcheck --rules lists them all",
+        ),
+    ],
+)
+def test_acceptance_of_nothing_is_a_warning(slug: str, warning: str) -> None:
+    marked, warnings = reporting.accept([FOUND], {slug: "why"})
+    assert [f.accepted for f in marked] == [None]
+    assert warnings == [warning]
