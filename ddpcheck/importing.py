@@ -15,6 +15,9 @@ from pathlib import Path
 
 from ddpcheck.errors import Problem, UsageError
 
+# What only a script that trains calls; ddpcheck makes the group that a target finds.
+_STARTS = ("init_process_group", "Accelerator")
+
 
 def check_file(path: Path) -> None:
     """Says early and without torch what a path can be wrong about.
@@ -45,6 +48,19 @@ def file_of(module: object) -> str:
     """
     found = getattr(module, "__dict__", {}).get("__file__")
     return found if isinstance(found, str) else ""
+
+
+def is_script(path: str) -> bool:
+    """Returns whether a file starts distributed training by itself."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(
+        getattr(function, "attr", getattr(function, "id", "")) in _STARTS
+        for function in called
+    )
 
 
 def import_file(path: Path) -> types.ModuleType:
@@ -114,7 +130,7 @@ def _imports_neighbours(path: Path) -> bool:
 def _import_problem(path: Path, error: BaseException) -> UsageError:
     line = _line_in(path, error)
     fix = "make `python " + path.name + "` run without an error"
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit) or is_script(str(path)):
         fix = 'put what only a script does under `if __name__ == "__main__":`'
     if isinstance(error, ModuleNotFoundError) and error.name:
         fix = f"install {error.name.split('.')[0]} in this environment"

@@ -179,6 +179,8 @@ def _find(module: types.ModuleType, key: str, chosen: str | None, name: str) -> 
 
 
 def _missing(module: types.ModuleType, name: str, key: str) -> UsageError:
+    if importing.is_script(importing.file_of(module)):
+        return _script(module, name, key)
     found = _stand_in(module, key)
     use = found or "NAME"
     command = f"ddpcheck {name} --{key}-fn {use}"
@@ -194,6 +196,18 @@ def _missing(module: types.ModuleType, name: str, key: str) -> UsageError:
             expected=_SIGNATURES[key],
             found=_describe_names(module),
             fix=fix,
+        )
+    )
+
+
+def _script(module: types.ModuleType, name: str, key: str) -> UsageError:
+    return UsageError(
+        Problem(
+            slug="target-script",
+            message=f"{name} is a training script, and defines no `{key}`",
+            expected="model, batch and loss, or the script's step as train_step",
+            found=_describe_names(module),
+            fix=f"ddpcheck --init target.py, and import there from {name}",
         )
     )
 

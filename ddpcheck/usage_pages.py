@@ -335,6 +335,28 @@ Nothing is distributed here: no process group, no DistributedDataParallel. The l
 that is named is the innermost one outside of torch. A target that works only on ranks
 must ask torch.distributed.is_initialized() before it uses a collective.
 """,
+    "target-script": """
+The file is a script that starts distributed training, and no target.
+
+A target says what is trained; ddpcheck starts the ranks, makes their process group,
+shards the batch and wraps the model. Keep the script as it is, its start under
+`if __name__ == "__main__":`, and write a file beside it:
+
+    from train import Net, criterion  # the script's own
+
+    def model():
+        torch.manual_seed(0)
+        return Net()
+
+    def batch():
+        return next(iter(loader(batch_size=16)))  # the global batch
+
+    def train_step(model, optimizer, batch):  # what its loop does with one batch
+        inputs, targets = batch
+        optimizer.zero_grad()
+        criterion(model(inputs), targets).backward()
+        optimizer.step()
+""",
     "target-starts-cuda": """
 Importing the target file initialises CUDA.
 

@@ -47,6 +47,17 @@ def target(
 
 CASES: dict[str, Case] = {
     "no-model": Case(source=target(model="class Net(nn.Linear):\n    pass\n")),
+    "script": Case(
+        source=target(
+            loss="def main():\n"
+            "    torch.distributed.init_process_group('gloo')\n"
+            "    nn.functional.mse_loss(model()(batch()[0]), batch()[1]).backward()\n",
+            end="if __name__ == '__main__':\n    main()\n",
+        )
+    ),
+    "script-that-starts": Case(
+        source=target(end="torch.distributed.init_process_group('gloo')\n")
+    ),
     "no-model-empty-file": Case(source=""),
     "no-batch": Case(source=target(batch="def data():\n    return None\n")),
     "no-loss": Case(source=target(loss="criterion = nn.CrossEntropyLoss()\n")),

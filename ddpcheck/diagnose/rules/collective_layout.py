@@ -127,7 +127,8 @@ def _of_blocks(found: Proposal) -> Proposal:
         ),
         fix="gather every view by itself, or put what was gathered in the order that one "
         "process has: all samples of the first view, then all of the second",
-        code="views = [torch.cat(dist.nn.all_gather(v.contiguous())) for v in views]\n"
+        code="all_gather = torch.distributed.nn.all_gather\n"
+        "views = [torch.cat(all_gather(v.contiguous())) for v in views]\n"
         "features = torch.cat(views)",
         fixes=("collectives.block_order",),
     )

@@ -83,7 +83,7 @@ def detect(case: Case) -> Proposal | None:
             "the ranks train as one process does",
         ),
         fix="shard by group, or give each view a tensor of its own",
-        code="x = torch.stack(x.chunk(num_views), dim=1)  # dimension 0: the sample",
+        code="x = torch.stack(x.chunk(num_views), dim=1)  # 0: the sample",
         fixes=("data.strided",),
         speculative=True,
     )

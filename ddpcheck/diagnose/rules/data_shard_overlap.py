@@ -73,7 +73,7 @@ def detect(case: Case) -> Proposal | None:
             f"often than there: {shared}",
         ),
         fix="shuffle with one seed on all ranks, and give every rank its own part",
-        code="torch.utils.data.DistributedSampler(data, seed=seed)  # the same on all",
+        code="DistributedSampler(data, seed=seed)  # one seed for all ranks",
         fixes=("target.orders",),
         evidence=rows.evidence(moment),
         speculative=not shared or rows.foreign(case, moment),

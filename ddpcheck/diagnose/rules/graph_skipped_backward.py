@@ -80,7 +80,7 @@ def detect(case: Case) -> Proposal | None:
             *rank_table.facts(case),
         ),
         fix="take the decision on all ranks together, or multiply the loss by 0",
-        code="dist.all_reduce(skip, dist.ReduceOp.MAX)  # then decide on all ranks alike",
+        code="dist.all_reduce(skip, dist.ReduceOp.MAX)  # then all decide alike",
         evidence={"ranks": rank_table.rows(case)},
         fixes=("numbers.together",),
         stands=True,

@@ -177,7 +177,7 @@ def _of(facts: tuple[str, ...], fixes: tuple[str, ...]) -> Proposal:
         fix="reduce the loss's sufficient statistics over ranks with autograd, or gather "
         "outputs and targets with gradient and compute the loss globally",
         code="from torch.distributed.nn.functional import all_gather, all_reduce\n"
-        "stats = all_reduce(stats)  # e.g. intersection and union, before dividing",
+        "stats = all_reduce(stats)  # intersection and union, say",
         fixes=fixes,
     )
 

@@ -57,7 +57,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence
 from ddpcheck.diagnose.probes.evidence import Cut
-from ddpcheck.diagnose.text import module, names, number
+from ddpcheck.diagnose.text import WORLD, module, names, number
 
 SLUG = "loss/router-aux"
 LINK = "loss"
@@ -70,8 +70,9 @@ _SUMMARY = (
 )
 _FIX = "all-reduce the share of tokens per expert, and scale by the world size"
 _CODE = (
-    "dist.all_reduce(tokens_per_expert)  # counts, no gradient\n"
-    "aux = dist.get_world_size() * (tokens_per_expert / total * mean_prob).sum()"
+    f"{WORLD}if world > 1:\n"
+    "    dist.all_reduce(tokens_per_expert)  # counts, no gradient\n"
+    "aux = world * (tokens_per_expert / total * mean_prob).sum()"
 )
 
 

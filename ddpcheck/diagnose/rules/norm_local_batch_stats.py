@@ -137,7 +137,7 @@ def _conversion(torchs: list[ModuleCall]) -> str:
         return "model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"
     return (
         f"# not torch's conversion: it loses what {derived[0]} adds to batch norm\n"
-        "model = timm.layers.convert_sync_batchnorm(model)  # or its library's own"
+        "model = timm.layers.convert_sync_batchnorm(model)  # or another"
     )
 
 

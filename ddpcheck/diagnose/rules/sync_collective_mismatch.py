@@ -95,7 +95,7 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="call the same collectives in the same order on all ranks, with a zero where a "
         "rank has nothing to add",
-        code="dist.all_reduce(count)  # outside any condition on the rank's own data",
+        code="dist.all_reduce(count)  # on every rank, whatever its data",
         evidence={"ranks": rank_table.rows(case), "collective": index + 1},
     )
 
