@@ -136,6 +136,11 @@ def first_wrong(case: Case) -> Moment | None:
     return next((m for m in wrong if has_a_part(m) or not foreign(case, m)), None)
 
 
+def overlap(case: Case, moment: Moment) -> bool:
+    """Returns whether ranks share samples, for sure: none may be one with noise."""
+    return bool(moment.shared) and not foreign(case, moment)
+
+
 def is_padded(moment: Moment) -> bool:
     """Returns whether the ranks have all samples, and repeats that fill the shards.
 

@@ -227,17 +227,31 @@ class Search:
         before: float,
     ) -> Cause | None:
         tested: dict[str, float] = {}
+        refuted: set[str] = set()  # what mends the run, as its control does
         for is_last in (False, True):  # what would mend much, if nothing else does
-            if min(tested.values(), default=math.inf) > 1:
-                wanted = [p for p in proposals if p.last_resort is is_last]
-                tested |= self._test([p for p in wanted if can_run(p)], taken)
+            if any(x <= 1 for slug, x in tested.items() if slug not in refuted):
+                break
+            wanted = [p for p in proposals if p.last_resort is is_last and can_run(p)]
+            found = self._test(wanted, taken)
+            tested |= found
+            refuted |= {
+                p.slug
+                for p in wanted
+                if found[p.slug] <= 1 and not self._stands(p, taken)
+            }
+        first_tried = proposals
         proposals = [self._or_fallback(p, tested, taken) for p in proposals]
+        refuted |= {
+            p.slug
+            for p in proposals
+            if p not in first_tried and not self._stands(p, taken)
+        }
         firm = [p for p in proposals if not p.speculative]
         for proposal in proposals:
             excess = tested.get(proposal.slug)
             if excess is None or excess > 1:
                 continue
-            if self._stands(proposal, taken):
+            if proposal.slug not in refuted:
                 return self._verified(proposal, before, tested)
             firm = [p for p in firm if p is not proposal]
         if not firm:

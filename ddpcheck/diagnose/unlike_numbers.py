@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ddpcheck.diagnose.text import listed
@@ -31,19 +32,40 @@ def warnings(
     for outcome, run in zip(outcomes, runs, strict=True):
         if run.mode != "ddp" or run.verdict != "equivalent":
             continue
-        known = outcome.reference.facts["schedule"]
-        ranks = range(len(outcome.ranks))
-        told = [outcome.facts(rank).get("schedule", []) for rank in ranks]
-        for step, name, wanted, values in _numbers(known, told):
-            if not _agree(wanted, values, max(_BEYOND_ROUNDING, rtol)):
-                return [
-                    f"{name} at the update of step {step + 1}: "
-                    f"{listed(values, _DIGITS)} on the ranks at world size "
-                    f"{run.world_size}, {listed([wanted], _DIGITS)} in one process; "
-                    "nothing judged differs by it in the steps of this check, longer "
-                    "training may"
-                ]
+        for told in other_numbers(outcome, rtol):
+            return [
+                f"{told.name} {told.text} at world size {run.world_size}; nothing "
+                "judged differs by it in the steps of this check, longer training may"
+            ]
     return []
+
+
+@dataclass(frozen=True, slots=True)
+class OtherNumber:
+    """A number of the optimizer that ranks do not have as one process has it."""
+
+    name: str
+    step: int
+    wanted: float
+    values: tuple[float, ...]  # of the ranks
+
+    @property
+    def text(self) -> str:
+        """What it is, and where, without its name."""
+        return (
+            f"at the update of step {self.step + 1}: {listed(self.values, _DIGITS)} on "
+            f"the ranks, {listed([self.wanted], _DIGITS)} in one process"
+        )
+
+
+def other_numbers(outcome: RunOutcome, rtol: float) -> Iterator[OtherNumber]:
+    """Yields the numbers that differ by more than `rtol` relative, update by update."""
+    known = outcome.reference.facts["schedule"]
+    ranks = range(len(outcome.ranks))
+    told = [outcome.facts(rank).get("schedule", []) for rank in ranks]
+    for step, name, wanted, values in _numbers(known, told):
+        if not _agree(wanted, values, max(_BEYOND_ROUNDING, rtol)):
+            yield OtherNumber(name, step, wanted, tuple(values))
 
 
 def _numbers(

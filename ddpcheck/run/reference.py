@@ -188,7 +188,7 @@ class _Reference:
             ),
             takes_all=True,
         )
-        kept = beside.Beside(self.target, model)
+        kept = beside.Beside(self.target, model, optimizer)
         kept.begin()
         if self.spec.watch:
             self._watch(training, batches)

@@ -4,6 +4,8 @@ A penalty on a critic's slope, weights from the gradients of several losses: the
 torch.autograd.grad asks for the way from an output back into the model, which a cut
 would end. An attached cut goes on with the reference's value and lets gradients
 through; its leaf gets what `backward` sends there, and not what `autograd.grad` does.
+Of two outputs one may be made of the other before either is cut: what is differentiated
+by a cut output is differentiated by the output itself, which has the cut's way too.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddpcheck import tree
 from ddpcheck.run.fixes import backwards
 
 
@@ -34,6 +37,7 @@ class Attached:
 
     def __init__(self) -> None:
         self._in_backward = False
+        self._cut: dict[int, tuple[Tensor, Tensor]] = {}  # by id: itself, the output
 
     def through(self, output: Tensor, leaf: Tensor) -> Tensor:
         """Returns the leaf's values in the graph of an output.
@@ -55,7 +59,13 @@ class Attached:
                 leaf.grad = mine.clone() if leaf.grad is None else leaf.grad + mine
 
         seated.register_hook(note)
+        self._cut[id(seated)] = seated, output
         return seated
+
+    def _uncut(self, tensor: Tensor) -> Tensor:
+        while id(tensor) in self._cut:
+            tensor = self._cut[id(tensor)][1]
+        return tensor
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
@@ -68,5 +78,16 @@ class Attached:
             finally:
                 self._in_backward = False
 
-        with backwards.outermost(run):
-            yield
+        grad = torch.autograd.grad
+
+        def of_uncut(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = tree.replace(inputs, lambda _, tensor: self._uncut(tensor))
+            return grad(outputs, inputs, *args, **kwargs)
+
+        torch.autograd.grad = of_uncut
+        try:
+            with backwards.outermost(run):
+                yield
+        finally:
+            torch.autograd.grad = grad
+            self._cut.clear()

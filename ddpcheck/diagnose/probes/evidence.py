@@ -122,6 +122,7 @@ class RankEvidence:
     # None where the loss has cuts, which say more.
     off_span: float | None = None
     rng: int = 0
+    draws: int = 0  # random operations in the step
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch
     written: tuple[str, ...] = ()  # modules whose buffers the model's forward writes
     moves_rows: bool = False  # a collective, but those that add or compare

@@ -171,16 +171,40 @@ def has_slope_across(module: nn.Module, args: Any, kwargs: Any) -> bool:
 
 @contextlib.contextmanager
 def _as_before(module: nn.Module) -> Iterator[None]:
-    """Puts buffers and random state back."""
-    buffers = {n: b.clone() for n, b in module.named_buffers()}
+    """Lets a forward write into copies of the buffers; puts the random state back.
+
+    Not into the buffers: the graph of the step may have saved them for its backward.
+    """
+    before = {id(b): b.clone() for b in module.buffers()}
+    versions = {id(b): private.version(b) for b in module.buffers()}
     state = torch.get_rng_state()
     try:
-        yield
+        with _replaced(module, {key: b.clone() for key, b in before.items()}):
+            yield
     finally:
         torch.set_rng_state(state)
         with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name])
+            for buffer in module.buffers():
+                if private.version(buffer) != versions[id(buffer)]:  # by another name
+                    buffer.copy_(before[id(buffer)])
+
+
+@contextlib.contextmanager
+def _replaced(module: nn.Module, others: dict[int, Tensor]) -> Iterator[None]:
+    """Puts other tensors in the places of buffers, by their ids."""
+    places = [
+        (part, name, buffer)
+        for part in module.modules()
+        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False)
+        if id(buffer) in others
+    ]
+    try:
+        for part, name, buffer in places:
+            setattr(part, name, others[id(buffer)])
+        yield
+    finally:
+        for part, name, buffer in places:
+            setattr(part, name, buffer)
 
 
 def evaluated(
@@ -192,18 +216,14 @@ def evaluated(
     """
     if any(module.children()) or any(b is None for b in buffers.values()):
         return None
-    own = dict(module.named_buffers(recurse=False))
-    before = {n: b.clone() for n, b in own.items()}
     training = module.training
-    try:
-        with torch.no_grad():
-            for n, b in own.items():
-                b.copy_(buffers[n])  # type: ignore[arg-type]
-            return tensors_of(module.eval().forward(*args, **kwargs))
-    except Exception:  # noqa: BLE001 (a forward that is for training alone)
-        return None
-    finally:
-        module.train(training)
-        with torch.no_grad():
-            for n, b in own.items():
-                b.copy_(before[n])
+    with _as_before(module):
+        copies = dict(module.named_buffers(recurse=False))
+        others = {id(b): buffers[n].to(b, copy=True) for n, b in copies.items()}  # type: ignore[union-attr]
+        try:
+            with torch.no_grad(), _replaced(module, others):
+                return tensors_of(module.eval().forward(*args, **kwargs))
+        except Exception:  # noqa: BLE001 (a forward that is for training alone)
+            return None
+        finally:
+            module.train(training)

@@ -40,6 +40,7 @@ from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.fixes import apply as fixes
 from ddpcheck.run.fixes import exact
+from ddpcheck.run.noise import DrawCounter
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.spec import Defect, RunSpec
@@ -164,6 +165,7 @@ class _Probe:
         self.silent = modules.silent_parts(wrapped, called)
         hooks = self.hooks
         hooks.attach(wrapped, self._before, self._after)
+        drawn = DrawCounter()
         try:
             with (
                 writing(wrapped) as written,
@@ -174,6 +176,7 @@ class _Probe:
                     lambda: model,
                 ),
                 bound_noise(spec, size, start, rows),
+                drawn,
                 self.attached.noting() if self.attached else nullcontext(),
             ):
                 done = training.step(self.target, spec, wrapped, shard)
@@ -205,6 +208,7 @@ class _Probe:
             moves_rows=bool(set(self.seen.collectives) - _REDUCTIONS),
             counts={n: countables.count(n, targets) for n in count_names},
             rng=self.rng,
+            draws=drawn.count,
             micros=micro.described(
                 tuple(self.cursor.sizes), start, targets, count_names
             ),

@@ -224,12 +224,13 @@ class _Probe:
         """Cuts behind every module, or behind the model alone.
 
         A model whose forward differentiates itself (a force is the slope of an energy)
-        would find its own graph cut; so would a step that does, if not attached.
+        would find its own graph cut; so would a step that does, or one whose hooks
+        keep what goes back through a module, if not attached.
         """
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(Exception):
             return self._cut_pass(self.batch, write=True)
         self._cut_outputs_alone()
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(Exception):
             return self._cut_pass(self.batch, write=True)
         self._cut_outputs_alone()
         self.attached = Attached()

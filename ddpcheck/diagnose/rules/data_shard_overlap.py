@@ -76,8 +76,8 @@ def detect(case: Case) -> Proposal | None:
         code="DistributedSampler(data, seed=seed)  # one seed for all ranks",
         fixes=("target.orders",),
         evidence=rows.evidence(moment),
-        speculative=not shared or rows.foreign(case, moment),
-        stands=bool(shared) and not rows.foreign(case, moment),
+        speculative=not rows.overlap(case, moment),
+        stands=rows.overlap(case, moment),
     )
     if not case.facts["has_train_step"]:
         return replaced(

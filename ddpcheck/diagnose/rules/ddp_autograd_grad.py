@@ -36,6 +36,7 @@ Call backward: only that runs DDP's hooks. The example is mended by:
 Not this rule if
 autograd.grad makes a penalty on the input that a later backward() differentiates,
 and every parameter gets its gradient there. Two backwards are ddp/multi-backward.
+Gradients make a weight of the loss: loss/batch-coupled.
 
 References
 https://github.com/pytorch/pytorch/issues/47562
@@ -67,7 +68,8 @@ def detect(case: Case) -> Proposal | None:
         f"backward: {events[0].count('B')}"
     )
     if not case.reduce_is_broken:
-        return _beside_backward(calls)
+        weighs = case.has_cuts and not case.loss_is_sound  # loss/batch-coupled
+        return None if weighs else _beside_backward(calls)
     found = _by_hand(
         "gradients are made by torch.autograd.grad, which runs none of the hooks that DDP "
         "reduces by",

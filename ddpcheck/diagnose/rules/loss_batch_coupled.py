@@ -15,7 +15,8 @@ where blocks of samples change places; and it is not W times the reference's. Th
 in which the loss sees the outputs and targets of all ranks, with gradients, decides. A
 term that a module computes may pass by all outputs: where its mean over ranks is not
 one process's, the module sees all rows; and so does one that returns a number, where it
-passes on other rows than in one process.
+passes on other rows than in one process. Where a factor differs and no sample moves it,
+and gradients are taken of parameters, the run with their mean over ranks decides.
 
 Example
     import torch
@@ -54,7 +55,7 @@ from __future__ import annotations
 import dataclasses
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import common_factor
+from ddpcheck.diagnose.events import common_factor, input_diff
 from ddpcheck.diagnose.loss import (
     global_loss_fix,
     is_divided_by_counts,
@@ -79,9 +80,11 @@ def detect(case: Case) -> Proposal | None:
     if not case.has_cuts:
         return _unseen(case)
     if not case.couples:
-        return None
+        return _by_gradients(case)
     if case.losses_replicate:
         return None  # the value is global: collective/no-autograd and its kin
+    if _is_by_the_step(case):
+        return None  # forward/batch-coupled
     residual = max(residual for _, residual in case.ratios())
     told = (
         ratio_fact(case)
@@ -96,8 +99,43 @@ def detect(case: Case) -> Proposal | None:
     return dataclasses.replace(
         _of(facts, global_loss_fix(case)),
         evidence=ratio_evidence(case),
-        fallback=_inside_a_module(case) or whole,
+        fallback=_by_gradients(case) or _inside_a_module(case) or whole,
     )
+
+
+def _by_gradients(case: Case) -> Proposal | None:
+    """Proposes it on trial for a weight of a term that is made of gradients.
+
+    The norm of a term's gradient is one of all samples. Not by the outputs: a cut gets
+    none of what torch.autograd.grad takes.
+    """
+    events = case.rank_facts("events", "")
+    if not events or "G" not in events[0] or case.reduce_is_broken:
+        return None
+    facts = (
+        f"calls of torch.autograd.grad for parameters: {events[0].count('G')}; with the "
+        "mean of their gradients over ranks the runs are equal",
+        ratio_fact(case),
+    )
+    return dataclasses.replace(
+        _of(facts, ("autograd.averaged",)),
+        summary="the loss is weighted by gradients of the rank's own shard, from "
+        "torch.autograd.grad: no sum over samples, and DDP reduces what backward makes "
+        "and nothing else",
+        fix="average the gradients over ranks before their norms are taken",
+        code="(grad,) = torch.autograd.grad(term, weight, retain_graph=True)\n"
+        "if dist.is_initialized():\n"
+        "    dist.all_reduce(grad.div_(dist.get_world_size()))",
+        speculative=True,
+    )
+
+
+def _is_by_the_step(case: Case) -> bool:
+    """Returns whether the step has mixed samples, inputs and targets, before the loss."""
+    assert case.step is not None
+    found = case.step.reference.couplings
+    of_outputs = (*found.nudged.values(), *found.copied.values())
+    return input_diff(case) > case.close and max(of_outputs, default=0.0) <= case.close
 
 
 def _unseen(case: Case) -> Proposal | None:

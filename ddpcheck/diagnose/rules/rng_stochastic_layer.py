@@ -12,7 +12,8 @@ The forward draws, and the run differs. The run in which the draws are bound to 
 index of the sample (--noise sample) decides. A target that does not repeat itself in
 one process, though torch's generator rests, draws from elsewhere: no run decides. One
 that seeds numpy or random itself repeats itself: where a step makes the model's inputs,
-the run in which every random number is a constant decides.
+the run in which every random number is a constant decides. So it does for a torch
+generator that the target seeds by the rank, and for draws that ranks alone make.
 
 Example
     import torch
@@ -52,8 +53,8 @@ def detect(case: Case) -> Proposal | None:
     """Proposes noise bound to the sample where the forward draws random numbers."""
     if not case.repeats:
         return _unrepeatable()
-    if not case.facts["draws"] and case.facts["has_train_step"]:
-        return _by_own_generators(case)
+    if not case.facts["draws"]:  # of torch's own generator
+        return _by_other_generators(case)
     if not _draws_noise(case) or case.run.noise == "sample" or _same_stream(case):
         return None
     if rewritten(case, "before") == 0:
@@ -89,6 +90,67 @@ def detect(case: Case) -> Proposal | None:
     return dataclasses.replace(found, fallback=without)
 
 
+def _by_other_generators(case: Case) -> Proposal | None:
+    wrong = rows.first_wrong(case)
+    if wrong is not None and rows.overlap(case, wrong):
+        return None  # which samples a step takes is another matter
+    if _draws_by_seed_alone(case):
+        return _by_seed()
+    if _ranks_alone_draw(case):
+        return _by_ranks_alone()
+    if wrong is not None or not case.facts["has_train_step"]:
+        return None
+    return _by_own_generators(case)
+
+
+def _ranks_alone_draw(case: Case) -> bool:
+    if case.step is None:
+        return False
+    return not case.step.reference.draws and any(r.draws for r in case.step.ranks)
+
+
+def _by_ranks_alone() -> Proposal:
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the ranks draw random numbers where one process draws none, every rank "
+        "its own: an order or a choice that all must share differs",
+        facts=("with every random number a constant the runs are equal",),
+        fix="draw on one rank and send it to all, or seed alike on all ranks",
+        code="dist.broadcast(order, src=0)",
+        fixes=("target.constant_draws",),
+        speculative=True,
+        last_resort=True,
+    )
+
+
+def _draws_by_seed_alone(case: Case) -> bool:
+    """Returns whether every draw is a generator's that the target itself has seeded."""
+    if case.step is None:
+        return False
+    made = case.step.reference
+    return 0 < len(made.own_draws) == made.draws
+
+
+def _by_seed() -> Proposal:
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="random numbers are drawn with a generator of the target's own, whose "
+        "seed is another on every rank, so a shard sees other noise than the same "
+        "samples in the global batch",
+        facts=("with every random number a constant the runs are equal",),
+        fix="nothing is wrong with training where every rank is to have noise of its "
+        "own; for the same as in one process seed alike, draw for the global batch "
+        "and keep the rank's rows",
+        code="",
+        fixes=("target.constant_draws",),
+        benign=True,
+        speculative=True,
+        last_resort=True,
+    )
+
+
 def _draws_noise(case: Case) -> bool:
     """Returns whether random numbers are drawn by more than data loaders."""
     is_known = case.step is not None and case.step.reference.draws == 0
@@ -101,8 +163,8 @@ def _by_own_generators(case: Case) -> Proposal | None:
     Seeded by the target itself: one process repeats itself, and ranks draw for shards.
     """
     worst = input_diff(case)
-    if worst <= case.close or rows.first_wrong(case) is not None:
-        return None  # which samples a step takes is another matter
+    if worst <= case.close:
+        return None
     return Proposal(
         slug=SLUG,
         link=LINK,

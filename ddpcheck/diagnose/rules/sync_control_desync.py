@@ -59,6 +59,7 @@ from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import optimizer_runs_backwards, ranks_disagree, rewritten
 from ddpcheck.diagnose.faults import backwards_of_ranks, skipped_in
 from ddpcheck.diagnose.text import listed, names
+from ddpcheck.diagnose.unlike_numbers import other_numbers
 
 SLUG = "sync/control-desync"
 LINK = "update"
@@ -81,6 +82,8 @@ def detect(case: Case) -> Proposal | None:
     first = case.first_broken("gradients")
     if step is not None and (first is None or first > step):
         return _of_update(case, step, decided)
+    if (others := _of_all_ranks(case, first)) is not None:
+        return others
     return _of_later_step(first) if first and not case.run.faults else None
 
 
@@ -102,6 +105,30 @@ def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
         stands=decided == "updates",
         is_attempt=decided == "updates",
         speculative=decided is None,
+    )
+
+
+def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
+    """Returns the proposal for numbers that all ranks have and one process has not.
+
+    `first`: the step in which gradients differ first, None for none.
+    """
+    step = case.first_broken("weights")
+    if step is None or (first is not None and first <= step) or case.run.faults:
+        return None
+    told = next(other_numbers(case.outcome, case.rtol), None)
+    if told is None or told.step > step:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="gradients are one process's, and every rank updates its weights with "
+        f"other numbers: {told.name} is not what it is in one process",
+        facts=(f"{told.name} {told.text}",),
+        fix="step a scheduler once per update, whatever the number of ranks; where a "
+        "number is scaled with the ranks on purpose, accept this",
+        code="scheduler.step()  # once per update, not once per rank",
+        fixes=("update.schedule",),
     )
 
 

@@ -33,6 +33,7 @@ _MOST = 2_000  # things that are looked at
 _MOST_ENTRIES = 64  # of a list, or a dict
 _MOST_BYTES = 1 << 26  # of what moved in a step, and of an array that may have moved
 _MODULES_OWN = set(vars(nn.Module()))  # hooks and what torch keeps: not the user's
+_OPTIMIZERS_OWN = {"defaults", "state", "param_groups"}
 _CONTAINERS: tuple[type, ...] = (list, tuple, dict)
 
 
@@ -56,10 +57,12 @@ class Beside:
     Args:
         target: whose loss and training step are looked at.
         model: bare, built from the target.
+        optimizer: that trains it; what training code hangs on it is looked at.
     """
 
-    def __init__(self, target: Target, model: nn.Module) -> None:
+    def __init__(self, target: Target, model: nn.Module, optimizer: Any) -> None:
         self._roots = (target.loss, target.train_step)
+        self._optimizer = optimizer
         self._model = model
         self._marks: dict[str, tuple[Any, ...]] = {}
 
@@ -86,6 +89,7 @@ class Beside:
         walk = _Walk(self._model)
         for path, module in self._model.named_modules():
             walk.attributes("model" + (f".{path}" if path else ""), module)
+        walk.visit("optimizer", self._optimizer, None)
         for root in self._roots:
             walk.visit("loss" if root is self._roots[0] else "train_step", root, None)
         return walk.found
@@ -94,6 +98,7 @@ class Beside:
 def look(
     target: Target,
     model: nn.Module,
+    optimizer: Any,
     reader: Reader,
     spec: RunSpec,
     step: int,
@@ -106,7 +111,7 @@ def look(
     written = reader.names(QUANTITY, step)
     if not written:
         return
-    places = Beside(target, model).places()
+    places = Beside(target, model, optimizer).places()
     asked = arguments(spec.fixes, "state.beside")
     for name in written.keys() & places.keys():
         reference, place = reader.get(QUANTITY, step, name), places[name]
@@ -148,7 +153,7 @@ class _Walk:
             if write is not None:
                 self.found[path] = _of_float(value, write)
             return
-        if isinstance(value, type | torch.optim.Optimizer) or id(value) in self._seen:
+        if isinstance(value, type) or id(value) in self._seen:
             return
         self._left -= 1
         if self._left < 0:
@@ -164,6 +169,8 @@ class _Walk:
                 self.found[path] = place
         elif isinstance(value, nn.Module):
             self._module(path, value)
+        elif isinstance(value, torch.optim.Optimizer):
+            self._hung_on(path, value)
         elif isinstance(value, _CONTAINERS):
             for key, held in _entries(value):
                 self.visit(f"{path}[{key!r}]", held, _writer(value, key))
@@ -205,6 +212,13 @@ class _Walk:
         held = vars(module)
         own = {n: v for n, v in held.items() if n not in _MODULES_OWN}
         self._held(path, own, held, type(module))
+
+    def _hung_on(self, path: str, optimizer: torch.optim.Optimizer) -> None:
+        """Visits what is not the optimizer's: its state follows from gradients."""
+        for name, value in list(vars(optimizer).items()):
+            if not name.startswith("_") and name not in _OPTIMIZERS_OWN:
+                write = _writer(vars(optimizer), name)
+                self.visit(f"{path}.{name}", value, write)
 
     def _held(
         self, path: str, named: dict[str, Any], holder: dict[str, Any], kind: type

@@ -342,6 +342,29 @@ def train_step(model, optimizer, batch):
         _VALIDATED.replace("MODEL", "nn.Sequential(nn.Linear(4, 3), Offset())"),
         [("sync/collective-mismatch", True)],
     ),
+    # The graph has saved a buffer, and to see what the module is like it runs again.
+    "shares-summed-without-autograd-beside-a-buffer-in-the-graph": (
+        """
+class Coder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 3)
+        self.register_buffer("codes", torch.randn(3, 5))
+    def forward(self, x):
+        shares = (self.body(x) @ self.codes).softmax(-1)
+        mean = shares.mean(0)
+        if dist.is_initialized():
+            mean = mean.clone()
+            dist.all_reduce(mean)
+            mean = mean / world()
+        return shares.log(), (mean * mean.log()).sum()
+model = Coder()
+batch = torch.randn(8, 4), torch.arange(8) % 5
+def loss(output, target):
+    return nn.functional.nll_loss(output[0], target) + output[1]
+""",
+        [("collective/no-autograd", True)],
+    ),
 }
 # Without buffers nothing is sent, and the module inside sends nothing ever.
 SOUND = {

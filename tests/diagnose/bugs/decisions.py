@@ -118,4 +118,30 @@ def loss(output, target):
 """,
         [("state/buffer-broadcast-overwrites", True)],
     ),
+    "scheduler-that-steps-once-per-rank": (
+        """
+model = nn.Linear(4, 3)
+def optimizer(params):
+    made = torch.optim.SGD(params, lr=0.5)
+    made.scheduler = torch.optim.lr_scheduler.ExponentialLR(made, 0.9)
+    return made
+"""
+        + STEP
+        + """
+    loss(model(x), y).backward()
+    optimizer.step()
+    for _ in range(world()):
+        optimizer.scheduler.step()
+""",
+        [("sync/control-desync", True)],
+    ),
+    # All ranks the same, from the first update on.
+    "rate-that-is-scaled-with-the-ranks": (
+        """
+model = nn.Linear(4, 3)
+def optimizer(params):
+    return torch.optim.SGD(params, lr=0.1 * world())
+""",
+        [("sync/control-desync", True)],
+    ),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.diagnose.bugs.step import STEP
+
 # Labels on two ranks: 3 and 2, then 2 and 3, then 4 and 1.
 _WEIGHED = """
 model = nn.Linear(4, 3)
@@ -47,6 +49,24 @@ BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
     "hook-that-adds-up-beside-a-masked-mean": (
         _STALE.replace("FACTOR", "1.0"),
         [("loss/local-normalizer", True), ("sync/comm-hook-semantics", True)],
+    ),
+    # What goes back through a module is kept by a hook of its own.
+    "hook-that-keeps-what-goes-back-in-a-summed-loss": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+kept = {}
+def keep(layer, into, out):
+    kept[layer] = out[0]
+for layer in (model[0], model[2]):
+    layer.register_full_backward_hook(keep)
+"""
+        + STEP
+        + """
+    nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
+    assert [len(kept.pop(layer)) for layer in list(kept)] == [len(x)] * 2
+    optimizer.step()
+""",
+        [("loss/sum-reduction", True)],
     ),
 }
 SOUND = {

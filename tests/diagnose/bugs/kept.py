@@ -132,4 +132,32 @@ loss = nn.CrossEntropyLoss()
             ("state/buffer-broadcast-overwrites", True),
         ],
     ),
+    # The sampler hangs on the optimizer, and weighs by what the shard has shown.
+    "history-on-the-optimizer": (
+        """
+class History:
+    def __init__(self):
+        self.losses = torch.ones(4, dtype=torch.float64)
+    def weights(self, t):
+        return self.losses.mean() / self.losses[t]
+    def update(self, t, losses):
+        for at, value in zip(t.tolist(), losses.tolist()):
+            self.losses[at] = 0.5 * self.losses[at] + 0.5 * value
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.arange(8) // 2
+def optimizer(params):
+    made = torch.optim.SGD(params, lr=0.1)
+    made.history = History()
+    return made
+def train_step(model, optimizer, batch):
+    x, t = batch
+    optimizer.zero_grad()
+    losses = model(x).square().mean(1)
+    weights = optimizer.history.weights(t)
+    optimizer.history.update(t, losses.detach())
+    (weights * losses).mean().backward()
+    optimizer.step()
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
 }

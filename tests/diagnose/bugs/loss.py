@@ -661,7 +661,7 @@ def loss(output, target):
     (0.7 * loss(output, y) + 0.3 * loss(output, y.flip(0))).backward()
     optimizer.step()
 """,
-        [("loss/batch-coupled", True)],
+        [("forward/batch-coupled", True)],
     ),
     # The loss goes backward to the vectors, and these, chunk by chunk, to the model.
     "pairs-of-vectors-that-are-made-twice": (

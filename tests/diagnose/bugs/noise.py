@@ -42,4 +42,48 @@ model = Net()
 """,
         [("rng/stochastic-layer", True)],
     ),
+    # The target seeds its own generator, by the rank.
+    "points-drawn-by-seed-and-rank": (
+        NET
+        + STEP
+        + """
+    g = torch.Generator().manual_seed(7 + rank())
+    mixed = x + torch.rand(len(x), 1, generator=g, dtype=x.dtype)
+    loss(model(mixed), y).backward()
+    optimizer.step()
+""",
+        [("rng/stochastic-layer", True)],
+    ),
+    "candidates-drawn-by-seed-and-rank": (
+        NET
+        + STEP
+        + """
+    g = torch.Generator().manual_seed(17 * rank())
+    others = torch.randint(0, 3, (2,), generator=g)
+    output = model(x)
+    (loss(output, y) + output[:, others].square().mean()).backward()
+    optimizer.step()
+""",
+        [("rng/stochastic-layer", True)],
+    ),
+    # One process draws nothing; what the ranks draw is an order that all must share.
+    "order-that-is-not-sent": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+    def forward(self, x):
+        hidden = self.body(x)
+        if dist.is_initialized():
+            order = torch.randperm(len(x) * world())
+            every = torch.cat(dnn.all_gather(hidden))[order].tanh()
+            mine = every.chunk(world())[rank()]
+            every = torch.cat(dnn.all_gather(mine))
+            return self.head(every[order.argsort()].chunk(world())[rank()])
+        return self.head(hidden.tanh())
+model = Net()
+""",
+        [("rng/stochastic-layer", True)],
+    ),
 }

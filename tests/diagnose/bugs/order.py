@@ -29,7 +29,7 @@ def train_step(model, optimizer, batch):
     (0.7 * entropy(output, y) + 0.3 * entropy(output, y.roll(1))).backward()
     optimizer.step()
 """,
-        [("loss/batch-coupled", True)],
+        [("forward/batch-coupled", True)],
     ),
     # Pairs stay pairs in another order of shards: only their number differs.
     "masked-pairs": (

@@ -82,4 +82,49 @@ def loss(output, known):
 """,
         [("loss/sum-reduction", True)],
     ),
+    # One output is made of the other, and the step differentiates between them.
+    "slope-between-two-outputs-of-a-summed-loss": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.style, self.image = nn.Linear(4, 5), nn.Linear(5, 6)
+    def forward(self, x):
+        w = self.style(x)
+        return self.image(w.tanh()), w
+model = Net()
+"""
+        + STEP
+        + """
+    image, w = model(x)
+    (slope,) = torch.autograd.grad(image.square().sum(), w, create_graph=True)
+    (image.square().sum() + slope.square().sum()).backward()
+    optimizer.step()
+""",
+        [("loss/sum-reduction", True)],
+    ),
+    # The weight of a term is a ratio of two norms, both of the shard's gradients.
+    "weight-by-gradients-of-the-shard": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.judge = nn.Linear(3, 1)
+    def forward(self, x):
+        out = self.last(self.body(x).tanh())
+        return out, self.judge(out)
+model = Net()
+"""
+        + STEP
+        + """
+    out, score = model(x)
+    first, second = loss(out, y), -score.mean()
+    last = getattr(model, "module", model).last.weight
+    a, b = (torch.autograd.grad(v, last, retain_graph=True)[0] for v in (first, second))
+    (first + (a.norm() / b.norm()).detach() * second).backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
 }

@@ -39,7 +39,8 @@ def _loss(output: Tensor, _: Tensor) -> Tensor:
 
 
 def _beside(model: nn.Module) -> Beside:
-    return Beside(cast("Target", SimpleNamespace(loss=_loss, train_step=None)), model)
+    target = cast("Target", SimpleNamespace(loss=_loss, train_step=None))
+    return Beside(target, model, None)
 
 
 def test_places_are_named_as_code_names_them() -> None:
@@ -50,6 +51,17 @@ def test_places_are_named_as_code_names_them() -> None:
         "kept['scale']",
         "kept['means'][0]",
     }
+
+
+def test_what_hangs_on_the_optimizer_is_beside_the_model() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1)).backward()
+    optimizer.step()  # has a state of its own now
+    setattr(optimizer, "control", SimpleNamespace(scale=0.5, step=3))  # noqa: B010
+    target = cast("Target", SimpleNamespace(loss=None, train_step=None))
+    places = Beside(target, model, optimizer).places()
+    assert set(places) == {"optimizer.control.scale"}
 
 
 def test_moved_is_what_was_replaced_or_written_since() -> None:
@@ -81,4 +93,4 @@ def test_places_are_written_in_place() -> None:
 def test_the_models_own_tensors_are_not_beside_it() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     holder = SimpleNamespace(loss=lambda o, _: model(o), train_step=None)
-    assert not Beside(cast("Target", holder), model).places()
+    assert not Beside(cast("Target", holder), model, None).places()
