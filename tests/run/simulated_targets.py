@@ -6,6 +6,7 @@ Called by name in ranks: `target(kind)`.
 from __future__ import annotations
 
 import contextlib
+import copy
 from typing import Any
 
 import torch
@@ -165,6 +166,24 @@ def scheduled(model: Any, optimizer: Any, rows: Any) -> None:
     optimizer.step()
 
 
+def copied(model: Any, optimizer: Any, rows: Any) -> None:
+    """Trains towards what a copy of the wrapper says, as of a step before."""
+    teacher = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        goal = teacher(rows[0])
+    optimizer.zero_grad()
+    (loss(model(rows[0]), rows[1]) + loss(model(rows[0]), 0.5 * goal)).backward()
+    optimizer.step()
+
+
+def copied_with_gradients(model: Any, optimizer: Any, rows: Any) -> None:
+    """Asks a copy of the wrapper for gradients, which no optimizer has."""
+    optimizer.zero_grad()
+    loss(copy.deepcopy(model)(rows[0]), rows[1]).backward()
+    loss(model(rows[0]), rows[1]).backward()
+    optimizer.step()
+
+
 def searched(model: Any, optimizer: Any, rows: Any) -> None:
     """Asks for the loss several times a step; the optimizer keeps lists."""
 
@@ -231,6 +250,9 @@ _KINDS: dict[str, dict[str, Any]] = {
     "unsynchronised": {"train_step": unsynchronised, "model": _net(norm=True)},
     "twice": {"train_step": twice, "optimizer": _adamw, "model": _net(norm=True)},
     "scheduled": {"train_step": scheduled},
+    "copied": {"train_step": copied},
+    "copied-with-gradients": {"train_step": copied_with_gradients},
+    "copied-buffers": {"train_step": copied, "model": _net(norm=True)},
     "searched": {"train_step": searched, "optimizer": _lbfgs},
     "adversarial": {
         "model": Pair,

@@ -73,6 +73,7 @@ def _unlike(real: Quantity, played: Quantity) -> list[tuple[str, int]]:
         (_own("accumulated"), 3, {}, "equivalent"),
         (_own("scheduled"), 3, {}, "equivalent"),
         (_own("searched"), 3, {}, "equivalent"),
+        (_own("copied"), 3, {}, "equivalent"),
         (_own("adversarial"), 3, {}, "equivalent"),
         (_own("in-parts"), 3, {}, "equivalent"),
         (_own("unsynchronised"), 2, {}, "divergent"),
@@ -129,8 +130,16 @@ def test_parameters_without_gradient_raise_in_the_second_step_of_both(
             "every rank keeps a buffer of its own: norm.running_mean",
         ),
         (_own("hook"), "a communication hook changes what DDP reduces"),
+        (
+            _own("copied-with-gradients"),
+            "a copy of DistributedDataParallel is called with gradients",
+        ),
+        (
+            _own("copied-buffers"),
+            "a copy of DistributedDataParallel sends its buffers",
+        ),
     ],
-    ids=["global", "gathered", "caught", "own-buffers", "hook"],
+    ids=["global", "gathered", "caught", "own-buffers", "hook", "copied", "buffers"],
 )
 def test_what_cannot_be_played_is_not_checked_and_says_why(
     pool: Pool, ref: TargetRef, why: str

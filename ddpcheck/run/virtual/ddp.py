@@ -123,6 +123,8 @@ def installed(world: World) -> Iterator[list[Wrapper]]:
         "_register_builtin_comm_hook": _refuse_hook,
         "_set_static_graph": _set_static_graph,
         "join": _join,
+        "__getstate__": _state_of_copy,
+        "__setstate__": nn.Module.__setstate__,
     }
     with contextlib.ExitStack() as stack:
         for name, function in replaced.items():
@@ -205,11 +207,28 @@ def _broadcasts(given: dict[str, Any]) -> bool:
 
 
 def _forward(world: World, self: Any, *args: Any, **kwargs: Any) -> Any:
-    wrapper: Wrapper = self.__dict__["_ddpcheck_wrapper"]
+    wrapper: Wrapper | None = self.__dict__.get("_ddpcheck_wrapper")
+    if wrapper is None:
+        return _forward_of_copy(self, *args, **kwargs)
     wrapper.before_forward(world.rank)
     output = self.module(*args, **kwargs)
     wrapper.after_forward(syncs=self.require_backward_grad_sync)
     return output
+
+
+def _state_of_copy(self: Any) -> dict[str, Any]:
+    """A copy, an average say, is no wrapper that the ranks train by."""
+    return {k: v for k, v in self.__dict__.items() if k != "_ddpcheck_wrapper"}
+
+
+def _forward_of_copy(self: Any, *args: Any, **kwargs: Any) -> Any:
+    if self.broadcast_buffers and any(True for _ in self.module.buffers()):
+        message = "a copy of DistributedDataParallel sends its buffers"
+        raise NotSimulatedError(message)
+    if torch.is_grad_enabled():
+        message = "a copy of DistributedDataParallel is called with gradients"
+        raise NotSimulatedError(message)
+    return self.module(*args, **kwargs)
 
 
 def _refuse_hook(*_: Any, **__: Any) -> None:
