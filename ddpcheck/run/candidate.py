@@ -202,6 +202,7 @@ class _Candidate:
     ) -> Training:
         gives = "gradients.one_process" in self.spec.fixes
         optimizer = models.make_optimizer(self.target, wrapped)
+        kept = beside.Beside(self.target, self._bare, optimizer)
         return Training(
             target=self.target,
             model=wrapped,
@@ -210,7 +211,7 @@ class _Candidate:
             recorder=GivingRecorder(recorder) if gives else recorder,
             loss=self._loss(),
             around_step=lambda step: self._around(step, size),
-            after_step=lambda: self._after_step(names, wrapped, optimizer),
+            after_step=lambda: self._after_step(names, wrapped, kept),
             on_update=self.seen.updated,
             after_update=lambda held: recorder.sharing.updated(
                 held, reduces=self.seen.reduces_in_update
@@ -219,21 +220,15 @@ class _Candidate:
             vector_loss=self.spec.world_size if self.spec.mode == "dp" else 0,
         )
 
-    def _after_step(self, names: Names, wrapped: nn.Module, optimizer: Any) -> None:
+    def _after_step(
+        self, names: Names, wrapped: nn.Module, kept: beside.Beside
+    ) -> None:
         if self._rewrites is not None:
             self._rewrites.end()
         rounding.jitter(wrapped, self.spec.jitter)
         fixes.after_step(wrapped, self.spec.fixes)
         noted = self.facts.setdefault("beside", {})
-        beside.look(
-            self.target,
-            self._bare,
-            optimizer,
-            self.reader,
-            self.spec,
-            self._step,
-            noted,
-        )
+        beside.look(kept, self.reader, self.spec, self._step, noted)
         modules = fix_names.argument(self.spec.fixes, "state.one_process")
         if modules is None:
             return

@@ -96,9 +96,7 @@ class Beside:
 
 
 def look(
-    target: Target,
-    model: nn.Module,
-    optimizer: Any,
+    kept: Beside,
     reader: Reader,
     spec: RunSpec,
     step: int,
@@ -111,7 +109,7 @@ def look(
     written = reader.names(QUANTITY, step)
     if not written:
         return
-    places = Beside(target, model, optimizer).places()
+    places = kept.places()
     asked = arguments(spec.fixes, "state.beside")
     for name in written.keys() & places.keys():
         reference, place = reader.get(QUANTITY, step, name), places[name]
