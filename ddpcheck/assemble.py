@@ -31,13 +31,13 @@ _LEFT_OUT = {
 _OF_RANKS = ("gradients", "weights")  # what all ranks must have alike
 # Times the tolerance: an update so large would have shown a wrong gradient.
 _VISIBLE = 1e3
-# Ranks may share a GPU, where one process has it for itself.
 # What a rank did that was ended, by the kind of its outcome.
 _WAITED = {
     "stopped": "for the others",
     "stuck": "for what no rank sends",
     "hung": "until the deadline",
 }
+# Ranks may share a GPU, where one process has it for itself.
 _GPU_IS_FULL = "OutOfMemoryError: CUDA"
 
 

@@ -172,7 +172,7 @@ def _run(arguments: list[str], member: Member | None = None) -> int:  # noqa: PL
     if args.render is not None:
         return commands.render(args.render, args.format or "terminal", wanted)
     if args.suite:
-        return commands.suite(_given(args))
+        return commands.suite(_given(args), wanted)
     command = shlex.join(["ddpcheck", *arguments])
     return commands.check(
         args.target,

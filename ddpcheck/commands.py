@@ -19,6 +19,16 @@ from ddpcheck.report import EXIT_NOT_CHECKED, Report
 if TYPE_CHECKING:
     from ddpcheck.nodes import Member
 
+_OF_SUITE = (
+    "world_sizes",
+    "modes",
+    "batch_norm",
+    "loss",
+    "dtype",
+    "device",
+    "tolerance",
+    "timeout_s",
+)
 RENDER_FORMATS = ("terminal", "html", "junit", "github", "sarif")
 
 
@@ -158,12 +168,37 @@ def _split(target: str, names: Mapping[str, str]) -> tuple[Path, dict[str, str]]
     return Path(head), {**names, "model": name}
 
 
-def suite(given: Mapping[str, Any]) -> int:
-    """Runs the conformance matrix on this machine."""
+def suite(given: Mapping[str, Any], wanted: Outputs) -> int:
+    """Runs the conformance matrix on this machine.
+
+    Raises:
+        UsageError: option-suite.
+    """
+    fields = [name for name in output.FIELDS.values() if getattr(wanted, name)]
+    for name in [*given, *fields, *(["github"] if wanted.github else [])]:
+        if name not in _OF_SUITE:
+            _refuse_in_suite("--no-fix" if name == "fix" else _option(name))
     from ddpcheck import suite as suites  # noqa: PLC0415
 
-    exit_code: int = suites.main(settings.make(given, {}))
+    options = settings.make(given, {})
+    exit_code: int = suites.main(options, is_quiet=wanted.quiet)
     return exit_code
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _refuse_in_suite(option: str) -> None:
+    raise UsageError(
+        Problem(
+            slug="option-suite",
+            message=f"--suite takes no {option}",
+            expected=", ".join(map(_option, _OF_SUITE)),
+            found=option,
+            fix=f"leave {option} out",
+        )
+    )
 
 
 def demo(wanted: Outputs) -> int:

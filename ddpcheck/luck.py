@@ -47,8 +47,8 @@ def _of_order(session: Session, outcome: RunOutcome, limit: Tolerance) -> list[s
     if run.verdict != "divergent" or run.faults or worst is None or worst.excess <= 1:
         return []
     return [
-        f"equal on this batch as it falls on the shards; with its samples in another "
-        f"order {worst.name} differs by {worst.rel_diff:.3g} at world size "
-        f"{run.world_size}: the shards happen to hold the same counts, or belong "
+        "equal because of how this batch falls on the shards: with its samples in "
+        f"another order {worst.name} differs by {worst.rel_diff:.3g} at world size "
+        f"{run.world_size}; the shards happen to hold the same counts, or belong "
         "together"
     ]

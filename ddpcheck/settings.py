@@ -136,7 +136,7 @@ def _or(choices: tuple[str, ...]) -> str:
 SETTINGS = (
     Setting(
         name="world_sizes",
-        expected="whole numbers from 1, parted by commas",
+        expected="whole numbers from 1, separated by commas",
         example="2,4,8",
         read=_world_sizes,
     ),
@@ -148,19 +148,19 @@ SETTINGS = (
     ),
     Setting(
         name="simulate",
-        expected="whole numbers from 1, parted by commas",
+        expected="whole numbers from 1, separated by commas",
         example="256,1024,4096",
         read=_world_sizes,
     ),
     Setting(
         name="batch_norm",
-        expected=f"some of {_or(BATCH_NORM_MODES)}, parted by commas",
+        expected=f"some of {_or(BATCH_NORM_MODES)}, separated by commas",
         example="asis,sync",
         read=_some_of(BATCH_NORM_MODES),
     ),
     Setting(
         name="loss",
-        expected=f"some of {_or(LOSSES)}, parted by commas",
+        expected=f"some of {_or(LOSSES)}, separated by commas",
         example="mean,masked",
         read=_some_of(LOSSES),
     ),
@@ -189,7 +189,7 @@ SETTINGS = (
     Setting(
         name="accept",
         expected="slugs of --rules, each with a reason",
-        example="numeric/reassociation=known",
+        example="norm/local-batch-stats=known",
         read=_accept,
     ),
     Setting(name="fix", expected="true or false", example="false", read=_yes_or_no),

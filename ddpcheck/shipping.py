@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import sys
-from collections.abc import Iterator
+import types
+from collections import ChainMap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,10 +33,39 @@ def pack(thing: Any, path: Path) -> None:
 
     with _by_value(cloudpickle):
         try:
-            data: bytes = cloudpickle.dumps(thing)
+            data = _pickled(cloudpickle, thing)
         except Exception as error:
             raise _unpicklable(error) from error
     path.write_bytes(data)
+
+
+def _pickled(cloudpickle: Any, thing: Any) -> bytes:
+    """Returns the pickle, in which code says what file it is from.
+
+    cloudpickle 3.1.3 leaves that out; findings and stacks need it.
+    """
+    known = getattr(cloudpickle.Pickler, "dispatch_table", {})
+    usual = known.get(types.CodeType)
+    if usual is None:
+        data: bytes = cloudpickle.dumps(thing)
+        return data
+
+    def reduce(code: types.CodeType) -> Any:
+        make, arguments = usual(code)[:2]
+        return _code_of_file, (make, arguments, code.co_filename)
+
+    table = ChainMap({types.CodeType: reduce}, known)
+    # A pickler reads its class's table when it is made.
+    kind = type("Pickler", (cloudpickle.Pickler,), {"dispatch_table": table})
+    stream = io.BytesIO()
+    kind(stream).dump(thing)
+    return stream.getvalue()
+
+
+def _code_of_file(
+    make: Callable[..., types.CodeType], arguments: tuple[Any, ...], path: str
+) -> types.CodeType:
+    return make(*arguments).replace(co_filename=path)
 
 
 def unpack(path: str) -> Any:

@@ -59,7 +59,7 @@ class TargetRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A model, its batch, its loss, and how it is trained. DESIGN section 3."""
+    """A model, its batch, its loss, and how it is trained: what a file defines."""
 
     name: str
     model: Any

@@ -56,7 +56,7 @@ def loss(output, target):
 #     optimizer.step()
 #
 # world_sizes = [2, 4, 8]
-# simulate = [16]  # DDP at more ranks, in one process; none without a sample
+# simulate = [16]  # more ranks, played by one process; at most one per sample
 # tolerance = 1e-9
 # accept = {{"norm/local-batch-stats": "the batch norms are frozen after warm-up"}}
 '''

@@ -85,8 +85,9 @@ the same kind, or more memory will do.
     "option-suite": """
 --suite runs a matrix of its own and takes few options.
 
-Its world sizes are 1, 2, 3, 4, 8 and 16, its modes dp and ddp; --timeout-s, --quiet
-and --verbose apply. Leave the others out.
+--world-sizes (of 1, 2, 3, 4, 8 and 16), --modes (of dp and ddp), --batch-norm and
+--loss choose cells; --dtype (float64 or float32), --device, --tolerance and --timeout-s
+set them. It prints a table, with --quiet the failures alone. Leave the others out.
 """,
     "option-usage": """
 The command line is not one that ddpcheck knows.
@@ -128,7 +129,7 @@ a larger batch.
 --render needs a report that ddpcheck wrote.
 
 That is reports/TARGET/report.json, or what --json wrote. The message says why the
-file is none: not JSON, another format number, or fields that a report has not.
+file is none: not JSON, another format number, or unknown fields.
 """,
     "settings-file": """
 pyproject.toml is not valid TOML.

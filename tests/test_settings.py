@@ -59,7 +59,7 @@ def test_text_is_read(name: str, text: Any, value: Any) -> None:
         ("timeout_s", "inf", "--timeout-s 60"),
         ("seed", "-1", "--seed 0"),
         ("seed", "2147483648", "--seed 0"),  # numpy takes 32 bits
-        ("accept", ["sum"], "--accept numeric/reassociation=known"),
+        ("accept", ["sum"], "--accept norm/local-batch-stats=known"),
     ],
 )
 def test_wrong_text_is_a_usage_error_with_a_fix(name: str, text: Any, fix: str) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,18 @@ def test_module_that_only_this_process_can_import_goes_by_value(folder: Path) ->
     (folder / "elsewhere").mkdir()
     module = _load(folder / "elsewhere" / "hidden_module.py")
     assert _in_another_process(module, folder) == "False 2 5"
+
+
+def test_code_that_goes_by_value_says_what_file_it_is_from(folder: Path) -> None:
+    module = _load(folder / "test_of_user_module.py")
+
+    def outer() -> Any:
+        return lambda: module  # an inner code object
+
+    shipping.pack((module.plus, outer), folder / "pickled")
+    plus, made = shipping.unpack(str(folder / "pickled"))
+    assert plus.__code__.co_filename == str(folder / "test_of_user_module.py")
+    assert {f.__code__.co_filename for f in (made, made())} == {__file__}
 
 
 def test_what_cannot_be_pickled_is_a_usage_error(tmp_path: Path) -> None:

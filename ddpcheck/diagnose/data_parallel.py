@@ -60,7 +60,7 @@ def explain_faults(
     if not faulty:
         return runs
     spec = outcomes[faulty[0]].spec
-    case = DataParallelCase(run=runs[faulty[0]], ddp_is_fine=False)
+    case = DataParallelCase(run=runs[faulty[0]])
     for rule in DATA_PARALLEL_FAULT_RULES:
         proposal = rule.detect(case)
         mended = session.run([spec.but(fixes=spec.fixes + proposal.fixes)])[0]
@@ -96,7 +96,6 @@ def _own(
     facts = outcomes[rest[0]].reference.facts
     case = DataParallelCase(
         run=run,
-        ddp_is_fine=True,
         has_batch_norm=facts["has_batch_norm"] and LOCAL_STATISTICS not in known,
     )
     before = assemble.worst_excess(run)
@@ -117,8 +116,15 @@ def _own(
             after, verified = assemble.worst_excess(same[0]), True
         if not verified and may_fail:
             continue
-        return _finding(proposal, rest, before, after, verified=verified)
+        found = _finding(proposal, rest, before, after, verified=verified)
+        if not ddp_is_fine:
+            return found
+        return dataclasses.replace(found, facts=(*found.facts, _fine(run)))
     return _unknown(outcomes[rest[0]], run, rest, ddp_is_fine=ddp_is_fine)
+
+
+def _fine(run: Run) -> str:
+    return f"DDP at world size {run.world_size} equals one process"
 
 
 def _mends_a_step(session: Session, fixed: RunSpec, limit: Tolerance) -> bool:
@@ -147,7 +153,9 @@ def _finding(
             verified=verified,
             excess_before=before,
             excess_after=after,
+            safe=proposal.safe,
         ),
+        benign=proposal.benign,
     )
 
 
@@ -171,7 +179,7 @@ def _unknown(
             "weight decay and momentum move; one process gives them none"
         )
     if ddp_is_fine:
-        facts.append(f"DDP at world size {run.world_size} equals one process")
+        facts.append(_fine(run))
     if facts_of_one["asks_distributed"]:
         facts.append(
             "the target asks torch.distributed, and DataParallel has no group: what it "

@@ -14,10 +14,8 @@ __all__ = ["DataParallelCase", "Proposal"]
 class DataParallelCase:
     """A divergence that DataParallel alone has.
 
-    `ddp_is_fine`: DDP at the same world size was run, and equals one process.
     `has_batch_norm`: of torch's, and no finding of DDP's runs blames it.
     """
 
     run: Run
-    ddp_is_fine: bool
     has_batch_norm: bool = False

@@ -76,7 +76,7 @@ def warnings(outcomes: Sequence[RunOutcome], runs: Sequence[Run]) -> list[str]:
             return [
                 f"kept beside the model, not judged: {names(sorted(worst))} on ranks "
                 f"differ from one process, by up to {number(max(worst.values()))} "
-                f"relative at world size {run.world_size}; nothing judged depends on "
-                "it, evaluation or a checkpoint may"
+                f"relative at world size {run.world_size}; no compared value "
+                "depends on it, but evaluation or a checkpoint may"
             ]
     return []

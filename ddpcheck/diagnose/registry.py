@@ -91,7 +91,7 @@ DATA_PARALLEL_RULES: tuple[ModuleType, ...] = (
     dp_thread_context,
 )
 
-# What other rules say of DataParallel alone.
+# All that look at DataParallel alone: its rules, then what others say of replicas.
 DATA_PARALLEL_DETECTORS: tuple[Callable[[DataParallelCase], Proposal | None], ...] = (
     *(rule.detect for rule in DATA_PARALLEL_RULES),
     norm_local_batch_stats.detect_in_replicas,

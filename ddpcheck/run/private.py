@@ -31,10 +31,10 @@ Looked up as text; where a torch lacks one, nothing is done that needs it:
 
     _clip_grads_with_norm_                         clipping: it is not noticed
     _comm_hooks                                    fixes: DDP is built anew without them
-    _former_parameters, _is_replica                data_parallel_fixes: as _parameters
+    _former_parameters, _is_replica                fixes/replicas: as _parameters
     _ddp_params_and_buffers_to_ignore, _set_static_graph, _register_builtin_comm_hook
-                                                   virtual_ddp: nothing to refuse
-    _allgather_base, _reduce_scatter_base          virtual_group: nothing to refuse
+                                                   virtual/ddp: nothing to refuse
+    _allgather_base, _reduce_scatter_base          virtual/group: nothing to refuse
     _orig_mod, _fsdp_wrapped_module                names: nothing to strip
     _engine_run_backward                           rank_table: a frame like any other
 

@@ -54,7 +54,7 @@ from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader
 
 _SEEDS_APART = 1_000_003  # between the steps of one rank
-# What torch says where a collective looks for a backend in the group of virtual_group.
+# What torch says where a collective looks for a backend in virtual/group.py's group.
 _NO_BACKEND = "No backend type associated with device type"
 
 

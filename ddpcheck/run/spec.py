@@ -27,7 +27,7 @@ class RunSpec:
     the model. It is what DDP should have done. "sim" is DDP with all ranks played by
     one process.
 
-    `fixes` are interventions by name (see ddpcheck.diagnose.interventions).
+    `fixes` are interventions by name (see ddpcheck/run/fixes/apply.py).
     `permute` reorders the batch and rescales the backward pass: the same mathematics
     with other rounding, the measure of a run's own noise. 0: not at all; 1: samples at
     random; W: the W shards, last one first. `jitter` changes the batch, and weights

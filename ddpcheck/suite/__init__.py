@@ -30,13 +30,14 @@ __all__ = ["main"]
 _NOTHING_RAN = 3
 
 
-def main(options: Options, *, quick: bool = False) -> int:
+def main(options: Options, *, quick: bool = False, is_quiet: bool = False) -> int:
     """Runs the matrix, prints a table; returns 0, 1 (a cell failed) or 3 (none ran).
 
     Args:
-        options: world_sizes, modes, batch_norm, loss, dtype, device and timeout_s
-            choose and set cells; ("asis",) for batch_norm and loss means all.
+        options: world_sizes, modes, batch_norm, loss, dtype, device, tolerance and
+            timeout_s choose and set cells; ("asis",) for batch_norm and loss means all.
         quick: at 8 and 16 ranks only the cases of `cells.LARGE_CASES`.
+        is_quiet: prints failures and the last line, and no progress.
 
     Raises:
         UsageError: option-suite, environment-no-gpu.
@@ -46,7 +47,10 @@ def main(options: Options, *, quick: bool = False) -> int:
     broken = ""
     settings = _settings(options)
     what = Preload(modules=PRELOAD_MODULES)
-    with Progress(sys.stderr) as say, Pool(what, timeout_s=options.timeout_s) as pool:
+    with (
+        Progress(sys.stderr, wanted=not is_quiet) as say,
+        Pool(what, timeout_s=options.timeout_s) as pool,
+    ):
         try:
             pool.device = options.run_device
             pool.start()
@@ -57,7 +61,8 @@ def main(options: Options, *, quick: bool = False) -> int:
         except (PreloadError, SuiteError) as error:
             broken = str(error).rstrip() + "\n"
     if results:
-        sys.stdout.write(table.render(results))
+        show = table.short if is_quiet else table.render
+        sys.stdout.write(show(results))
     if broken:
         sys.stdout.write(
             f"stopped after {len(results)} of {len(chosen)} cells\n{broken}"

@@ -23,12 +23,15 @@ FAILED     anything else; the world sizes are listed below
 def render(results: Iterable[Result]) -> str:
     """Returns the table, its legend, the failures, and the counts last."""
     found = list(results)
+    return "\n".join([_table(found), LEGEND, short(found)])
+
+
+def short(results: Iterable[Result]) -> str:
+    """Returns the failures, and the counts last."""
+    found = list(results)
     failures = [result.why for result in found if result.status == "FAILED"]
-    parts = [_table(found), LEGEND]
-    if failures:
-        parts.append("\n".join(failures) + "\n")
-    parts.append(summary(found))
-    return "\n".join(parts)
+    told = ["\n".join(failures) + "\n"] if failures else []
+    return "\n".join([*told, summary(found)])
 
 
 def summary(results: Iterable[Result]) -> str:

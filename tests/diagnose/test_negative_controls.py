@@ -56,7 +56,7 @@ def test_data_that_hid_a_local_count_is_warned_of(pool: Pool, tmp_path: Path) ->
     source = CONTROLS["ignored-targets-in-equal-numbers"]
     report = checked(pool, tmp_path, HEAD + source)
     assert report.warnings == (
-        "equal on this batch as it falls on the shards; with its samples in another "
-        "order weight differs by 0.461 at world size 2: the shards happen to hold the "
-        "same counts, or belong together",
+        "equal because of how this batch falls on the shards: with its samples in "
+        "another order weight differs by 0.461 at world size 2; the shards happen to "
+        "hold the same counts, or belong together",
     )

@@ -105,7 +105,10 @@ def _of_rows(case: Case) -> Proposal | None:
         "process does: order, axis or labels",
         facts=(
             f"{case.loss_collectives} collectives called in one step",
-            *(shown or ["with labels counted from the rank's first row it is right"]),
+            *(
+                shown
+                or ["with labels that start at the rank's first row the loss is right"]
+            ),
         ),
         fix="fix the layout (labels offset by rank, cat or stack, order of views); test that "
         "one rank equals no group",

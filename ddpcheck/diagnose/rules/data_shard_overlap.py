@@ -69,8 +69,8 @@ def detect(case: Case) -> Proposal | None:
         summary=_summary(moment),
         facts=(
             f"in step {moment.step + 1} one process trains on {len(moment.one)} samples; "
-            f"of them on no rank: {sum(moment.missing.values())}; on several ranks, more "
-            f"often than there: {shared}",
+            f"of them on no rank: {sum(moment.missing.values())}; on more ranks than one "
+            f"process has copies: {shared}",
         ),
         fix="shuffle with one seed on all ranks, and give every rank its own part",
         code="DistributedSampler(data, seed=seed)  # one seed for all ranks",

@@ -48,18 +48,15 @@ SLUG = "dp/replica-parameters-empty"
 LINK = "forward"
 
 
-def detect(case: DataParallelCase) -> Proposal | None:
-    """Proposes it where DDP is right; the run in which replicas have them decides."""
-    if not case.ddp_is_fine:
-        return None
+def detect(_: DataParallelCase) -> Proposal | None:
+    """Proposes it on trial; the run in which replicas have them decides."""
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="the forward asks for parameters(), which is empty on DataParallel's "
         "replicas: a penalty or a norm made of them is 0",
         facts=(
-            f"DDP at world size {case.run.world_size} equals one process",
-            "with parameters() of the replicas filled DataParallel does too",
+            "with parameters() of the replicas filled DataParallel equals one process",
         ),
         fix="compute it outside forward, on the model itself",
         code="loss = loss + penalty(model.module.parameters())",

@@ -60,7 +60,7 @@ def detect(case: DataParallelCase) -> Proposal | None:
     if first and first[0] > 1:
         return None
     if not case.run.buffers.mismatched or worst is None:
-        return _of_attributes(case)
+        return _of_attributes()
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -75,18 +75,16 @@ def detect(case: DataParallelCase) -> Proposal | None:
     )
 
 
-def _of_attributes(case: DataParallelCase) -> Proposal | None:
-    """Proposes it for what is no buffer; the run that keeps it decides."""
-    if not case.ddp_is_fine:
-        return None
+def _of_attributes() -> Proposal:
+    """Proposes it on trial for what is no buffer; the run that keeps it decides."""
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="DataParallel throws away what replicas assign to themselves: a counter, "
         "a cache or a hidden state keeps its first value",
         facts=(
-            f"DDP at world size {case.run.world_size} equals one process",
-            "with what each replica assigned to itself kept, DataParallel does too",
+            "with what each replica assigned to itself kept, DataParallel equals one "
+            "process",
         ),
         fix="use DistributedDataParallel, or a buffer that is written in place; what "
         "belongs to samples goes in as an argument and comes out",

@@ -45,9 +45,7 @@ LINK = "loss"
 
 
 def detect(case: DataParallelCase) -> Proposal | None:
-    """Proposes it where DDP is right; the run with one scalar decides."""
-    if not case.ddp_is_fine:
-        return None
+    """Proposes it on trial; the run with one scalar decides."""
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -55,9 +53,8 @@ def detect(case: DataParallelCase) -> Proposal | None:
         f"vector of {case.run.world_size}; what is made of it is not the scalar of one "
         "process",
         facts=(
-            f"DDP at world size {case.run.world_size} equals one process",
             "with the replicas' scalars gathered to their weighted mean DataParallel "
-            "does too",
+            "equals one process",
         ),
         fix="take the mean over replicas, weighed by their samples, or return sums and "
         "counts",

@@ -51,8 +51,8 @@ def detect(case: DataParallelCase) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="it splits every tensor along dimension 0; with those that have none copied "
-        "to every replica it runs",
+        summary="DataParallel splits every tensor along dimension 0; with those that have "
+        "none copied to every replica it runs",
         facts=(),
         fix="pass a number, or one row per sample",
         fixes=("dp.copy_scalars",),

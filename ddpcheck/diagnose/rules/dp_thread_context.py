@@ -56,18 +56,15 @@ SLUG = "dp/thread-context"
 LINK = "forward"
 
 
-def detect(case: DataParallelCase) -> Proposal | None:
-    """Proposes it where DDP is right; the run in one thread decides."""
-    if not case.ddp_is_fine:
-        return None
+def detect(_: DataParallelCase) -> Proposal | None:
+    """Proposes it on trial; the run in one thread decides."""
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="the forward depends on what only the calling thread has, and "
         "DataParallel runs its replicas in threads of their own",
         facts=(
-            f"DDP at world size {case.run.world_size} equals one process",
-            "with the replicas in the caller's thread DataParallel does too",
+            "with the replicas in the caller's thread DataParallel equals one process",
         ),
         fix="enter the context inside forward, or pass the value as an argument",
         code="def forward(self, x):\n    with torch.autocast('cuda'):\n        ...",

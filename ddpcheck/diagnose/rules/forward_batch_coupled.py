@@ -90,7 +90,7 @@ def detect(case: Case) -> Proposal | None:
         facts=(
             f"{module(first.name)}, fed with the reference's own input, returns other "
             f"rows than in one process: relative difference {number(first.rel_diff or 0)}",
-            f"modules that do: {names(module(n) for n in modules)}",
+            f"modules that differ so: {names(module(n) for n in modules)}",
         ),
         fix="compute the statistic over the global batch with a collective that carries "
         "gradients, or per sample (or per group of fixed size)",

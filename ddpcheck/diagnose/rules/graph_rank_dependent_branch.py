@@ -86,9 +86,8 @@ def _of_averages(somewhere: list[str]) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the ranks use different parameters, and leave out those without a "
-        "gradient of what they average by hand: gradients of different parameters are "
-        "added up",
+        summary="the ranks use different parameters, and the average by hand skips those "
+        "without a gradient: gradients of different parameters are added up",
         facts=(
             f"{len(somewhere)} parameters outside every DDP object get a gradient on "
             f"some ranks only: {names(somewhere)}",

@@ -159,8 +159,8 @@ def _of(case: Case, name: str | None = None) -> Proposal:
         facts=(ratio_fact(case), *facts),
         fix="divide by the count of all ranks and multiply by the world size"
         if name
-        else "make counts, and weights that are made of them, of all ranks' samples; "
-        "divide by those and multiply by the world size",
+        else "compute counts, and weights derived from them, over the samples of all "
+        "ranks; divide by those and multiply by the world size",
         code="world, n = 1, count.clone()\n"
         "if dist.is_initialized():  # one process has no group\n"
         "    world = dist.get_world_size()\n"

@@ -134,8 +134,8 @@ def _on_some(found: Proposal) -> Proposal:
     """Returns the proposal in the words for a term that ranks have unevenly."""
     return dataclasses.replace(
         found,
-        summary="a term of the loss that no data reach (a penalty on the weights) is not "
-        "one process's on every rank: what counts is its mean over them",
+        summary="a term of the loss that no data reach (a penalty on the weights) differs "
+        "between ranks; training uses its mean",
         fix="give every rank the same term in full; one on the first rank alone counts "
         "1 / world_size times",
         code="loss = data_term + penalty  # on every rank",

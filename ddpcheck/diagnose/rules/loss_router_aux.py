@@ -57,7 +57,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence
 from ddpcheck.diagnose.probes.evidence import Cut
-from ddpcheck.diagnose.text import WORLD, module, names, number
+from ddpcheck.diagnose.text import module, names, number
 
 SLUG = "loss/router-aux"
 LINK = "loss"
@@ -68,11 +68,12 @@ _SUMMARY = (
     "a load-balancing term multiplies two means over the shard, the share of tokens and "
     "the mean probability of each expert"
 )
-_FIX = "all-reduce the share of tokens per expert, and scale by the world size"
+_FIX = "all-reduce the tokens counted per expert; the mean probability may stay the shard's"
 _CODE = (
-    f"{WORLD}if world > 1:\n"
+    "if dist.is_initialized():\n"
     "    dist.all_reduce(tokens_per_expert)  # counts, no gradient\n"
-    "aux = world * (tokens_per_expert / total * mean_prob).sum()"
+    "share = tokens_per_expert / tokens_per_expert.sum()\n"
+    "aux = (share * mean_prob).sum()"
 )
 
 

@@ -80,7 +80,7 @@ def detect(case: Case) -> Proposal | None:
             if hidden
             else f"{first.name} ({first.kind}), fed with the reference's own input, returns "
             f"other rows than in one process: relative difference {number(first.rel_diff or 0)}",
-            f"modules that do: {names(layers)}",
+            f"modules that differ so: {names(layers)}",
         ),
         fix="synchronise batch norm over ranks, freeze it, or use GroupNorm",
         code=_conversion(torchs) + "\nmodel = DistributedDataParallel(model)",
@@ -122,8 +122,8 @@ def _frozen(found: Proposal) -> Proposal:
             *found.facts,
             "with batch norm frozen, in one process too, the runs are equal",
         ),
-        fix="freeze batch norm, or use GroupNorm; synchronised over ranks it would "
-        "normalise over other samples still than one process does",
+        fix="freeze batch norm, or use GroupNorm; even synchronised it would normalise "
+        "over different samples than one process",
         code="for norm in batch_norms:\n    norm.eval()  # after every model.train()",
         safe=False,
         fixes=(_FROZEN,),

@@ -86,8 +86,8 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the ranks do not call the same collectives: one meets another of the other "
-        "ranks",
+        summary="the ranks do not call the same collectives: one rank's is matched with a "
+        "different one of the others",
         facts=(
             f"collectives called by the target until then, per rank: {listed(counts)}",
             f"collective {index + 1}: {_at(case, index)}",

@@ -137,11 +137,11 @@ def _of_later_step(first: int) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="ranks decide on their own numbers how to go on: by which loss, how "
-        "often, or on what",
+        summary="each rank decides on its own numbers which loss to use, how often to "
+        "train, or on which data",
         facts=(
-            f"gradients differ from step {first + 1} on; where ranks that read a "
-            "tensor's number read the mean over ranks, they do not",
+            f"gradients differ from step {first + 1} on; when every number that is "
+            "read from a tensor is the mean over ranks, they agree",
         ),
         fix=FIX,
         code=CODE,
@@ -160,8 +160,8 @@ def _of_closures(case: Case) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the optimizer is told each rank's own loss: it goes other ways than on "
-        "other ranks, or calls its closure more often",
+        summary="the optimizer is told each rank's own loss: ranks take different steps, "
+        "or call the closure a different number of times",
         facts=(f"backwards that its closure began, per rank: {listed(calls)}",),
         fix="return the mean of the losses over ranks from the closure",
         code="value = loss.detach().clone()\ndist.all_reduce(value)\n"
@@ -189,7 +189,7 @@ def _step_of_update(case: Case) -> int | None:
 
 
 def _of_draws(step: int) -> Proposal:
-    """Returns the proposal for noise in the update: a model's own parts no ranks."""
+    """Returns the proposal for noise in the update: what a model draws parts no ranks."""
     return Proposal(
         slug=SLUG,
         link=LINK,

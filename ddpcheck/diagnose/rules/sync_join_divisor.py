@@ -74,7 +74,7 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="divide by the ranks that still have data"
         if counts_all
-        else "divide by all ranks, as the loss has their number as a factor",
+        else "divide by all ranks: the loss is already multiplied by their number",
         code=f"model.join(divide_by_initial_world_size={not counts_all})",
         fixes=("ddp.join_left" if counts_all else "ddp.join_all",),
     )

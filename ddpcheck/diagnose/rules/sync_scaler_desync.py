@@ -71,7 +71,7 @@ def detect(case: Case) -> Proposal | None:
         summary="the ranks have different loss scales: scaled gradients are averaged, and "
         "each rank divides by its own scale",
         facts=(fact,),
-        fix="one scale for all ranks: reduce what it is decided by",
+        fix="one scale for all ranks: all-reduce what decides it, the check for inf",
         code="dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)",
         fixes=("numbers.together",),
         stands=True,
