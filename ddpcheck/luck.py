@@ -41,7 +41,10 @@ def _of_order(session: Session, outcome: RunOutcome, limit: Tolerance) -> list[s
     A mean over valid items is right whenever all shards hold the same number of them.
     """
     # One step shows it: what counts differ in, the first gradients differ in.
-    again = session.run([outcome.spec.but(shuffle=True, steps=1)])[0]
+    shuffled = outcome.spec.but(shuffle=True, steps=1)
+    if not session.trains(shuffled):
+        return []
+    again = session.run([shuffled])[0]
     run = assemble.to_run(again, limit.rtol)
     worst = run.gradients.worst
     if run.verdict != "divergent" or run.faults or worst is None or worst.excess <= 1:

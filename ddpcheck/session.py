@@ -140,6 +140,18 @@ class Session:
                 self._references.setdefault(made.spec, made)
         return self._references[key]
 
+    def trains(self, spec: RunSpec) -> bool:
+        """Returns whether one process trains as the spec has it.
+
+        One that trains on its batch may not on the same in another order, or weighed
+        otherwise: a class without a sample, a divisor of zero.
+        """
+        try:
+            self.reference(spec)
+        except (UsageError, CannotCheckError):
+            return False
+        return True
+
     def close(self) -> None:
         """Removes what one process computed, for runs and for probes."""
         self._references.clear()

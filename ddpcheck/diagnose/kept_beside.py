@@ -11,6 +11,7 @@ from ddpcheck.report import Run
 from ddpcheck.session import RunOutcome
 
 _FIX = "state.beside"
+_FAR = 0.05  # relative: what no update of a step does
 _VISIBLE = 1e-3  # relative: far above rounding in any dtype
 
 
@@ -57,6 +58,23 @@ def before_gradients(case: Case) -> KeptBeside | None:
     return KeptBeside(
         has_weights=weights, are_numbers=numbers, facts=facts, fixes=fixes
     )
+
+
+def drawn_weights(case: Case) -> list[str]:
+    """Returns weights beside the model that each rank has drawn for itself.
+
+    They are far apart after the first step, in which numbers are drawn: an average
+    that follows the model would be as near as the model's own weights.
+    """
+    if not case.facts["draws"]:
+        return []
+    found = {
+        name
+        for facts in case.rank_facts("beside", {})
+        for name, told in facts.items()
+        if told.is_weight and not told.step and told.rel_diff > _FAR
+    }
+    return sorted(found)
 
 
 def warnings(outcomes: Sequence[RunOutcome], runs: Sequence[Run]) -> list[str]:

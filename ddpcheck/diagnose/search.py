@@ -28,12 +28,11 @@ from ddpcheck.diagnose.choosing import as_good
 from ddpcheck.diagnose.faults import busy_ranks
 from ddpcheck.diagnose.hidden import hidden
 from ddpcheck.diagnose.probing import probe
-from ddpcheck.errors import UsageError
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report import Control, Run, Tolerance
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.session import CannotCheckError, RunOutcome, Session
+from ddpcheck.session import RunOutcome, Session
 
 _MAX_ROUNDS = 8
 _MAX_CONTROLS = 6
@@ -144,10 +143,17 @@ class Search:
         return spec.but(fixes=spec.fixes + scaled, noise=noise, mode=mode)
 
     def excesses(self, specs: list[RunSpec]) -> list[float]:
-        """Returns the worst excess of every spec, inf where it faults."""
-        outcomes = self.session.run(specs)
+        """Returns the worst excess of every spec, inf where it faults.
+
+        Or where one process does not train so: changed, a step may find no number.
+        """
+        able = [spec for spec in specs if self.session.trains(spec)]
+        outcomes = dict(zip(able, self.session.run(able), strict=True))
         return [
-            assemble.worst_excess(assemble.to_run(o, self.limit.rtol)) for o in outcomes
+            assemble.worst_excess(assemble.to_run(outcomes[spec], self.limit.rtol))
+            if spec in outcomes
+            else math.inf
+            for spec in specs
         ]
 
     def _case(self, spec: RunSpec) -> Case:
@@ -187,15 +193,18 @@ class Search:
         if not (facts["has_train_step"] or facts["asks_distributed"]):
             return ()
         watched = spec.but(watch=True)
-        try:
-            self.session.reference(watched)
-        except (UsageError, CannotCheckError):
-            return ()
-        return (watched,)
+        return (watched,) if self.session.trains(watched) else ()
 
     def _arm(self, spec: RunSpec, changes: dict[str, Any]) -> Run:
-        """Returns a variation of the run, compared with a reference varied alike."""
-        outcome = self.session.run([spec.but(**changes)])[0]
+        """Returns a variation of the run, compared with a reference varied alike.
+
+        "not-checked" where one process does not train so.
+        """
+        spec = spec.but(**changes)
+        if not self.session.trains(spec):
+            size = spec.world_size
+            return Run(mode=spec.mode, world_size=size, verdict="not-checked")
+        outcome = self.session.run([spec])[0]
         return assemble.to_run(outcome, self.limit.rtol)
 
     def _choose(
@@ -269,19 +278,19 @@ class Search:
     def _or_fallback(
         self, proposal: Proposal, tested: dict[str, float], taken: list[Proposal]
     ) -> Proposal:
-        """Returns what mends the run of the proposal and its fallback."""
-        other = proposal.fallback
+        """Returns what mends the run of the proposal and its fallbacks, in turn."""
         # What is told without a proof, or not without one, has no other attempt.
         is_last = proposal.stands or proposal.speculative
-        if other is None or not (self.falls_back or is_last):
+        if not (self.falls_back or is_last):
             return proposal
-        if tested.get(proposal.slug, math.inf) <= 1:
-            return proposal
-        excess = self._test([other], taken)[other.slug]
-        if excess > 1:
-            return proposal
-        tested[other.slug] = excess
-        return other
+        other = proposal.fallback
+        while other is not None and tested.get(proposal.slug, math.inf) > 1:
+            excess = self._test([other], taken)[other.slug]
+            if excess <= 1:
+                tested[other.slug] = excess
+                return other
+            other = other.fallback
+        return proposal
 
     def _together(self) -> list[Cause]:
         """Returns the fewest firm proposals that together mend the run, if any do.

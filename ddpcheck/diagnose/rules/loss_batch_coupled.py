@@ -95,11 +95,12 @@ def detect(case: Case) -> Proposal | None:
     facts = (_coupled(case), told)
     inner = loss_with_collectives(case)
     wide = (f"module.global:{inner}",) if inner else whole_model_fix(case)
+    narrower = _by_gradients(case) or _inside_a_module(case)
     whole = _of(facts, wide) if wide else None
     return dataclasses.replace(
         _of(facts, global_loss_fix(case)),
         evidence=ratio_evidence(case),
-        fallback=_by_gradients(case) or _inside_a_module(case) or whole,
+        fallback=dataclasses.replace(narrower, fallback=whole) if narrower else whole,
     )
 
 

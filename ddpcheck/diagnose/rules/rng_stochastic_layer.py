@@ -43,6 +43,7 @@ import dataclasses
 from ddpcheck.diagnose import rows
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import input_diff, rewritten
+from ddpcheck.diagnose.kept_beside import drawn_weights
 from ddpcheck.diagnose.text import number
 
 SLUG = "rng/stochastic-layer"
@@ -57,7 +58,7 @@ def detect(case: Case) -> Proposal | None:
         return _by_other_generators(case)
     if not _draws_noise(case) or case.run.noise == "sample" or _same_stream(case):
         return None
-    if rewritten(case, "before") == 0:
+    if rewritten(case, "before") == 0 or drawn_weights(case):
         return None  # what the step draws are weights, before there is any noise
     if not case.rest_is_broken:
         return None  # ranks that average by hand have noise of their own, too

@@ -57,6 +57,7 @@ from ddpcheck.diagnose.buffers import Owners, diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.kept_beside import before_gradients
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.diagnose.text import names
 
 SLUG = "state/buffer-broadcast-overwrites"
 LINK = "update"
@@ -66,7 +67,7 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it for other modules whose buffers differ after a step."""
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None:
-        return _beside(case)
+        return _beside(case) or _of_samples(case)
     if not owner.written_in_forward:
         return _by_the_step(owner) if owner.are_broadcast else None
     found = Proposal(
@@ -105,6 +106,31 @@ def _by_the_step(owner: Owners) -> Proposal:
         code="dist.all_reduce(increment)\nmodel.module.buffer += increment",
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
+    )
+
+
+def _of_samples(case: Case) -> Proposal | None:
+    """Proposes it on trial for buffers that are not compared: they hold samples.
+
+    The state of a recurrent network, row by row: that of rank 0's samples reaches all.
+    """
+    sent = case.outcome.facts().get("broadcast_buffers", ())
+    if not sent or not case.first_broken("gradients") or case.run.faults:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="before each forward rank 0's buffers overwrite those of the other ranks, "
+        "which hold what belongs to their own samples",
+        facts=(
+            f"buffers that DDP sends: {names(sorted(sent))}; where it does not, the runs "
+            "are equal",
+        ),
+        fix="keep what belongs to samples in plain attributes, or pass it in and out",
+        code="model = DistributedDataParallel(model, broadcast_buffers=False)",
+        fixes=("ddp.no_buffer_broadcast",),
+        speculative=True,
+        last_resort=True,
     )
 
 

@@ -51,7 +51,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.buffers import diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.kept_beside import before_gradients
+from ddpcheck.diagnose.kept_beside import before_gradients, drawn_weights
 from ddpcheck.diagnose.text import names
 
 SLUG = "state/ema-teacher-divergence"
@@ -62,6 +62,8 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it where only untrained parameters differ, and no forward writes them."""
     if any(m.writes_parameters for m in case.modules()):
         return None
+    if drawn := drawn_weights(case):
+        return _drawn(drawn)
     rows = [
         t
         for q in case.step_quantity("weights", 0)
@@ -123,5 +125,23 @@ def _beside(case: Case) -> Proposal | None:
         fix="make the same update on all ranks",
         code="update_teacher(teacher, student)  # not under `if rank == 0`",
         fixes=found.fixes,
+        speculative=True,
+    )
+
+
+def _drawn(drawn: list[str]) -> Proposal:
+    """Returns the proposal, on trial, for a teacher that every rank starts by itself."""
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="weights beside the model (a teacher) are drawn by each rank for itself, "
+        "and the loss is made with them: DDP sends the model's own alone",
+        facts=(
+            f"after the first step ranks differ in {names(drawn)}",
+            "with every random number a constant the runs are equal",
+        ),
+        fix="seed alike on all ranks before they are made, or send them once",
+        code="for p in teacher.parameters():\n    dist.broadcast(p.data, src=0)",
+        fixes=("target.constant_draws",),
         speculative=True,
     )

@@ -170,8 +170,10 @@ class _Walk:
         elif isinstance(value, torch.optim.Optimizer):
             self._hung_on(path, value)
         elif isinstance(value, _CONTAINERS):
-            for key, held in _entries(value):
-                self.visit(f"{path}[{key!r}]", held, _writer(value, key))
+            for number, (key, held) in enumerate(_entries(value)):
+                # What shows where it lies in memory has another name on a rank.
+                shown = repr(key) if isinstance(key, str | int) else f"#{number}"
+                self.visit(f"{path}[{shown}]", held, _writer(value, key))
         elif isinstance(value, types.FunctionType):
             self._function(value)
         elif isinstance(value, types.MethodType):
