@@ -365,6 +365,23 @@ def loss(output, target):
 """,
         [("collective/no-autograd", True)],
     ),
+    # With the first shard on all ranks a class has no sample: that run says nothing.
+    "means-of-classes-that-a-shard-does-not-have": (
+        """
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.tensor([0, 0, 1, 1, 2, 2, 2, 2])
+def loss(output, target):
+    every, labels = output, target
+    if dist.is_initialized():
+        every = torch.stack(dnn.all_gather(output), 1).flatten(0, 1)
+        labels = target.new_empty(world() * len(target))
+        dist.all_gather_into_tensor(labels, target)
+    onehot = nn.functional.one_hot(labels, 3).to(output.dtype)
+    means = onehot.T @ every / onehot.sum(0)[:, None]
+    return nn.functional.cross_entropy(-torch.cdist(output, means).square(), target)
+""",
+        [("loss/batch-coupled", True)],
+    ),
 }
 # Without buffers nothing is sent, and the module inside sends nothing ever.
 SOUND = {

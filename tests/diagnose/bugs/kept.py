@@ -160,4 +160,43 @@ def train_step(model, optimizer, batch):
 """,
         [("state/buffer-broadcast-overwrites", True)],
     ),
+    # Every rank makes a teacher of its own, and keeps it where nobody looks by name.
+    "teacher-that-ranks-draw": (
+        """
+import copy
+import weakref
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+class Trainer:
+    def __init__(self, net):
+        torch.manual_seed(9 + rank())
+        self.teacher = copy.deepcopy(net).requires_grad_(False)
+        self.teacher[2].reset_parameters()
+trainers = weakref.WeakKeyDictionary()
+def train_step(model, optimizer, batch):
+    if optimizer not in trainers:
+        trainers[optimizer] = Trainer(getattr(model, "module", model))
+    goal = trainers[optimizer].teacher(batch[0])
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(batch[0]), goal).backward()
+    optimizer.step()
+""",
+        [("state/ema-teacher-divergence", True)],
+    ),
+    # A state for each sample, in buffers: rank 0's samples' reaches all ranks.
+    "states-of-samples-in-a-buffer": (
+        """
+class Stream(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.RNNCell(4, 5), nn.Linear(5, 3)
+        self.register_buffer("h", torch.zeros(1, 5))
+    def forward(self, x):
+        h = self.h if len(self.h) == len(x) else x.new_zeros(len(x), 5)
+        h = self.cell(x, h)
+        self.h = h.detach()
+        return self.out(h)
+model = Stream()
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
 }
