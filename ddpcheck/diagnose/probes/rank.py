@@ -125,6 +125,9 @@ class _Probe:
         )
         model = fixes.before_wrap(model, spec.fixes)
         batch = batches_of(self.target, spec)[-1]
+        order = self.reader.index.facts["order"]
+        if order is not None:
+            batch = tree.permute(batch, order)
         set_default_dtype(spec)
         isolation.seed_everything(spec.seed + 1 + self.rank)
         wrapped = averaged.replace_ddp(

@@ -21,6 +21,7 @@ from ddpcheck.diagnose.probes.evidence import Couplings, ReferenceEvidence
 from ddpcheck.diagnose.probes.flow import Flow
 from ddpcheck.diagnose.probes.kept import Kept
 from ddpcheck.diagnose.probes.shortcut import Shortcut
+from ddpcheck.diagnose.probes.sorting import GivenOrder
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
     hooked,
@@ -85,6 +86,7 @@ class _Probe:
         self.windows = micro.Windows(sizes=(self.size,))
         self.shard_rows = tree.shard_range(self.size, 0, world_size)[1]
         self.rows: list[int] = []  # of every call of the model
+        self.order: Tensor | None = None  # in which the batch is given; None: its own
         self.dims: dict[str, tuple[int, ...]] = {}
         self.shard_outputs: dict[str, Tensor] = {}  # of the model, on the first shard
         self.is_given_samples = True  # the model, a row for each
@@ -121,6 +123,7 @@ class _Probe:
             "windows": self.windows,
             "on_the_way": self.flow.on_the_way(),
             "attached": self.attached is not None,
+            "order": self.order,
         }
         self.writer.close()
         targets = countables.targets_of(self.target, self.batch)
@@ -174,11 +177,28 @@ class _Probe:
         """Finds the micro-batches of a step that is the user's own."""
         if self.target.train_step is None:
             return
-        counted, hooks = micro.RowCount(), Hooks()
-        hooks.attach(self.model, counted.before, lambda *_: None)
+        order = self._look_at_calls()
+        if order is None or self.windows.count > 1:
+            return
+        batch, self.batch = self.batch, tree.permute(self.batch, order)
+        if self._look_at_calls() is None:
+            self.order = order
+        else:
+            self.batch = batch  # it does not sort, it shuffles
+
+    def _look_at_calls(self) -> Tensor | None:
+        """Returns the order in which the step gives the batch to the model."""
+        counted, given, hooks = micro.RowCount(), GivenOrder(self.batch), Hooks()
+
+        def before(*call: Any) -> None:
+            counted.before(*call)
+            given.before(*call)
+
+        hooks.attach(self.model, before, lambda *_: None)
         self._step(self.batch, hooks)
         self.rows = counted.rows
         self.windows = micro.windows(counted.rows, self.size)
+        return given.order
 
     def _shard_shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of all outputs on rank 0's shard: which can be cut."""
@@ -377,7 +397,8 @@ class _Probe:
     def _measure_couplings(self, grads: Grads) -> Couplings:
         given = grads, self._place, self.batch, self.world_size
         found = coupling.measure(self._perturbed, *given)
-        if self.windows.count > 1:  # whose shards are others
+        # Micro-batches have other shards; what sorts its samples moves them back.
+        if self.windows.count > 1 or self.order is not None:
             return found
         # All modules: what they return besides rows, a length, follows the samples.
         ordered = order.measure(self._perturbed_whole, *given, self.spec.seed)

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import tree
 from ddpcheck.run import private
+from ddpcheck.run.averaged import PlainWrapper
 from ddpcheck.run.fixes.gather import alone, mean_over_ranks, own_live, rows_of_ranks
 
 Loss = Callable[[Any, Any], Any]
@@ -54,9 +56,17 @@ def global_loss(
         bare.get_parameter(name).register_hook(lambda g: g / dist.get_world_size())
     gathering = _Gathering(shard, {})
     norms = [m for m in bare.modules() if isinstance(m, private.BATCH_NORMS)]
-    for each in dict.fromkeys([bare.get_submodule(name) for name in names] + norms):
+    named = [part for n in names for part in _with_wrapped(bare.get_submodule(n))]
+    for each in dict.fromkeys(named + norms):
         gathering.attach(each)
     return model
+
+
+def _with_wrapped(module: nn.Module) -> list[nn.Module]:
+    """Returns a module and, of a wrapper, what is inside: a step may call that."""
+    inner = getattr(module, "module", None)
+    is_wrapper = isinstance(module, DistributedDataParallel | PlainWrapper)
+    return [module, inner] if is_wrapper and inner is not None else [module]
 
 
 def _layouts(paths: Iterable[str]) -> dict[str, Layout]:

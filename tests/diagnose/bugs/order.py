@@ -44,6 +44,45 @@ def loss(output, target):
 """,
         [("loss/local-normalizer", True)],
     ),
+    # The step sorts by length, and a shard is sorted otherwise than the batch.
+    "words-counted-in-a-shard-that-is-sorted": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 5, 4), torch.tensor([2, 1, 2, 3, 5, 4, 5, 3])
+def train_step(model, optimizer, batch):
+    x, lengths = batch
+    lengths, order = lengths.sort(descending=True, stable=True)
+    out = model(x[order])
+    valid = torch.arange(5) < lengths[:, None]
+    optimizer.zero_grad()
+    (out - 1).square().mean(2)[valid].mean().backward()
+    optimizer.step()
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    # So, and one of two wrapped parts is called past its wrapper.
+    "sorted-words-and-a-part-past-its-wrapper": (
+        """
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.coder, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+model = Pair()
+def wrap(model):
+    model.coder, model.head = DDP(model.coder), DDP(model.head)
+    return model
+batch = torch.randn(8, 5, 4), torch.tensor([2, 1, 2, 3, 5, 4, 5, 3])
+def train_step(model, optimizer, batch):
+    x, lengths = batch
+    lengths, order = lengths.sort(descending=True, stable=True)
+    out = getattr(model.head, "module", model.head)(model.coder(x[order]).tanh())
+    valid = torch.arange(5) < lengths[:, None]
+    optimizer.zero_grad()
+    (out - 1).square().mean(2)[valid].mean().backward()
+    optimizer.step()
+""",
+        [("loss/local-normalizer", True), ("ddp/forward-bypassed", True)],
+    ),
 }
 
 SOUND = {
