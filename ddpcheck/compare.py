@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _CHUNK = 1 << 17  # elements compared at once: 1 MiB of float64, a core's cache
-MAX_ROWS = 50
 # In digests, for NaN, infinity and its negative; and what sums of squares can hold.
 _STAND_INS = (1.2345, 2.3456, -3.4567)
 _LARGEST_SUMMED = 1e140

@@ -1,13 +1,37 @@
 """Any divergence to its cause, proven by intervention, or an honest unknown.
 
-engine         fix the first link, run again, go on until nothing diverges
-case           all that is known of one divergent run, in the words rules ask in
-proposal       a candidate cause, and the run that would prove it
-registry       the rules, in the order of the chain
-rules/         one rule, one file, one page
-probes/        evidence, measured inside the ranks
-findings       proposals and what their runs said, as the report's findings
-data_parallel  which findings also explain nn.DataParallel's runs
+How a cause is searched for:
+engine         from divergent runs to findings: one search per kind of divergence
+search         fix the first link, run again, go on until nothing diverges
+causes         what rules propose, and what a run with a fix says of one
+choosing       which fix says more, and what several say together
+parts          a loss that is wrong in several ways, output by output
+shrink         the smallest batch, model and number of steps that still show it
+findings       causes and what their runs said, as the report's findings
+magnitude      how much a divergence matters, in words a user can act on
 
-Nothing is imported here: ranks import the probes alone, and 60 rules take them 0.2 s.
+What rules are:
+registry       all of them, in the order in which they are asked
+rules/         one rule, one file, one page
+proposal       what a rule says: a candidate cause, and the run that would prove it
+
+What rules ask:
+case           all that is known of one divergent run
+probing        the evidence of one run, from probes/, which measure it inside the ranks
+loss, events, buffers, rows, unused, faults, agreement, unlike_numbers, kept_beside
+               facts that several rules share, by subject
+rank_table     what every rank of a faulty run did last
+text           numbers and names as facts show them
+combination    of what vectors another one is made
+
+Beside the rules:
+rank_fault     faults that no rule explains, as what they are
+hidden         a cause that the fix of another one hides
+hook_weights   communication hooks that weigh the ranks
+update_alone   what differs where every update has the right gradients
+simulated      divergences of simulated ranks, found on real ones
+data_parallel, data_parallel_case
+               what nn.DataParallel shares with DDP, and what it has alone
+
+Nothing is imported here: ranks import the probes alone, and all rules take them 0.2 s.
 """

@@ -66,11 +66,6 @@ class Case:
         return found
 
     @property
-    def reduces_rightly(self) -> bool:
-        """Whether averaging by hand changes nothing: DDP's reducer is not at fault."""
-        return not self.reduce_is_broken
-
-    @property
     def reduce_is_broken(self) -> bool:
         """Whether DDP's gradients differ from the mean of the local ones."""
         if self.run.faults and not self.by_hand.faults:
@@ -177,14 +172,6 @@ class Case:
             for number in sorted({c.micro for c in rank.cuts}):
                 cuts = [c for c in rank.cuts if c.micro == number]
                 found[rank.rank, number] = combined(cuts)
-        return found
-
-    def cut_ratios(self) -> dict[str, list[tuple[float, float]]]:
-        """Returns the (ratio, residual) per rank of every cut with a gradient."""
-        found: dict[str, list[tuple[float, float]]] = {}
-        for rank in self.step.ranks if self.step else ():
-            for cut in rank.cuts:
-                found.setdefault(cut.key, []).append((cut.ratio, cut.residual))
         return found
 
     @property

@@ -50,7 +50,7 @@ def proposed(case: Case) -> list[Proposal]:
         found = [
             replaced(p, speculative=True) if p.link == "loss" else p for p in found
         ]
-    if any(p.stands and p.link == "data" for p in found):
+    if any(p.needs_no_proof and p.link == "data" for p in found):
         # What shows all samples to a rank mends any choice of them.
         found = [without_fallback(p) for p in found if not is_wide(p)]
     return sorted(found, key=lambda p: p.last_resort)
@@ -126,7 +126,7 @@ def covered(cause: Cause, others: list[Cause]) -> bool:
     Then what is wrong inside goes with it, and was wrong all the same. A fix that shows
     all samples to a rank covers any choice of them.
     """
-    if cause.proposal.stands and cause.proposal.link == "data":
+    if cause.proposal.needs_no_proof and cause.proposal.link == "data":
         return any(is_wide(other.proposal) for other in others)
     mine = _shown(cause)
     return bool(mine) and any(
@@ -166,7 +166,9 @@ def is_told(proposal: Proposal) -> bool:
 
     What ranks are seen to train on stands too, but its fix shows what else is wrong.
     """
-    return not can_run(proposal) or (proposal.stands and proposal.link != "data")
+    return not can_run(proposal) or (
+        proposal.needs_no_proof and proposal.link != "data"
+    )
 
 
 def can_run(proposal: Proposal) -> bool:

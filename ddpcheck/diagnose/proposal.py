@@ -10,15 +10,25 @@ from typing import Any
 class Proposal:
     """A rule's candidate cause, and the intervention that would prove it.
 
-    `fixes` are names of run/fixes/apply.py; `by_hand` verifies with the gradients
-    averaged by hand instead of by DDP. `facts` are sentences with numbers, cause-
-    free. A speculative one counts for nothing unless its run verifies it. With
-    `or_by_hand` averaging by hand verifies it too: what is found is a fact about
-    the wrapper, which user code may bring about again after `fixes` mended it.
-    Where `control` is given and does not mend it as well, the cause is another one.
-    `fallback` is the same cause less precisely, for where `fixes` do not mend it.
-    What a `last_resort` does would mend many causes: it comes after all others.
-    What is `benign` leaves nothing to mend in the training itself.
+    What the report shows:
+    `summary`: the cause, one sentence. `facts`: sentences with numbers that name no
+    cause. `fix` and `code`: what to do, and how. `safe`: the fix leaves one-process
+    training as it is. `benign`: nothing is wrong with the training itself.
+    `evidence`: the numbers behind the facts, for the report's data. `module`: whose
+    code the report points to.
+
+    How it is proven:
+    `fixes`: names of run/fixes/apply.py, in force in the run that decides; `noise`:
+    its noise mode. `by_hand`: that run averages gradients by hand instead of by DDP;
+    `or_by_hand`: so may it (what is found is a fact about the wrapper, which user
+    code may bring about again after `fixes` mended it). `control`: fixes that must
+    mend the run as well, or the cause is another one. `fallback`: the same cause less
+    precisely, for where `fixes` do not mend it.
+
+    What it counts for:
+    `speculative`: nothing, unless its run verifies it. `last_resort`: it would mend
+    many causes, and is tried after all others. `needs_no_proof`: it is told whatever
+    its run says. `is_attempt`: a run that does not mend it says nothing against it.
     """
 
     slug: str
@@ -38,7 +48,7 @@ class Proposal:
     evidence: dict[str, Any] = field(default_factory=dict)
     fallback: Proposal | None = None
     last_resort: bool = False
-    stands: bool = False
+    needs_no_proof: bool = False
     is_attempt: bool = False
     benign: bool = False
 

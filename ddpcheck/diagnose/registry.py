@@ -1,6 +1,7 @@
-"""All rules, in the order of the chain: the first link that breaks is looked at first.
+"""All rules, in the order in which they are asked.
 
-Within a link the order is from the most specific evidence to the least.
+What breaks a run off comes first, then the chain: data, forward, loss, reduction,
+update. Within a group the order is from the most specific evidence to the least.
 """
 
 from __future__ import annotations
@@ -112,29 +113,36 @@ FAULT_RULES: tuple[ModuleType, ...] = (
 )
 
 RULES: tuple[ModuleType, ...] = (
+    # What breaks a run off, before anything else can be judged.
     sync_collective_mismatch,
     data_uneven_batches,
     graph_skipped_backward,
     state_inplace_buffer_version,
     collective_backend_defect,
+    # Which samples each rank trains on.
     data_sampler_padding,
     data_sampler_epoch,
     data_shard_overlap,
+    # Random numbers, and what is decided on a rank's own numbers.
     rng_same_stream_all_ranks,
     sync_control_desync,
     rng_stochastic_layer,
+    # Ranks that begin with other weights or buffers.
     ddp_param_order_mismatch,
     ddp_rank_local_weights,
     state_buffer_not_synced,
+    # The forward mixes samples: by layout, by a norm, by anything else.
     data_batch_layout,
     norm_syncbn_implementation,
     norm_local_batch_stats,
     forward_batch_coupled,
+    # What a forward, or a step, leaves for the next one.
     state_forward_writes_parameter,
     norm_running_stats_rank0,
     state_buffer_broadcast_overwrites,
     state_ema_teacher_divergence,
     sync_scaler_desync,
+    # The loss: collectives in it first, then factors, then what couples samples.
     collective_backward_double_count,
     collective_no_autograd,
     loss_missing_world_scale,
@@ -149,6 +157,7 @@ RULES: tuple[ModuleType, ...] = (
     loss_local_normalizer,
     loss_regularizer_scale,
     loss_embedding_frequency,
+    # How gradients are reduced, and when.
     compile_ddp_optimizer,
     sync_join_divisor,
     ddp_step_before_reduce,
@@ -172,6 +181,7 @@ RULES: tuple[ModuleType, ...] = (
     ddp_autograd_grad,
     ddp_multi_backward,
     sync_grad_alias,
+    # What is done to reduced gradients.
     sync_clip_norm_overreduced,
     sync_clip_before_reduce,
 )

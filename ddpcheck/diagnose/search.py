@@ -90,7 +90,7 @@ class Search:
                 break
             proposals = proposed(case)
             if causes and before and not mended(causes[-1], before, case, proposals):
-                if causes[-1].proposal.stands:
+                if causes[-1].proposal.needs_no_proof:
                     self.rest = None
                     break
                 self.refuted.add(causes.pop().proposal.slug)
@@ -224,7 +224,7 @@ class Search:
             # ranks do the same would look like a proof.
             if not can_run(firm[0]):
                 return Cause(firm[0], before=before)
-            if firm[0].stands:
+            if firm[0].needs_no_proof:
                 proposals = firm[:1]
         return self._tried(case, proposals, taken, before)
 
@@ -246,14 +246,14 @@ class Search:
             refuted |= {
                 p.slug
                 for p in wanted
-                if found[p.slug] <= 1 and not self._stands(p, taken)
+                if found[p.slug] <= 1 and not self._passes_control(p, taken)
             }
         first_tried = proposals
         proposals = [self._or_fallback(p, tested, taken) for p in proposals]
         refuted |= {
             p.slug
             for p in proposals
-            if p not in first_tried and not self._stands(p, taken)
+            if p not in first_tried and not self._passes_control(p, taken)
         }
         firm = [p for p in proposals if not p.speculative]
         for proposal in proposals:
@@ -280,7 +280,7 @@ class Search:
     ) -> Proposal:
         """Returns what mends the run of the proposal and its fallbacks, in turn."""
         # What is told without a proof, or not without one, has no other attempt.
-        is_last = proposal.stands or proposal.speculative
+        is_last = proposal.needs_no_proof or proposal.speculative
         if not (self.falls_back or is_last):
             return proposal
         other = proposal.fallback
@@ -317,7 +317,7 @@ class Search:
         combined = self.with_fixes(self.spec, proposals)
         return math.inf if combined == self.spec else self.excesses([combined])[0]
 
-    def _stands(self, proposal: Proposal, taken: list[Proposal]) -> bool:
+    def _passes_control(self, proposal: Proposal, taken: list[Proposal]) -> bool:
         """Returns whether the proposal's control, if any, mends the run as well."""
         if not proposal.control:
             return True

@@ -12,17 +12,20 @@ model          a model ready to train: dtype, batch norm, wrapper
 batches        the global batch of every step; shards: a rank's part of it
 surroundings   dtype, autocast and noise around a step
 batch_norm     local, sync and frozen batch norm
-noise          random numbers as a function of the global sample
+noise          random numbers as a function of the global sample; draws: one of them
+rounding       the same mathematics with other rounding
+sizing         how large a target's tensors are; finite: whether they are numbers
 data_parallel  nn.DataParallel on the CPU
 averaged       data parallelism by hand, without DDP's reducer
 
 process/       what prepares a process: the target, its imports, its global state
 record/        the numbers of a run: written, or compared with those written
 watch/         facts: what user code did with its model, its group and its wrapper
-fixes/         interventions; apply.py has them all, names.py their names
+fixes/         interventions; apply.py lists all by name, names.py reads the names
 virtual/       ranks that one process plays: their DDP, group and state
 
 names          one dotted name per parameter, wrapped or not
 private        what torch does not document, and what is done without it
 overrides      methods of torch in another form for the length of a run
+submodules     modules in place of others
 """

@@ -9,11 +9,7 @@ from ddpcheck.errors import Problem
 from ddpcheck.ranks.messages import Raised
 from ddpcheck.report import Quantity
 
-MODES = ("single", "dp", "ddp", "averaged", "sim")
-BATCH_NORM_MODES = ("asis", "local", "sync", "frozen")
-NOISE_MODES = ("asis", "sample")
 Digest = tuple[float, ...]  # see compare.digest
-QUANTITIES = ("gradients", "weights", "buffers", "outputs")
 FINE_RTOL = 1e-9  # that of float64; at it rounding in float32 is a difference
 SAMPLES = "samples"  # the countable that is the size of a shard
 

@@ -107,7 +107,6 @@ class RankEvidence:
 
     rank: int
     modules: tuple[ModuleCall, ...] = ()
-    missing_calls: tuple[str, ...] = ()
     cuts: tuple[Cut, ...] = ()
     direct: tuple[Direct, ...] = ()
     loss: float | None = None

@@ -111,6 +111,8 @@ class _Probe:
         self.open: list[tuple[str, str]] = []
         self.silent: dict[str, list[nn.Module]] = {}
         self.feeds_indices = True
+        self.rng = 0  # of the state of torch's generator when the forward begins
+        self.rows_first = True  # of the module call that ended last
 
     def run(self, count_names: tuple[str, ...]) -> RankEvidence:
         """Trains one step under hooks; returns what this rank found.
@@ -197,7 +199,6 @@ class _Probe:
         return RankEvidence(
             rank=self.rank,
             modules=tuple(self.modules),
-            missing_calls=self._missing(hooks),
             cuts=cuts,
             # The reference has cuts, or has none, for all ranks alike.
             off_span=None if self.trained_cuts else span.residual(wrapped, self.reader),
@@ -216,9 +217,6 @@ class _Probe:
                 tuple(self.cursor.sizes), start, targets, count_names
             ),
         )
-
-    rng = 0
-    rows_first = True  # of the module call that ended last
 
     def _before(
         self, name: str, call: int, module: nn.Module, args: Any, kwargs: Any
@@ -398,8 +396,3 @@ class _Probe:
         return micro.recorded(
             self.reader, self.windows, quantity, leaf.key, shape, rows
         )
-
-    def _missing(self, hooks: Hooks) -> tuple[str, ...]:
-        """Returns the module calls of the reference that this rank did not make."""
-        theirs = {k.rpartition("/")[0] for k in self.reader.names("inputs", 0)}
-        return tuple(sorted(theirs - hooks.seen))

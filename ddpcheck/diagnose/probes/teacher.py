@@ -52,7 +52,6 @@ class Hooks:
     micro: int = 0
     handles: list[Any] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
-    seen: set[str] = field(default_factory=set)
     open: list[str] = field(default_factory=list)
     is_paused: bool = False
 
@@ -88,7 +87,6 @@ class Hooks:
                 self.micro += 1
             call = self.calls.get(name, 0)
             self.calls[name] = call + 1
-            self.seen.add(f"{name}#{call}")
             self.open.append(f"{name}#{call}")
             return before(name, call, module, args, kwargs) if before else None
 

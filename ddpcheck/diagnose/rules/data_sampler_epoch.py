@@ -80,5 +80,5 @@ def detect(case: Case) -> Proposal | None:
         evidence=rows.evidence(moment),
         # Else samples may be counted or chosen in another way, with no order at all.
         speculative=not case.watched.reference.facts["shuffles"],
-        stands=known.is_sound and case.watched.reference.facts["shuffles"],
+        needs_no_proof=known.is_sound and case.watched.reference.facts["shuffles"],
     )

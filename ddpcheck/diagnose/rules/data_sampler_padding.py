@@ -71,5 +71,5 @@ def detect(case: Case) -> Proposal | None:
         code="DistributedSampler(data, drop_last=True)",
         fixes=("data.unpadded",),
         evidence=rows.evidence(moment),
-        stands=True,
+        needs_no_proof=True,
     )

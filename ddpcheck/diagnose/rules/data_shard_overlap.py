@@ -77,7 +77,7 @@ def detect(case: Case) -> Proposal | None:
         fixes=("target.orders",),
         evidence=rows.evidence(moment),
         speculative=not rows.overlap(case, moment),
-        stands=rows.overlap(case, moment),
+        needs_no_proof=rows.overlap(case, moment),
     )
     if not case.facts["has_train_step"]:
         return replaced(
@@ -96,7 +96,11 @@ def _drawn(case: Case, proposal: Proposal) -> Proposal | None:
     Samples that no other rank has may be the rank's own with noise that is drawn.
     """
     draws = case.step.reference.own_draws if case.step else ()
-    if not (draws and proposal.stands) or case.facts["shuffles"] or case.facts["loads"]:
+    if (
+        not (draws and proposal.needs_no_proof)
+        or case.facts["shuffles"]
+        or case.facts["loads"]
+    ):
         return None
     return replaced(
         proposal,

@@ -79,5 +79,5 @@ def detect(case: Case) -> Proposal | None:
         code="with model.join():  # for batches with an update each",
         fixes=("data.filled",),
         evidence={"ranks": rank_table.rows(case)},
-        stands=True,
+        needs_no_proof=True,
     )

@@ -83,6 +83,6 @@ def detect(case: Case) -> Proposal | None:
         code="dist.all_reduce(skip, dist.ReduceOp.MAX)  # then all decide alike",
         evidence={"ranks": rank_table.rows(case)},
         fixes=("numbers.together",),
-        stands=True,
+        needs_no_proof=True,
         is_attempt=True,
     )

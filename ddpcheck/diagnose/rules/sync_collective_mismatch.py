@@ -120,7 +120,7 @@ def _of_forwards(case: Case) -> Proposal | None:
         "under `if rank == 0`",
         code="model.module(x)",
         fixes=("ddp.no_buffer_broadcast",),
-        stands=True,
+        needs_no_proof=True,
         is_attempt=True,
         evidence={"ranks": rank_table.rows(case)},
     )

@@ -102,7 +102,7 @@ def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
         fix=FIX,
         code=CODE,
         fixes=("update.schedule",) if decided == "numbers" else (TOGETHER,),
-        stands=decided == "updates",
+        needs_no_proof=decided == "updates",
         is_attempt=decided == "updates",
         speculative=decided is None,
     )
@@ -167,7 +167,7 @@ def _of_closures(case: Case) -> Proposal:
         code="value = loss.detach().clone()\ndist.all_reduce(value)\n"
         "return value / dist.get_world_size()",
         fixes=(TOGETHER,),
-        stands=waits,
+        needs_no_proof=waits,
         is_attempt=waits,
         speculative=not waits,
     )

@@ -74,7 +74,7 @@ def detect(case: Case) -> Proposal | None:
         fix="one scale for all ranks: all-reduce what decides it, the check for inf",
         code="dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)",
         fixes=("numbers.together",),
-        stands=True,
+        needs_no_proof=True,
         is_attempt=True,
     )
 

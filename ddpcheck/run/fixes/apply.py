@@ -32,6 +32,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     update.schedule        learning rates and other numbers of the optimizer as one
                            process has them at each update
     ddp.find_unused        DDP built anew with find_unused_parameters=True
+    ddp.rewrap_trainable   the same, with requires_grad=True while it is built
     ddp.rewrap             DDP built anew, as it was, on the model as it is now
     ddp.static_off, ddp.static_on  DDP built anew with static_graph=False, with True
     ddp.plain_output       DDP sees the output's tensors in a plain tuple
@@ -41,7 +42,6 @@ changes one thing, so that a run with it proves or disproves one cause.
     dp.copy_scalars        0-dimensional tensors go to all replicas
     dp.pad_gather          outputs are filled up to the longest before they are gathered
     dp.replica_parameters  parameters() of DataParallel's replicas filled
-    ddp.rewrap_trainable   the same, with requires_grad=True while it is built
     ddp.no_comm_hook       DDP built anew without the hooks that were registered
     ddp.always_sync        no_sync does nothing: every backward is reduced
     ddp.broadcast          the reference's first weights and buffers to all ranks after
