@@ -7,7 +7,7 @@ import dataclasses
 from ddpcheck.diagnose import magnitude, rows
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import Cause
-from ddpcheck.diagnose.events import ranks_disagree
+from ddpcheck.diagnose.events import common_factor, ranks_disagree
 from ddpcheck.diagnose.registry import FAULT_RULES
 from ddpcheck.diagnose.text import names, number
 from ddpcheck.report import Finding, Fix
@@ -130,6 +130,12 @@ def _unknown(case: Case, runs: list[int]) -> Finding:
         facts.append(
             f"worst: {worst.name} in step {worst.step + 1}, relative difference "
             f"{number(worst.rel_diff)}"
+        )
+    factor = common_factor(case)
+    if factor is not None:
+        facts.append(
+            "all gradients that differ in the first step are "
+            f"{number(factor)} times one process's"
         )
     if case.probe_failed:
         facts.append(f"no link could be judged alone: {case.probe_failed}")

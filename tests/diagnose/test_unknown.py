@@ -58,3 +58,21 @@ def test_what_differs_first_is_told(pool: Pool, tmp_path: Path) -> None:
     assert finding.facts[0] == (
         "first to differ: weights in step 1, of 2.bias, 0.bias; the ranks differ"
     )
+
+
+WEIGHED = """
+model = nn.Linear(4, 3)
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss(model(batch[0]), batch[1]).backward()
+    for p in model.parameters():
+        p.grad.mul_(0.7 if world() > 1 else 1.0)
+    optimizer.step()
+"""
+
+
+def test_factor_of_all_gradients_is_told(pool: Pool, tmp_path: Path) -> None:
+    (finding,) = checked(pool, tmp_path, HEAD + WEIGHED).findings
+    assert finding.slug == "unknown"
+    line = "all gradients that differ in the first step are 0.7 times one process's"
+    assert line in finding.facts
