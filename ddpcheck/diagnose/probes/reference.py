@@ -406,7 +406,7 @@ class _Probe:
 
     def _write_doubled(self, grads: Grads) -> bool:
         """Returns whether there is anything to write."""
-        if self.windows.count > 1:
+        if self.windows.count > 1 or self.order is not None:  # as for couplings
             return False
         found = list(doubled.at_cuts(self._perturbed, grads, self._dim, self.batch))
         for number, key, half in found:

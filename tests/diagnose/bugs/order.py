@@ -83,6 +83,21 @@ def train_step(model, optimizer, batch):
 """,
         [("loss/local-normalizer", True), ("ddp/forward-bypassed", True)],
     ),
+    "sum-over-a-shard-that-is-sorted": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 5, 4), torch.tensor([2, 1, 2, 3, 5, 4, 5, 3])
+def train_step(model, optimizer, batch):
+    x, lengths = batch
+    lengths, order = lengths.sort(descending=True, stable=True)
+    out = model(x[order])
+    valid = torch.arange(5) < lengths[:, None]
+    optimizer.zero_grad()
+    (out - 1).square().mean(2)[valid].sum().mul(0.1).backward()
+    optimizer.step()
+""",
+        [("loss/sum-reduction", True)],
+    ),
 }
 
 SOUND = {
