@@ -203,6 +203,12 @@ class Reader:
         """Returns the group's entries, empty where nothing was recorded."""
         return self.index.groups.get((quantity, step), {})
 
+    def find(self, quantity: str, step: int, name: str) -> Tensor | None:
+        """Returns the same as `get`, None where the trace has no such tensor."""
+        if name not in self.names(quantity, step):
+            return None
+        return self.get(quantity, step, name)
+
     def get(self, quantity: str, step: int, name: str) -> Tensor | None:
         """Returns a tensor that shares memory with the file, None for None.
 

@@ -233,15 +233,9 @@ class _Candidate:
         if modules is None:
             return
         for name, buffer in names.buffers(wrapped).items():
-            reference = self._known("buffers", self._step, name)
+            reference = self.reader.find("buffers", self._step, name)
             if name.rpartition(".")[0] in modules.split(",") and reference is not None:
                 buffer.data.copy_(reference)
-
-    def _known(self, quantity: str, step: int, name: str) -> torch.Tensor | None:
-        """Returns what one process had, None where it had no such tensor."""
-        if name not in self.reader.names(quantity, step):
-            return None
-        return self.reader.get(quantity, step, name)
 
     def _loss(self) -> Callable[[Any, Any], Any] | None:
         loss = loss_function(self.target, self.spec)

@@ -84,3 +84,21 @@ def past_cuts(model: nn.Module, reader: Reader) -> Iterator[Direct]:
             mine = torch.view_as_real(mine)
         ratio, residual, norm = fits.fit(mine, reference)
         yield Direct(name=name, ratio=ratio, residual=residual, norm=norm)
+
+
+def of_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the gradients that parameters have, dense and real."""
+    return {
+        n: torch.view_as_real(p.grad) if p.grad.is_complex() else p.grad.to_dense()
+        for n, p in model.named_parameters()
+        if p.grad is not None
+    }
+
+
+def past_all_cuts(model: nn.Module) -> dict[str, Tensor | None]:
+    """Returns the gradients that reached parameters though all outputs were cut."""
+    return {
+        n: p.grad
+        for n, p in model.named_parameters()
+        if p.grad is not None and bool(p.grad.to_dense().any())
+    }

@@ -7,7 +7,7 @@ out of the whole by its samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ddpcheck import tree
 from ddpcheck.diagnose.probes.evidence import Micro
-from ddpcheck.diagnose.probes.teacher import key_of, tensors_of
+from ddpcheck.diagnose.probes.teacher import key_of, part, tensors_of
 from ddpcheck.run.watch import countables
 from ddpcheck.trace import Reader
 
@@ -174,6 +174,60 @@ def sample_dim(shape: tuple[int, ...], size: int) -> int | None:
     exact = [d for d, n in enumerate(shape) if n == size]
     several = [d for d, n in enumerate(shape) if n and size and n % size == 0]
     return next(iter(exact or several), None)
+
+
+def shard_dim(value: Tensor, mine: tuple[int, ...], rows: int) -> int:
+    """Returns the dimension of the samples: the one in which a shard is smaller.
+
+    Args:
+        value: of the whole.
+        mine: shape of a shard's.
+        rows: samples of the shard.
+    """
+    differ = (d for d in range(value.dim()) if value.shape[d] != mine[d])
+    found = next(differ, None)
+    return sample_dim(mine, rows) or 0 if found is None else found
+
+
+def has_shard(
+    windows: Windows,
+    number: int,
+    shape: tuple[int, ...],
+    mine: tuple[int, ...],
+    rows: int,
+) -> bool:
+    """Returns whether a shard's tensor is a part of a micro-batch's, or it of that.
+
+    Args:
+        windows: the micro-batches.
+        number: of the micro-batch.
+        shape: of its tensor.
+        mine: shape of the shard's.
+        rows: samples of the shard.
+    """
+    size = windows.size(number)
+    if windows.count > 1 and mine == shape and size == rows:
+        return sample_dim(mine, rows) is not None
+    if size < rows:
+        return bool(part(mine, shape, (0, size, rows)))
+    return bool(part(shape, mine, (0, rows, size)))
+
+
+def laid(
+    places: Mapping[str, tuple[int, int]], *, are_given_samples: bool
+) -> tuple[str, ...]:
+    """Returns outputs that are not a row per sample, as "path*blocks@dimension".
+
+    Args:
+        places: of each, the dimension of its samples and the blocks of all that it has.
+        are_given_samples: the blocks are the model's: a step may stack its inputs.
+    """
+    found = []
+    for key, (dim, blocks) in places.items():
+        own = blocks if are_given_samples else 1
+        if (dim, own) != (0, 1):
+            found.append(f"{key.rpartition('/')[2]}*{own}@{dim}")
+    return tuple(found)
 
 
 def recorded(

@@ -98,6 +98,17 @@ def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
     )
 
 
+def is_norm_like(
+    module: nn.Module, args: Any, kwargs: Any, *, is_invariant: bool
+) -> bool:
+    """Returns whether a module that writes buffers does so as a norm does.
+
+    `is_invariant`: twice the input gives the same output.
+    """
+    is_across = is_invariant or has_slope_across(module, args, kwargs)
+    return is_across and not looks_up(module, args, kwargs)
+
+
 def looks_up(module: nn.Module, args: Any, kwargs: Any) -> bool:
     """Returns whether an output's rows are rows of a table that the module keeps.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ddpcheck import tree
 from ddpcheck.diagnose.probes import gradients, micro, modules, past, span, training
 from ddpcheck.diagnose.probes.attached import Attached
-from ddpcheck.diagnose.probes.evidence import ModuleCall, RankEvidence
+from ddpcheck.diagnose.probes.evidence import Cut, ModuleCall, RankEvidence
 from ddpcheck.diagnose.probes.group import with_what_others_say
 from ddpcheck.diagnose.probes.kept import Kept
 from ddpcheck.diagnose.probes.segments import SAME
@@ -187,19 +187,10 @@ class _Probe:
                 done = training.step(self.target, spec, wrapped, shard)
         finally:
             hooks.remove()
-        cuts = tuple(
-            gradients.at_cuts(
-                [leaf for leaf in self.leaves if leaf.key in self.trained_cuts],
-                self._recorded_at,
-                self.reader,
-                spec.world_size,
-                done.factor,
-            )
-        )
         return RankEvidence(
             rank=self.rank,
             modules=tuple(self.modules),
-            cuts=cuts,
+            cuts=self._cuts(done.factor),
             # The reference has cuts, or has none, for all ranks alike.
             off_span=None if self.trained_cuts else span.residual(wrapped, self.reader),
             written=tuple(sorted(written)),
@@ -217,6 +208,14 @@ class _Probe:
                 tuple(self.cursor.sizes), start, targets, count_names
             ),
         )
+
+    def _cuts(self, factor: float) -> tuple[Cut, ...]:
+        """Returns the cuts; the step has multiplied gradients by `factor`."""
+        leaves = [leaf for leaf in self.leaves if leaf.key in self.trained_cuts]
+        found = gradients.at_cuts(
+            leaves, self._recorded_at, self.reader, self.spec.world_size, factor
+        )
+        return tuple(found)
 
     def _before(
         self, name: str, call: int, module: nn.Module, args: Any, kwargs: Any
@@ -326,8 +325,7 @@ class _Probe:
             normalises = is_norm or (
                 writes
                 and not called
-                and (invariant or modules.has_slope_across(module, args, kwargs))
-                and not modules.looks_up(module, args, kwargs)
+                and modules.is_norm_like(module, args, kwargs, is_invariant=invariant)
             )
             is_right = (
                 writes

@@ -14,14 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.diagnose.probes import coupling, doubled, micro, order, training
+from ddpcheck.diagnose.probes import (
+    coupling,
+    doubled,
+    gradients,
+    micro,
+    order,
+    training,
+)
 from ddpcheck.diagnose.probes.attached import Attached
 from ddpcheck.diagnose.probes.coupling import Grads, Perturb
 from ddpcheck.diagnose.probes.evidence import Couplings, ReferenceEvidence
 from ddpcheck.diagnose.probes.flow import Flow
 from ddpcheck.diagnose.probes.kept import Kept
 from ddpcheck.diagnose.probes.shortcut import Shortcut
-from ddpcheck.diagnose.probes.sorting import GivenOrder
+from ddpcheck.diagnose.probes.sorting import order_of_calls
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
     hooked,
@@ -30,7 +37,6 @@ from ddpcheck.diagnose.probes.teacher import (
     leaf_of,
     module_of,
     num_blocks,
-    part,
     restore,
     snapshot,
     tensors_of,
@@ -188,17 +194,12 @@ class _Probe:
 
     def _look_at_calls(self) -> Tensor | None:
         """Returns the order in which the step gives the batch to the model."""
-        counted, given, hooks = micro.RowCount(), GivenOrder(self.batch), Hooks()
-
-        def before(*call: Any) -> None:
-            counted.before(*call)
-            given.before(*call)
-
-        hooks.attach(self.model, before, lambda *_: None)
-        self._step(self.batch, hooks)
-        self.rows = counted.rows
-        self.windows = micro.windows(counted.rows, self.size)
-        return given.order
+        batch = self.batch
+        self.rows, order = order_of_calls(
+            self.model, batch, lambda hooks: self._step(batch, hooks)
+        )
+        self.windows = micro.windows(self.rows, self.size)
+        return order
 
     def _shard_shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of all outputs on rank 0's shard: which can be cut."""
@@ -232,13 +233,8 @@ class _Probe:
         mine = self.dims.get(key)
         if mine is None or not is_cut(tensor):
             return False
-        size, shape = self.windows.size(number), tuple(tensor.shape)
-        if self.windows.count > 1 and mine == shape and size == self.shard_rows:
-            return micro.sample_dim(mine, self.shard_rows) is not None
-        # A micro-batch may be a part of the shard's, or the shard's of it.
-        if size < self.shard_rows:
-            return bool(part(mine, shape, (0, size, self.shard_rows)))
-        return bool(part(shape, mine, (0, self.shard_rows, size)))
+        shape = tuple(tensor.shape)
+        return micro.has_shard(self.windows, number, shape, mine, self.shard_rows)
 
     def _first_pass(self) -> tuple[Grads, float | None, dict[str, Tensor | None]]:
         """Cuts behind every module, or behind the model alone.
@@ -325,11 +321,7 @@ class _Probe:
         """Returns the gradients that reach parameters past all cuts."""
         if self.attached:
             return {}  # all reach them
-        return {
-            n: p.grad
-            for n, p in self.model.named_parameters()
-            if p.grad is not None and bool(p.grad.to_dense().any())
-        }
+        return gradients.past_all_cuts(self.model)
 
     def _is_used_through_outputs(self) -> bool:
         """Returns whether the loss uses no parameter past outputs without samples.
@@ -346,11 +338,7 @@ class _Probe:
             return False
 
     def _dim(self, key: str, value: Tensor) -> int:
-        mine = self.dims[key]
-        differ = (d for d in range(value.dim()) if value.shape[d] != mine[d])
-        if (found := next(differ, None)) is not None:
-            return found
-        return micro.sample_dim(mine, self.shard_rows) or 0
+        return micro.shard_dim(value, self.dims[key], self.shard_rows)
 
     def _place(self, key: str, value: Tensor) -> tuple[int, int]:
         """Returns the dimension of the samples, and how many blocks of all it has."""
@@ -369,19 +357,9 @@ class _Probe:
         return {key.rpartition("/")[2] for key in keys}
 
     def _laid(self) -> tuple[str, ...]:
-        """Returns outputs that are not a row per sample, as "path*blocks@dimension".
-
-        Blocks that the model makes: a step may stack its inputs.
-        """
-        found = []
-        for (_, key), value in self.values.items():
-            if key not in self.shard_outputs:
-                continue
-            dim, blocks = self._place(key, value)
-            blocks = blocks if self.is_given_samples else 1
-            if (dim, blocks) != (0, 1):
-                found.append(f"{key.rpartition('/')[2]}*{blocks}@{dim}")
-        return tuple(found)
+        own = ((k, v) for (_, k), v in self.values.items() if k in self.shard_outputs)
+        places = {key: self._place(key, value) for key, value in own}
+        return micro.laid(places, are_given_samples=self.is_given_samples)
 
     def _perturbed(self, perturb: Perturb, batch: Any) -> Grads:
         """Returns the gradients at changed outputs."""
@@ -416,8 +394,4 @@ class _Probe:
     def _plain(self, batch: Any) -> dict[str, Tensor]:
         self._begin()
         self._trained(batch)
-        return {
-            n: torch.view_as_real(p.grad) if p.grad.is_complex() else p.grad.to_dense()
-            for n, p in self.model.named_parameters()
-            if p.grad is not None
-        }
+        return gradients.of_parameters(self.model)

@@ -8,14 +8,36 @@ the run's; what the probe proposes is tried on the run itself.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.diagnose.probes.teacher import tensors_of
+from ddpcheck.diagnose.probes.micro import RowCount
+from ddpcheck.diagnose.probes.teacher import Hooks, tensors_of
+
+
+def order_of_calls(
+    model: nn.Module, batch: Any, step: Callable[[Hooks], object]
+) -> tuple[list[int], Tensor | None]:
+    """Returns the rows of each call of the model, and the order of the batch in them.
+
+    Args:
+        model: that the step calls.
+        batch: that the step is given.
+        step: does it under hooks.
+    """
+    counted, given, hooks = RowCount(), GivenOrder(batch), Hooks()
+
+    def before(*call: Any) -> None:
+        counted.before(*call)
+        given.before(*call)
+
+    hooks.attach(model, before, lambda *_: None)
+    step(hooks)
+    return counted.rows, given.order
 
 
 class GivenOrder:
@@ -47,7 +69,8 @@ class GivenOrder:
 def _order_of(given: Tensor, leaf: Tensor) -> list[int] | None:
     """Returns which rows of `leaf` these are, each once; None where they are not.
 
-    A step may cut off the end of all rows, which no sample of the batch needs.
+    A step may cut off the end of all rows, which no sample of the batch needs. Equal
+    rows, as labels are, tell no other order than the batch's own.
     """
     if given.dtype != leaf.dtype or given.dim() != leaf.dim():
         return None
@@ -55,11 +78,13 @@ def _order_of(given: Tensor, leaf: Tensor) -> list[int] | None:
         a > b for a, b in zip(given.shape, leaf.shape, strict=True)
     ):
         return None
-    left: dict[bytes, list[int]] = defaultdict(list)
-    for number, row in enumerate(_rows(leaf[tuple(map(slice, given.shape))])):
-        left[row].insert(0, number)
-    found = [left[row].pop() if left[row] else None for row in _rows(given)]
-    return None if None in found else [n for n in found if n is not None]
+    mine, theirs = _rows(given), _rows(leaf[tuple(map(slice, given.shape))])
+    if mine == theirs:
+        return list(range(len(leaf)))
+    places = {row: number for number, row in enumerate(theirs)}
+    if len(places) < len(theirs) or places.keys() != set(mine):
+        return None
+    return [places[row] for row in mine]
 
 
 def _rows(tensor: Tensor) -> list[bytes]:

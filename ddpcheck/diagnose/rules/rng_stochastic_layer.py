@@ -49,6 +49,8 @@ from ddpcheck.diagnose.text import number
 SLUG = "rng/stochastic-layer"
 LINK = "forward"
 
+_EQUAL = "with every random number a constant the runs are equal"
+
 
 def detect(case: Case) -> Proposal | None:
     """Proposes noise bound to the sample where the forward draws random numbers."""
@@ -56,7 +58,7 @@ def detect(case: Case) -> Proposal | None:
         return _unrepeatable()
     if not case.facts["draws"]:  # of torch's own generator
         return _by_other_generators(case)
-    if not _draws_noise(case) or case.run.noise == "sample" or _same_stream(case):
+    if not _draws_noise(case) or case.run.noise == "sample" or same_stream(case):
         return None
     if rewritten(case, "before") == 0 or drawn_weights(case):
         return None  # what the step draws are weights, before there is any noise
@@ -81,7 +83,7 @@ def detect(case: Case) -> Proposal | None:
     # In micro-batches, or with samples permuted, noise has no order of samples.
     without = dataclasses.replace(
         found,
-        facts=(*found.facts, "with every random number a constant the runs are equal"),
+        facts=(*found.facts, _EQUAL),
         fix="nothing is wrong with training; to check the rest, take the noise out "
         "(dropout p=0), as it cannot follow the sample in this step",
         code="",
@@ -116,7 +118,7 @@ def _by_ranks_alone() -> Proposal:
         link=LINK,
         summary="the ranks draw random numbers where one process draws none, every rank "
         "its own: an order or a choice that all must share differs",
-        facts=("with every random number a constant the runs are equal",),
+        facts=(_EQUAL,),
         fix="draw on one rank and send it to all, or seed alike on all ranks",
         code="dist.broadcast(order, src=0)",
         fixes=("target.constant_draws",),
@@ -140,7 +142,7 @@ def _by_seed() -> Proposal:
         summary="random numbers are drawn with a generator of the target's own, whose "
         "seed is another on every rank, so a shard sees other noise than the same "
         "samples in the global batch",
-        facts=("with every random number a constant the runs are equal",),
+        facts=(_EQUAL,),
         fix="nothing is wrong with training where every rank is to have noise of its "
         "own; for the same as in one process seed alike, draw for the global batch "
         "and keep the rank's rows",
@@ -174,7 +176,7 @@ def _by_own_generators(case: Case) -> Proposal | None:
         facts=(
             "the model is given other rows than in one process: relative difference "
             f"{number(worst)}",
-            "with every random number a constant the runs are equal",
+            _EQUAL,
         ),
         fix="nothing is wrong with training where every sample is to have noise of its "
         "own; to check the rest, take the noise out, or draw for the global batch on "
@@ -201,10 +203,6 @@ def _unrepeatable() -> Proposal:
         fix="draw from torch's generator, or take the noise out for the check",
         code="",
     )
-
-
-def _same_stream(case: Case) -> bool:
-    return same_stream(case)
 
 
 def same_stream(case: Case) -> bool:

@@ -9,6 +9,19 @@ def entropy(output, target):
     return nn.functional.cross_entropy(output, target)
 """
 
+_NET = "model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))"
+_SORTED = """
+batch = torch.randn(8, 5, 4), torch.tensor([2, 1, 2, 3, 5, 4, 5, 3])
+def train_step(model, optimizer, batch):
+    x, lengths = batch
+    lengths, order = lengths.sort(descending=True, stable=True)
+    out = CALL
+    valid = torch.arange(5) < lengths[:, None]
+    optimizer.zero_grad()
+    (out - 1).square().mean(2)[valid].mean().backward()
+    optimizer.step()
+"""
+
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
     # Targets are classes, and no output moves another's gradient.
     "targets-of-the-sample-before": (
@@ -46,18 +59,7 @@ def loss(output, target):
     ),
     # The step sorts by length, and a shard is sorted otherwise than the batch.
     "words-counted-in-a-shard-that-is-sorted": (
-        """
-model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-batch = torch.randn(8, 5, 4), torch.tensor([2, 1, 2, 3, 5, 4, 5, 3])
-def train_step(model, optimizer, batch):
-    x, lengths = batch
-    lengths, order = lengths.sort(descending=True, stable=True)
-    out = model(x[order])
-    valid = torch.arange(5) < lengths[:, None]
-    optimizer.zero_grad()
-    (out - 1).square().mean(2)[valid].mean().backward()
-    optimizer.step()
-""",
+        _NET + _SORTED.replace("CALL", "model(x[order])"),
         [("loss/local-normalizer", True)],
     ),
     # So, and one of two wrapped parts is called past its wrapper.
@@ -71,31 +73,18 @@ model = Pair()
 def wrap(model):
     model.coder, model.head = DDP(model.coder), DDP(model.head)
     return model
-batch = torch.randn(8, 5, 4), torch.tensor([2, 1, 2, 3, 5, 4, 5, 3])
-def train_step(model, optimizer, batch):
-    x, lengths = batch
-    lengths, order = lengths.sort(descending=True, stable=True)
-    out = getattr(model.head, "module", model.head)(model.coder(x[order]).tanh())
-    valid = torch.arange(5) < lengths[:, None]
-    optimizer.zero_grad()
-    (out - 1).square().mean(2)[valid].mean().backward()
-    optimizer.step()
-""",
+"""
+        + _SORTED.replace(
+            "CALL",
+            'getattr(model.head, "module", model.head)(model.coder(x[order]).tanh())',
+        ),
         [("loss/local-normalizer", True), ("ddp/forward-bypassed", True)],
     ),
     "sum-over-a-shard-that-is-sorted": (
-        """
-model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-batch = torch.randn(8, 5, 4), torch.tensor([2, 1, 2, 3, 5, 4, 5, 3])
-def train_step(model, optimizer, batch):
-    x, lengths = batch
-    lengths, order = lengths.sort(descending=True, stable=True)
-    out = model(x[order])
-    valid = torch.arange(5) < lengths[:, None]
-    optimizer.zero_grad()
-    (out - 1).square().mean(2)[valid].sum().mul(0.1).backward()
-    optimizer.step()
-""",
+        _NET
+        + _SORTED.replace("CALL", "model(x[order])").replace(
+            "[valid].mean()", "[valid].sum().mul(0.1)"
+        ),
         [("loss/sum-reduction", True)],
     ),
 }
