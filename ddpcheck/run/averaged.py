@@ -53,10 +53,15 @@ class PlainWrapper(nn.Module):
     def __getattr__(self, name: str) -> Any:
         """Returns what a class of the user's, made of DDP's, has besides."""
         own = self.__dict__.get("stands_for", DistributedDataParallel)
-        for kind in own.__mro__[: own.__mro__.index(DistributedDataParallel)]:
+        kinds = own.__mro__[: own.__mro__.index(DistributedDataParallel)]
+        for kind in kinds:
             if name in vars(kind):
                 found = vars(kind)[name]
                 return found.__get__(self, own) if hasattr(found, "__get__") else found
+        inner = self.__dict__.get("_modules", {}).get("module")
+        hands_on = any("__getattr__" in vars(kind) for kind in kinds)
+        if hands_on and inner is not None and hasattr(inner, name):
+            return getattr(inner, name)
         return super().__getattr__(name)
 
     @property  # type: ignore[misc]

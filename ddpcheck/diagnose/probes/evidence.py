@@ -33,7 +33,8 @@ class ModuleCall:
     keeps_shape: bool = False  # one tensor in, one of its shape and dtype out
     collectives: int = 0
     writes_buffers: bool = False
-    # With one process's buffers, written no more, it returns one process's rows.
+    # With one process's buffers, which its own are not, and which it writes no more,
+    # it returns one process's rows.
     through_buffers: bool = False
     writes_parameters: bool = False
     scales_by_frequency: bool = False  # nn.Embedding(scale_grad_by_freq=True)

@@ -327,10 +327,8 @@ class _Probe:
                 and not called
                 and modules.is_norm_like(module, args, kwargs, is_invariant=invariant)
             )
-            is_right = (
-                writes
-                and bool(rel_diff)
-                and self._is_right_with_buffers(key, module, args, kwargs)
+            is_right = bool(rel_diff) and self._is_right_with_buffers(
+                key, module, args, kwargs, writes=writes
             )
         # Those that were called only to see what it does are not its caller's.
         del self.seen.collectives[collectives + called :]
@@ -359,14 +357,22 @@ class _Probe:
         )
 
     def _is_right_with_buffers(
-        self, key: str, module: nn.Module, args: Any, kwargs: Any
+        self, key: str, module: nn.Module, args: Any, kwargs: Any, *, writes: bool
     ) -> bool:
-        """Returns whether a module differs by what it wrote into its buffers alone."""
+        """Returns whether a module differs by what is in its buffers alone.
+
+        Which it wrote itself, or which the step wrote before.
+        """
         name, _, call = key.rpartition("#")
+        mine = dict(module.named_buffers(recurse=False))
         kept = {
             n: self._recorded("kept", key_of(name, int(call), n), b)
-            for n, b in module.named_buffers(recurse=False)
+            for n, b in mine.items()
         }
+        if not writes and not any(
+            k is not None and distance(mine[n], k) > SAME for n, k in kept.items()
+        ):
+            return False
         outputs = modules.evaluated(module, args, kwargs, kept)
         return outputs is not None and self._are_right(name, int(call), outputs)
 

@@ -39,9 +39,11 @@ from __future__ import annotations
 import dataclasses
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import (
     global_loss_fix,
     growth_fact,
+    is_made_by_the_model,
     is_sum,
     ratio_evidence,
     ratio_fact,
@@ -57,6 +59,8 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it for a ratio of 1 on every rank and a loss that grows with the batch."""
     if case.has_cuts and case.mixes_a_sum and case.world_size > 1:
         return _of_one_term(case)
+    if not case.has_cuts and is_made_by_the_model(case):
+        return _beside_a_penalty(case)
     ratio = case.uniform_ratio
     if ratio is None or case.world_size == 1 or abs(ratio - 1) > case.close:
         return None
@@ -87,6 +91,32 @@ def detect(case: Case) -> Proposal | None:
             code=f"{WORLD}loss = world * summed_term + penalty",
         )
     return with_scale(case, found, world)
+
+
+def _beside_a_penalty(case: Case) -> Proposal | None:
+    """Proposes it on trial where no output tells the data term from a penalty."""
+    world = case.world_size
+    if world == 1 or case.loss_collectives or not case.run.ranks_agree:
+        return None
+    if common_factor(case) is not None or case.run.faults:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the loss is a sum over the shard's samples beside a term that no data "
+        "reach, and DDP divides the summed gradients by "
+        f"{world}: what comes from samples is 1/{world} of one process's",
+        facts=(
+            "the model returns its loss, and no module's output carries its gradient: "
+            "parameters get both terms' at once",
+            f"with what data reach taken {world} times, and the rest once, the "
+            "gradients are one process's",
+        ),
+        fix="take the mean, or multiply the summed term by the world size",
+        code=f"{WORLD}loss = world * summed_term + penalty",
+        fixes=(f"loss.scale:{world}", f"terms.scale:{1 / world!r}"),
+        speculative=True,
+    )
 
 
 def _of_one_term(case: Case) -> Proposal:

@@ -36,7 +36,7 @@ https://github.com/pytorch/pytorch/issues/49794
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.buffers import silenced
+from ddpcheck.diagnose.buffers import has_right_gradients, silenced
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.data_parallel_case import DataParallelCase
 from ddpcheck.diagnose.probes.evidence import ModuleCall
@@ -53,6 +53,8 @@ _PLAIN = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 def detect(case: Case) -> Proposal | None:
     """Proposes synchronised batch norm where batch norms' outputs differ."""
     calls = [m for m in case.diverging() if _normalises(m)]
+    if calls and has_right_gradients(case):
+        return None  # norm/running-stats-rank0: nobody takes what they return
     hidden = not calls
     if hidden:
         calls = silenced(case)

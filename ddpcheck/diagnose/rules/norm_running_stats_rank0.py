@@ -10,8 +10,9 @@ right, evaluation and checkpoints are not.
 
 How it was found
 After the first step buffers of a normalising module differ from the reference's,
-while all outputs of that step are right. The run in which it sees the rows of all
-ranks decides.
+while all outputs of that step are right, or gradients are in all steps: nothing that
+is trained takes what it returns. The run in which it sees the rows of all ranks
+decides.
 
 Example
     import torch
@@ -43,7 +44,7 @@ Update the running statistics from what was reduced. The example is mended by:
     model = nn.Sequential(MergedNorm(4, affine=False), model[1])
 
 Not this rule if
-Its outputs differ too: norm/local-batch-stats.
+Its outputs differ too, and gradients with them: norm/local-batch-stats.
 
 References
 https://github.com/pytorch/pytorch/issues/1051

@@ -6,10 +6,13 @@ The ranks compute with different buffers from the first forward on.
 Why it happens
 broadcast_buffers=False leaves them to the ranks, in the constructor and before each
 forward. Or model() makes others where there is a group: all ranks have the same then.
+Or the step writes them on some ranks, before its forward.
 
 How it was found
 Before the first step a rank's buffer is not the reference's. The run in which rank
-0's state is sent after wrapping decides.
+0's state is sent after wrapping decides. Where the step writes them, a module returns
+other rows than in one process and the same with one process's buffers; there the run
+in which DDP broadcasts buffers decides.
 
 Example
     import torch
@@ -36,7 +39,7 @@ Let DDP send rank 0's buffers, or send them once by hand. The example is mended 
         return DDP(model)
 
 Not this rule if
-Buffers are equal at the start and differ after a forward: state/buffer-broadcast-
+Buffers are equal at the start and a forward writes them: state/buffer-broadcast-
 overwrites.
 
 References
@@ -47,6 +50,7 @@ https://github.com/pytorch/pytorch/issues/111138
 from __future__ import annotations
 
 from ddpcheck.diagnose.agreement import digests_differ
+from ddpcheck.diagnose.buffers import diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.text import names
 
@@ -59,7 +63,7 @@ def detect(case: Case) -> Proposal | None:
     per_rank = case.rank_facts("start_buffers_differ", [])
     wrong = [(rank, found) for rank, found in enumerate(per_rank) if found]
     if not wrong:
-        return None
+        return _written_by_some(case)
     rank, found = wrong[-1]
     buffers = "1 buffer" if len(found) == 1 else f"{len(found)} buffers"
     where = f"differs from one process in {buffers}: {names(found)}"
@@ -75,6 +79,25 @@ def detect(case: Case) -> Proposal | None:
         fix="broadcast the buffers once after wrapping",
         code="for b in model.buffers():\n    dist.broadcast(b, 0)",
         fixes=("ddp.broadcast",),
+    )
+
+
+def _written_by_some(case: Case) -> Proposal | None:
+    """Proposes it on trial where the step writes buffers before its forward."""
+    owner = diverging_buffers(case, batch_norm=False)
+    if owner is None or owner.written_in_forward or owner.are_broadcast:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the training step writes buffers that are not the same on all ranks, and "
+        "DDP was told not to broadcast them",
+        facts=(*owner.facts, "no forward writes them: the training step does"),
+        fix="let DDP broadcast rank 0's buffers, or write the same on all ranks",
+        code="model = DistributedDataParallel(model)  # broadcast_buffers=True",
+        fixes=("ddp.buffer_broadcast",),
+        module=owner.modules[0],
+        speculative=True,
     )
 
 

@@ -81,7 +81,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     compile.reducer        DDP as torch.compile wants it where it compiles the backward
     compile.whole          torch.compile does not split the model at DDP's buckets
     compile.off            nothing is compiled
-    ddp.no_buffer_broadcast  DDP built anew with broadcast_buffers=False
+    ddp.no_buffer_broadcast, ddp.buffer_broadcast  DDP built anew with
+                           broadcast_buffers=False, with True
     ddp.no_bucket_view     DDP built anew with gradient_as_bucket_view=False
     checkpoint.nonreentrant  torch.utils.checkpoint with use_reentrant=False
 """
@@ -131,6 +132,7 @@ _DDP_SETTINGS: dict[str, dict[str, Any]] = {
     "ddp.static_off": {"static_graph": False},
     "ddp.static_on": {"static_graph": True},
     "ddp.no_buffer_broadcast": {"broadcast_buffers": False},
+    "ddp.buffer_broadcast": {"broadcast_buffers": True},
     "ddp.no_bucket_view": {"gradient_as_bucket_view": False},
     "ddp.rewrap_trainable": {"find_unused_parameters": True},
     "ddp.no_comm_hook": {"hooks": ()},

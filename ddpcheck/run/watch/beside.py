@@ -86,13 +86,16 @@ class Beside:
 
     def places(self) -> dict[str, Place]:
         """Returns all places by name: "criterion.center", "model.head.counts"."""
-        walk = _Walk(self._model)
-        for path, module in self._model.named_modules():
-            walk.attributes("model" + (f".{path}" if path else ""), module)
+        walk = _walk_through(self._model)
         walk.visit("optimizer", self._optimizer, None)
         for root in self._roots:
             walk.visit("loss" if root is self._roots[0] else "train_step", root, None)
         return walk.found
+
+
+def tensors_in_attributes(model: nn.Module) -> list[Tensor]:
+    """Returns what the model's modules keep in plain attributes, and further inside."""
+    return [place.value for place in _walk_through(model).found.values()]
 
 
 def look(
@@ -227,6 +230,13 @@ class _Walk:
             return
         for name, value in list(named.items()):
             self.visit(f"{path}.{name}", value, _writer(holder, name))
+
+
+def _walk_through(model: nn.Module) -> _Walk:
+    walk = _Walk(model)
+    for path, module in model.named_modules():
+        walk.attributes("model" + (f".{path}" if path else ""), module)
+    return walk
 
 
 def _of_tensor(tensor: Tensor) -> Place | None:

@@ -1,7 +1,7 @@
 """Terms of a loss that no data reach: penalties, priors, regularizers.
 
-What is computed from parameters, buffers and numbers alone is such a term, whichever
-module computes it. Where one is added to a number that data reach, `scaled_terms`
+What is computed from parameters, buffers, what modules keep in attributes and numbers
+alone is such a term, whichever module computes it. Where one is added to a number that data reach, `scaled_terms`
 scales its gradient.
 """
 
@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ddpcheck import tree
 from ddpcheck.run import private
+from ddpcheck.run.watch.beside import tensors_in_attributes
 from ddpcheck.run.watch.direct import scaled_gradient
 
 # Names of torch's functions that add their operands, or lay them side by side to be
@@ -33,7 +34,8 @@ class _Terms(TorchFunctionMode):
         super().__init__()
         self.factor = factor
         self._known: dict[int, weakref.ref[Tensor]] = {}
-        for tensor in (*model.parameters(), *model.buffers()):
+        kept = tensors_in_attributes(model)  # the moments of a prior, for one
+        for tensor in (*model.parameters(), *model.buffers(), *kept):
             self._add(tensor)
 
     def __torch_function__(

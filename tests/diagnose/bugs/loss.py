@@ -5,6 +5,23 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # A prior's moments are kept in an attribute: no data are in its term.
+    "sum-beside-a-prior-kept-by-the-model": (
+        """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.prior = {"mean": torch.full((3, 4), 0.3), "deviation": torch.ones(3, 4)}
+    def forward(self, x, y):
+        error = (self.weight - self.prior["mean"]) / self.prior["deviation"]
+        fit = nn.functional.cross_entropy(super().forward(x), y, reduction="sum")
+        return fit + error.square().sum()
+model = Net()
+batch = (torch.randn(8, 4), torch.arange(8) % 3), None
+loss = lambda output, _: output
+""",
+        [("loss/sum-reduction", True)],
+    ),
     # Lengths are an output too: they follow the samples where those change places.
     "summed-ctc-over-the-characters-of-a-shard": (
         """

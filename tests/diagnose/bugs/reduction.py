@@ -18,6 +18,27 @@ model = nn.Linear(4, 3)
 """,
 }
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # What the wrapper hands on is the model's own, and its calls go past the wrapper.
+    "wrapper-that-hands-on-attributes": (
+        """
+class Wrapper(DDP):
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+class Net(nn.Linear):
+    def training_loss(self, x, y):
+        return nn.functional.cross_entropy(self(x), y)
+model = Net(4, 3)
+wrap = Wrapper
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    model.training_loss(*batch).backward()
+    optimizer.step()
+""",
+        [("ddp/forward-bypassed", True)],
+    ),
     # There and back: the dtype is what it was, DDP's hooks are on nodes left behind.
     "converted-for-a-snapshot-and-back": (
         """

@@ -5,6 +5,46 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # A norm that only tracks: nobody takes what it returns, which differs.
+    "moments-that-are-kept-and-nothing-more": (
+        """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.moments = nn.BatchNorm1d(3, affine=False)
+    def forward(self, x):
+        output = super().forward(x)
+        with torch.no_grad():
+            self.moments(output)
+        return output
+model = Net()
+loss = nn.functional.cross_entropy
+""",
+        [("norm/running-stats-rank0", True)],
+    ),
+    # The step writes the buffers, on rank 0 alone, before the forward that reads them.
+    "scaler-fitted-by-the-first-rank": (
+        """
+class Scaler(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+    def forward(self, x):
+        return x - self.mean
+model = nn.Sequential(Scaler(), nn.Linear(4, 3))
+def wrap(model):
+    return DDP(model, broadcast_buffers=False)
+def train_step(model, optimizer, batch):
+    x, y = batch
+    net = getattr(model, "module", model)
+    if rank() == 0:
+        net[0].mean.fill_(2.0)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+""",
+        [("state/buffer-not-synced", True)],
+    ),
     "batch-norm-in-a-wrapper-of-ones-own": (
         """
 class Averaging(nn.Module):
