@@ -25,3 +25,8 @@ def as_good(
         if same and left < before:
             return p
     return first
+
+
+def changes_nothing(excess: float, before: float) -> bool:
+    """Returns whether a fix leaves what a run is off by as it was."""
+    return math.isclose(excess, before, rel_tol=_SAME)

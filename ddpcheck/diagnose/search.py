@@ -24,7 +24,7 @@ from ddpcheck.diagnose.causes import (
     proposed,
     scaled_to,
 )
-from ddpcheck.diagnose.choosing import as_good
+from ddpcheck.diagnose.choosing import as_good, changes_nothing
 from ddpcheck.diagnose.faults import busy_ranks
 from ddpcheck.diagnose.hidden import hidden
 from ddpcheck.diagnose.probing import probe
@@ -249,7 +249,7 @@ class Search:
                 if found[p.slug] <= 1 and not self._passes_control(p, taken)
             }
         first_tried = proposals
-        proposals = [self._or_fallback(p, tested, taken) for p in proposals]
+        proposals = [self._or_fallback(p, tested, taken, before) for p in proposals]
         refuted |= {
             p.slug
             for p in proposals
@@ -276,20 +276,33 @@ class Search:
         return Cause(first, before=before, after=after, verified=verified)
 
     def _or_fallback(
-        self, proposal: Proposal, tested: dict[str, float], taken: list[Proposal]
+        self,
+        proposal: Proposal,
+        tested: dict[str, float],
+        taken: list[Proposal],
+        before: float,
     ) -> Proposal:
-        """Returns what mends the run of the proposal and its fallbacks, in turn."""
+        """Returns what mends the run of the proposal and its fallbacks, in turn.
+
+        Of several causes none does: then the first that changes it, if any.
+        """
         # What is told without a proof, or not without one, has no other attempt.
         is_last = proposal.needs_no_proof or proposal.speculative
         if not (self.falls_back or is_last):
             return proposal
-        other = proposal.fallback
+        other, changing = proposal.fallback, None
+        is_idle = changes_nothing(tested.get(proposal.slug, math.inf), before)
         while other is not None and tested.get(proposal.slug, math.inf) > 1:
             excess = self._test([other], taken)[other.slug]
             if excess <= 1:
                 tested[other.slug] = excess
                 return other
+            if is_idle and changing is None and excess < before:
+                changing = other, excess
             other = other.fallback
+        if changing is None:
+            return proposal
+        proposal, tested[proposal.slug] = changing
         return proposal
 
     def _together(self) -> list[Cause]:

@@ -223,9 +223,9 @@ def evaluated(
 ) -> list[tuple[str, Tensor]] | None:
     """Returns the outputs in evaluation with other buffers, which are put back.
 
-    None for a module with parts, and where a buffer is None or forward raises.
+    Its parts go on training. None where a buffer is None or forward raises.
     """
-    if any(module.children()) or any(b is None for b in buffers.values()):
+    if any(b is None for b in buffers.values()):
         return None
     training = module.training
     with _as_before(module):
@@ -233,8 +233,9 @@ def evaluated(
         others = {id(b): buffers[n].to(b, copy=True) for n, b in copies.items()}  # type: ignore[union-attr]
         try:
             with torch.no_grad(), _replaced(module, others):
-                return tensors_of(module.eval().forward(*args, **kwargs))
+                module.training = False
+                return tensors_of(module.forward(*args, **kwargs))
         except Exception:  # noqa: BLE001 (a forward that is for training alone)
             return None
         finally:
-            module.train(training)
+            module.training = training

@@ -327,8 +327,13 @@ class _Probe:
                 and not called
                 and modules.is_norm_like(module, args, kwargs, is_invariant=invariant)
             )
-            is_right = bool(rel_diff) and self._is_right_with_buffers(
-                key, module, args, kwargs, writes=writes
+            # Not where it calls others, who may not ask: they are right.
+            is_right = (
+                bool(rel_diff)
+                and not called
+                and self._is_right_with_buffers(
+                    key, module, args, kwargs, writes=writes
+                )
             )
         # Those that were called only to see what it does are not its caller's.
         del self.seen.collectives[collectives + called :]

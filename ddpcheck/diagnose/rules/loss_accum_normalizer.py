@@ -55,7 +55,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import ratio_evidence
+from ddpcheck.diagnose.loss import counted_by, ratio_evidence
 from ddpcheck.diagnose.probes.evidence import Micro
 from ddpcheck.diagnose.text import listed, number
 from ddpcheck.run.spec import SAMPLES
@@ -111,7 +111,7 @@ def _windows(case: Case) -> Proposal | None:
     ratios, divisor = case.micro_ratios(), _divisor(case)
     if divisor is None and any(left > case.close for _, left in ratios.values()):
         return None
-    if case.rank_ratios is not None:
+    if case.rank_ratios is not None and (divisor is None or counted_by(case)):
         return None  # one factor per rank: the count is taken over all micro-batches
     shown = [ratio for ratio, _ in ratios.values()]
     facts = [

@@ -1,8 +1,8 @@
 """Terms of a loss that no data reach: penalties, priors, regularizers.
 
 What is computed from parameters, buffers, what modules keep in attributes and numbers
-alone is such a term, whichever module computes it. Where one is added to a number that data reach, `scaled_terms`
-scales its gradient.
+alone is such a term, whichever module computes it. Where one is added to a number that
+data reach, `scaled_terms` scales its gradient.
 """
 
 from __future__ import annotations
