@@ -32,6 +32,7 @@ update_alone   what differs where every update has the right gradients
 simulated      divergences of simulated ranks, found on real ones
 data_parallel, data_parallel_case
                what nn.DataParallel shares with DDP, and what it has alone
+without_group  what its replicas lack: a process group to ask
 
 Nothing is imported here: ranks import the probes alone, and all rules take them 0.2 s.
 """

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Container
 
 from ddpcheck import assemble
+from ddpcheck.diagnose import without_group
 from ddpcheck.diagnose.data_parallel_case import DataParallelCase, Proposal
 from ddpcheck.diagnose.registry import (
     DATA_PARALLEL_DETECTORS,
@@ -35,9 +36,9 @@ def explain(
     both = shared(findings)
     known = {finding.slug for finding in both}
     own = _own(session, outcomes, runs, rest, limit, known)
-    if both and not (own.fix and own.fix.verified):
+    if both and not all(f.fix and f.fix.verified for f in own):
         return [_with(f, rest) if f in both else f for f in findings]
-    return [*findings, own]
+    return [*findings, *own]
 
 
 def shared(findings: list[Finding]) -> list[Finding]:
@@ -84,8 +85,8 @@ def _own(
     rest: list[int],
     limit: Tolerance,
     known: Container[str],
-) -> Finding:
-    """Returns the finding for a divergence that DataParallel alone has.
+) -> list[Finding]:
+    """Returns the findings for a divergence that DataParallel alone has.
 
     Where DDP is wrong as well, one that a run has verified, or none. `known`: what may
     explain both.
@@ -118,9 +119,14 @@ def _own(
             continue
         found = _finding(proposal, rest, before, after, verified=verified)
         if not ddp_is_fine:
-            return found
-        return dataclasses.replace(found, facts=(*found.facts, _fine(run)))
-    return _unknown(outcomes[rest[0]], run, rest, ddp_is_fine=ddp_is_fine)
+            return [found]
+        return [dataclasses.replace(found, facts=(*found.facts, _fine(run)))]
+    if ddp_is_fine and facts["asks_distributed"]:
+        outcome = outcomes[rest[0]]
+        made = without_group.found(session, outcome, run, rest, limit, same[0])
+        if made:
+            return made
+    return [_unknown(outcomes[rest[0]], run, rest, ddp_is_fine=ddp_is_fine)]
 
 
 def _fine(run: Run) -> str:

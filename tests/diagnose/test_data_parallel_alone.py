@@ -22,6 +22,32 @@ def wrap(model):
     return DDP(nn.SyncBatchNorm.convert_sync_batchnorm(model))
 """
 )
+# Centred by the rows of all ranks; replicas have nobody to ask.
+CENTRED = """
+def mean_of_all(x):
+    if not dist.is_initialized():
+        return x.mean(0)
+    return dnn.all_reduce(x.mean(0)) / world()
+class Centred(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return (y - mean_of_all(y)).sin()
+model = nn.Sequential(Centred(4, 6), nn.Linear(6, 3))
+"""
+NORM_BY_HAND = (
+    CENTRED
+    + """
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+    def forward(self, x):
+        mean = mean_of_all(x)
+        self.mean.lerp_(mean.detach(), 0.1)
+        return (x - mean) * (mean_of_all((x - mean) ** 2) + 1e-5).rsqrt()
+model = nn.Sequential(nn.Linear(4, 6), Norm(), nn.Linear(6, 3))
+"""
+)
 COUNTER = """
 class Annealed(nn.Linear):
     calls = 0
@@ -100,6 +126,13 @@ def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
         (BATCH_NORM, "norm/local-batch-stats"),
         (BATCH_NORM + SUM_BESIDE, "norm/local-batch-stats"),
         (SYNCHRONISED, "norm/local-batch-stats"),
+        (CENTRED, "forward/batch-coupled"),
+        (NORM_BY_HAND, "norm/local-batch-stats"),
+        # Ranks ask for a group there too, and what replicas lose is another thing.
+        (
+            COUNTER.replace("= self.calls", "= self.calls * world() / world()"),
+            "dp/replica-state-lost",
+        ),
         (COUNTER, "dp/replica-state-lost"),
         (HIDDEN, "dp/replica-state-lost"),
         (DIRECTION, "dp/replica-state-lost"),
@@ -109,6 +142,9 @@ def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
         "shared",
         "shared-beside-another",
         "synchronised-by-ranks",
+        "centred-by-ranks",
+        "normalised-by-ranks",
+        "counter-beside-a-question",
         "counter",
         "hidden",
         "direction",
@@ -162,3 +198,31 @@ def test_cause_of_data_parallel_beside_another_one_of_ddp(
     modes = {f.slug: {report.runs[i].mode for i in f.runs} for f in report.findings}
     assert modes == {"loss/sum-reduction": {"ddp"}, "dp/replica-state-lost": {"dp"}}
     assert all(f.fix and f.fix.verified for f in report.findings)
+
+
+def test_what_replicas_have_no_group_for_is_told_in_their_words(
+    pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, tmp_path, HEAD + CENTRED, ("dp", "ddp"))
+    assert [r.verdict for r in report.runs] == ["divergent", "equivalent"]
+    (finding,) = report.findings
+    assert finding.runs == (0,)
+    assert finding.summary == (
+        "DataParallel's replicas have no process group; in ranks without one "
+        "0 (Centred) mixes samples: its output for a sample depends on the others in "
+        "the shard, or on its place among them"
+    )
+    assert finding.facts[-2:] == (
+        "found on ranks whose model sees no process group: their gradients are off by "
+        "as much as DataParallel's, and with the rows of all ranks in these modules "
+        "they are one process's",
+        "DDP at world size 2 equals one process",
+    )
+    fix = finding.fix
+    assert fix is not None
+    assert (fix.verified, fix.safe) == (True, True)
+    assert fix.code == "model = DistributedDataParallel(model)"
+    assert fix.excess_before is not None
+    assert fix.excess_after is not None
+    assert fix.excess_before > 1e6
+    assert fix.excess_after < 1

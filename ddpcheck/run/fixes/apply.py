@@ -6,6 +6,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     batch_norm.sync        torch's batch norms synchronised over ranks
     module.global:NAME     the module sees the rows of all ranks, as in one process
     module.in_group:NAME   the same, with the process group in sight
+    model.alone            the model's forward sees no process group, as a replica of
+                           DataParallel's
     loss.scale:FACTOR      every backward starts from FACTOR
     loss.count:COUNTABLE   ... from W * n_r / N, n_r counted on the rank's targets
     loss.global:WHAT       the loss sees the outputs and targets of all ranks; WHAT is
@@ -116,7 +118,13 @@ from ddpcheck.run.fixes.autograd_collectives import autograd_collectives
 from ddpcheck.run.fixes.block_order import blocks_together
 from ddpcheck.run.fixes.collectives import averaged_grad, off_after_backward
 from ddpcheck.run.fixes.constant_draws import constant_draws
-from ddpcheck.run.fixes.gather import alone, gathered, rows_of_ranks
+from ddpcheck.run.fixes.gather import (
+    all_in_sight,
+    alone,
+    gathered,
+    rows_of_ranks,
+    without_ranks,
+)
 from ddpcheck.run.fixes.labels import offset_by_rank
 from ddpcheck.run.fixes.names import argument
 from ddpcheck.run.fixes.own_averages import contiguous_gradients, filled_gradients
@@ -146,6 +154,8 @@ _COMPILER_SETTINGS: dict[str, dict[str, Any]] = {
 
 def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
     """Returns the bare model with the interventions that change modules."""
+    if argument(fixes, "model.alone") is not None:
+        model.forward = functools.partial(without_ranks, model.forward)
     if argument(fixes, "batch_norm.sync") is not None:
         model = batch_norm.apply(model, "sync")
     for fix in fixes:
@@ -312,6 +322,10 @@ def _see_all_rows(module: nn.Module, *, hides: bool) -> None:
     compute = functools.partial(alone, forward) if hides else forward
 
     def global_forward(*args: Any, **kwargs: Any) -> Any:
+        with all_in_sight():
+            return of_all_ranks(*args, **kwargs)
+
+    def of_all_ranks(*args: Any, **kwargs: Any) -> Any:
         if not (module.training and dist.is_initialized()):
             return forward(*args, **kwargs)
         sizes: dict[str, tuple[int, ...]] = {}

@@ -9,11 +9,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+
+@dataclass(slots=True)
+class _Hidden:
+    """The group that a model is not to see, None where it may."""
+
+    group: dist.ProcessGroup | None = None
+
+
+_hidden = _Hidden()
 
 
 class _GatherRows(torch.autograd.Function):
@@ -105,19 +116,40 @@ def alone(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         dist.destroy_process_group(group)
 
 
+def without_ranks(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Returns the same as `alone`, but interventions inside may ask for all ranks.
+
+    By `all_in_sight`: a model that a replica of DataParallel's is like.
+    """
+    with _group_in_sight(None, hidden=dist.GroupMember.WORLD):
+        return function(*args, **kwargs)
+
+
 @contextlib.contextmanager
-def _group_in_sight(group: dist.ProcessGroup | None) -> Iterator[None]:
+def all_in_sight() -> Iterator[None]:
+    """Shows the group that `without_ranks` hides."""
+    if _hidden.group is None:
+        yield
+        return
+    with _group_in_sight(_hidden.group):
+        yield
+
+
+@contextlib.contextmanager
+def _group_in_sight(
+    group: dist.ProcessGroup | None, hidden: dist.ProcessGroup | None = None
+) -> Iterator[None]:
     """Makes a group the default one, or torch.distributed look uninitialised.
 
     `dist.is_initialized` asks one module attribute, whatever name it was imported by.
     """
     member = dist.GroupMember
-    before = member.WORLD
-    member.WORLD = group
+    before = member.WORLD, _hidden.group
+    member.WORLD, _hidden.group = group, hidden
     try:
         yield
     finally:
-        member.WORLD = before
+        member.WORLD, _hidden.group = before
 
 
 def _gather(local: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:

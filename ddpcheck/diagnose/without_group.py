@@ -1,0 +1,95 @@
+"""What DataParallel's replicas lack: a process group to ask.
+
+A norm that synchronises itself is right on ranks and normalises a shard in a replica,
+where there is nobody to ask. Ranks whose model sees no group do as replicas do, and
+what is wrong with them can be probed and mended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ddpcheck import assemble
+from ddpcheck.diagnose import findings
+from ddpcheck.diagnose.search import Search
+from ddpcheck.report import Finding, Run, Tolerance
+from ddpcheck.session import RunOutcome, Session
+
+_ALONE = "model.alone"
+_SAME = 1e-3  # relative; the mean over ranks and one backward round otherwise
+
+
+def found(
+    session: Session,
+    outcome: RunOutcome,
+    run: Run,
+    rest: list[int],
+    limit: Tolerance,
+    ddp: Run,
+) -> list[Finding]:
+    """Returns the findings of DataParallel's runs, where such ranks differ as they do.
+
+    And where fixes in the forward mend them entirely; [] otherwise.
+
+    Args:
+        session: of the target.
+        outcome: of DataParallel, divergent.
+        run: the same, assembled.
+        rest: numbers of all such runs.
+        limit: what is equal.
+        ddp: the run of DDP at this world size, equivalent.
+    """
+    fixes = (*outcome.spec.fixes, _ALONE)
+    spec = outcome.spec.but(mode="ddp", fixes=fixes)
+    stand_in = session.run([spec])[0]
+    if not _differs_alike(run, assemble.to_run(stand_in, limit.rtol)):
+        return []
+    search = Search(session, stand_in, limit, fix=True)
+    causes = search.run()
+    if search.rest is not None:
+        return []
+    made = findings.make(causes, search.case, search.rest, rest)
+    if any(f.link != "forward" or not (f.fix and f.fix.verified) for f in made):
+        return []
+    return [_of_replicas(f, run, ddp) for f in made]
+
+
+def _differs_alike(run: Run, other: Run) -> bool:
+    """Returns whether the first gradients are off by the same."""
+    mine, theirs = run.gradients.excess_by_step[:1], other.gradients.excess_by_step[:1]
+    return (
+        bool(mine and theirs)
+        and not other.faults
+        and min(mine[0], theirs[0]) > 1
+        and math.isclose(mine[0], theirs[0], rel_tol=_SAME)
+    )
+
+
+def _of_replicas(finding: Finding, run: Run, ddp: Run) -> Finding:
+    """Returns a finding of such ranks in the words for DataParallel."""
+    assert finding.fix is not None
+    fix = dataclasses.replace(
+        finding.fix,
+        text="use DistributedDataParallel: what the ranks do together is right, and "
+        "replicas have no process group to do it by",
+        code="model = DistributedDataParallel(model)",
+        safe=True,
+        excess_before=assemble.worst_excess(run),
+        excess_after=assemble.worst_excess(ddp),
+    )
+    facts = (
+        *finding.facts,
+        "found on ranks whose model sees no process group: their gradients are off by "
+        "as much as DataParallel's, and with the rows of all ranks in these modules "
+        "they are one process's",
+        f"DDP at world size {run.world_size} equals one process",
+    )
+    return dataclasses.replace(
+        finding,
+        summary="DataParallel's replicas have no process group; in ranks without one "
+        + finding.summary,
+        facts=facts,
+        fix=fix,
+        controls=(),
+    )
