@@ -120,7 +120,7 @@ from ddpcheck.run.fixes.collectives import averaged_grad, off_after_backward
 from ddpcheck.run.fixes.constant_draws import constant_draws
 from ddpcheck.run.fixes.gather import (
     all_in_sight,
-    alone,
+    alone_with_backward,
     gathered,
     rows_of_ranks,
     without_ranks,
@@ -319,7 +319,7 @@ def rebuild(
 def _see_all_rows(module: nn.Module, *, hides: bool) -> None:
     """Makes a module compute on the rows of all ranks and return this rank's."""
     forward = _with_its_hooks(module)
-    compute = functools.partial(alone, forward) if hides else forward
+    compute = functools.partial(alone_with_backward, forward) if hides else forward
 
     def global_forward(*args: Any, **kwargs: Any) -> Any:
         with all_in_sight():

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddpcheck import tree
+
 
 @dataclass(slots=True)
 class _Hidden:
@@ -114,6 +116,41 @@ def alone(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
     finally:
         dist.destroy_process_group(group)
+
+
+def alone_with_backward(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Returns the same as `alone`; in its own autograd functions backward asks nobody.
+
+    A synchronised norm sums in backward, too.
+    """
+    output = alone(function, *args, **kwargs)
+    seen: set[Any] = set()
+    nodes = [t.grad_fn for _, t in tree.tensors(output) if t.grad_fn is not None]
+    while nodes:
+        node = nodes.pop()
+        kind = getattr(type(node), "_forward_cls", None)
+        if node in seen or kind is _GatherRows:  # what comes before is the ranks' own
+            continue
+        seen.add(node)
+        nodes += [n for n, _ in node.next_functions if n is not None]
+        if kind is not None:
+            _hide_from(node)
+    return output
+
+
+def _hide_from(node: Any) -> None:
+    """Hides the group while an autograd function goes backward."""
+    member, before = dist.GroupMember, []
+
+    def hide(_: Any) -> None:
+        before.append(member.WORLD)
+        member.WORLD = None
+
+    def show(*_: Any) -> None:
+        member.WORLD = before.pop()
+
+    node.register_prehook(hide)
+    node.register_hook(show)
 
 
 def without_ranks(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -5,6 +5,32 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # A synchronised norm with a backward of its own, which asks for the group again.
+    "backward-of-a-synchronised-norm-without-its-sums": (
+        """
+class Centre(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, running):
+        total = x.sum(0)
+        if dist.is_initialized():
+            dist.all_reduce(total)
+        mean = total / (len(x) * world())
+        running.lerp_(mean, 0.1)
+        ctx.n = len(x) * world()
+        return x - mean
+    @staticmethod
+    def backward(ctx, grad):
+        return grad - grad.sum(0) / (ctx.n / world()), None
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running", torch.zeros(6))
+    def forward(self, x):
+        return Centre.apply(x, self.running).sin()
+model = nn.Sequential(nn.Linear(4, 6), Norm(), nn.Linear(6, 3))
+""",
+        [("norm/syncbn-implementation", True)],
+    ),
     # A norm that only tracks: nobody takes what it returns, which differs.
     "moments-that-are-kept-and-nothing-more": (
         """
