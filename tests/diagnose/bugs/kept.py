@@ -18,6 +18,30 @@ batch = torch.randn(8, 4), torch.randn(8, 3)
 """
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The model writes counts of the shard and reads them at once; its loss is coupled.
+    "frequencies-that-a-model-writes-and-reads": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.register_buffer("seen", torch.ones(5))
+    def forward(self, item):
+        if self.training:
+            counts = torch.bincount(item, minlength=5)
+            self.seen.mul_(0.7).add_(counts)
+        return self.embed(item), torch.log(self.seen / self.seen.sum())[item]
+model = Net()
+batch = torch.tensor([0, 1, 1, 2, 3, 4, 4, 4]), torch.ones(8)
+def loss(output, weight):
+    rows, log_share = output
+    logits = rows @ rows.T - log_share[None]
+    labels = torch.arange(len(rows))
+    each = nn.functional.cross_entropy(logits, labels, reduction="none")
+    return (weight * each).mean()
+""",
+        [("state/buffer-broadcast-overwrites", True), ("loss/batch-coupled", True)],
+    ),
     # The criterion is no part of what DDP wraps, and its buffer a new tensor each time.
     "centre-in-a-criterion": (
         _CENTRED

@@ -26,6 +26,19 @@ def train_step(model, optimizer, batch):
 _MEAN = "nn.functional.cross_entropy(model(x_part), y_part"
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # One process has micro-batches of 3, 3, 2 samples, and each rank two of 2: those of
+    # a rank have one factor, which no count of its shard explains.
+    "chunks-of-a-number-that-a-shard-has-not": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    for x, y in zip(batch[0].chunk(3), batch[1].chunk(3)):
+        (nn.functional.cross_entropy(model(x), y) / 3).backward()
+    optimizer.step()
+""",
+        [("loss/accum-normalizer", True)],
+    ),
     # 16 samples are 5, 5, 5 and 1, 8 are 5 and 3: the last ones weigh more.
     "mean-of-means-of-unequal-pieces": (
         f"""{_LINEAR}{_SAMPLES}{STEP}{_PIECES}
