@@ -136,14 +136,39 @@ def test_module_is_evaluated_with_other_buffers_and_left_as_it_was() -> None:
     assert module.count == 5
 
 
+def test_parts_of_an_evaluated_module_train_and_are_left_as_they_were() -> None:
+    part = nn.BatchNorm1d(2)
+    module = nn.Sequential(part)
+    module.register_buffer("other", torch.zeros(1))
+    outputs = modules.evaluated(module, (ROWS,), {}, {"other": torch.ones(1)})
+    assert outputs is not None
+    assert torch.equal(outputs[0][1], nn.BatchNorm1d(2)(ROWS))
+    assert module.training
+    assert part.training
+    assert part.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize(
+    ("buffers", "are_the_same"),
+    [
+        ({"count": torch.tensor(5.0)}, True),
+        ({"count": None}, True),
+        ({"count": torch.tensor(2.0)}, False),
+    ],
+)
+def test_buffers_are_compared_where_they_are_known(
+    buffers: dict[str, Tensor | None], *, are_the_same: bool
+) -> None:
+    assert modules.has_buffers(Counting(), buffers) is are_the_same
+
+
 @pytest.mark.parametrize(
     ("module", "buffers"),
     [
-        (nn.Sequential(Counting()), {}),
         (Counting(), {"count": None}),
         (Counting(), {"count": torch.zeros(3)}),
     ],
-    ids=["parts", "unknown", "shape"],
+    ids=["unknown", "shape"],
 )
 def test_module_that_cannot_be_evaluated_alone_is_not(
     module: nn.Module, buffers: dict[str, Tensor | None]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
+from ddpcheck.diagnose.probes.segments import SAME
 from ddpcheck.diagnose.probes.teacher import distance, tensors_of
 from ddpcheck.run import private
 from ddpcheck.run.names import shortener
@@ -216,6 +217,15 @@ def _replaced(module: nn.Module, others: dict[int, Tensor]) -> Iterator[None]:
     finally:
         for part, name, buffer in places:
             setattr(part, name, buffer)
+
+
+def has_buffers(module: nn.Module, buffers: dict[str, Tensor | None]) -> bool:
+    """Returns whether the module's own buffers are these, where they are known."""
+    mine = dict(module.named_buffers(recurse=False))
+    return all(
+        other is None or distance(mine[name], other) <= SAME
+        for name, other in buffers.items()
+    )
 
 
 def evaluated(

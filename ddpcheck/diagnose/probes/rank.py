@@ -328,12 +328,8 @@ class _Probe:
                 and modules.is_norm_like(module, args, kwargs, is_invariant=invariant)
             )
             # Not where it calls others, who may not ask: they are right.
-            is_right = (
-                bool(rel_diff)
-                and not called
-                and self._is_right_with_buffers(
-                    key, module, args, kwargs, writes=writes
-                )
+            is_right = (bool(rel_diff) and not called) and self._is_right_with_buffers(
+                key, module, args, kwargs, writes=writes
             )
         # Those that were called only to see what it does are not its caller's.
         del self.seen.collectives[collectives + called :]
@@ -369,14 +365,11 @@ class _Probe:
         Which it wrote itself, or which the step wrote before.
         """
         name, _, call = key.rpartition("#")
-        mine = dict(module.named_buffers(recurse=False))
         kept = {
             n: self._recorded("kept", key_of(name, int(call), n), b)
-            for n, b in mine.items()
+            for n, b in module.named_buffers(recurse=False)
         }
-        if not writes and not any(
-            k is not None and distance(mine[n], k) > SAME for n, k in kept.items()
-        ):
+        if not writes and modules.has_buffers(module, kept):
             return False
         outputs = modules.evaluated(module, args, kwargs, kept)
         return outputs is not None and self._are_right(name, int(call), outputs)

@@ -12,7 +12,9 @@ How it was found
 The module is fed with the reference's own input rows and its submodules return the
 reference's own outputs; its output or what it passes on still differs, by more than
 1e-6. The run in which it sees the rows of all ranks decides. Or the model is given
-other rows, and the run whose step has the samples of all ranks decides.
+other rows, and the run whose step has the samples of all ranks decides. What
+DataParallel alone has is found on ranks whose model sees no process group, as replicas
+have none, where their gradients are off by as much.
 
 Example
     import torch

@@ -10,7 +10,9 @@ How it was found
 The layer is fed with the reference's own rows and returns others, by more than
 1e-6; it is one of torch's batch norms, or writes buffers and returns the same,
 within 5 %, for twice the input. Where it is multiplied by zero in the first step, its
-buffers and the gradients differ after it. Synchronised batch norm decides.
+buffers and the gradients differ after it. Synchronised batch norm decides. What
+DataParallel alone has is found on ranks whose model sees no process group, as replicas
+have none, where their gradients are off by as much; or freezing it decides.
 
 Example
     import torch
