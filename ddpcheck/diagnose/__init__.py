@@ -6,6 +6,7 @@ search         fix the first link, run again, go on until nothing diverges
 causes         what rules propose, and what a run with a fix says of one
 choosing       which fix says more, and what several say together
 parts          a loss that is wrong in several ways, output by output
+addends        the same, addend by addend of what it sums
 shrink         the smallest batch, model and number of steps that still show it
 findings       causes and what their runs said, as the report's findings
 magnitude      how much a divergence matters, in words a user can act on

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 
 from ddpcheck import assemble
-from ddpcheck.diagnose import parts, rows
+from ddpcheck.diagnose import addends, parts, rows
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import input_diff
 from ddpcheck.diagnose.proposal import replaced
@@ -40,7 +40,10 @@ class Cause:
 
 def proposed(case: Case) -> list[Proposal]:
     """Returns what all rules propose, in the order of the chain."""
-    found = parts.separated(case, _detect(case, RULES), _of_the_loss)
+    every = _detect(case, RULES)
+    found = parts.separated(case, every, _of_the_loss)
+    if found is every:
+        found = addends.separated(case, every, _of_the_loss)
     if case.loss_is_global:
         found = [p for p in found if p.link != "loss"]
     is_made = case.facts["has_train_step"] and input_diff(case) > case.close

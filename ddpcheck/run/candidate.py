@@ -239,18 +239,20 @@ class _Candidate:
 
     def _loss(self) -> Callable[[Any, Any], Any] | None:
         loss = loss_function(self.target, self.spec)
-        paths = fix_names.arguments(self.spec.fixes, "loss.partial")
-        if loss is not None and paths:
-            size = self._rows(batch_size(self.target, self._whole[0]))[1]
-            return global_loss.partly_global(
-                loss,
-                paths,
-                size,
-                lambda: split(self.target, self._whole[self._step])[1],
-            )
+        for name, mended in (
+            ("loss.partial", global_loss.partly_global),
+            ("loss.addends", global_loss.global_in_part),
+        ):
+            what = fix_names.arguments(self.spec.fixes, name)
+            if loss is not None and what:
+                size = self._rows(batch_size(self.target, self._whole[0]))[1]
+                return mended(loss, what, size, self._whole_targets)
         if loss is None or fix_names.argument(self.spec.fixes, "loss.global") is None:
             return loss
         return global_loss.without_sight_of_ranks(loss)
+
+    def _whole_targets(self) -> Any:
+        return split(self.target, self._whole[self._step])[1]
 
     def _train(
         self,

@@ -13,12 +13,14 @@ shortcut   passes without the modules behind which no gradient of the loss begin
 flow       which cut quantities others are computed from
 
 What is measured:
-gradients  a rank's gradients at the cuts; fits: factors, and what they leave
+gradients  a rank's gradients at the cuts, and of each addend of the loss;
+           fits: factors, and what they leave
 coupling   whether the loss at some samples depends on others; order: on their places
 doubled    the batch taken twice, which tells sums from means
 group      whether the loss is another one where no group is in sight
 span       whether one process's gradient is a combination of the ranks'
-modules    what one module is like, from its own forward
+modules    what one module is like, from its own forward;
+           with_buffers: whether it differs by what is in its buffers alone
 past       calls that do not come through the wrapper
 written    which buffers a forward writes
 

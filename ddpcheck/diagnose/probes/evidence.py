@@ -110,6 +110,8 @@ class RankEvidence:
     modules: tuple[ModuleCall, ...] = ()
     cuts: tuple[Cut, ...] = ()
     direct: tuple[Direct, ...] = ()
+    # The model's outputs, for each addend of the loss; empty where it has one.
+    addends: tuple[tuple[Cut, ...], ...] = ()
     loss: float | None = None
     after_backward: float = 1.0  # what the step multiplies gradients by; cuts have it
     collectives: int = 0

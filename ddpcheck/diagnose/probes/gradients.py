@@ -12,7 +12,10 @@ from ddpcheck.diagnose.probes import fits
 from ddpcheck.diagnose.probes.evidence import Cut, Direct
 from ddpcheck.diagnose.probes.teacher import Leaf
 from ddpcheck.run.names import shortener
-from ddpcheck.trace import Reader
+from ddpcheck.run.watch import addends
+from ddpcheck.trace import Reader, Writer
+
+_ADDEND = "addend"  # quantity of the trace: gradients of one addend of the loss
 
 # (quantity, cut) -> the reference's tensor, micro-batches put together
 RecordedAt = Callable[[str, Leaf], Tensor | None]
@@ -61,6 +64,55 @@ def at_cuts(
             key=leaf.key,
             module=leaf.module,
             micro=leaf.micro,
+            ratio=ratio,
+            residual=residual,
+            norm=norm,
+        )
+
+
+def write_addends(loss: Tensor, outputs: dict[str, Tensor], writer: Writer) -> int:
+    """Writes what each addend of the loss gives these outputs; returns how many."""
+    number = 0
+    for found in addends.gradients(loss, list(outputs.values())) if outputs else ():
+        writer.add(_ADDEND, number, zip(outputs, found, strict=True))
+        number += 1
+    return number
+
+
+def of_addends(
+    loss: Tensor, leaves: list[Leaf], reader: Reader
+) -> tuple[tuple[Cut, ...], ...]:
+    """Returns what the gradient of each addend of the loss is like, by output.
+
+    () for another loss than the reference's.
+    """
+    known = reader.index.facts["addends"]
+    if not (leaves and known):
+        return ()
+    every = list(addends.gradients(loss, [leaf.tensor for leaf in leaves]))
+    if len(every) != known:
+        return ()
+    return tuple(
+        tuple(_of_addend(leaves, found, reader, number))
+        for number, found in enumerate(every)
+    )
+
+
+def _of_addend(
+    leaves: list[Leaf], found: list[Tensor | None], reader: Reader, number: int
+) -> Iterator[Cut]:
+    for leaf, grad in zip(leaves, found, strict=True):
+        reference = reader.get(_ADDEND, number, leaf.key)
+        if reference is None and grad is None:
+            continue
+        nothing = torch.zeros_like(leaf.tensor)
+        rows = nothing if reference is None else leaf.rows(reference)
+        mine = nothing if grad is None else grad
+        ratio, residual, norm = fits.fit(mine, rows)
+        yield Cut(
+            key=leaf.key,
+            module=leaf.module,
+            selects=fits.selects(mine, rows),
             ratio=ratio,
             residual=residual,
             norm=norm,

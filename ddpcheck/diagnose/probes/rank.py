@@ -12,12 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.diagnose.probes import gradients, micro, modules, past, span, training
+from ddpcheck.diagnose.probes import (
+    gradients,
+    micro,
+    modules,
+    past,
+    span,
+    training,
+    with_buffers,
+)
 from ddpcheck.diagnose.probes.attached import Attached
 from ddpcheck.diagnose.probes.evidence import Cut, ModuleCall, RankEvidence
 from ddpcheck.diagnose.probes.group import with_what_others_say
 from ddpcheck.diagnose.probes.kept import Kept
-from ddpcheck.diagnose.probes.segments import SAME
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
     Leaf,
@@ -98,6 +105,7 @@ class _Probe:
         self.rank, self.seen = rank, seen
         self.modules: list[ModuleCall] = []
         self.leaves: list[Leaf] = []
+        self.addends: tuple[tuple[Cut, ...], ...] = ()
         self.cuts = set(reader.index.facts["cuts"])
         self.inside: set[str] = reader.index.facts["on_the_way"]
         self.attached = Attached() if reader.index.facts["attached"] else None
@@ -184,7 +192,8 @@ class _Probe:
                 drawn,
                 self.attached.noting() if self.attached else nullcontext(),
             ):
-                done = training.step(self.target, spec, wrapped, shard)
+                note = self._note_addends
+                done = training.step(self.target, spec, wrapped, shard, note)
         finally:
             hooks.remove()
         return RankEvidence(
@@ -199,6 +208,7 @@ class _Probe:
             direct=tuple(gradients.past_cuts(wrapped, self.reader)),
             loss=done.loss,
             after_backward=done.factor,
+            addends=self.addends,
             collectives=len(self.seen.collectives),
             moves_rows=bool(set(self.seen.collectives) - _REDUCTIONS),
             counts={n: countables.count(n, targets) for n in count_names},
@@ -208,6 +218,10 @@ class _Probe:
                 tuple(self.cursor.sizes), start, targets, count_names
             ),
         )
+
+    def _note_addends(self, loss: Tensor) -> None:
+        own = [leaf for leaf in self.leaves if not leaf.module]
+        self.addends = gradients.of_addends(loss, own, self.reader)
 
     def _cuts(self, factor: float) -> tuple[Cut, ...]:
         """Returns the cuts; the step has multiplied gradients by `factor`."""
@@ -328,8 +342,10 @@ class _Probe:
                 and modules.is_norm_like(module, args, kwargs, is_invariant=invariant)
             )
             # Not where it calls others, who may not ask: they are right.
-            is_right = (bool(rel_diff) and not called) and self._is_right_with_buffers(
-                key, module, args, kwargs, writes=writes
+            is_right = (bool(rel_diff) and not called) and with_buffers.is_right(
+                with_buffers.Call(key, module, args, kwargs, writes=writes),
+                self._recorded,
+                self.cursor.rows,
             )
         # Those that were called only to see what it does are not its caller's.
         del self.seen.collectives[collectives + called :]
@@ -356,38 +372,6 @@ class _Probe:
                 normalises=normalises,
             )
         )
-
-    def _is_right_with_buffers(
-        self, key: str, module: nn.Module, args: Any, kwargs: Any, *, writes: bool
-    ) -> bool:
-        """Returns whether a module differs by what is in its buffers alone.
-
-        Which it wrote itself, or which the step wrote before.
-        """
-        name, _, call = key.rpartition("#")
-        kept = {
-            n: self._recorded("kept", key_of(name, int(call), n), b)
-            for n, b in module.named_buffers(recurse=False)
-        }
-        if not writes and modules.has_buffers(module, kept):
-            return False
-        outputs = modules.evaluated(module, args, kwargs, kept)
-        return outputs is not None and self._are_right(name, int(call), outputs)
-
-    def _are_right(
-        self, name: str, call: int, outputs: list[tuple[str, Tensor]]
-    ) -> bool:
-        judged = False
-        for path, tensor in outputs:
-            key = key_of(name, call, path or "output")
-            reference = self._recorded("outputs", key, tensor)
-            if reference is None or not tensor.dim():
-                continue
-            rows, diff = closest(tensor, reference, self.cursor.rows)
-            if rows is None or diff > SAME:
-                return False
-            judged = True
-        return judged
 
     def _recorded(self, quantity: str, key: str, actual: Tensor) -> Tensor | None:
         shape, rows = tuple(actual.shape), self.cursor.rows[1]

@@ -102,6 +102,8 @@ class _Probe:
         self.attached: Attached | None = None
         self.draws = DrawCounter()
         self.after_backward = 1.0
+        self.outputs: dict[tuple[int, str], Tensor] = {}  # leaves of the pass
+        self.addends = 0  # of the loss, that were written
         self.shortcut = Shortcut()
 
     def run(self) -> ReferenceEvidence:
@@ -130,6 +132,7 @@ class _Probe:
             "on_the_way": self.flow.on_the_way(),
             "attached": self.attached is not None,
             "order": self.order,
+            "addends": self.addends,
         }
         self.writer.close()
         targets = countables.targets_of(self.target, self.batch)
@@ -172,7 +175,8 @@ class _Probe:
             fixes.around_training(self.spec.fixes, targets, lambda: self.model),
             self.attached.noting() if self.attached else contextlib.nullcontext(),
         ):
-            return training.step(self.target, self.spec, self.model, batch)
+            given = self.target, self.spec, self.model, batch
+            return training.step(*given, self._note_addends)
 
     def _begin(self) -> None:
         restore(self.start, self.model)
@@ -243,12 +247,10 @@ class _Probe:
         would find its own graph cut; so would a step that does, or one whose hooks
         keep what goes back through a module, if not attached.
         """
-        with contextlib.suppress(Exception):
-            return self._cut_pass(self.batch, write=True)
-        self._cut_outputs_alone()
-        with contextlib.suppress(Exception):
-            return self._cut_pass(self.batch, write=True)
-        self._cut_outputs_alone()
+        for _ in ("all", "outputs"):
+            with contextlib.suppress(Exception):
+                return self._cut_pass(self.batch, write=True)
+            self._cut_outputs_alone()
         self.attached = Attached()
         return self._cut_pass(self.batch, write=True)
 
@@ -308,6 +310,7 @@ class _Probe:
 
         hooks = Hooks(calls_per_micro=self.windows.calls)
         hooks.attach(self.model, before, after)
+        self.outputs = leaves if write and not self.attached else {}
         with self.shortcut.taken(hooks, is_taken=is_short):
             done = self._step(batch, hooks)
         self.after_backward = done.factor if write else self.after_backward
@@ -316,6 +319,10 @@ class _Probe:
             for place, leaf in leaves.items()
         }
         return grads, done.loss, self._direct()
+
+    def _note_addends(self, loss: Tensor) -> None:
+        own = {k: t for (_, k), t in self.outputs.items() if not module_of(k)}
+        self.addends = gradients.write_addends(loss, own, self.writer) or self.addends
 
     def _direct(self) -> dict[str, Tensor | None]:
         """Returns the gradients that reach parameters past all cuts."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -39,10 +39,17 @@ class Done(NamedTuple):
     factor: float = 1.0
 
 
-def step(target: Target, spec: RunSpec, model: nn.Module, batch: Any) -> Done:
+def step(
+    target: Target,
+    spec: RunSpec,
+    model: nn.Module,
+    batch: Any,
+    before_backward: Callable[[Tensor], None] = lambda _: None,
+) -> Done:
     """Does one step without updating weights.
 
     Gradients add up over all backward passes: `zero_grad` does nothing either.
+    `before_backward` takes the loss, but where the step is the target's own.
     """
     for parameter in model.parameters():
         # There also where a train_step clips or logs what was cut off from the loss.
@@ -62,6 +69,7 @@ def step(target: Target, spec: RunSpec, model: nn.Module, batch: Any) -> Done:
         value = output["loss"] if isinstance(output, tree.DICTS) else output.loss
     else:
         value = loss(output, targets)
+    before_backward(value)
     value.backward()
     return Done(float(value.detach()))
 

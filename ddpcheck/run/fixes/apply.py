@@ -15,6 +15,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     loss.partial:PATHS     the same for some tensors of the output alone ("=" before one
                            without samples); the others get the gradient of the rank's
                            own loss
+    loss.addends:NUMBERS   the same for some of what the loss adds up
     direct.scale:FACTOR    parameters used outside their own module, as in a penalty,
                            get FACTOR times the gradient
     gradients.scale:FACTOR  parameters get FACTOR times the gradient of every backward

@@ -1,0 +1,125 @@
+"""A loss that adds up terms that are wrong in several ways: each group judged alone.
+
+A coupled term and a mean over a count may meet in one output of the model. The gradient
+of each addend is known on its own (run/watch/addends.py), so rules see those that are
+wrong alike, and an intervention mends these alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.parts import Detect
+from ddpcheck.diagnose.probes.evidence import Couplings, Cut, combined
+
+FIX = "loss.addends"
+
+_Kind = tuple[float, ...] | None  # factors of the ranks; None: a rank has none
+
+
+def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposal]:
+    """Returns the proposals; those of the loss by addends, where these differ in cause.
+
+    Args:
+        case: the case as a whole.
+        found: what the rules propose for it.
+        detect: the rules of the loss link.
+    """
+    if not _is_known(case):
+        return found
+    taken = _taken(case)
+    parts: dict[str, tuple[Proposal, list[int]]] = {}
+    for kind, numbers in _groups(case).items():
+        firm = [p for p in detect(_only(case, kind, numbers)) if not p.speculative]
+        if not firm:
+            return found
+        first, known = parts.get(firm[0].slug, (firm[0], []))
+        parts[first.slug] = first, [*known, *numbers]
+    if len(parts) < 2:  # noqa: PLR2004 (one cause: rules see it in the whole)
+        return found
+    whole = next((p for p in found if p.link == "loss" and not p.speculative), None)
+    mine = [
+        _of_part(case, proposal, numbers, whole)
+        for proposal, numbers in parts.values()
+        if not taken & set(numbers)
+    ]
+    place = next((i for i, p in enumerate(found) if p.link == "loss"), len(found))
+    rest = [p for p in found if p.link != "loss"]
+    return [*rest[:place], *mine, *rest[place:]]
+
+
+def _is_known(case: Case) -> bool:
+    """Returns whether all ranks told of the addends of a loss that asks nobody."""
+    if case.step is None or case.loss_is_sound or case.is_part:
+        return False
+    if case.facts["asks_distributed"] or case.loss_is_global:
+        return False
+    told = [rank.addends for rank in case.step.ranks]
+    return (
+        all(told)
+        and case.step.reference.frontier == ("",)
+        and (case.step.reference.direct_is_output or not case.step.reference.direct)
+    )
+
+
+def _taken(case: Case) -> set[int]:
+    """Returns the addends whose gradient a fix in force mends."""
+    fixes = [f.partition(":")[2] for f in case.outcome.spec.fixes if f.startswith(FIX)]
+    every = [each for numbers in fixes for each in numbers.split(",")]
+    return {int(each) for each in every if not each.startswith("=")}
+
+
+def _groups(case: Case) -> dict[_Kind, list[int]]:
+    """Returns the numbers of wrong addends, by how they are wrong."""
+    assert case.step is not None
+    groups: dict[_Kind, list[int]] = {}
+    for number in range(len(case.step.ranks[0].addends)):
+        told = [rank.addends[number] for rank in case.step.ranks]
+        if not any(cut.norm or cut.residual for cuts in told for cut in cuts):
+            continue  # no sample is in it
+        fits = [combined(cuts) for cuts in told]
+        kind: _Kind = None
+        if all(residual <= case.close for _, residual in fits):
+            kind = tuple(float(f"{ratio:.6g}") for ratio, _ in fits)
+            if all(abs(r - case.world_size) <= case.close * r for r, _ in fits):
+                continue
+        groups.setdefault(kind, []).append(number)
+    return groups
+
+
+def _only(case: Case, kind: _Kind, numbers: list[int]) -> Case:
+    """Returns the case as if the loss had these addends alone."""
+    assert case.step is not None
+    ranks, keys = [], set[str]()
+    for rank in case.step.ranks:
+        cuts: tuple[Cut, ...] = sum((rank.addends[n] for n in numbers), ())
+        keys |= {cut.key for cut in cuts}
+        ranks.append(dataclasses.replace(rank, loss=None, cuts=cuts, direct=()))
+    couplings = case.step.reference.couplings.only(keys)
+    if kind is not None:  # one factor per rank: the samples are not related
+        couplings = Couplings(nudged=dict.fromkeys(keys, 0.0))
+    reference = dataclasses.replace(
+        case.step.reference, loss=None, direct=(), couplings=couplings, doubled=None
+    )
+    step = dataclasses.replace(case.step, reference=reference, ranks=tuple(ranks))
+    return dataclasses.replace(case, step=step, is_part=True)
+
+
+def _of_part(
+    case: Case, proposal: Proposal, numbers: list[int], whole: Proposal | None
+) -> Proposal:
+    assert case.step is not None
+    every = len(case.step.ranks[0].addends)
+    shown = ", ".join(str(number + 1) for number in numbers)
+    fixed = [*map(str, numbers), *(f"={p}" for p in case.step.reference.whole_outputs)]
+    return dataclasses.replace(
+        proposal,
+        facts=(
+            *proposal.facts,
+            f"so it is with addend {shown} of the {every} that the loss is the sum of",
+        ),
+        fixes=(f"{FIX}:{','.join(fixed)}",),
+        control=(),
+        fallback=whole,
+    )

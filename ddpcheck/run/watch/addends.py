@@ -1,0 +1,81 @@
+"""What a loss adds up: the nodes of its graph at which its addends begin.
+
+From the loss, a number, down through sums of numbers and factors without gradient: both
+are linear, so that the gradient of the loss is the sum of the addends' gradients. Each
+can be asked alone, by zeros in the place of what arrives at the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOST = 8  # of more nothing is asked
+
+_SUMS = {"AddBackward0", "SubBackward0", "RsubBackward1", "StackBackward0"}
+# Linear in their first operand, where no other has a gradient.
+_LINEAR = {f"{name}Backward0" for name in ("Mul", "Div", "Neg", "ToCopy", "Clone")}
+# The same of numbers that were laid side by side; of anything else they make one.
+_OF_A_STACK = {"SumBackward0", "MeanBackward0"}
+
+
+def nodes(loss: Tensor) -> list[Any]:
+    """Returns where the addends begin, in the order of the sum; [] for one alone.
+
+    And for one that is added twice, or more than `MOST`.
+    """
+    found: list[Any] = []
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        behind = _behind(node)
+        if behind:
+            waiting += reversed(behind)
+        elif node is not None:
+            found.append(node)
+    is_usable = 1 < len(found) <= MOST and len(set(found)) == len(found)
+    return found if is_usable else []
+
+
+def keep(every: Sequence[Any], kept: Collection[int]) -> list[Any]:
+    """Lets gradients through these addends alone; returns the hooks."""
+    return [
+        node.register_prehook(_zeros)
+        for number, node in enumerate(every)
+        if number not in kept
+    ]
+
+
+def gradients(loss: Tensor, at: Sequence[Tensor]) -> Iterator[list[Tensor | None]]:
+    """Yields the gradients of each addend at these tensors; the graph stays."""
+    every = nodes(loss)
+    for number in range(len(every)):
+        hooks = keep(every, {number})
+        try:
+            found = torch.autograd.grad(loss, at, retain_graph=True, allow_unused=True)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        yield list(found)
+
+
+def _behind(node: Any) -> list[Any]:
+    """Returns what a node adds up, or makes a multiple of; [] where it does neither."""
+    ways = [other for other, _ in node.next_functions] if node is not None else []
+    behind = [other for other in ways if other is not None]
+    if node is None or not behind:
+        return []
+    if node.name() in _SUMS:
+        return behind
+    is_first = len(behind) == 1 and ways[0] is not None
+    if is_first and node.name() in _LINEAR:
+        return behind
+    is_stack = is_first and behind[0].name() == "StackBackward0"
+    return behind if is_stack and node.name() in _OF_A_STACK else []
+
+
+def _zeros(arrived: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return tuple(None if g is None else torch.zeros_like(g) for g in arrived)

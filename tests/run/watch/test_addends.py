@@ -1,0 +1,67 @@
+"""What a loss adds up is found in its graph, and asked one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ddpcheck.run.watch import addends
+
+Loss = Callable[[Tensor], Tensor]  # of 5.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "gradients"),
+    [
+        (lambda p: p**2 + 3 * p.exp(), [10.0, 3 * 148.413159]),
+        (lambda p: (p**2 - p.exp()) / 2, [5.0, -74.206580]),
+        (lambda p: -(p**2) + (p.sin() + p.cos()) * 4, [-10.0, 1.134649, 3.835697]),
+        (lambda p: torch.stack([p**2, p.exp()]).sum(), [10.0, 148.413159]),
+        (lambda p: 2 * torch.stack([p**2, p.exp()]).mean(), [10.0, 148.413159]),
+        (lambda p: 1 - p**2 + p.exp(), [-10.0, 148.413159]),
+    ],
+    ids=["sum", "difference", "nested", "stack", "mean-of-a-stack", "constant"],
+)
+def test_addends_make_up_the_gradient(loss: Loss, gradients: list[float]) -> None:
+    p = torch.tensor(5.0, dtype=torch.float64, requires_grad=True)
+    value = loss(p)
+    found = [g for (g,) in addends.gradients(value, [p]) if g is not None]
+    assert [float(g) for g in found] == pytest.approx(gradients, rel=1e-6)
+    # The hooks are gone: the whole gradient is theirs together.
+    (whole,) = torch.autograd.grad(value, p)
+    assert float(whole) == pytest.approx(sum(gradients), rel=1e-6)
+
+
+def twice(p: Tensor) -> Tensor:
+    """Returns one value added to itself."""
+    value = p.exp()
+    return value + value
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda p: p**2,
+        lambda p: (p + 2).exp(),
+        lambda p: p.exp() * p.sin(),
+        lambda p: 2 / (p**2 + p.exp()),
+        lambda p: (p * torch.ones(3) + p**2 * torch.ones(3)).sum(),
+        twice,
+        lambda p: sum(p**n for n in range(2, 12)),
+    ],
+    ids=["one", "inside", "product", "divisor", "vectors", "twice", "too-many"],
+)
+def test_what_is_no_sum_of_a_few_numbers_has_none(loss: Loss) -> None:
+    p = torch.tensor(5.0, requires_grad=True)
+    assert list(addends.gradients(loss(p), [p])) == []
+
+
+def test_kept_addends_alone_get_gradients() -> None:
+    p = torch.tensor(5.0, dtype=torch.float64, requires_grad=True)
+    value = p**2 + p.exp() + 7 * p.sqrt()
+    addends.keep(addends.nodes(value), {0, 2})
+    value.backward()
+    assert float(p.grad) == pytest.approx(10.0 + 7 / (2 * 5**0.5))  # type: ignore[arg-type]
