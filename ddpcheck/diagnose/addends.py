@@ -15,7 +15,7 @@ from ddpcheck.diagnose.probes.evidence import Couplings, Cut, combined
 
 FIX = "loss.addends"
 
-_Kind = tuple[float, ...] | None  # factors of the ranks; None: a rank has none
+_Kind = tuple[float, ...] | None  # factors of the ranks; None: some rank has none
 
 
 def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposal]:
@@ -71,21 +71,36 @@ def _taken(case: Case) -> set[int]:
 
 
 def _groups(case: Case) -> dict[_Kind, list[int]]:
-    """Returns the numbers of wrong addends, by how they are wrong."""
+    """Returns the numbers of wrong addends, by how they are wrong.
+
+    Those that the same operations compute, as in a loop over classes, are one: where
+    one of them relates samples the others do.
+    """
     assert case.step is not None
+    computed_by = case.step.reference.addends
+    kinds = {n: _kind(case, n) for n in range(len(computed_by))}
+    told = {n: kind for n, kind in kinds.items() if kind != ()}
+    mixing = {computed_by[n] for n, kind in told.items() if kind is None}
     groups: dict[_Kind, list[int]] = {}
-    for number in range(len(case.step.ranks[0].addends)):
-        told = [rank.addends[number] for rank in case.step.ranks]
-        if not any(cut.norm or cut.residual for cuts in told for cut in cuts):
-            continue  # no sample is in it
-        fits = [combined(cuts) for cuts in told]
-        kind: _Kind = None
-        if all(residual <= case.close for _, residual in fits):
-            kind = tuple(float(f"{ratio:.6g}") for ratio, _ in fits)
-            if all(abs(r - case.world_size) <= case.close * r for r, _ in fits):
-                continue
-        groups.setdefault(kind, []).append(number)
+    for number, kind in told.items():
+        one = None if computed_by[number] in mixing else kind
+        groups.setdefault(one, []).append(number)
     return groups
+
+
+def _kind(case: Case, number: int) -> _Kind:
+    """Returns the factors of the ranks, () for what is right or has no samples."""
+    assert case.step is not None
+    told = [rank.addends[number] for rank in case.step.ranks]
+    if not any(cut.norm or cut.residual for cuts in told for cut in cuts):
+        return ()
+    fits = [combined(cuts) for cuts in told]
+    if any(residual > case.close for _, residual in fits):
+        return None
+    world = case.world_size
+    if all(abs(ratio - world) <= case.close * world for ratio, _ in fits):
+        return ()
+    return tuple(float(f"{ratio:.6g}") for ratio, _ in fits)
 
 
 def _only(case: Case, kind: _Kind, numbers: list[int]) -> Case:
@@ -110,7 +125,7 @@ def _of_part(
     case: Case, proposal: Proposal, numbers: list[int], whole: Proposal | None
 ) -> Proposal:
     assert case.step is not None
-    every = len(case.step.ranks[0].addends)
+    every = len(case.step.reference.addends)
     shown = ", ".join(str(number + 1) for number in numbers)
     fixed = [*map(str, numbers), *(f"={p}" for p in case.step.reference.whole_outputs)]
     return dataclasses.replace(

@@ -203,6 +203,7 @@ class ReferenceEvidence:
     doubled: float | None = None
     counts: dict[str, float] = field(default_factory=dict)
     frontier: tuple[str, ...] = ()
+    addends: tuple[str, ...] = ()  # of the loss: what computes each of them
     direct: tuple[str, ...] = ()  # parameters that the loss itself uses
     whole_outputs: tuple[str, ...] = ()  # paths of outputs without samples
     # Those whose samples lie otherwise than one per row, as "path*blocks@dimension".

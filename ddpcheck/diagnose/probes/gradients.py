@@ -70,13 +70,15 @@ def at_cuts(
         )
 
 
-def write_addends(loss: Tensor, outputs: dict[str, Tensor], writer: Writer) -> int:
-    """Writes what each addend of the loss gives these outputs; returns how many."""
-    number = 0
-    for found in addends.gradients(loss, list(outputs.values())) if outputs else ():
+def write_addends(
+    loss: Tensor, outputs: dict[str, Tensor], writer: Writer
+) -> tuple[str, ...]:
+    """Writes what each addend of the loss gives these outputs; returns their kinds."""
+    if not outputs:
+        return ()
+    for number, found in enumerate(addends.gradients(loss, list(outputs.values()))):
         writer.add(_ADDEND, number, zip(outputs, found, strict=True))
-        number += 1
-    return number
+    return tuple(addends.kinds(loss))
 
 
 def of_addends(
@@ -87,11 +89,9 @@ def of_addends(
     () for another loss than the reference's.
     """
     known = reader.index.facts["addends"]
-    if not (leaves and known):
+    if not (leaves and known) or len(addends.nodes(loss)) != len(known):
         return ()
-    every = list(addends.gradients(loss, [leaf.tensor for leaf in leaves]))
-    if len(every) != known:
-        return ()
+    every = addends.gradients(loss, [leaf.tensor for leaf in leaves])
     return tuple(
         tuple(_of_addend(leaves, found, reader, number))
         for number, found in enumerate(every)

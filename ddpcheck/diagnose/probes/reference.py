@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from ddpcheck.diagnose.probes.teacher import (
     leaf_of,
     module_of,
     num_blocks,
+    paths_of,
     restore,
     snapshot,
     tensors_of,
@@ -98,13 +98,11 @@ class _Probe:
         self.is_given_samples = True  # the model, a row for each
         self.values: dict[tuple[int, str], Tensor] = {}
         self.whole: set[str] = set()  # keys of model outputs without samples
-        self.flow = Flow()
+        self.flow, self.draws, self.shortcut = Flow(), DrawCounter(), Shortcut()
         self.attached: Attached | None = None
-        self.draws = DrawCounter()
         self.after_backward = 1.0
         self.outputs: dict[tuple[int, str], Tensor] = {}  # leaves of the pass
-        self.addends = 0  # of the loss, that were written
-        self.shortcut = Shortcut()
+        self.addends: tuple[str, ...] = ()  # of the loss: what computes them
 
     def run(self) -> ReferenceEvidence:
         """Trains one step under hooks; writes the trace."""
@@ -117,7 +115,7 @@ class _Probe:
         for (number, key), grad in grads.items():
             self.writer.add("cut", number, [(key, grad)])
         self.writer.add("direct", 0, direct.items())
-        whole = tuple(sorted(self._paths(self.whole) - self._paths(self._own_cuts())))
+        whole = tuple(sorted(paths_of(self.whole) - paths_of(self._own_cuts())))
         direct_is_output = bool(direct) and self._is_used_through_outputs()
         own_draws, draws = tuple(self.draws.own), self.draws.count
         couplings = self._measure_couplings(grads)
@@ -147,6 +145,7 @@ class _Probe:
             counts={n: countables.count(n, targets) for n in names},
             frontier=self.flow.frontier(begin),
             micros=micro.described(self.windows.sizes, 0, targets, names),
+            addends=self.addends,
             direct=tuple(direct),
             whole_outputs=whole,
             laid_outputs=self._laid(),
@@ -175,8 +174,8 @@ class _Probe:
             fixes.around_training(self.spec.fixes, targets, lambda: self.model),
             self.attached.noting() if self.attached else contextlib.nullcontext(),
         ):
-            given = self.target, self.spec, self.model, batch
-            return training.step(*given, self._note_addends)
+            note = self._note_addends
+            return training.step(self.target, self.spec, self.model, batch, note)
 
     def _begin(self) -> None:
         restore(self.start, self.model)
@@ -358,10 +357,6 @@ class _Probe:
     def _own_cuts(self) -> set[str]:
         """Returns the keys of the model's own outputs that have samples."""
         return {key for _, key in self.values if key in self.shard_outputs}
-
-    @staticmethod
-    def _paths(keys: Iterable[str]) -> set[str]:
-        return {key.rpartition("/")[2] for key in keys}
 
     def _laid(self) -> tuple[str, ...]:
         own = ((k, v) for (_, k), v in self.values.items() if k in self.shard_outputs)

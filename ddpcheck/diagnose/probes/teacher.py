@@ -9,7 +9,7 @@ derivative of what lies behind them, the loss link.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,6 +123,11 @@ def key_of(name: str, call: int, path: str) -> str:
 def leaf_of(value: Tensor) -> Tensor:
     """Returns a cut: a parameter, as it stands for those that are behind it."""
     return nn.Parameter(value)
+
+
+def paths_of(keys: Iterable[str]) -> set[str]:
+    """Returns the places of tensors in what their modules return."""
+    return {key.rpartition("/")[2] for key in keys}
 
 
 def module_of(key: str) -> str:

@@ -124,6 +124,7 @@ from ddpcheck.run.fixes.gather import (
     alone_with_backward,
     gathered,
     rows_of_ranks,
+    seen_again_in_the_end,
     without_ranks,
 )
 from ddpcheck.run.fixes.labels import offset_by_rank
@@ -215,6 +216,7 @@ def around_training(
         yield
         return
     with contextlib.ExitStack() as stack:
+        stack.enter_context(seen_again_in_the_end())
         fix_scales.enter(stack, fixes, shard_targets, model)
         for name, context in {
             "collectives.autograd": autograd_collectives,

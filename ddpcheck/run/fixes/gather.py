@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,9 +21,14 @@ from ddpcheck import tree
 
 @dataclass(slots=True)
 class _Hidden:
-    """The group that a model is not to see, None where it may."""
+    """Groups that are out of sight.
+
+    `group`: what a model is not to see, None where it may. `in_backward`: what autograd
+    functions do not see that are at work, the outermost first.
+    """
 
     group: dist.ProcessGroup | None = None
+    in_backward: list[Any] = field(default_factory=list)
 
 
 _hidden = _Hidden()
@@ -140,17 +145,28 @@ def alone_with_backward(function: Callable[..., Any], *args: Any, **kwargs: Any)
 
 def _hide_from(node: Any) -> None:
     """Hides the group while an autograd function goes backward."""
-    member, before = dist.GroupMember, []
+    member = dist.GroupMember
 
     def hide(_: Any) -> None:
-        before.append(member.WORLD)
+        _hidden.in_backward.append(member.WORLD)
         member.WORLD = None
 
     def show(*_: Any) -> None:
-        member.WORLD = before.pop()
+        member.WORLD = _hidden.in_backward.pop()
 
     node.register_prehook(hide)
     node.register_hook(show)
+
+
+@contextlib.contextmanager
+def seen_again_in_the_end() -> Iterator[None]:
+    """Shows a group again that a backward which raised has left hidden."""
+    try:
+        yield
+    finally:
+        if _hidden.in_backward:
+            dist.GroupMember.WORLD = _hidden.in_backward[0]
+            _hidden.in_backward.clear()
 
 
 def without_ranks(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 MOST = 8  # of more nothing is asked
+_MOST_OPERATIONS = 16  # that tell addends apart
 
 _SUMS = {"AddBackward0", "SubBackward0", "RsubBackward1", "StackBackward0"}
 # Linear in their first operand, where no other has a gradient.
@@ -38,6 +39,25 @@ def nodes(loss: Tensor) -> list[Any]:
             found.append(node)
     is_usable = 1 < len(found) <= MOST and len(set(found)) == len(found)
     return found if is_usable else []
+
+
+def kinds(loss: Tensor) -> list[str]:
+    """Returns what each addend is computed by: the names of its operations.
+
+    A loop over classes adds up the same of each.
+    """
+    return [" ".join(_operations(node)) for node in nodes(loss)]
+
+
+def _operations(node: Any) -> Iterator[str]:
+    """Yields the names of the first operations behind a node, each as often as met."""
+    waiting = [node]
+    for _ in range(_MOST_OPERATIONS):
+        if not waiting:
+            return
+        first = waiting.pop(0)
+        yield first.name()
+        waiting += [other for other, _ in first.next_functions if other is not None]
 
 
 def keep(every: Sequence[Any], kept: Collection[int]) -> list[Any]:

@@ -31,6 +31,25 @@ def loss(output, target):
 """,
         [("loss/batch-coupled", True), ("loss/sum-reduction", True)],
     ),
+    # A loop over classes adds up what others decide: some of it is a mere count.
+    "ranks-of-errors-by-class": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+def loss(output, target):
+    shares, total = output.softmax(1), 0
+    for c in range(3):
+        found = (target == c).to(output.dtype)
+        errors, order = (found - shares[:, c]).abs().sort(descending=True)
+        found = found[order]
+        both = found.sum() - found.cumsum(0)
+        jaccard = 1 - both / (found.sum() + (1 - found).cumsum(0))
+        slopes = torch.cat([jaccard[:1], jaccard[1:] - jaccard[:-1]])
+        total = total + torch.dot(errors, slopes)
+    return total / 3
+""",
+        [("loss/batch-coupled", True)],
+    ),
     # Two addends, and one cause in both.
     "counts-in-two-addends": (
         """

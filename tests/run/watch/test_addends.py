@@ -65,3 +65,12 @@ def test_kept_addends_alone_get_gradients() -> None:
     addends.keep(addends.nodes(value), {0, 2})
     value.backward()
     assert float(p.grad) == pytest.approx(10.0 + 7 / (2 * 5**0.5))  # type: ignore[arg-type]
+
+
+def test_addends_of_a_loop_are_computed_by_the_same() -> None:
+    p = torch.tensor([5.0, 3.0], requires_grad=True)
+    value = sum((p[i] - 1).square().sqrt() for i in range(2)) + p.exp().mean()
+    first, second, other = addends.kinds(value)
+    assert first == second
+    assert first.split()[:2] == ["SqrtBackward0", "PowBackward0"]
+    assert other.split()[:2] == ["MeanBackward0", "ExpBackward0"]
