@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from ddpcheck import tree
 
@@ -133,12 +134,12 @@ def alone_with_backward(function: Callable[..., Any], *args: Any, **kwargs: Any)
     nodes = [t.grad_fn for _, t in tree.tensors(output) if t.grad_fn is not None]
     while nodes:
         node = nodes.pop()
-        kind = getattr(type(node), "_forward_cls", None)
-        if node in seen or kind is _GatherRows:  # what comes before is the ranks' own
+        # What comes before the rows of all ranks is the ranks' own.
+        if node in seen or node.name() == f"{_GatherRows.__name__}Backward":
             continue
         seen.add(node)
         nodes += [n for n, _ in node.next_functions if n is not None]
-        if kind is not None:
+        if isinstance(node, BackwardCFunction):  # of a function in Python
             _hide_from(node)
     return output
 

@@ -37,7 +37,7 @@ def loss(output, target):
 model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 batch = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
 def loss(output, target):
-    shares, total = output.softmax(1), 0
+    shares, total = (output + torch.tensor([2.0, 0, 0])).softmax(1), 0
     for c in range(3):
         found = (target == c).to(output.dtype)
         errors, order = (found - shares[:, c]).abs().sort(descending=True)
