@@ -151,6 +151,8 @@ def test_second_ctrl_c_while_python_shuts_down_changes_no_exit_code() -> None:
     source = (
         "import atexit, signal, sys\n"
         "from ddpcheck import exits\n"
+        # A shell's background job ignores it, and so would what it starts.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "atexit.register(signal.raise_signal, signal.SIGINT)\n"
         "sys.exit(exits.guarded(lambda: signal.raise_signal(signal.SIGINT)))\n"
     )
