@@ -342,10 +342,9 @@ class _Probe:
                 and modules.is_norm_like(module, args, kwargs, is_invariant=invariant)
             )
             # Not where it calls others, who may not ask: they are right.
+            this = with_buffers.Call(key, module, args, kwargs, writes=writes)
             is_right = (bool(rel_diff) and not called) and with_buffers.is_right(
-                with_buffers.Call(key, module, args, kwargs, writes=writes),
-                self._recorded,
-                self.cursor.rows,
+                this, self._recorded, self.cursor.rows
             )
         # Those that were called only to see what it does are not its caller's.
         del self.seen.collectives[collectives + called :]
