@@ -12,19 +12,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def _layers() -> dict[str, int]:
-    """Returns the line of each module; the top of the diagram is 0."""
+def _layers(number: int) -> dict[str, int]:
+    """Returns the line of each module of a diagram; the top is 0."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    found = re.search(r"```layers\n(.*?)```", text, re.DOTALL)
-    assert found is not None
+    diagram = re.findall(r"```layers\n(.*?)```", text, re.DOTALL)[number]
     layers = {}
-    for number, line in enumerate(found[1].splitlines()):
-        names = re.split(r" {3,}", line)[0]
-        layers.update(dict.fromkeys(names.split(), number))
+    for line, content in enumerate(diagram.splitlines()):
+        names = re.split(r" {3,}", content)[0]
+        layers.update(dict.fromkeys(names.split(), line))
     return layers
 
 
-LAYERS = _layers()
+LAYERS = _layers(0)
+LAYERS_OF_RUN = _layers(1)
 
 
 def _modules() -> dict[str, Path]:
@@ -38,13 +38,14 @@ def _modules() -> dict[str, Path]:
 
 
 MODULES = _modules()
+MODULES_OF_RUN = [name for name in MODULES if name.startswith("run.")]
 
 
-def _unit(name: str) -> str:
+def _unit(name: str, layers: dict[str, int]) -> str:
     """Returns the entry of the diagram that a module belongs to."""
     parts = name.split(".")
     longest = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-    return next((unit for unit in longest if unit in LAYERS), parts[0])
+    return next((unit for unit in longest if unit in layers), parts[0])
 
 
 @functools.cache
@@ -62,27 +63,46 @@ def _imported(source: str) -> set[str]:
     return {n.removeprefix("ddpcheck.") for n in names if n.startswith("ddpcheck.")}
 
 
-def _upward(name: str, source: str) -> list[str]:
-    unit = _unit(name)
-    imported = {other for other in _imported(source) if _unit(other) != unit}
-    own = LAYERS.get(unit, -1)  # what is not drawn fails in the test above
-    return sorted(o for o in imported if LAYERS.get(_unit(o), own + 1) <= own)
+def _upward(name: str, source: str, layers: dict[str, int]) -> list[str]:
+    unit = _unit(name, layers)
+    imported = {other for other in _imported(source) if _unit(other, layers) != unit}
+    own = layers.get(unit, -1)  # what is not drawn fails in the test above
+    return sorted(o for o in imported if layers.get(_unit(o, layers), own + 1) <= own)
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_module_stands_in_the_diagram(name: str) -> None:
-    assert _unit(name) in LAYERS, "add it to the diagram in CONTRIBUTING.md"
+    assert _unit(name, LAYERS) in LAYERS, "add it to the diagram in CONTRIBUTING.md"
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_module_imports_from_lower_layers_only(name: str) -> None:
-    assert _upward(name, MODULES[name].read_text(encoding="utf-8")) == []
+    source = MODULES[name].read_text(encoding="utf-8")
+    assert _upward(name, source, LAYERS) == []
+
+
+@pytest.mark.parametrize("name", MODULES_OF_RUN)
+def test_module_of_run_stands_in_its_diagram(name: str) -> None:
+    unit = _unit(name, LAYERS_OF_RUN)
+    assert unit in LAYERS_OF_RUN, "add it to the diagram of run in CONTRIBUTING.md"
+
+
+@pytest.mark.parametrize("name", MODULES_OF_RUN)
+def test_module_of_run_imports_from_lower_layers_only(name: str) -> None:
+    source = MODULES[name].read_text(encoding="utf-8")
+    assert _upward(name, source, LAYERS_OF_RUN) == []
 
 
 def test_upward_import_is_found() -> None:
     source = "def f():\n    from ddpcheck import checking\n    import ddpcheck.cli\n"
-    assert _upward("report", source) == ["checking", "cli"]
+    assert _upward("report", source, LAYERS) == ["checking", "cli"]
 
 
 def test_import_within_a_line_of_the_diagram_is_found() -> None:
-    assert _upward("tree", "from ddpcheck.report import Report") == ["report"]
+    source = "from ddpcheck.report import Report"
+    assert _upward("tree", source, LAYERS) == ["report"]
+
+
+def test_upward_import_within_run_is_found() -> None:
+    source = "from ddpcheck.run.fixes import apply"
+    assert _upward("run.watch.beside", source, LAYERS_OF_RUN) == ["run.fixes.apply"]

@@ -21,7 +21,7 @@ averaged       data parallelism by hand, without DDP's reducer
 process/       what prepares a process: the target, its imports, its global state
 record/        the numbers of a run: written, or compared with those written
 watch/         facts: what user code did with its model, its group and its wrapper
-fixes/         interventions; apply.py lists all by name, names.py reads the names
+fixes/         interventions; apply.py lists all by name, fix_names reads the names
 virtual/       ranks that one process plays: their DDP, group and state
 
 names          one dotted name per parameter, wrapped or not

@@ -15,19 +15,19 @@ from ddpcheck import devices, tree
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks.messages import OwnTimeout
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import averaged, rounding, shards, sizing
+from ddpcheck.run import averaged, fix_names, rounding, shards, sizing
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import digests, order_of
 from ddpcheck.run.data_parallel import data_parallel
 from ddpcheck.run.fixes import apply as fixes
 from ddpcheck.run.fixes import global_loss, orders
-from ddpcheck.run.fixes import names as fix_names
 from ddpcheck.run.fixes.given_gradients import GivingRecorder
 from ddpcheck.run.fixes.rewriting import Rewrites
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound, undefined
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, left, load
+from ddpcheck.run.record import beginning, closing
 from ddpcheck.run.record.recorders import ComparingRecorder
 from ddpcheck.run.spec import RankResult, RowsSeen, RunSpec
 from ddpcheck.run.steps import Training, batch_size, split
@@ -40,10 +40,8 @@ from ddpcheck.run.surroundings import (
     unlike_calls,
 )
 from ddpcheck.run.watch import (
-    beginning,
     beside,
     calls,
-    closing,
     countables,
     observe,
     row_numbers,

@@ -27,7 +27,7 @@ from ddpcheck import tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import draws, private
 from ddpcheck.run.draws import NoiseMismatchError, Shape
-from ddpcheck.run.fixes.names import shape_name
+from ddpcheck.run.fix_names import shape_name
 from ddpcheck.run.process.isolation import seed_torch
 from ddpcheck.run.watch import callers
 

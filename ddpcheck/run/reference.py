@@ -16,7 +16,7 @@ from ddpcheck import devices, memory
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context
-from ddpcheck.run import finite, sizing
+from ddpcheck.run import finite, fix_names, sizing
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import (
     batches_of,
@@ -26,7 +26,6 @@ from ddpcheck.run.batches import (
 )
 from ddpcheck.run.draws import Shape
 from ddpcheck.run.fixes import apply as fixes
-from ddpcheck.run.fixes import names as fix_names
 from ddpcheck.run.fixes import orders
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ddpcheck import tree
-from ddpcheck.run import rounding
+from ddpcheck.run import fix_names, rounding
 from ddpcheck.run.batches import batches_of
-from ddpcheck.run.fixes import names as fix_names
 from ddpcheck.run.fixes.gather import alone
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.watch import undivided

@@ -15,13 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpcheck.errors import UsageError
 from ddpcheck.run import batch_norm, model, private, submodules, surroundings
 from ddpcheck.run.data_parallel import DataParallelOnOneDevice
-from ddpcheck.run.fixes import clipping
 from ddpcheck.run.fixes import replicas as data_parallel_fixes
+from ddpcheck.run.fixes.clipping import without_tensor_hooks
 from ddpcheck.run.noise import SampleNoise
 from ddpcheck.run.process import fingerprint
 from ddpcheck.run.virtual import ddp as virtual_ddp
 from ddpcheck.run.virtual.group import World
 from ddpcheck.run.watch import observe
+from ddpcheck.run.watch.clipping import hooked_parameters
 from ddpcheck.run.watch.direct import scaled_direct_use
 from tests.run import without
 
@@ -177,13 +178,13 @@ def test_hook_is_known_by_its_registration() -> None:
     module = nn.Linear(1, 1)
     module.weight.register_hook(lambda grad: grad)
     registered = {id(module.weight)}
-    assert clipping.hooked_parameters(module, registered) == ["weight"]
-    assert clipping.hooked_parameters(nn.Linear(1, 1), registered) == []
+    assert hooked_parameters(module, registered) == ["weight"]
+    assert hooked_parameters(nn.Linear(1, 1), registered) == []
 
 
 def test_hook_of_a_step_does_not_run_where_hooks_are_off() -> None:
     module = nn.Linear(1, 1)
-    with clipping.without_tensor_hooks(module):
+    with without_tensor_hooks(module):
         module.weight.register_hook(lambda grad: grad * 5)
         module(torch.ones(1, 1)).sum().backward()
     assert module.weight.grad is not None

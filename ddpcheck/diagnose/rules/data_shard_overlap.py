@@ -49,7 +49,7 @@ from __future__ import annotations
 from ddpcheck.diagnose import rows
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.run.fixes.names import global_draws
+from ddpcheck.run.fix_names import global_draws
 
 SLUG = "data/shard-overlap"
 LINK = "data"

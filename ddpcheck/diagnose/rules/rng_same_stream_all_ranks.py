@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.rules.rng_stochastic_layer import same_stream
-from ddpcheck.run.fixes.names import GLOBAL_DRAWS, argument, global_draws
+from ddpcheck.run.fix_names import GLOBAL_DRAWS, argument, global_draws
 
 SLUG = "rng/same-stream-all-ranks"
 LINK = "forward"

@@ -106,6 +106,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpcheck import tree
 from ddpcheck.run import batch_norm, overrides, private, submodules
 from ddpcheck.run.averaged import is_ddp
+from ddpcheck.run.fix_names import argument
 from ddpcheck.run.fixes import (
     clipping,
     exact,
@@ -128,13 +129,13 @@ from ddpcheck.run.fixes.gather import (
     without_ranks,
 )
 from ddpcheck.run.fixes.labels import offset_by_rank
-from ddpcheck.run.fixes.names import argument
 from ddpcheck.run.fixes.own_averages import contiguous_gradients, filled_gradients
 from ddpcheck.run.fixes.plain_output import with_plain_output
 from ddpcheck.run.fixes.together import numbers_together
 from ddpcheck.run.names import shortener
 from ddpcheck.run.noise import GlobalDraws
-from ddpcheck.run.watch import compiling, countables, sync_flag
+from ddpcheck.run.process import compiling
+from ddpcheck.run.watch import countables, sync_flag
 
 # What a DDP object is built anew with.
 _DDP_SETTINGS: dict[str, dict[str, Any]] = {

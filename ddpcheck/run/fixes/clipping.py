@@ -1,15 +1,9 @@
-"""Clipping too early: what is seen of it, and the interventions that put it last.
-
-torch.nn.utils.clip_grad_norm_ ends in a function of its own module that scales the
-gradients (`_clip_grads_with_norm_`, torch 2.6 and later). Taking hold of that one
-reaches `from torch.nn.utils import clip_grad_norm_` too. Where a torch has no such
-function nothing is seen.
-"""
+"""Clipping too early: the interventions that put it last."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,33 +12,13 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddpcheck.run import private
-
-_SCALES = "_clip_grads_with_norm_"
-
-
-@contextlib.contextmanager
-def noticed(on_clip: Callable[[], None]) -> Iterator[None]:
-    """Calls `on_clip` whenever gradients are clipped by norm."""
-    scale = getattr(clip_grad, _SCALES, None)
-    if scale is None:
-        yield
-        return
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        on_clip()
-        return scale(*args, **kwargs)
-
-    setattr(clip_grad, _SCALES, noting)
-    try:
-        yield
-    finally:
-        setattr(clip_grad, _SCALES, scale)
+from ddpcheck.run.watch.clipping import SCALES
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
     """Clips once, when the optimizer steps, whenever the step asked for it."""
-    scale = getattr(clip_grad, _SCALES, None)
+    scale = getattr(clip_grad, SCALES, None)
     if scale is None:
         yield
         return
@@ -63,25 +37,13 @@ def deferred() -> Iterator[None]:
             scale(parameters, max_norm, torch.nn.utils.get_total_norm(grads))
         asked.clear()
 
-    setattr(clip_grad, _SCALES, later)
+    setattr(clip_grad, SCALES, later)
     hook = register_optimizer_step_pre_hook(clip)
     try:
         yield
     finally:
         hook.remove()
-        setattr(clip_grad, _SCALES, scale)
-
-
-def hooked_parameters(model: nn.Module, registered: set[int]) -> list[str]:
-    """Returns the parameters with tensor hooks, which see the local gradient.
-
-    `registered` are the ids of tensors that hooks were put on, and perhaps taken off.
-    """
-    return [
-        name
-        for name, parameter in model.named_parameters()
-        if private.tensor_hooks(parameter) or id(parameter) in registered
-    ]
+        setattr(clip_grad, SCALES, scale)
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddpcheck.run.fix_names import argument
 from ddpcheck.run.fixes import backwards, sharding
 from ddpcheck.run.fixes.accumulation import Accumulation
-from ddpcheck.run.fixes.names import argument
 from ddpcheck.run.watch import countables
 from ddpcheck.run.watch.direct import (
     scaled_direct_use,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ddpcheck.ranks import environment
-from ddpcheck.run.watch import compiling
+from ddpcheck.run.process import compiling
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ddpcheck.run.fixes.names import arguments
+from ddpcheck.run.fix_names import arguments
 from ddpcheck.run.private import version
 from ddpcheck.run.spec import KeptOtherwise, RunSpec
 from ddpcheck.run.watch import sight

@@ -20,9 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ddpcheck.run import private
-from ddpcheck.run.fixes import clipping
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd
-from ddpcheck.run.watch import callers, calls, sync_flag
+from ddpcheck.run.watch import callers, calls, clipping, sync_flag
 from ddpcheck.run.watch.hook_sketches import Told, watched
 
 _ASKED = ("is_initialized", "get_world_size", "get_rank", "is_available")

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ddpcheck.run.fixes import clipping
+from ddpcheck.run.process import compiling
 from ddpcheck.run.steps import Training
-from ddpcheck.run.watch import compiling, wrapping
+from ddpcheck.run.watch import clipping, wrapping
 from ddpcheck.run.watch.observe import Observed, Wrapped
 
 
