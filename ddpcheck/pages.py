@@ -17,6 +17,7 @@ from pathlib import Path
 from ddpcheck.errors import Problem, UsageError, cut
 from ddpcheck.verdict_pages import PAGES as VERDICTS
 
+# The fixed headings of a page, each alone on a line.
 HEADINGS = (
     "What it means",
     "Why it happens",

@@ -51,15 +51,15 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
 
 def _is_known(case: Case) -> bool:
     """Returns whether all ranks told of the addends of a loss that asks nobody."""
-    if case.step is None or case.loss_is_sound or case.is_part:
+    if case.probed is None or case.loss_is_sound or case.is_part:
         return False
     if case.facts["asks_distributed"] or case.loss_is_global:
         return False
-    told = [rank.addends for rank in case.step.ranks]
+    told = [rank.addends for rank in case.probed.ranks]
     return (
         all(told)
-        and case.step.reference.frontier == ("",)
-        and (case.step.reference.direct_is_output or not case.step.reference.direct)
+        and case.probed.reference.frontier == ("",)
+        and (case.probed.reference.direct_is_output or not case.probed.reference.direct)
     )
 
 
@@ -76,8 +76,8 @@ def _groups(case: Case) -> dict[_Kind, list[int]]:
     Those that the same operations compute, as in a loop over classes, are one: where
     one of them relates samples the others do.
     """
-    assert case.step is not None
-    computed_by = case.step.reference.addends
+    assert case.probed is not None
+    computed_by = case.probed.reference.addends
     kinds = {n: _kind(case, n) for n in range(len(computed_by))}
     told = {n: kind for n, kind in kinds.items() if kind != ()}
     mixing = {computed_by[n] for n, kind in told.items() if kind is None}
@@ -90,8 +90,8 @@ def _groups(case: Case) -> dict[_Kind, list[int]]:
 
 def _kind(case: Case, number: int) -> _Kind:
     """Returns the factors of the ranks, () for what is right or has no samples."""
-    assert case.step is not None
-    told = [rank.addends[number] for rank in case.step.ranks]
+    assert case.probed is not None
+    told = [rank.addends[number] for rank in case.probed.ranks]
     if not any(cut.norm or cut.residual for cuts in told for cut in cuts):
         return ()
     fits = [combined(cuts) for cuts in told]
@@ -105,29 +105,32 @@ def _kind(case: Case, number: int) -> _Kind:
 
 def _only(case: Case, kind: _Kind, numbers: list[int]) -> Case:
     """Returns the case as if the loss had these addends alone."""
-    assert case.step is not None
+    assert case.probed is not None
     ranks, keys = [], set[str]()
-    for rank in case.step.ranks:
+    for rank in case.probed.ranks:
         cuts: tuple[Cut, ...] = sum((rank.addends[n] for n in numbers), ())
         keys |= {cut.key for cut in cuts}
         ranks.append(dataclasses.replace(rank, loss=None, cuts=cuts, direct=()))
-    couplings = case.step.reference.couplings.only(keys)
+    couplings = case.probed.reference.couplings.only(keys)
     if kind is not None:  # one factor per rank: the samples are not related
         couplings = Couplings(nudged=dict.fromkeys(keys, 0.0))
     reference = dataclasses.replace(
-        case.step.reference, loss=None, direct=(), couplings=couplings, doubled=None
+        case.probed.reference, loss=None, direct=(), couplings=couplings, doubled=None
     )
-    step = dataclasses.replace(case.step, reference=reference, ranks=tuple(ranks))
-    return dataclasses.replace(case, step=step, is_part=True)
+    probed = dataclasses.replace(case.probed, reference=reference, ranks=tuple(ranks))
+    return dataclasses.replace(case, probed=probed, is_part=True)
 
 
 def _of_part(
     case: Case, proposal: Proposal, numbers: list[int], whole: Proposal | None
 ) -> Proposal:
-    assert case.step is not None
-    every = len(case.step.reference.addends)
+    assert case.probed is not None
+    every = len(case.probed.reference.addends)
     shown = ", ".join(str(number + 1) for number in numbers)
-    fixed = [*map(str, numbers), *(f"={p}" for p in case.step.reference.whole_outputs)]
+    fixed = [
+        *map(str, numbers),
+        *(f"={p}" for p in case.probed.reference.whole_outputs),
+    ]
     return dataclasses.replace(
         proposal,
         facts=(

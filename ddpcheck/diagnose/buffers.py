@@ -75,7 +75,7 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
         return None
     if first > 0 and later is not None and later <= first:
         return None
-    if not wrong and later == 0 and (case.step is None or silenced(case)):
+    if not wrong and later == 0 and (case.probed is None or silenced(case)):
         return None  # more than buffers is wrong with them, or may be
     kinds = {m.name: m.is_batch_norm or m.normalises for m in case.modules()}
     rows = _wrong_rows(case, first)
@@ -120,5 +120,5 @@ def _step(number: int) -> str:
 
 def _in_forward(case: Case, modules: tuple[str, ...]) -> bool:
     """Returns whether the model's forward writes buffers of any of the modules."""
-    ranks = case.step.ranks if case.step else ()
+    ranks = case.probed.ranks if case.probed else ()
     return any(set(rank.written) & set(modules) for rank in ranks)

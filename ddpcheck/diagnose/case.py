@@ -35,7 +35,7 @@ class Case:
     """One divergent data-parallel run with what the probes and other runs say.
 
     `run` and `outcome`: the divergent run. `by_hand`: the same with gradients averaged
-    by hand, so without DDP's reducer. `step`: the probes of step 0.
+    by hand, so without DDP's reducer. `probed`: what the probes saw of step 0.
     """
 
     run: Run
@@ -43,12 +43,12 @@ class Case:
     by_hand: Run
     by_hand_outcome: RunOutcome
     watched: RunOutcome | None = None  # the run once more, its samples told
-    step: StepEvidence | None
+    probed: StepEvidence | None
     rtol: float
     facts: dict[str, Any]  # of the reference
     repeats: bool = True  # one process, seeded otherwise, computes the same again
-    arm: Callable[..., Run]  # (changes of the spec) -> the run with them
-    probe_failed: str = ""  # why there is no `step`
+    vary: Callable[..., Run]  # (changes of the spec) -> the run with them
+    probe_failed: str = ""  # why `probed` is None
     is_part: bool = False  # some of the outputs alone, see diagnose/parts.py
 
     @property
@@ -90,7 +90,7 @@ class Case:
     def modules(self) -> list[ModuleCall]:
         """Returns the worst call over ranks of every module, in call order."""
         calls: dict[tuple[str, int], list[ModuleCall]] = {}
-        for rank in self.step.ranks if self.step else ():
+        for rank in self.probed.ranks if self.probed else ():
             for call in rank.modules:
                 calls.setdefault((call.name, call.call), []).append(call)
         return [worst_of(found) for found in calls.values()]
@@ -101,7 +101,7 @@ class Case:
         One of each kind: the worst over ranks and calls, in the order of calls.
         """
         worst: dict[str, Defect] = {}
-        for rank in self.step.ranks if self.step else ():
+        for rank in self.probed.ranks if self.probed else ():
             for defect in rank.defects:
                 known = worst.get(defect.what)
                 if known is None or defect.rel_diff > known.rel_diff:
@@ -163,12 +163,12 @@ class Case:
         The ratio is the least-squares one over all cuts of the rank; the residual also
         holds what single cuts deviate from it.
         """
-        return [combined(r.cuts) for r in self.step.ranks] if self.step else []
+        return [combined(r.cuts) for r in self.probed.ranks] if self.probed else []
 
     def micro_ratios(self) -> dict[tuple[int, int], tuple[float, float]]:
         """Returns (ratio, residual) by (rank, micro-batch) where a step has several."""
         found: dict[tuple[int, int], tuple[float, float]] = {}
-        for rank in self.step.ranks if self.step else ():
+        for rank in self.probed.ranks if self.probed else ():
             for number in sorted({c.micro for c in rank.cuts}):
                 cuts = [c for c in rank.cuts if c.micro == number]
                 found[rank.rank, number] = combined(cuts)
@@ -177,9 +177,9 @@ class Case:
     @property
     def has_cuts(self) -> bool:
         """Whether the loss could be judged alone: some output carries its gradient."""
-        return bool(self.step) and any(
+        return bool(self.probed) and any(
             c.norm > 0
-            for r in self.step.ranks  # type: ignore[union-attr]
+            for r in self.probed.ranks  # type: ignore[union-attr]
             for c in r.cuts
         )
 
@@ -215,8 +215,8 @@ class Case:
     def direct(self) -> list[tuple[float, float]]:
         """Returns (ratio, residual) of the direct parameter gradients per rank."""
         return (
-            [combined(r.direct) for r in self.step.ranks if r.direct]
-            if self.step
+            [combined(r.direct) for r in self.probed.ranks if r.direct]
+            if self.probed
             else []
         )
 
@@ -233,9 +233,9 @@ class Case:
     @property
     def mixes_a_sum(self) -> bool:
         """Whether one part of the loss is a sum over samples and the other a mean."""
-        if self.step is None or self.loss_is_sound or self.uniform_ratio is not None:
+        if self.probed is None or self.loss_is_sound or self.uniform_ratio is not None:
             return False
-        cuts = [c for r in self.step.ranks for c in r.cuts]
+        cuts = [c for r in self.probed.ranks for c in r.cuts]
         return all(c.mixed <= self.close for c in cuts if c.norm or c.residual)
 
     @property
@@ -264,7 +264,9 @@ class Case:
         A sound term that couples samples says nothing of what is wrong elsewhere.
         """
         keys = {c.key for c in self._wrong_cuts()}
-        return self.step.reference.couplings.only(keys) if self.step else Couplings()
+        return (
+            self.probed.reference.couplings.only(keys) if self.probed else Couplings()
+        )
 
     def _are_shares(self) -> bool:
         """Returns whether the ranks' factors can be N / n_r: their inverses make 1."""
@@ -274,7 +276,7 @@ class Case:
         return abs(inverses - 1) <= self.close
 
     def _wrong_cuts(self) -> list[Cut]:
-        ranks = self.step.ranks if self.step else ()
+        ranks = self.probed.ranks if self.probed else ()
         return [c for rank in ranks for c in rank.cuts if self._is_wrong(c)]
 
     def _is_wrong(self, cut: Cut) -> bool:
@@ -289,12 +291,12 @@ class Case:
 
     def rank_losses(self) -> list[float | None]:
         """Returns the ranks' losses on the reference's own outputs."""
-        return [r.loss for r in self.step.ranks] if self.step else []
+        return [r.loss for r in self.probed.ranks] if self.probed else []
 
     @property
     def losses_replicate(self) -> bool:
         """Whether every rank's loss already is the reference's."""
-        reference = self.step.reference.loss if self.step else None
+        reference = self.probed.reference.loss if self.probed else None
         values = self.rank_losses()
         return (
             reference is not None
@@ -314,7 +316,7 @@ class Case:
     @property
     def mean_loss_power(self) -> int | None:
         """Power of W by which the mean of the ranks' losses is off, if it is one."""
-        reference = self.step.reference.loss if self.step else None
+        reference = self.probed.reference.loss if self.probed else None
         values = [v for v in self.rank_losses() if v is not None]
         if reference is None or not values or len(values) < self.world_size:
             return None
@@ -338,7 +340,7 @@ class Case:
 
         0 where what they return reaches no gradient of any rank.
         """
-        ranks = self.step.ranks if self.step else ()
+        ranks = self.probed.ranks if self.probed else ()
         if not any(r.asks_others for r in ranks):
             return 0
         return max((r.collectives for r in ranks), default=0)
@@ -349,7 +351,7 @@ class Case:
 
         Gradients may besides: a norm to clip them by, or a count they are divided by.
         """
-        ranks = self.step.ranks if self.step else ()
+        ranks = self.probed.ranks if self.probed else ()
         return any(r.collectives and "loss" in r.asks_others for r in ranks)
 
     def rank_facts(self, key: str, default: Any) -> list[Any]:

@@ -78,7 +78,7 @@ def mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -
         return True
     # A run of noise that cannot follow the sample says nothing.
     is_nothing = after.run.verdict == "not-checked"
-    is_lost = after.step is None and before.step is not None
+    is_lost = after.probed is None and before.probed is not None
     if is_nothing or is_lost or (after.run.faults and not before.run.faults):
         return False
     if not _differ(before.run, after.run):

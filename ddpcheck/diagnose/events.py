@@ -96,7 +96,7 @@ def is_late(events: str, callers: list[int]) -> bool:
 
 def goes_past_the_wrapper(case: Case) -> bool:
     """Returns whether a step goes backward through calls that were no DDP forward's."""
-    ranks = case.step.ranks if case.step else ()
+    ranks = case.probed.ranks if case.probed else ()
     return any(is_backward_past(rank.events) for rank in ranks)
 
 

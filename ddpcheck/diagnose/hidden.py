@@ -63,7 +63,7 @@ def _norms(case: Case) -> Proposal | None:
 def _scale(case: Case) -> Proposal | None:
     """Proposes the factor W of a mean, which a loss without a group does not have."""
     world, twice = case.world_size, doubled(case)
-    factors = [r.group_factor for r in case.step.ranks] if case.step else []
+    factors = [r.group_factor for r in case.probed.ranks] if case.probed else []
     if not factors or any(
         f is None or abs(f / world - 1) > case.close for f in factors
     ):

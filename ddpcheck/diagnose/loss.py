@@ -43,11 +43,11 @@ def doubled(case: Case) -> float | None:
     outputs where those fit no one factor, as what the model makes of more samples
     (an embedding that scales by frequency) is in them. None where neither do.
     """
-    if case.step is None:
+    if case.probed is None:
         return None
-    if case.step.reference.doubled is not None:
-        return case.step.reference.doubled
-    cuts = [c for r in case.step.ranks for c in r.cuts if c.norm > 0]
+    if case.probed.reference.doubled is not None:
+        return case.probed.reference.doubled
+    cuts = [c for r in case.probed.ranks for c in r.cuts if c.norm > 0]
     found = [c.doubled for c in cuts if c.doubled is not None]
     if not found or len(found) < len(cuts) or max(found) - min(found) > _SAME:
         return None
@@ -78,18 +78,18 @@ def growth_fact(case: Case) -> str:
 
 def differs_with_equal_counts(case: Case) -> bool:
     """Returns whether the run with the same shard on every rank differs, too."""
-    return bool(case.arm(tile=case.world_size).verdict == "divergent")
+    return bool(case.vary(tile=case.world_size).verdict == "divergent")
 
 
 def is_sound_until_backward(case: Case) -> bool:
     """Returns whether the loss is right but for what the step does to its gradients."""
-    if case.step is None:
+    if case.probed is None:
         return False
-    world, theirs = case.world_size, case.step.reference.after_backward
+    world, theirs = case.world_size, case.probed.reference.after_backward
     return all(
         abs(cut.ratio * theirs / rank.after_backward - world) <= case.close * world
         and cut.residual <= case.close
-        for rank in case.step.ranks
+        for rank in case.probed.ranks
         for cut in rank.cuts
         if cut.norm and rank.after_backward
     )
@@ -103,11 +103,11 @@ def counted_by(case: Case) -> str | None:
     add up to, then the first in the order of countables.names.
     """
     ratios = case.rank_ratios
-    if ratios is None or case.step is None:
+    if ratios is None or case.probed is None:
         return None
     fits = []
-    for name in case.step.reference.counts:
-        counts = [r.counts.get(name, 0.0) for r in case.step.ranks]
+    for name in case.probed.reference.counts:
+        counts = [r.counts.get(name, 0.0) for r in case.probed.ranks]
         total = sum(counts)
         if not total or any(c == 0 for c in counts) or len(set(counts)) == 1:
             continue
@@ -127,9 +127,9 @@ def _unlikely(name: str) -> int:
 
 def global_loss_fix(case: Case) -> tuple[str, ...]:
     """Returns the universal fix: the loss on the outputs and targets of all ranks."""
-    if case.step is None:
+    if case.probed is None:
         return ()
-    reference = case.step.reference
+    reference = case.probed.reference
     paths = reference.whole_outputs + reference.laid_outputs
     what = (reference.frontier, reference.direct, paths)
     return ("loss.global:" + "|".join(",".join(names) for names in what),)
@@ -143,15 +143,15 @@ def with_scale(case: Case, proposal: Proposal, factor: float) -> Proposal:
     loss may know them as outputs without samples alone: a temperature, a bias.
     """
     fixes = (f"loss.scale:{factor!r}",)
-    if case.step is None or not case.direct() or not case.direct_is_sound:
+    if case.probed is None or not case.direct() or not case.direct_is_sound:
         return dataclasses.replace(proposal, fixes=fixes)
     terms, direct = (
         dataclasses.replace(proposal, fixes=(*fixes, f"{name}:{1 / factor!r}"))
         for name in ("terms.scale", "direct.scale")
     )
-    if not case.step.reference.direct_is_output or is_made_by_the_model(case):
+    if not case.probed.reference.direct_is_output or is_made_by_the_model(case):
         return dataclasses.replace(terms, fallback=direct)
-    paths = ",".join(case.step.reference.whole_outputs)
+    paths = ",".join(case.probed.reference.whole_outputs)
     outputs = f"outputs.scale:{1 / factor!r}|{paths}"
     return dataclasses.replace(proposal, fixes=(*fixes, outputs), fallback=terms)
 
@@ -165,7 +165,7 @@ def numbers_of_modules(case: Case) -> dict[str, tuple[float, float]]:
     """
     found: dict[str, tuple[float, float]] = {}
     calls: dict[tuple[str, int], list[tuple[tuple[float, float], ...]]] = {}
-    for rank in case.step.ranks if case.step else ():
+    for rank in case.probed.ranks if case.probed else ():
         for m in rank.modules:
             calls.setdefault((m.name, m.call), []).append(m.numbers)
     for (name, _), told in calls.items():
@@ -200,7 +200,7 @@ def loss_with_collectives(case: Case) -> str:
     The loss function may be shown all samples and no group; such a module must be.
     """
     losses = case.rank_losses()
-    calls = [rank.modules for rank in case.step.ranks] if case.step else []
+    calls = [rank.modules for rank in case.probed.ranks] if case.probed else []
     found = [
         told[0].name
         for told in zip(*calls, strict=False)
@@ -215,7 +215,7 @@ def is_made_by_the_model(case: Case) -> bool:
     """Returns whether what the whole model returns is the loss."""
     roots = [
         [n for call in rank.modules if not call.name for n, _ in call.numbers]
-        for rank in (case.step.ranks if case.step else ())
+        for rank in (case.probed.ranks if case.probed else ())
     ]
     losses = case.rank_losses()
     return bool(losses) and roots == [[loss] for loss in losses]
@@ -226,7 +226,7 @@ def is_divided_by_counts(case: Case) -> bool | None:
 
     None where it is not known.
     """
-    told = [rank.off_span for rank in (case.step.ranks if case.step else ())]
+    told = [rank.off_span for rank in (case.probed.ranks if case.probed else ())]
     known = [value for value in told if value is not None]
     if not told or len(known) < len(told):
         return None

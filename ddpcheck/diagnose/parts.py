@@ -52,9 +52,9 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
         # A fix of the whole does, if it is the right one of those that see a mixture.
         mine = sorted(_of_loss(found), key=lambda p: p.slug not in parts)
     else:
-        assert case.step is not None
+        assert case.probed is not None
         # What has no samples is in no group: mended with the first.
-        whole = case.step.reference.whole_outputs
+        whole = case.probed.reference.whole_outputs
         mine = [_of_part(proposal, keys, whole) for proposal, keys in parts.values()]
     place = next((i for i, p in enumerate(found) if p.link == "loss"), len(found))
     rest = [p for p in found if p.link != "loss"]
@@ -67,7 +67,7 @@ def _of_loss(found: list[Proposal]) -> list[Proposal]:
 
 def _is_separable(case: Case) -> bool:
     """Returns whether the loss begins at tensors of the model's output alone."""
-    step = case.step
+    step = case.probed
     if step is None or case.loss_is_sound or case.facts["has_train_step"]:
         return False
     return (
@@ -111,7 +111,7 @@ def _some_are_sound(case: Case) -> bool:
 
 def _by_key(case: Case) -> dict[str, list[Cut]]:
     found: dict[str, list[Cut]] = {}
-    for rank in case.step.ranks if case.step else ():
+    for rank in case.probed.ranks if case.probed else ():
         for cut in rank.cuts:
             found.setdefault(cut.key, []).append(cut)
     return found
@@ -119,22 +119,22 @@ def _by_key(case: Case) -> dict[str, list[Cut]]:
 
 def _only(case: Case, keys: set[str]) -> Case:
     """Returns the case as if the model had these outputs alone."""
-    assert case.step is not None
+    assert case.probed is not None
     cuts = [c for k, found in _by_key(case).items() if k in keys for c in found]
     factors = {c.doubled and _rounded(c.doubled) for c in cuts}
     reference = dataclasses.replace(
-        case.step.reference,
+        case.probed.reference,
         loss=None,  # of all terms together
         direct=(),
-        couplings=case.step.reference.couplings.only(keys),
+        couplings=case.probed.reference.couplings.only(keys),
         doubled=next(iter(factors)) if len(factors) == 1 else None,
     )
     ranks = []
-    for rank in case.step.ranks:
+    for rank in case.probed.ranks:
         kept = tuple(c for c in rank.cuts if c.key in keys)
         ranks.append(dataclasses.replace(rank, loss=None, cuts=kept, direct=()))
-    step = dataclasses.replace(case.step, reference=reference, ranks=tuple(ranks))
-    return dataclasses.replace(case, step=step, is_part=True)
+    probed = dataclasses.replace(case.probed, reference=reference, ranks=tuple(ranks))
+    return dataclasses.replace(case, probed=probed, is_part=True)
 
 
 def _lost(case: Case) -> set[str]:
@@ -150,10 +150,10 @@ def _lost(case: Case) -> set[str]:
 
 
 def _without_collectives(case: Case) -> Case:
-    assert case.step is not None
-    ranks = tuple(dataclasses.replace(r, collectives=0) for r in case.step.ranks)
-    step = dataclasses.replace(case.step, ranks=ranks)
-    return dataclasses.replace(case, step=step)
+    assert case.probed is not None
+    ranks = tuple(dataclasses.replace(r, collectives=0) for r in case.probed.ranks)
+    probed = dataclasses.replace(case.probed, ranks=ranks)
+    return dataclasses.replace(case, probed=probed)
 
 
 def _of_part(proposal: Proposal, keys: set[str], whole: tuple[str, ...]) -> Proposal:

@@ -167,21 +167,21 @@ class Search:
         outcomes = [made[spec], made[by_hand]]
         runs = [assemble.to_run(o, self.limit.rtol) for o in outcomes]
         if all(map(busy_ranks, runs)):
-            step, failed = None, "ranks hang in code of their own"
+            probed, failed = None, "ranks hang in code of their own"
         else:
-            step, failed = probe(self.session, spec, runs[0])
+            probed, failed = probe(self.session, spec, runs[0])
         return Case(
             run=runs[0],
             outcome=outcomes[0],
             by_hand=runs[-1],
             by_hand_outcome=outcomes[-1],
             watched=made[watched[0]] if watched else None,
-            step=step,
+            probed=probed,
             probe_failed=failed,
             rtol=self.limit.rtol,
             facts=outcomes[0].reference.facts,
             repeats=self.repeats,
-            arm=lambda **changes: self._arm(spec, changes),
+            vary=lambda **changes: self._vary(spec, changes),
         )
 
     def _watched(self, spec: RunSpec) -> tuple[RunSpec, ...]:
@@ -195,7 +195,7 @@ class Search:
         watched = spec.but(watch=True)
         return (watched,) if self.session.trains(watched) else ()
 
-    def _arm(self, spec: RunSpec, changes: dict[str, Any]) -> Run:
+    def _vary(self, spec: RunSpec, changes: dict[str, Any]) -> Run:
         """Returns a variation of the run, compared with a reference varied alike.
 
         "not-checked" where one process does not train so.

@@ -29,7 +29,7 @@ def unused_parameters(case: Case) -> Unused:
     on_all = set.intersection(*none) if none else set()
     everywhere = sorted({name for _, name in on_all})
     somewhere = sorted({name for _, name in set().union(*none)} - set(everywhere))
-    used = set(case.step.reference.used) if case.step else set()
+    used = set(case.probed.reference.used) if case.probed else set()
     fault = tuple(
         f"rank {f.rank} {'raises' if f.kind == 'raised' else 'ends'} in step "
         f"{(f.step or 0) + 1}: {f.summary[:100]}"
@@ -42,5 +42,5 @@ def unused_parameters(case: Case) -> Unused:
 def reduces_by_hand(case: Case) -> bool:
     """Returns whether steps with parameters in no DDP object call collectives."""
     outside = case.outcome.facts().get("outside", [])
-    ranks = case.step.ranks if case.step else ()
+    ranks = case.probed.ranks if case.probed else ()
     return bool(outside) and any(rank.collectives for rank in ranks)

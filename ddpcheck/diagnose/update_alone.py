@@ -20,7 +20,7 @@ def judge(case: Case, known: set[str]) -> Proposal | None:
     """Returns what the update does wrong by itself, beside the causes `known`."""
     if not case.facts["has_train_step"] or case.run.faults:
         return None
-    run = case.arm(fixes=(_GIVEN,))
+    run = case.vary(fixes=(_GIVEN,))
     if run.faults or run.gradients.mismatched or not run.weights.mismatched:
         return None
     first, wrong = _first(run)
@@ -33,7 +33,7 @@ def judge(case: Case, known: set[str]) -> Proposal | None:
     if rewritten(case, "before") is not None:
         return None  # weights part where there is no update yet
     # Alike, if not as one process: the mean of the ranks' losses need not be its loss.
-    together = case.arm(fixes=(_GIVEN, sync_control_desync.TOGETHER))
+    together = case.vary(fixes=(_GIVEN, sync_control_desync.TOGETHER))
     agrees = not together.faults and together.ranks_agree
     return _decision(first, wrong - untrained) if agrees else None
 

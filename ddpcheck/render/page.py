@@ -6,21 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from ddpcheck.pages import HEADINGS
+
 _HEADING = re.compile(r"#{1,6}\s+(?P<title>\S.*)")
 _UNDERLINE = re.compile(r"(=|-|~|\^){3,}\s*")
 _BULLET = re.compile(r"\s{0,3}[-*]\s+(?P<text>\S.*)")
 _SPAN = re.compile(r"(?P<code>`+)(?P<body>.+?)(?P=code)|(?P<url>https?://[^\s<>()`]+)")
-
-# The fixed headings of a page, which may also stand alone on a line.
-HEADINGS = (
-    "What it means",
-    "Why it happens",
-    "How it was found",
-    "Example",
-    "Fix",
-    "Not this rule if",
-    "References",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.run.watch import sight
+from ddpcheck.run.watch.beside import MODULES_OWN
 from ddpcheck.target import Target
 
 Undo = Callable[[], object]
 
 _MOST = 20_000  # things that are looked at
 _MOST_BYTES = 1 << 28  # of tensors and arrays that are copied
-_MODULES_OWN = set(vars(nn.Module()))  # hooks and what torch keeps: not the user's
 _NUMBERS: tuple[type, ...] = (bool, int, float, complex, Tensor, np.ndarray)
 _CONTAINERS: tuple[type, ...] = (tuple, list, dict, set, collections.deque)
 _PLAIN = (*_NUMBERS, *_CONTAINERS, str, bytes, type(None))
@@ -108,7 +108,7 @@ class Kept:
         elif sight.is_librarys(type(module)) and (is_models or any(module.children())):
             self._note_figures(vars(module))
         else:
-            self._note_attributes(vars(module), but=_MODULES_OWN)
+            self._note_attributes(vars(module), but=MODULES_OWN)
         if not is_models:
             for held in ("_parameters", "_buffers", "_modules"):
                 self._note(vars(module)[held])

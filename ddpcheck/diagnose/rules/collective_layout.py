@@ -84,7 +84,7 @@ def detect(case: Case) -> Proposal | None:
 
 def _of_rows(case: Case) -> Proposal | None:
     """Returns the proposal for samples that a loss has in other places."""
-    if case.step is None or not case.has_cuts or case.loss_is_sound:
+    if case.probed is None or not case.has_cuts or case.loss_is_sound:
         return None
     if (
         not case.loss_asks_others
@@ -186,12 +186,12 @@ def _of_copies(case: Case) -> Proposal:
 def _seen_without_counts(case: Case) -> list[str]:
     """Returns in which arms it differs though all ranks count the same."""
     shown = []
-    if case.arm(world_size=1).verdict == "divergent":
+    if case.vary(world_size=1).verdict == "divergent":
         shown.append(
             "it differs with one rank already, where there is nothing to reduce"
         )
     # Where no sample knows of another, or all is added up, rows have no places.
-    moves = any(rank.moves_rows for rank in case.step.ranks) if case.step else False
+    moves = any(rank.moves_rows for rank in case.probed.ranks) if case.probed else False
     if moves and case.couples is not False and differs_with_equal_counts(case):
         shown.append(
             "it differs with the same shard on every rank, where all counts agree"

@@ -59,7 +59,7 @@ LINK = "loss"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where every rank's loss is the reference's and its gradient is not."""
-    if case.step is None or not case.has_cuts or case.loss_is_sound:
+    if case.probed is None or not case.has_cuts or case.loss_is_sound:
         return None
     ratio = case.uniform_ratio
     # A loss over all samples of which a rank's gradient is its own part.

@@ -99,11 +99,11 @@ def _holds_in_other_orders(case: Case) -> bool:
 
 def _holds_in(case: Case, order: int) -> bool:
     fixes = (*case.outcome.spec.fixes, "data.strided")
-    strided = case.arm(order=order, steps=1, fixes=fixes)
+    strided = case.vary(order=order, steps=1, fixes=fixes)
     if strided.verdict == "not-checked":
         return True  # one process does not train in it: it says nothing
     return strided.verdict == "equivalent" and (
-        case.arm(order=order, steps=1).verdict == "divergent"
+        case.vary(order=order, steps=1).verdict == "divergent"
     )
 
 

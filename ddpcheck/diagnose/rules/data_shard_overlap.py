@@ -95,7 +95,7 @@ def _drawn(case: Case, proposal: Proposal) -> Proposal | None:
 
     Samples that no other rank has may be the rank's own with noise that is drawn.
     """
-    draws = case.step.reference.own_draws if case.step else ()
+    draws = case.probed.reference.own_draws if case.probed else ()
     if (
         not (draws and proposal.needs_no_proof)
         or case.facts["shuffles"]

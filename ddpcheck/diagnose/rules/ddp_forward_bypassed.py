@@ -73,9 +73,9 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _in_a_part_of_the_step(case: Case) -> Proposal | None:
-    if case.step is None or not goes_past_the_wrapper(case):
+    if case.probed is None or not goes_past_the_wrapper(case):
         return None
-    rank = next(r for r in case.step.ranks if is_backward_past(r.events))
+    rank = next(r for r in case.probed.ranks if is_backward_past(r.events))
     return _of(
         "a part of the step goes past DistributedDataParallel's forward, so its "
         "gradients stay local",

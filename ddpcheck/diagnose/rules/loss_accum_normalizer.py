@@ -66,7 +66,7 @@ LINK = "loss"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for one ratio per micro-batch, or one that follows their number."""
-    if case.step is None or not case.step.reference.micros or not case.has_cuts:
+    if case.probed is None or not case.probed.reference.micros or not case.has_cuts:
         return None
     if case.loss_is_sound or case.couples or case.losses_replicate:
         return None
@@ -77,14 +77,14 @@ def detect(case: Case) -> Proposal | None:
 
 def _number(case: Case, ratio: float) -> Proposal | None:
     """The sum over micro-batches of means: it grows with their number."""
-    assert case.step is not None
+    assert case.probed is not None
     world = case.world_size
-    ours = len(case.step.reference.micros)
-    theirs = max(1, len(case.step.ranks[0].micros))
+    ours = len(case.probed.reference.micros)
+    theirs = max(1, len(case.probed.ranks[0].micros))
     if theirs == ours or not ratio or case.loss_collectives:
         return None
-    every = [*case.step.reference.micros]
-    for rank in case.step.ranks:
+    every = [*case.probed.reference.micros]
+    for rank in case.probed.ranks:
         every += rank.micros
     if len({m.size for m in every}) > 1:
         return None  # means of so many samples would be told apart: it is a sum
@@ -159,10 +159,10 @@ class _Divisor:
 
 def _divisor(case: Case) -> _Divisor | None:
     """Returns what every micro-batch's factor follows."""
-    assert case.step is not None
+    assert case.probed is not None
     fits = [
         divisor
-        for name in case.step.reference.counts
+        for name in case.probed.reference.counts
         for by_number in (True, False)
         if _is_followed(case, divisor := _Divisor(name, by_number))
     ]
@@ -194,9 +194,9 @@ def _expected(case: Case, place: tuple[int, int], divisor: _Divisor) -> set[floa
     Several where it lies in several of the reference's that hold other counts; none
     where it holds none.
     """
-    assert case.step is not None
-    whole, mine = case.step.reference.micros, _micro(case, place)
-    ours = next(r.micros for r in case.step.ranks if r.rank == place[0])
+    assert case.probed is not None
+    whole, mine = case.probed.reference.micros, _micro(case, place)
+    ours = next(r.micros for r in case.probed.ranks if r.rank == place[0])
     count = mine.counts[divisor.name]
     numbers = len(whole) / max(1, len(ours)) if divisor.by_number else 1.0
     return {
@@ -208,11 +208,11 @@ def _expected(case: Case, place: tuple[int, int], divisor: _Divisor) -> set[floa
 
 def _micro(case: Case, place: tuple[int, int]) -> Micro:
     """Returns a micro-batch by (rank, number); a shard may be one."""
-    assert case.step is not None
-    number, rank = place[1], next(r for r in case.step.ranks if r.rank == place[0])
+    assert case.probed is not None
+    number, rank = place[1], next(r for r in case.probed.ranks if r.rank == place[0])
     if rank.micros:
         return rank.micros[number]
-    sizes = [int(r.counts[SAMPLES]) for r in case.step.ranks]
+    sizes = [int(r.counts[SAMPLES]) for r in case.probed.ranks]
     start = sum(sizes[: rank.rank])
     return Micro(start=start, size=sizes[rank.rank], counts=rank.counts)
 

@@ -133,8 +133,8 @@ def _by_gradients(case: Case) -> Proposal | None:
 
 def _is_by_the_step(case: Case) -> bool:
     """Returns whether the step has mixed samples, inputs and targets, before the loss."""
-    assert case.step is not None
-    found = case.step.reference.couplings
+    assert case.probed is not None
+    found = case.probed.reference.couplings
     of_outputs = (*found.nudged.values(), *found.copied.values())
     return input_diff(case) > case.close and max(of_outputs, default=0.0) <= case.close
 
@@ -172,7 +172,7 @@ def _later(case: Case) -> Proposal | None:
     earlier = [case.first_broken(name) for name in ("weights", "buffers")]
     if any(step is not None and step < first for step in earlier):
         return None
-    strongest = case.step.reference.couplings.strongest() if case.step else None
+    strongest = case.probed.reference.couplings.strongest() if case.probed else None
     if strongest is None or strongest <= case.close:
         return None
     happened = f"gradients are right by the way the samples fall up to step {first}"
@@ -222,8 +222,8 @@ def _of(facts: tuple[str, ...], fixes: tuple[str, ...]) -> Proposal:
 
 
 def _coupled(case: Case) -> str:
-    assert case.step is not None
-    found = case.step.reference.couplings
+    assert case.probed is not None
+    found = case.probed.reference.couplings
     through_outputs = max([*found.nudged.values(), *found.copied.values()], default=0.0)
     through_targets = max(found.targets.values(), default=0.0)
     by_order = max(found.ordered.values(), default=0.0)

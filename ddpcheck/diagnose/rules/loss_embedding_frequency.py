@@ -50,7 +50,7 @@ LINK = "backward"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where only embeddings' gradients differ and the loss is sound."""
-    if case.step is None or not case.loss_is_sound or not case.forward_is_sound:
+    if case.probed is None or not case.loss_is_sound or not case.forward_is_sound:
         return None
     rows = [
         t

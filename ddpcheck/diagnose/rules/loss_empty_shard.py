@@ -55,18 +55,18 @@ LINK = "loss"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where a rank has no valid item: no gradient, or NaN."""
-    if case.step is None or not case.has_cuts or case.losses_replicate:
+    if case.probed is None or not case.has_cuts or case.losses_replicate:
         return None
     if case.couples:
         return None
     empty = [
         r.rank
-        for r, (ratio, _) in zip(case.step.ranks, case.ratios(), strict=True)
+        for r, (ratio, _) in zip(case.probed.ranks, case.ratios(), strict=True)
         if not math.isfinite(ratio) or (ratio == 0 and _nan(r.loss)) or _nan(r.loss)
     ]
     silent = [
         r.rank
-        for r in case.step.ranks
+        for r in case.probed.ranks
         if r.cuts
         and all(c.ratio == 0 for c in r.cuts)
         and any(c.norm == 0 for c in r.cuts)

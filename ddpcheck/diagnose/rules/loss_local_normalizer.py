@@ -138,9 +138,9 @@ def _of(case: Case, name: str | None = None) -> Proposal:
     facts = [_fact_of_outputs(case)]
     fixes = global_loss_fix(case)
     if name is not None:
-        assert case.step is not None
-        counts = [r.counts[name] for r in case.step.ranks]
-        total = case.step.reference.counts[name]
+        assert case.probed is not None
+        counts = [r.counts[name] for r in case.probed.ranks]
+        total = case.probed.reference.counts[name]
         facts = [
             f"the factors are N / n_r with n_r the count of `{name}`: "
             f"{listed(counts)} on the ranks, {number(total)} in all"

@@ -66,7 +66,7 @@ LINK = "loss"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for a ratio of 1 on every rank and a loss that is a mean alone."""
-    if case.losses_replicate or case.step is None or case.world_size == 1:
+    if case.losses_replicate or case.probed is None or case.world_size == 1:
         return None
     ratio = case.uniform_ratio
     if ratio is None:

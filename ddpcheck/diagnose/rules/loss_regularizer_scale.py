@@ -65,7 +65,7 @@ _WHOLE = 1e-6
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where the data term is right and parameters' own terms are not."""
-    if case.step is None or case.world_size == 1:
+    if case.probed is None or case.world_size == 1:
         return None
     if not case.loss_is_sound:
         return _beside_a_hook(case)

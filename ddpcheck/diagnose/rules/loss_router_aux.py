@@ -79,12 +79,12 @@ _CODE = (
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where only softmax scores inside the network get a wrong gradient."""
-    if case.step is None or not case.has_cuts or case.loss_is_sound:
+    if case.probed is None or not case.has_cuts or case.loss_is_sound:
         return None
     if case.losses_replicate or case.uniform_ratio is not None:
         return None
     world, close = case.world_size, case.close
-    cuts = [c for rank in case.step.ranks for c in rank.cuts if c.norm or c.residual]
+    cuts = [c for rank in case.probed.ranks for c in rank.cuts if c.norm or c.residual]
     broken = [
         c for c in cuts if abs(c.ratio - world) > close * world or c.residual > close
     ]
@@ -119,9 +119,9 @@ def _is_smooth(case: Case, broken: list[Cut]) -> bool:
     The share of tokens is a count: they do not. A penalty on all samples' scores, be
     they behind a softmax, is no load balancing.
     """
-    assert case.step is not None
+    assert case.probed is not None
     keys = {c.key for c in broken}
-    found = case.step.reference.couplings.only(keys)
+    found = case.probed.reference.couplings.only(keys)
     return any(
         found.slope.get(key, 0.0) > _SMOOTH * found.copied.get(key, 0.0) for key in keys
     )
@@ -132,8 +132,8 @@ def _counts(case: Case, broken: list[Cut]) -> bool:
 
     Where it does not, the shares are none of the tokens': sizes of graphs, masks.
     """
-    assert case.step is not None
-    copied = case.step.reference.couplings.only({c.key for c in broken}).copied
+    assert case.probed is not None
+    copied = case.probed.reference.couplings.only({c.key for c in broken}).copied
     return not copied or max(copied.values()) > case.close
 
 
@@ -143,9 +143,9 @@ def _of_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
     The mean probability gives every token the same gradient, the share of tokens. That
     counts, so it changes with the tokens, but not by a little.
     """
-    assert case.step is not None
+    assert case.probed is not None
     keys = {c.key for c in broken}
-    found = case.step.reference.couplings.only(keys)
+    found = case.probed.reference.couplings.only(keys)
     counts = set(found.copied) >= keys and min(found.copied.values()) > case.close
     is_known = set(found.slope) >= keys
     if not (counts and is_known) or any(c.row_spread > case.close for c in broken):

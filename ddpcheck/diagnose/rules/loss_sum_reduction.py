@@ -64,7 +64,7 @@ def detect(case: Case) -> Proposal | None:
     ratio = case.uniform_ratio
     if ratio is None or case.world_size == 1 or abs(ratio - 1) > case.close:
         return None
-    if case.losses_replicate or case.step is None:
+    if case.losses_replicate or case.probed is None:
         return None
     if not is_sum(case):
         return None

@@ -51,10 +51,10 @@ LINK = "forward"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where draws happen and all generators are in the same state."""
-    if case.step is not None and case.step.reference.own_draws:
+    if case.probed is not None and case.probed.reference.own_draws:
         if argument(case.outcome.spec.fixes, GLOBAL_DRAWS) is not None:
             return None
-        return _by_own_generator(case, case.step.reference.own_draws)
+        return _by_own_generator(case, case.probed.reference.own_draws)
     if not case.facts["draws"] or case.run.noise == "sample" or not same_stream(case):
         return None
     return Proposal(

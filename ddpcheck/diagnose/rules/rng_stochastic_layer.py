@@ -107,9 +107,9 @@ def _by_other_generators(case: Case) -> Proposal | None:
 
 
 def _ranks_alone_draw(case: Case) -> bool:
-    if case.step is None:
+    if case.probed is None:
         return False
-    return not case.step.reference.draws and any(r.draws for r in case.step.ranks)
+    return not case.probed.reference.draws and any(r.draws for r in case.probed.ranks)
 
 
 def _by_ranks_alone() -> Proposal:
@@ -129,9 +129,9 @@ def _by_ranks_alone() -> Proposal:
 
 def _draws_by_seed_alone(case: Case) -> bool:
     """Returns whether every draw is a generator's that the target itself has seeded."""
-    if case.step is None:
+    if case.probed is None:
         return False
-    made = case.step.reference
+    made = case.probed.reference
     return 0 < len(made.own_draws) == made.draws
 
 
@@ -156,7 +156,7 @@ def _by_seed() -> Proposal:
 
 def _draws_noise(case: Case) -> bool:
     """Returns whether random numbers are drawn by more than data loaders."""
-    is_known = case.step is not None and case.step.reference.draws == 0
+    is_known = case.probed is not None and case.probed.reference.draws == 0
     return bool(case.facts["draws"]) and not is_known
 
 
@@ -207,7 +207,7 @@ def _unrepeatable() -> Proposal:
 
 def same_stream(case: Case) -> bool:
     """Returns whether all ranks drew from generators in the same state."""
-    if case.step is None:
+    if case.probed is None:
         return False
-    states = {r.rng for r in case.step.ranks}
-    return len(states) == 1 and states != {0} and len(case.step.ranks) > 1
+    states = {r.rng for r in case.probed.ranks}
+    return len(states) == 1 and states != {0} and len(case.probed.ranks) > 1

@@ -60,7 +60,7 @@ def detect(case: Case) -> Proposal | None:
     step = case.first_broken("gradients")
     if not case.reduce_is_broken or step is None:
         return None
-    if case.step is not None and not case.loss_is_sound:
+    if case.probed is not None and not case.loss_is_sound:
         return None  # scaled up and down again it is; a count of the rank's own is not
     fact = _of_scales(case) or _of_gradients(case, step)
     if fact is None:
@@ -81,7 +81,7 @@ def detect(case: Case) -> Proposal | None:
 
 def _of_scales(case: Case) -> str | None:
     """Returns what ranks multiply their gradients by after backward, where it differs."""
-    scales = [rank.after_backward for rank in case.step.ranks] if case.step else []
+    scales = [rank.after_backward for rank in case.probed.ranks] if case.probed else []
     if not scales or not all(scales) or max(scales) == min(scales):
         return None
     if not all(_is_power_of_two(case, scale / scales[0]) for scale in scales):

@@ -32,7 +32,7 @@ QUANTITY = "beside"
 _MOST = 2_000  # things that are looked at
 _MOST_ENTRIES = 64  # of a list, or a dict
 _MOST_BYTES = 1 << 26  # of what moved in a step, and of an array that may have moved
-_MODULES_OWN = set(vars(nn.Module()))  # hooks and what torch keeps: not the user's
+MODULES_OWN = set(vars(nn.Module()))  # hooks and what torch keeps: not the user's
 _OPTIMIZERS_OWN = {"defaults", "state", "param_groups"}
 _CONTAINERS: tuple[type, ...] = (list, tuple, dict)
 
@@ -213,7 +213,7 @@ class _Walk:
     def attributes(self, path: str, module: nn.Module) -> None:
         """Visits the plain attributes of a module, which no state_dict has."""
         held = vars(module)
-        own = {n: v for n, v in held.items() if n not in _MODULES_OWN}
+        own = {n: v for n, v in held.items() if n not in MODULES_OWN}
         self._held(path, own, held, type(module))
 
     def _hung_on(self, path: str, optimizer: torch.optim.Optimizer) -> None:
