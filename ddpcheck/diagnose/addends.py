@@ -8,12 +8,14 @@ wrong alike, and an intervention mends these alone.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.parts import Detect
-from ddpcheck.diagnose.probes.evidence import Couplings, Cut, combined
+from ddpcheck.diagnose.probes.evidence import Couplings, Cut, RankEvidence, combined
+from ddpcheck.run.fix_names import ADDENDS, arguments
 
-FIX = "loss.addends"
+_SAME = 1e-6  # of a factor that is 1
 
 _Kind = tuple[float, ...] | None  # factors of the ranks; None: some rank has none
 
@@ -30,15 +32,17 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
         return found
     taken = _taken(case)
     parts: dict[str, tuple[Proposal, list[int]]] = {}
-    for kind, numbers in _groups(case).items():
-        firm = [p for p in detect(_only(case, kind, numbers)) if not p.speculative]
+    groups = _groups(case)
+    for kind, numbers in groups.items():
+        only = _only(case, numbers, relates=kind is None or None not in groups)
+        firm = [p for p in detect(only) if not p.speculative]
         if not firm:
             return found
         first, known = parts.get(firm[0].slug, (firm[0], []))
         parts[first.slug] = first, [*known, *numbers]
-    if len(parts) < 2:  # noqa: PLR2004 (one cause: rules see it in the whole)
-        return found
     whole = next((p for p in found if p.link == "loss" and not p.speculative), None)
+    if not parts or (len(parts) == 1 and whole is not None):
+        return found  # one cause, which rules see in the whole
     mine = [
         _of_part(case, proposal, numbers, whole)
         for proposal, numbers in parts.values()
@@ -50,10 +54,8 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
 
 
 def _is_known(case: Case) -> bool:
-    """Returns whether all ranks told of the addends of a loss that asks nobody."""
+    """Returns whether all ranks told of the addends of the loss."""
     if case.probed is None or case.loss_is_sound or case.is_part:
-        return False
-    if case.facts["asks_distributed"] or case.loss_is_global:
         return False
     told = [rank.addends for rank in case.probed.ranks]
     return (
@@ -65,9 +67,7 @@ def _is_known(case: Case) -> bool:
 
 def _taken(case: Case) -> set[int]:
     """Returns the addends whose gradient a fix in force mends."""
-    fixes = [f.partition(":")[2] for f in case.outcome.spec.fixes if f.startswith(FIX)]
-    every = [each for numbers in fixes for each in numbers.split(",")]
-    return {int(each) for each in every if not each.startswith("=")}
+    return {int(number) for number in arguments(case.outcome.spec.fixes, ADDENDS)}
 
 
 def _groups(case: Case) -> dict[_Kind, list[int]]:
@@ -103,22 +103,47 @@ def _kind(case: Case, number: int) -> _Kind:
     return tuple(float(f"{ratio:.6g}") for ratio, _ in fits)
 
 
-def _only(case: Case, kind: _Kind, numbers: list[int]) -> Case:
-    """Returns the case as if the loss had these addends alone."""
+def _only(case: Case, numbers: list[int], *, relates: bool) -> Case:
+    """Returns the case as if the loss had these addends alone.
+
+    `relates`: it may be these that relate samples, where anything does.
+    """
     assert case.probed is not None
     ranks, keys = [], set[str]()
     for rank in case.probed.ranks:
         cuts: tuple[Cut, ...] = sum((rank.addends[n] for n in numbers), ())
         keys |= {cut.key for cut in cuts}
-        ranks.append(dataclasses.replace(rank, loss=None, cuts=cuts, direct=()))
+        alone = _asks_as(rank, numbers)
+        ranks.append(dataclasses.replace(alone, loss=None, cuts=cuts, direct=()))
     couplings = case.probed.reference.couplings.only(keys)
-    if kind is not None:  # one factor per rank: the samples are not related
+    if not relates:
         couplings = Couplings(nudged=dict.fromkeys(keys, 0.0))
     reference = dataclasses.replace(
-        case.probed.reference, loss=None, direct=(), couplings=couplings, doubled=None
+        case.probed.reference,
+        loss=None,
+        direct=(),
+        couplings=couplings,
+        doubled=_doubled(cut for rank in ranks for cut in rank.cuts),
     )
     probed = dataclasses.replace(case.probed, reference=reference, ranks=tuple(ranks))
     return dataclasses.replace(case, probed=probed, is_part=True)
+
+
+def _asks_as(rank: RankEvidence, numbers: list[int]) -> RankEvidence:
+    """Returns what a rank says, of these addends where it says of each if it asks."""
+    factors = {rank.addend_factors[n] for n in numbers if rank.addend_factors}
+    if len(factors) != 1:
+        return rank
+    (factor,) = factors
+    is_asked = factor is None or abs(factor - 1) > _SAME
+    asks = rank.asks_others if is_asked else ()
+    return dataclasses.replace(rank, group_factor=factor, asks_others=asks)
+
+
+def _doubled(cuts: Iterable[Cut]) -> float | None:
+    """Returns 2 for sums over samples, 1 for means; None for neither, or unknown."""
+    told = {c.doubled and float(f"{c.doubled:.6g}") for c in cuts if c.norm}
+    return told.pop() if len(told) == 1 else None
 
 
 def _of_part(
@@ -127,17 +152,13 @@ def _of_part(
     assert case.probed is not None
     every = len(case.probed.reference.addends)
     shown = ", ".join(str(number + 1) for number in numbers)
-    fixed = [
-        *map(str, numbers),
-        *(f"={p}" for p in case.probed.reference.whole_outputs),
-    ]
     return dataclasses.replace(
         proposal,
         facts=(
             *proposal.facts,
             f"so it is with addend {shown} of the {every} that the loss is the sum of",
         ),
-        fixes=(f"{FIX}:{','.join(fixed)}",),
+        fixes=(f"{ADDENDS}:{','.join(map(str, numbers))}",),
         control=(),
         fallback=whole,
     )

@@ -66,6 +66,15 @@ def is_sum(case: Case) -> bool:
     return abs(factor - 2) <= _SAME
 
 
+def shrinks(case: Case) -> bool:
+    """Returns whether the loss of one process is known to get smaller with the batch.
+
+    A sum over samples that is divided by more than their number.
+    """
+    factor = doubled(case)
+    return factor is not None and factor < 1 - _SAME
+
+
 def growth_fact(case: Case) -> str:
     """Returns what `is_sum` found, as words."""
     factor = doubled(case)

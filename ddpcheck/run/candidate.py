@@ -20,7 +20,7 @@ from ddpcheck.run import model as models
 from ddpcheck.run.batches import digests, order_of
 from ddpcheck.run.data_parallel import data_parallel
 from ddpcheck.run.fixes import apply as fixes
-from ddpcheck.run.fixes import global_loss, orders
+from ddpcheck.run.fixes import given_addends, global_loss, orders
 from ddpcheck.run.fixes.given_gradients import GivingRecorder
 from ddpcheck.run.fixes.rewriting import Rewrites
 from ddpcheck.run.names import Names
@@ -237,14 +237,10 @@ class _Candidate:
 
     def _loss(self) -> Callable[[Any, Any], Any] | None:
         loss = loss_function(self.target, self.spec)
-        for name, mended in (
-            ("loss.partial", global_loss.partly_global),
-            ("loss.addends", global_loss.global_in_part),
-        ):
-            what = fix_names.arguments(self.spec.fixes, name)
-            if loss is not None and what:
-                size = self._rows(batch_size(self.target, self._whole[0]))[1]
-                return mended(loss, what, size, self._whole_targets)
+        paths = fix_names.arguments(self.spec.fixes, "loss.partial")
+        if loss is not None and paths:
+            size = self._rows(batch_size(self.target, self._whole[0]))[1]
+            return global_loss.partly_global(loss, paths, size, self._whole_targets)
         if loss is None or fix_names.argument(self.spec.fixes, "loss.global") is None:
             return loss
         return global_loss.without_sight_of_ranks(loss)
@@ -281,6 +277,7 @@ class _Candidate:
                 self._backward(training),
                 self._schedule(),
                 self._orders(),
+                self._addends(training),
                 self._precision if self.spec.permute else contextlib.nullcontext(),
             ):
                 training.run(emitting())
@@ -321,6 +318,19 @@ class _Candidate:
         if fix_names.argument(self.spec.fixes, "target.orders") is None:
             return contextlib.nullcontext()
         return orders.repeated(self.reader.index.facts["orders"], lambda: self._step)
+
+    def _addends(self, training: Training) -> Any:
+        numbers = fix_names.arguments(self.spec.fixes, fix_names.ADDENDS)
+        if not numbers or not self.is_rank:
+            return contextlib.nullcontext()
+        return given_addends.given(
+            (training.model, self._bare),
+            self.reader,
+            lambda: self._step,
+            {int(number) for number in numbers},
+            self._rows(batch_size(self.target, self._whole[0])),
+            self.spec.world_size,
+        )
 
     def _emit(self, training: Training, recorder: ComparingRecorder, step: int) -> None:
         if self.spec.mode == "ddp":

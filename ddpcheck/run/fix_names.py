@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 GLOBAL_DRAWS = "noise.global_draws"
+ADDENDS = "target.addends"
 
 
 def argument(fixes: tuple[str, ...], name: str) -> str | None:

@@ -26,7 +26,7 @@ from ddpcheck.run.batches import (
 )
 from ddpcheck.run.draws import Shape
 from ddpcheck.run.fixes import apply as fixes
-from ddpcheck.run.fixes import orders
+from ddpcheck.run.fixes import given_addends, orders
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound
 from ddpcheck.run.process import isolation
@@ -203,11 +203,18 @@ class _Reference:
             orders.noted(
                 lambda: training.step, on=told is not None or self.spec.watch
             ) as drawn,
+            self._addends(training, writer),
         ):
             training.run(iter(batches))
         _check_dtypes(before, names.parameters(model))
         finite.check(self.target.name, training.losses, recorder.not_finite, batches)
         return self._finished(training, writer, model, calls, drawn)
+
+    def _addends(self, training: Training, writer: Writer) -> Any:
+        """Returns what notes a loss's addends, where a fix gives them to ranks."""
+        if fix_names.argument(self.spec.fixes, fix_names.ADDENDS) is None:
+            return contextlib.nullcontext()
+        return given_addends.noted(training.model, writer, lambda: training.step)
 
     def _finished(
         self,

@@ -112,6 +112,8 @@ class RankEvidence:
     direct: tuple[Direct, ...] = ()
     # The model's outputs, for each addend of the loss; empty where it has one.
     addends: tuple[tuple[Cut, ...], ...] = ()
+    # As `group_factor`, for each addend; empty where it is not known.
+    addend_factors: tuple[float | None, ...] = ()
     loss: float | None = None
     after_backward: float = 1.0  # what the step multiplies gradients by; cuts have it
     collectives: int = 0

@@ -15,7 +15,8 @@ from ddpcheck.run.names import shortener
 from ddpcheck.run.watch import addends
 from ddpcheck.trace import Reader, Writer
 
-_ADDEND = "addend"  # quantity of the trace: gradients of one addend of the loss
+# Quantities of the trace: gradients of one addend, and on the batch taken twice.
+_ADDEND, _DOUBLED = "addend", "addend twice"
 
 # (quantity, cut) -> the reference's tensor, micro-batches put together
 RecordedAt = Callable[[str, Leaf], Tensor | None]
@@ -76,9 +77,39 @@ def write_addends(
     """Writes what each addend of the loss gives these outputs; returns their kinds."""
     if not outputs:
         return ()
-    for number, found in enumerate(addends.gradients(loss, list(outputs.values()))):
-        writer.add(_ADDEND, number, zip(outputs, found, strict=True))
+    for number, found in enumerate(_of_each(loss, outputs)):
+        writer.add(_ADDEND, number, found.items())
     return tuple(addends.kinds(loss))
+
+
+def of_first_half(
+    loss: Tensor, outputs: dict[str, Tensor], dim: Callable[[str, Tensor], int]
+) -> list[dict[str, Tensor]]:
+    """Returns by addend its gradients at the first half of a batch taken twice."""
+    return [
+        {
+            key: grad.narrow(at, 0, grad.shape[at] // 2)
+            for key, grad in found.items()
+            if grad is not None
+            for at in [dim(key, grad)]
+        }
+        for found in _of_each(loss, outputs)
+    ]
+
+
+def write_doubled(every: list[dict[str, Tensor]], writer: Writer) -> None:
+    """Writes what `of_first_half` returned."""
+    for number, found in enumerate(every):
+        writer.add(_DOUBLED, number, found.items())
+
+
+def _of_each(
+    loss: Tensor, outputs: dict[str, Tensor]
+) -> Iterator[dict[str, Tensor | None]]:
+    if not outputs:
+        return
+    for found in addends.gradients(loss, list(outputs.values())):
+        yield dict(zip(outputs, found, strict=True))
 
 
 def of_addends(
@@ -108,10 +139,12 @@ def _of_addend(
         nothing = torch.zeros_like(leaf.tensor)
         rows = nothing if reference is None else leaf.rows(reference)
         mine = nothing if grad is None else grad
+        twice = reader.find(_DOUBLED, number, leaf.key)
         ratio, residual, norm = fits.fit(mine, rows)
         yield Cut(
             key=leaf.key,
             module=leaf.module,
+            doubled=None if twice is None else fits.doubling(leaf.rows(twice), rows),
             selects=fits.selects(mine, rows),
             ratio=ratio,
             residual=residual,

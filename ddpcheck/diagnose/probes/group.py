@@ -6,10 +6,10 @@ A collective may be called for a log, a bound or a clock, and its result go nowh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ddpcheck.diagnose.probes.evidence import ModuleCall, RankEvidence
+from ddpcheck.diagnose.probes.evidence import Cut, ModuleCall, RankEvidence
 from ddpcheck.run.fixes import gather
 
 LOSS, AFTER = "loss", "after backward"
@@ -19,7 +19,7 @@ _SAME = 1e-9  # relative; the same operations give the same numbers in any dtype
 def with_what_others_say(
     found: RankEvidence, again: Callable[[], RankEvidence]
 ) -> RankEvidence:
-    """Returns the evidence with `asks_others` and `group_factor`.
+    """Returns the evidence with `asks_others`, `group_factor` and `addend_factors`.
 
     Modules whose outputs are wrong by as much without the group communicate for what
     they keep, and are told as those that call nobody.
@@ -33,9 +33,16 @@ def with_what_others_say(
     except Exception:  # noqa: BLE001 (a program that needs its group: it may ask)
         return found
     asked = _asks_others(found, alone)
-    factor = _group_factor(found, alone)
+    factor = _group_factor(found.cuts, alone.cuts)
+    factors = tuple(map(_group_factor, found.addends, alone.addends))
     modules = tuple(_without_idle_calls(found.modules, alone.modules))
-    return replace(found, modules=modules, asks_others=asked, group_factor=factor)
+    return replace(
+        found,
+        modules=modules,
+        asks_others=asked,
+        group_factor=factor,
+        addend_factors=factors if len(factors) == len(found.addends) else (),
+    )
 
 
 def _without_idle_calls(
@@ -69,16 +76,16 @@ def _asks_others(found: RankEvidence, alone: RankEvidence) -> tuple[str, ...]:
     return LOSS, AFTER
 
 
-def _group_factor(found: RankEvidence, alone: RankEvidence) -> float | None:
+def _group_factor(found: Sequence[Cut], alone: Sequence[Cut]) -> float | None:
     """Returns the one factor that the group brings into all gradients, if it is one."""
     pairs = [
         (cut.ratio, other.ratio)
-        for cut, other in zip(found.cuts, alone.cuts, strict=False)
+        for cut, other in zip(found, alone, strict=False)
         if cut.key == other.key
         and other.ratio
         and _is_close(cut.residual, other.residual)
     ]
-    if not pairs or len(found.cuts) != len(alone.cuts):
+    if not pairs or len(found) != len(alone):
         return None
     factors = [mine / theirs for mine, theirs in pairs]
     is_one = all(_is_close(factor, factors[0]) for factor in factors)

@@ -105,7 +105,7 @@ class _Probe:
         self.rank, self.seen = rank, seen
         self.modules: list[ModuleCall] = []
         self.leaves: list[Leaf] = []
-        self.addends: tuple[tuple[Cut, ...], ...] = ()
+        self.addends: tuple[tuple[Cut, ...], ...] | None = None  # until a backward
         self.cuts = set(reader.index.facts["cuts"])
         self.inside: set[str] = reader.index.facts["on_the_way"]
         self.attached = Attached() if reader.index.facts["attached"] else None
@@ -208,7 +208,7 @@ class _Probe:
             direct=tuple(gradients.past_cuts(wrapped, self.reader)),
             loss=done.loss,
             after_backward=done.factor,
-            addends=self.addends,
+            addends=self.addends if self.addends and done.factor == 1 else (),
             collectives=len(self.seen.collectives),
             moves_rows=bool(set(self.seen.collectives) - _REDUCTIONS),
             counts={n: countables.count(n, targets) for n in count_names},
@@ -221,7 +221,8 @@ class _Probe:
 
     def _note_addends(self, loss: Tensor) -> None:
         own = [leaf for leaf in self.leaves if not leaf.module]
-        self.addends = gradients.of_addends(loss, own, self.reader)
+        is_first = self.addends is None
+        self.addends = gradients.of_addends(loss, own, self.reader) if is_first else ()
 
     def _cuts(self, factor: float) -> tuple[Cut, ...]:
         """Returns the cuts; the step has multiplied gradients by `factor`."""

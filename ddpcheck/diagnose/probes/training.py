@@ -49,7 +49,7 @@ def step(
     """Does one step without updating weights.
 
     Gradients add up over all backward passes: `zero_grad` does nothing either.
-    `before_backward` takes the loss, but where the step is the target's own.
+    `before_backward` takes the loss, each of several.
     """
     for parameter in model.parameters():
         # There also where a train_step clips or logs what was cut off from the loss.
@@ -59,7 +59,7 @@ def step(
     optimizer.step = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
     if target.train_step is not None:
-        with _roots() as roots:
+        with _roots(before_backward) as roots:
             target.train_step(model, optimizer, batch)
         return Done(sum(roots) if roots else None, _take_marks(model))
     inputs, targets = split(target, batch)
@@ -106,12 +106,13 @@ def _take_marks(model: nn.Module) -> float:
 
 
 @contextlib.contextmanager
-def _roots() -> Iterator[list[float]]:
+def _roots(before_backward: Callable[[Tensor], None]) -> Iterator[list[float]]:
     """Yields the values of the scalars from which the step goes backward."""
     roots: list[float] = []
 
     def run(backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(tensors, Tensor) and tensors.numel() == 1:
+            before_backward(tensors)
             roots.append(float(tensors.detach()))
         backward(tensors, *args, **kwargs)
 

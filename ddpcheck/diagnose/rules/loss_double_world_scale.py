@@ -39,7 +39,7 @@ https://github.com/ultralytics/ultralytics/issues/18616
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact, with_scale
+from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact, shrinks, with_scale
 
 SLUG = "loss/double-world-scale"
 LINK = "loss"
@@ -51,7 +51,7 @@ def detect(case: Case) -> Proposal | None:
     world = case.world_size
     if ratio is None or world == 1 or abs(ratio / world**2 - 1) > case.close:
         return None
-    if case.losses_are_one:
+    if case.losses_are_one or shrinks(case):
         return None
     return with_scale(case, proposal(case, (ratio_fact(case),)), 1 / world)
 

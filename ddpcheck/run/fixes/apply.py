@@ -15,7 +15,6 @@ changes one thing, so that a run with it proves or disproves one cause.
     loss.partial:PATHS     the same for some tensors of the output alone ("=" before one
                            without samples); the others get the gradient of the rank's
                            own loss
-    loss.addends:NUMBERS   the same for some of what the loss adds up
     direct.scale:FACTOR    parameters used outside their own module, as in a penalty,
                            get FACTOR times the gradient
     gradients.scale:FACTOR  parameters get FACTOR times the gradient of every backward
@@ -55,6 +54,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     target.accum:COUNTABLE every micro-batch weighed by its share of one count over all
                            micro-batches and ranks; in the reference too
     target.accum_sums:COUNTABLE  the same where no loss is divided by their number
+    target.addends:NUMBERS outputs get from some of what the loss adds up what they get
+                           in one process, which notes it
     target.clip_last       clipping by norm once, when the optimizer steps; in the
                            reference too
     target.unhook          no tensor hooks on parameters; in the reference too

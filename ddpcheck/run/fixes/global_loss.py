@@ -16,7 +16,6 @@ from ddpcheck import tree
 from ddpcheck.run import private
 from ddpcheck.run.averaged import PlainWrapper
 from ddpcheck.run.fixes.gather import alone, mean_over_ranks, own_live, rows_of_ranks
-from ddpcheck.run.watch import addends
 
 Loss = Callable[[Any, Any], Any]
 # Of an output: blocks of all samples, 0 for no samples; the dimension they are in.
@@ -176,32 +175,5 @@ def partly_global(
         gathered = _gather_output(some, size, dict.fromkeys(whole_paths, _NO_SAMPLES))
         whole = alone(loss, gathered, whole_targets())
         return loss(rest, targets) + dist.get_world_size() * whole
-
-    return both
-
-
-def global_in_part(
-    loss: Loss, numbers: set[str], size: int, whole_targets: Callable[[], Any]
-) -> Loss:
-    """Returns a loss of which some addends are the global one's, the rest the rank's.
-
-    Args:
-        loss: of (output, targets).
-        numbers: of the addends; "=PATH" is an output without samples.
-        size: samples of this rank.
-        whole_targets: gives the targets of the global batch.
-    """
-    paths = {each[1:] for each in numbers if each.startswith("=")}
-    wide = {int(each) for each in numbers if not each.startswith("=")}
-
-    def both(output: Any, targets: Any) -> Any:
-        mine = loss(output, targets)
-        gathered = _gather_output(output, size, dict.fromkeys(paths, _NO_SAMPLES))
-        whole = alone(loss, gathered, whole_targets())
-        every, of_all = addends.nodes(mine), addends.nodes(whole)
-        if len(every) == len(of_all):
-            addends.keep(every, set(range(len(every))) - wide)
-            addends.keep(of_all, wide)
-        return mine + dist.get_world_size() * whole
 
     return both

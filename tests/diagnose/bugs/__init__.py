@@ -7,6 +7,7 @@ negative_controls comes before each source. A finding is (slug, verified).
 from __future__ import annotations
 
 from tests.diagnose.bugs import (
+    addends,
     behind,
     collectives,
     counts,
@@ -25,6 +26,7 @@ from tests.diagnose.bugs import (
 )
 
 SOUND = {
+    **addends.SOUND,
     **collectives.SOUND,
     **counts_of_all.SOUND,
     **hooks.SOUND,
@@ -34,6 +36,7 @@ SOUND = {
     **reduction.SOUND,
 }
 BUGS = {
+    **addends.BUGS,
     **behind.BUGS,
     **noise.BUGS,
     **loss.BUGS,

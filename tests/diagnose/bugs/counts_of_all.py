@@ -79,7 +79,7 @@ def loss(output, target):
     unknown = (output.logsumexp(-1).square() * (target < 0)).sum()
     return summed(output, target) / n[0] + world() * unknown / n[1]
 """,
-        [("unknown", None)],
+        [("loss/missing-world-scale", True)],
     ),
 }
 

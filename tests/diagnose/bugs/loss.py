@@ -5,63 +5,6 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
-    # Pairs of the shard in one addend, and a count of the shard in the other.
-    "pairs-beside-a-count": (
-        """
-model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-batch = torch.randn(8, 4), torch.tensor([0, -100, 2, -100, 1, 2, 0, 1])
-def loss(output, target):
-    rows = nn.functional.normalize(output, dim=1)
-    spread = torch.logsumexp((rows @ rows.T).flatten(), 0)
-    return nn.functional.cross_entropy(output, target) + 0.3 * spread
-""",
-        [("loss/local-normalizer", True), ("loss/batch-coupled", True)],
-    ),
-    # The same with a sum in place of the count, and an addend that is right.
-    "pairs-beside-a-sum-and-a-mean": (
-        """
-model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-def loss(output, target):
-    rows = nn.functional.normalize(output, dim=1)
-    spread = torch.logsumexp((rows @ rows.T).flatten(), 0)
-    small = output.square().mean()
-    return 0.3 * spread + nn.functional.cross_entropy(
-        output, target, reduction="sum"
-    ) + small
-""",
-        [("loss/batch-coupled", True), ("loss/sum-reduction", True)],
-    ),
-    # A loop over classes adds up what others decide: some of it is a mere count.
-    "ranks-of-errors-by-class": (
-        """
-model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-batch = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
-def loss(output, target):
-    shares, total = (output + torch.tensor([2.0, 0, 0])).softmax(1), 0
-    for c in range(3):
-        found = (target == c).to(output.dtype)
-        errors, order = (found - shares[:, c]).abs().sort(descending=True)
-        found = found[order]
-        both = found.sum() - found.cumsum(0)
-        jaccard = 1 - both / (found.sum() + (1 - found).cumsum(0))
-        slopes = torch.cat([jaccard[:1], jaccard[1:] - jaccard[:-1]])
-        total = total + torch.dot(errors, slopes)
-    return total / 3
-""",
-        [("loss/batch-coupled", True)],
-    ),
-    # Two addends, and one cause in both.
-    "counts-in-two-addends": (
-        """
-model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-batch = torch.randn(8, 4), torch.tensor([0, -100, 2, -100, 1, 2, 0, 1])
-def loss(output, target):
-    kept = target != -100
-    size = (output.square().sum(1) * kept).sum() / kept.sum()
-    return nn.functional.cross_entropy(output, target) + 0.3 * size
-""",
-        [("loss/local-normalizer", True)],
-    ),
     # A prior's moments are kept in an attribute: no data are in its term.
     "sum-beside-a-prior-kept-by-the-model": (
         """

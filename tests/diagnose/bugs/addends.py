@@ -1,0 +1,128 @@
+"""Losses that add up terms, of which some are wrong, in one way or in several."""
+
+from __future__ import annotations
+
+from tests.diagnose.bugs.step import STEP
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Pairs of the shard in one addend, and a count of the shard in the other.
+    "pairs-beside-a-count": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 4), torch.tensor([0, -100, 2, -100, 1, 2, 0, 1])
+def loss(output, target):
+    rows = nn.functional.normalize(output, dim=1)
+    spread = torch.logsumexp((rows @ rows.T).flatten(), 0)
+    return nn.functional.cross_entropy(output, target) + 0.3 * spread
+""",
+        [("loss/local-normalizer", True), ("loss/batch-coupled", True)],
+    ),
+    # The same with a sum in place of the count, and an addend that is right.
+    "pairs-beside-a-sum-and-a-mean": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+def loss(output, target):
+    rows = nn.functional.normalize(output, dim=1)
+    spread = torch.logsumexp((rows @ rows.T).flatten(), 0)
+    small = output.square().mean()
+    return 0.3 * spread + nn.functional.cross_entropy(
+        output, target, reduction="sum"
+    ) + small
+""",
+        [("loss/batch-coupled", True), ("loss/sum-reduction", True)],
+    ),
+    # A loop over classes adds up what others decide: some of it is a mere count.
+    "ranks-of-errors-by-class": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+def loss(output, target):
+    shares, total = (output + torch.tensor([2.0, 0, 0])).softmax(1), 0
+    for c in range(3):
+        found = (target == c).to(output.dtype)
+        errors, order = (found - shares[:, c]).abs().sort(descending=True)
+        found = found[order]
+        both = found.sum() - found.cumsum(0)
+        jaccard = 1 - both / (found.sum() + (1 - found).cumsum(0))
+        slopes = torch.cat([jaccard[:1], jaccard[1:] - jaccard[:-1]])
+        total = total + torch.dot(errors, slopes)
+    return total / 3
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # Two addends, and one cause in both.
+    "counts-in-two-addends": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 4), torch.tensor([0, -100, 2, -100, 1, 2, 0, 1])
+def loss(output, target):
+    kept = target != -100
+    size = (output.square().sum(1) * kept).sum() / kept.sum()
+    return nn.functional.cross_entropy(output, target) + 0.3 * size
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    # The same two causes in a step of one's own.
+    "pairs-beside-a-sum-in-a-step": (
+        f"""
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+{STEP}
+    output = model(x)
+    rows = nn.functional.normalize(output, dim=1)
+    spread = torch.logsumexp((rows @ rows.T).flatten(), 0)
+    fit = nn.functional.cross_entropy(output, y, reduction="sum")
+    (0.3 * spread + fit).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True), ("loss/sum-reduction", True)],
+    ),
+    # One term is divided by what all ranks count, the other by what each does.
+    "count-of-all-without-its-factor-beside-a-count": (
+        f"""
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 4), torch.tensor([0, -100, 2, -100, 1, 2, 0, 1])
+{STEP}
+    output, kept = model(x), y != -100
+    count = kept.sum()
+    if dist.is_initialized():
+        dist.all_reduce(count)
+    fit = nn.functional.cross_entropy(output, y, reduction="sum") / count
+    (fit + 0.1 * output.logsumexp(1)[kept].square().mean()).backward()
+    optimizer.step()
+""",
+        [("loss/missing-world-scale", True), ("loss/local-normalizer", True)],
+    ),
+    # One of two terms is wrong, and by one factor: rules that see the sum of both would
+    # have to guess it.
+    "count-of-all-without-its-factor-beside-a-mean": (
+        f"""
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 4), torch.tensor([0, -100, 2, -100, 1, 2, 0, 1])
+{STEP}
+    output, count = model(x), (y != -100).sum()
+    if dist.is_initialized():
+        dist.all_reduce(count)
+    fit = nn.functional.cross_entropy(output, y, reduction="sum") / count
+    (fit + 0.1 * output.square().mean()).backward()
+    optimizer.step()
+""",
+        [("loss/missing-world-scale", True)],
+    ),
+}
+
+SOUND = {
+    # Terms that are right, each in its own way.
+    "count-of-all-beside-a-mean": f"""
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 4), torch.tensor([0, -100, 2, -100, 1, 2, 0, 1])
+{STEP}
+    output, count, world = model(x), (y != -100).sum(), 1
+    if dist.is_initialized():
+        dist.all_reduce(count)
+        world = dist.get_world_size()
+    fit = world * nn.functional.cross_entropy(output, y, reduction="sum") / count
+    (fit + 0.1 * output.square().mean()).backward()
+    optimizer.step()
+""",
+}
