@@ -57,6 +57,15 @@ class Case:
         return self.run.world_size
 
     @property
+    def num_draws(self) -> int:
+        """Random operations in the first step of one process, at least as far as known.
+
+        But for those of data loaders.
+        """
+        counted = self.probed.reference.draws if self.probed else None
+        return counted or int(self.facts["draws"])
+
+    @property
     def close(self) -> float:
         """Relative difference below which two ratios are the same."""
         found = max(_CLOSE, 10 * self.rtol)

@@ -155,7 +155,8 @@ def _repeats(session: Session, outcome: RunOutcome, limit: Tolerance) -> bool:
     floor = limit.noise_floor
     if floor is None or floor <= limit.rtol:
         return True
-    if outcome.reference.facts["draws"]:
+    facts = outcome.reference.facts
+    if facts["draws"] or facts["draws_later"]:
         return True
     again = session.run([outcome.spec.but(mode="single", world_size=1)])[0]
     return assemble.worst_excess(assemble.to_run(again, limit.rtol)) <= 1

@@ -41,8 +41,8 @@ from ddpcheck.run.steps import OF_OTHERS, Training, batch_size
 from ddpcheck.run.surroundings import (
     autocast,
     count_calls,
-    counting_draws,
     loss_function,
+    noticing_draws,
     set_default_dtype,
 )
 from ddpcheck.run.watch import beside, countables, observe, row_numbers, undivided
@@ -137,6 +137,7 @@ class _Reference:
         self.name = f"trace-{context.seat.name}-{time.monotonic_ns()}"
         self.shapes: list[list[Shape | None]] = []
         self.draws = 0
+        self.draws_later = False  # in another step than the first
         self.size = 0  # of the first batch
         self.given: dict[str, Any] = {}  # what is known of the batches
         self.rows: list[list[row_numbers.Numbers]] = []  # of each call, by step
@@ -227,6 +228,7 @@ class _Reference:
         """Closes the trace; returns what the training showed."""
         sums, still = unfinished.of(writer, training), standstill.of(writer, training)
         unused, idle = _without_gradient(writer.index)
+        idle = [name for name in idle if name not in _replaced(training)]
         facts = self._facts(model, training, self.size)
         # Frozen in the end, with gradients in the last step: frozen and freed in turn.
         trained = _with_gradient(writer.index, self.spec.steps - 1)
@@ -280,6 +282,7 @@ class _Reference:
             "has_train_step": self.target.train_step is not None,
             "asks_distributed": self.seen.asks_distributed,
             "draws": self.draws,
+            "draws_later": self.draws_later,
             "rows": self.rows,
             **self.given,
             "untrained": [
@@ -297,9 +300,8 @@ class _Reference:
     def _around(self, step: int, size: int) -> Iterator[None]:
         with autocast(self.spec):
             if self.spec.noise != "sample":
-                with counting_draws(step, self.spec.device) as counter:
+                with noticing_draws(self.spec.device, lambda: self._note_draw(step)):
                     yield
-                self.draws += counter.count if counter else 0
                 return
             noise = SampleNoise(
                 seed=self.spec.seed,
@@ -313,6 +315,12 @@ class _Reference:
                 yield
             self.shapes.append(noise.shapes)
             self.draws += len(noise.shapes)
+
+    def _note_draw(self, step: int) -> None:
+        if step:
+            self.draws_later = True
+        else:
+            self.draws = 1
 
 
 def _without_gradient(index: Index) -> tuple[list[str], list[str]]:
@@ -328,6 +336,20 @@ def _without_gradient(index: Index) -> tuple[list[str], list[str]]:
         [n for n in names if not any(u.get(n) for u in updates)],
         [n for n in names if not all(u.get(n) for u in updates)],
     )
+
+
+def _replaced(training: Training) -> set[str]:
+    """Returns the trained tensors that the model does not hold any more.
+
+    They are no parameters without use: a step, tying weights, has put others there.
+    """
+    held = {id(parameter) for parameter in training.model.parameters()}
+    known = set(training.names.order)
+    return {
+        name
+        for name, tensor in training.parameters().items()
+        if name in known and id(tensor) not in held
+    }
 
 
 def _untaken(writer: Writer, training: Training) -> list[str]:

@@ -12,7 +12,7 @@ from torch import nn
 from ddpcheck import devices
 from ddpcheck.run import private
 from ddpcheck.run.names import shortener
-from ddpcheck.run.noise import DrawCounter, SampleNoise
+from ddpcheck.run.noise import SampleNoise
 from ddpcheck.run.spec import (
     RunSpec,
 )
@@ -59,16 +59,12 @@ def autocast(spec: RunSpec) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def counting_draws(step: int, device: str = "cpu") -> Iterator[DrawCounter | None]:
-    """Counts random operations where the generator has moved: step 0 only."""
-    if step > 0:
-        yield None
-        return
+def noticing_draws(device: str, call: Callable[[], None]) -> Iterator[None]:
+    """Calls where a generator has moved in the end: random numbers were drawn."""
     before = devices.random_state(device)
-    counter = DrawCounter()
-    yield counter
+    yield
     if not torch.equal(before, devices.random_state(device)):
-        counter.count += 1
+        call()
 
 
 # In a module's own dictionary, which what takes its place and its hooks takes over.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -73,6 +73,9 @@ def _sum(tensor: Tensor) -> float:
 def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
     """Returns whether twice the input gives the same output: it normalises.
 
+    All samples together: not where twice some of them gives the same as well, as it
+    does with directions of vectors.
+
     Up to the epsilon of the norm. Where outputs have the shape of an input, these are
     judged: a flow's norm returns the log-determinant beside. A scalar is no output of a
     norm: losses of directions do not change with scale, either. Buffers are put back.
@@ -80,17 +83,37 @@ def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
     inputs = [t for _, t in tree.tensors((args, kwargs)) if t.is_floating_point()]
     if not any(bool(t.any()) for t in inputs):
         return False  # of what cannot be scaled nothing is known
-    twice = tree.replace(
-        (args, kwargs), lambda _, t: t * 2 if t.is_floating_point() else t
+    given = args, kwargs
+    if not _is_unchanged(module, given, lambda t: t * 2):
+        return False
+    return not all(t.dim() and len(t) > 1 for t in inputs) or not _is_unchanged(
+        module, given, _with_some_doubled
+    )
+
+
+def _with_some_doubled(tensor: Tensor) -> Tensor:
+    """Returns it with every third row twice: some of any group of neighbours."""
+    changed = tensor.clone()
+    changed[::3] *= 2
+    return changed
+
+
+def _is_unchanged(
+    module: nn.Module, given: tuple[Any, Any], change: Callable[[Tensor], Tensor]
+) -> bool:
+    """Returns whether a module gives the same with its inputs changed."""
+    args, kwargs = given
+    changed = tree.replace(
+        given, lambda _, t: change(t) if t.is_floating_point() else t
     )
     with _as_before(module):
         try:
             with torch.no_grad():
                 once = tensors_of(module.forward(*args, **kwargs))
-                both = tensors_of(module.forward(*twice[0], **twice[1]))
-        except Exception:  # noqa: BLE001 (a module may refuse scaled inputs)
+                both = tensors_of(module.forward(*changed[0], **changed[1]))
+        except Exception:  # noqa: BLE001 (a module may refuse changed inputs)
             return False
-    shapes = {t.shape for _, t in tree.tensors((args, kwargs))}
+    shapes = {t.shape for _, t in tree.tensors(given)}
     pairs = [(a, b) for (_, a), (_, b) in zip(once, both, strict=False)]
     pairs = [(a, b) for a, b in pairs if a.dim()]
     alike = [(a, b) for a, b in pairs if a.shape in shapes] or pairs

@@ -42,6 +42,8 @@ https://github.com/facebookresearch/detr/issues/544
 
 from __future__ import annotations
 
+import dataclasses
+
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import rewritten
 from ddpcheck.diagnose.text import names
@@ -80,6 +82,7 @@ def _rewritten(case: Case) -> Proposal | None:
     step = rewritten(case, "before")
     if step is not None:
         return _broadcast(
+            case,
             "ddp.broadcast_forward",
             "a training step writes weights on some ranks before its forward: DDP sent "
             "rank 0's to all when it was built, and not since",
@@ -90,6 +93,7 @@ def _rewritten(case: Case) -> Proposal | None:
     if step is None:
         return None
     return _broadcast(
+        case,
         "ddp.broadcast_after",
         "a training step writes weights on some ranks after the optimizer's step: DDP "
         "sent rank 0's to all when it was built, and not since",
@@ -98,8 +102,8 @@ def _rewritten(case: Case) -> Proposal | None:
     )
 
 
-def _broadcast(fix: str, summary: str, fact: str) -> Proposal:
-    return Proposal(
+def _broadcast(case: Case, fix: str, summary: str, fact: str) -> Proposal:
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary=summary,
@@ -108,3 +112,13 @@ def _broadcast(fix: str, summary: str, fact: str) -> Proposal:
         code="for p in model.parameters():\n    dist.broadcast(p.data, 0)",
         fixes=(fix,),
     )
+    if not (case.facts["draws"] or case.facts["draws_later"]):
+        return found
+    # What rank 0 draws is not what one process draws.
+    drawn = dataclasses.replace(
+        found,
+        facts=(fact, "with every random number a constant the runs are equal"),
+        fix="draw alike on all ranks, or broadcast afterwards",
+        fixes=("target.constant_draws",),
+    )
+    return dataclasses.replace(found, fallback=drawn)

@@ -63,7 +63,7 @@ def detect(case: Case) -> Proposal | None:
         summary="all ranks draw the same random numbers for different samples: the "
         "noise has 1/W of the draws",
         facts=(
-            f"{case.facts['draws']} random draws in the first step of one process",
+            f"{case.num_draws} random draws in the first step of one process",
             f"the generators of all {case.world_size} ranks are in the same state when "
             "the forward begins, though ddpcheck seeded them differently",
         ),

@@ -70,7 +70,7 @@ def detect(case: Case) -> Proposal | None:
         summary="the model draws random numbers, so a shard sees other noise than the "
         "same samples in the global batch",
         facts=(
-            f"{case.facts['draws']} random draws in the first step of one process",
+            f"{case.num_draws} random draws in the first step of one process",
             "the ranks' generators are in different states: every rank has noise of "
             "its own, as it should",
         ),

@@ -369,6 +369,36 @@ def train_step(model, optimizer, batch):
 """,
         [("ddp/rank-local-weights", True)],
     ),
+    # Drawn in the second step for the first time, by every rank for itself.
+    "head-drawn-anew-in-the-second-step": (
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+"""
+        + STEP
+        + """
+    net = getattr(model, "module", model)
+    net.steps = getattr(net, "steps", 0) + 1
+    if net.steps == 2:
+        net[2].reset_parameters()
+    loss(model(x), y).backward()
+    optimizer.step()
+""",
+        [("ddp/rank-local-weights", True)],
+    ),
+    # The tied weight takes the place of one that DDP waits for.
+    "tied-in-the-step": (
+        """
+model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+"""
+        + STEP
+        + """
+    net = getattr(model, "module", model)
+    net[2].weight = net[0].weight
+    loss(model(x), y).backward()
+    optimizer.step()
+""",
+        [("graph/unused-parameter", True)],
+    ),
     # Not even rank 0 starts from what one process starts from.
     "initialised-after-wrapping": (
         """
