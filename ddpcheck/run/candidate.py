@@ -230,10 +230,16 @@ class _Candidate:
         modules = fix_names.argument(self.spec.fixes, "state.one_process")
         if modules is None:
             return
-        for name, buffer in names.buffers(wrapped).items():
-            reference = self.reader.find("buffers", self._step, name)
-            if name.rpartition(".")[0] in modules.split(",") and reference is not None:
-                buffer.data.copy_(reference)
+        still = names.parameters(wrapped).items()
+        for quantity, named in {
+            "buffers": names.buffers(wrapped),
+            "weights": {n: p for n, p in still if not p.requires_grad},
+        }.items():
+            for name, tensor in named.items():
+                reference = self.reader.find(quantity, self._step, name)
+                is_meant = name.rpartition(".")[0] in modules.split(",")
+                if is_meant and reference is not None:
+                    tensor.data.copy_(reference)
 
     def _loss(self) -> Callable[[Any, Any], Any] | None:
         loss = loss_function(self.target, self.spec)

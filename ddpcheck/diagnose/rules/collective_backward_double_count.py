@@ -5,13 +5,15 @@ Every rank computes the whole loss, and every gradient is W times too large.
 
 Why it happens
 The backward of torch.distributed.nn's collectives sums what all ranks send back: it
-is the derivative of sum_r L_r. With L_r = L on every rank that sum is W * L.
+is the derivative of sum_r L_r. With L_r = L on every rank that sum is W * L. Or an
+autograd function sums gradients of parameters itself, which DDP reduces anyway.
 
 How it was found
 On the reference's own outputs all ranks have one loss though their shards differ,
 and d loss / d output is W * W times the reference's (W is right). Numbers are equal
 within 1e-6, or 10 times the tolerance where that is more. The run with the loss
-divided by W decides.
+divided by W decides. Or that loss is right, and some parameters' gradients are W times
+the reference's: the run whose model sees no process group, forward and backward.
 
 Example
     import torch
@@ -52,7 +54,9 @@ https://github.com/pytorch/xla/issues/2989
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact, with_scale
+from ddpcheck.diagnose.text import names
 
 SLUG = "collective/backward-double-count"
 LINK = "loss"
@@ -60,6 +64,8 @@ LINK = "loss"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for replicated losses with a ratio of W * W on every rank."""
+    if case.loss_is_sound:
+        return _in_a_backward(case)
     ratio = case.uniform_ratio
     world = case.world_size
     if ratio is None or not case.losses_are_one or world == 1:
@@ -77,3 +83,35 @@ def detect(case: Case) -> Proposal | None:
         evidence=ratio_evidence(case),
     )
     return with_scale(case, found, 1 / world)
+
+
+def _in_a_backward(case: Case) -> Proposal | None:
+    """Proposes it on trial where some gradients are W times one process's.
+
+    An autograd function of the model's adds them up over ranks in its backward.
+    """
+    factor, world = common_factor(case), case.world_size
+    if factor is None or abs(factor - world) > case.close * world:
+        return None
+    calls = max(case.rank_facts("collectives", 0), default=0)
+    if not calls or case.reduce_is_broken:
+        return None
+    found = case.mismatched("gradients", 0)
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="a backward of the model's own adds gradients up over ranks, and DDP "
+        f"averages what is the same on all of them: these gradients are {world} times "
+        "one process's",
+        facts=(
+            f"{len(found)} gradients are {world} times one process's, all others are "
+            f"right: {names(found)}",
+            f"{calls} collectives called in three steps, and none by the loss that "
+            "changes its gradient; with none in the model's forward and backward the "
+            "runs are equal",
+        ),
+        fix="leave gradients of parameters to DDP, or divide by the world size",
+        code="grad_weight = grad_weight / dist.get_world_size()",
+        fixes=("model.alone",),
+        speculative=True,
+    )

@@ -6,13 +6,15 @@ A module's output for a sample depends on the other samples of the shard.
 Why it happens
 f(B)[r] != f(B_r): a statistic over dimension 0, attention or routing capacity over
 the batch, a solver whose step follows the whole batch's error. Or the training step
-mixes samples itself, before it calls the model (cut and mixed images).
+mixes samples itself, before it calls the model (cut and mixed images). Or outputs are
+right, and a gradient is weighed by the number of rows (a learned step size).
 
 How it was found
 The module is fed with the reference's own input rows and its submodules return the
 reference's own outputs; its output or what it passes on still differs, by more than
 1e-6. The run in which it sees the rows of all ranks decides. Or the model is given
-other rows, and the run whose step has the samples of all ranks decides. What
+other rows, and the run whose step has the samples of all ranks decides. Or all of that
+is right, and gradients of some modules' parameters are not: the first run again. What
 DataParallel alone has is found on ranks whose model sees no process group, as replicas
 have none, where their gradients are off by as much.
 
@@ -111,7 +113,11 @@ def detect(case: Case) -> Proposal | None:
 def _of_the_step(case: Case) -> Proposal | None:
     """Proposes it on trial for a step that gives the model other inputs on ranks."""
     worst = input_diff(case)
-    if not case.facts["has_train_step"] or worst <= case.close or case.diverging():
+    if case.diverging():
+        return None
+    if worst <= case.close:
+        return _of_gradients(case)
+    if not case.facts["has_train_step"]:
         return None
     return Proposal(
         slug=SLUG,
@@ -126,6 +132,38 @@ def _of_the_step(case: Case) -> Proposal | None:
         fix="mix within groups of samples that no shard divides, or over the global batch",
         code="",
         fixes=global_loss_fix(case),
+        speculative=True,
+        last_resort=True,
+    )
+
+
+def _of_gradients(case: Case) -> Proposal | None:
+    """Proposes it on trial for modules that weigh gradients by how many rows they have.
+
+    Their outputs do not tell: a learned step size, say, of which the gradient is scaled
+    by the number of activations.
+    """
+    found = case.mismatched("gradients", 0)
+    is_of_some = found and len(found) < case.facts["num_tensors"]
+    if not is_of_some or not case.loss_is_sound or case.reduce_is_broken:
+        return None
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in found))
+    if "" in modules:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary=f"{module(modules[0])} weighs gradients by how many rows it is given, "
+        "and a shard has fewer than the batch",
+        facts=(
+            "outputs are right, and so is the gradient of the loss at them; of the "
+            f"gradients {len(found)} are not: {names(found)}",
+            f"modules that have these: {names(module(name) for name in modules)}",
+        ),
+        fix="weigh by a number that does not follow the batch: of one sample, say",
+        code="scale = 1 / math.sqrt(x[0].numel())",
+        fixes=tuple(f"module.global:{name}" for name in modules),
+        module=modules[0],
         speculative=True,
         last_resort=True,
     )

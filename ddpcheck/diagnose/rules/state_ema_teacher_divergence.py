@@ -4,11 +4,13 @@ What it means
 Weights that no optimizer trains differ between ranks, or from one process.
 
 Why it happens
-An average or a teacher is updated on one rank, or from the rank's own data.
+An average or a teacher is updated on one rank, from the rank's own data, or at a rate
+that follows the size of the shard.
 
 How it was found
 After a step all trained weights are equal and untrained ones are not. The run in
-which rank 0's are sent to all after each step decides. Or weights of a module beside
+which rank 0's are sent to all after each step decides; where the ranks agree, the one
+in which they are one process's after each step. Or weights of a module beside
 the model, kept by a trainer or in a global, differ before gradients do: then the run in
 which they are one process's after each step.
 
@@ -74,8 +76,10 @@ def detect(case: Case) -> Proposal | None:
     found = list(dict.fromkeys(t.name for t in rows))
     if not found:
         return _of_buffers(case)
-    if not set(found) <= untrained or case.run.ranks_agree:
+    if not set(found) <= untrained:
         return None
+    if case.run.ranks_agree:
+        return _by_numbers(found)
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -88,6 +92,29 @@ def detect(case: Case) -> Proposal | None:
         fix="make the same update on all ranks",
         code="update_teacher(teacher, student)  # not under `if rank == 0`",
         fixes=("state.broadcast",),
+    )
+
+
+def _by_numbers(found: list[str]) -> Proposal:
+    """Returns the proposal, on trial, for ranks that make one and the same update.
+
+    By another number than one process: a rate that follows the size of a shard.
+    """
+    modules = dict.fromkeys(name.rpartition(".")[0] for name in found)
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="weights that no optimizer trains (an average, a teacher) are updated "
+        "alike on all ranks, and otherwise than in one process: by the size of a shard, "
+        "or how often a step is made",
+        facts=(
+            f"after the first step {len(found)} untrained parameters are not one "
+            f"process's: {names(found)}; all trained ones are, and the ranks agree",
+        ),
+        fix="make the update by the numbers of the global batch",
+        code="images = len(x) * dist.get_world_size()",
+        fixes=(f"state.one_process:{','.join(modules)}",),
+        speculative=True,
     )
 
 

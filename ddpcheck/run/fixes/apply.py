@@ -29,8 +29,8 @@ changes one thing, so that a run with it proves or disproves one cause.
                            every step
     state.beside:NAMES     what is kept beside the model as one process has it after the
                            step
-    state.one_process:NAMES  buffers of these modules as one process has them after the
-                           step
+    state.one_process:NAMES  buffers and untrained parameters of these modules as one
+                           process has them after the step
     update.schedule        learning rates and other numbers of the optimizer as one
                            process has them at each update
     ddp.find_unused        DDP built anew with find_unused_parameters=True

@@ -130,6 +130,12 @@ def alone_with_backward(function: Callable[..., Any], *args: Any, **kwargs: Any)
     A synchronised norm sums in backward, too.
     """
     output = alone(function, *args, **kwargs)
+    _hide_behind(output)
+    return output
+
+
+def _hide_behind(output: Any) -> None:
+    """Hides the group from the backward of autograd functions behind an output."""
     seen: set[Any] = set()
     nodes = [t.grad_fn for _, t in tree.tensors(output) if t.grad_fn is not None]
     while nodes:
@@ -141,7 +147,6 @@ def alone_with_backward(function: Callable[..., Any], *args: Any, **kwargs: Any)
         nodes += [n for n, _ in node.next_functions if n is not None]
         if isinstance(node, BackwardCFunction):  # of a function in Python
             _hide_from(node)
-    return output
 
 
 def _hide_from(node: Any) -> None:
@@ -173,10 +178,13 @@ def seen_again_in_the_end() -> Iterator[None]:
 def without_ranks(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Returns the same as `alone`, but interventions inside may ask for all ranks.
 
-    By `all_in_sight`: a model that a replica of DataParallel's is like.
+    By `all_in_sight`: a model that a replica of DataParallel's is like. Its backward
+    sees no group, either.
     """
     with _group_in_sight(None, hidden=dist.GroupMember.WORLD):
-        return function(*args, **kwargs)
+        output = function(*args, **kwargs)
+    _hide_behind(output)
+    return output
 
 
 @contextlib.contextmanager

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import tree
 from ddpcheck.run import private
-from ddpcheck.run.averaged import PlainWrapper
 from ddpcheck.run.fixes.gather import alone, mean_over_ranks, own_live, rows_of_ranks
+from ddpcheck.run.names import shortener
 
 Loss = Callable[[Any, Any], Any]
 # Of an output: blocks of all samples, 0 for no samples; the dimension they are in.
@@ -51,22 +50,18 @@ def global_loss(
         for each in dict.fromkeys((model, bare)):
             gathering.attach(each)
         return model
-    for name in filter(None, direct):
-        # Used in the loss itself, which now is the whole loss on every rank.
-        bare.get_parameter(name).register_hook(lambda g: g / dist.get_world_size())
+    short = shortener(bare)  # a wrap() may have wrapped parts of it
+    for path, parameter in bare.named_parameters():
+        if short(path) in direct:
+            # Used in the loss itself, which now is the whole loss on every rank.
+            parameter.register_hook(lambda g: g / dist.get_world_size())
     gathering = _Gathering(shard, {})
     norms = [m for m in bare.modules() if isinstance(m, private.BATCH_NORMS)]
-    named = [part for n in names for part in _with_wrapped(bare.get_submodule(n))]
+    # Of a wrapper what is inside, too: a step may call that.
+    named = [m for path, m in bare.named_modules() if short(path) in names]
     for each in dict.fromkeys(named + norms):
         gathering.attach(each)
     return model
-
-
-def _with_wrapped(module: nn.Module) -> list[nn.Module]:
-    """Returns a module and, of a wrapper, what is inside: a step may call that."""
-    inner = getattr(module, "module", None)
-    is_wrapper = isinstance(module, DistributedDataParallel | PlainWrapper)
-    return [module, inner] if is_wrapper and inner is not None else [module]
 
 
 def _layouts(paths: Iterable[str]) -> dict[str, Layout]:

@@ -50,6 +50,35 @@ def loss(output, target):
 """,
         [("loss/batch-coupled", True)],
     ),
+    # A criterion with weights of its own, in a DDP of its own beside the model's.
+    "proxies-in-a-criterion-wrapped-for-itself": (
+        f"""
+class Proxies(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proxies = nn.Parameter(torch.randn(3, 6))
+    def forward(self, x, y):
+        right = nn.functional.one_hot(y, 3).bool()
+        distance = torch.cdist(x, self.proxies)
+        near = torch.where(right, distance.exp(), torch.zeros_like(distance)).sum(0)
+        far = torch.where(right, torch.zeros_like(distance), (-distance).exp()).sum(0)
+        return near.log1p().sum() / right.any(0).sum() + far.log1p().mean()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.Tanh())
+        self.criterion = Proxies()
+model = Net()
+batch = torch.randn(8, 4), torch.tensor([0, 0, 1, 1, 0, 2, 2, 1])
+def wrap(model):
+    model.body, model.criterion = DDP(model.body), DDP(model.criterion)
+    return model
+{STEP}
+    model.criterion(model.body(x), y).backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
     # Two addends, and one cause in both.
     "counts-in-two-addends": (
         """

@@ -53,7 +53,7 @@ BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
     optimizer.step()
     bare(model).follow(0.5 ** (len(x) / 10))
 """,
-        [("loss/local-normalizer", True), ("state/ema-teacher-divergence", None)],
+        [("loss/local-normalizer", True), ("state/ema-teacher-divergence", True)],
     ),
     # The average is right: nothing but the loss is wrong.
     "average-with-one-decay-behind-a-masked-mean": (

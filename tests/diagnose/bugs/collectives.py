@@ -25,6 +25,28 @@ model = MODEL
 )
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # A layer that exchanges its weight's gradient itself, for DDP to do it once more.
+    "weight-gradient-summed-in-its-own-backward": (
+        """
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        of_weight = grad.T @ x
+        if dist.is_initialized():
+            dist.all_reduce(of_weight)
+        return grad @ weight, of_weight
+class Layer(nn.Linear):
+    def forward(self, x):
+        return Exchange.apply(x, self.weight) + self.bias
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), Layer(6, 3))
+""",
+        [("collective/backward-double-count", True)],
+    ),
     # Both views of a rank, then those of the next; labels repeat view by view.
     "views-gathered-rank-by-rank": (
         """

@@ -31,6 +31,44 @@ model = nn.Sequential(nn.Linear(4, 6), Norm(), nn.Linear(6, 3))
 """,
         [("norm/syncbn-implementation", True)],
     ),
+    # Outputs are right; the gradient of the step is weighed by the number of rows.
+    "step-size-scaled-by-activations": (
+        """
+class Quantizer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.step = nn.Parameter(torch.tensor(0.3))
+    def forward(self, x):
+        scale = 1 / x.numel() ** 0.5
+        step = (self.step - self.step * scale).detach() + self.step * scale
+        levels = x / step
+        return ((levels.round() - levels).detach() + levels).clamp(-2, 1) * step
+model = nn.Sequential(nn.Linear(4, 6), Quantizer(), nn.Linear(6, 3))
+""",
+        [("forward/batch-coupled", True)],
+    ),
+    # An average that follows the model at a rate made of the images that it has seen.
+    "average-by-the-size-of-the-shard": (
+        """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.average = nn.Linear(4, 3).requires_grad_(False)
+    def forward(self, x):
+        return super().forward(x), self.average(x)
+model = Net()
+"""
+        + STEP
+        + """
+    mine, theirs = model(x)
+    fit = nn.functional.cross_entropy(mine, y)
+    (fit + (mine - theirs).square().mean()).backward()
+    optimizer.step()
+    net, rate = getattr(model, "module", model), 0.5 ** (len(x) / 4)
+    net.average.weight.lerp_(net.weight.detach(), rate)
+""",
+        [("state/ema-teacher-divergence", True)],
+    ),
     # It takes directions, and keeps a mean of them: a norm of each sample, not of all.
     "margin-by-a-running-mean-of-cosines": (
         """
