@@ -20,7 +20,7 @@ from ddpcheck.run import model as models
 from ddpcheck.run.batches import digests, order_of
 from ddpcheck.run.data_parallel import data_parallel
 from ddpcheck.run.fixes import apply as fixes
-from ddpcheck.run.fixes import given_addends, global_loss, orders
+from ddpcheck.run.fixes import given_addends, given_state, global_loss, orders
 from ddpcheck.run.fixes.given_gradients import GivingRecorder
 from ddpcheck.run.fixes.rewriting import Rewrites
 from ddpcheck.run.names import Names
@@ -227,19 +227,9 @@ class _Candidate:
         fixes.after_step(wrapped, self.spec.fixes)
         noted = self.facts.setdefault("beside", {})
         beside.look(kept, self.reader, self.spec, self._step, noted)
-        modules = fix_names.argument(self.spec.fixes, "state.one_process")
-        if modules is None:
-            return
-        still = names.parameters(wrapped).items()
-        for quantity, named in {
-            "buffers": names.buffers(wrapped),
-            "weights": {n: p for n, p in still if not p.requires_grad},
-        }.items():
-            for name, tensor in named.items():
-                reference = self.reader.find(quantity, self._step, name)
-                is_meant = name.rpartition(".")[0] in modules.split(",")
-                if is_meant and reference is not None:
-                    tensor.data.copy_(reference)
+        modules = fix_names.arguments(self.spec.fixes, "state.one_process")
+        if modules:
+            given_state.give(wrapped, names, self.reader, self._step, modules)
 
     def _loss(self) -> Callable[[Any, Any], Any] | None:
         loss = loss_function(self.target, self.spec)
@@ -281,9 +271,7 @@ class _Candidate:
                     self.spec.fixes, self._targets, lambda: self._bare
                 ),
                 self._backward(training),
-                self._schedule(),
-                self._orders(),
-                self._addends(training),
+                self._given(training),
                 self._precision if self.spec.permute else contextlib.nullcontext(),
             ):
                 training.run(emitting())
@@ -315,28 +303,28 @@ class _Candidate:
             return rounding.rescaled(training.parameters)
         return contextlib.nullcontext()
 
-    def _schedule(self) -> Any:
-        if fix_names.argument(self.spec.fixes, "update.schedule") is None:
-            return contextlib.nullcontext()
-        return schedule.enforced(self.reader.index.facts["schedule"])
-
-    def _orders(self) -> Any:
-        if fix_names.argument(self.spec.fixes, "target.orders") is None:
-            return contextlib.nullcontext()
-        return orders.repeated(self.reader.index.facts["orders"], lambda: self._step)
-
-    def _addends(self, training: Training) -> Any:
-        numbers = fix_names.arguments(self.spec.fixes, fix_names.ADDENDS)
-        if not numbers or not self.is_rank:
-            return contextlib.nullcontext()
-        return given_addends.given(
-            (training.model, self._bare),
-            self.reader,
-            lambda: self._step,
-            {int(number) for number in numbers},
-            self._rows(batch_size(self.target, self._whole[0])),
-            self.spec.world_size,
-        )
+    @contextlib.contextmanager
+    def _given(self, training: Training) -> Iterator[None]:
+        """Stands around the steps with what fixes give them of one process's."""
+        fixes, facts = self.spec.fixes, self.reader.index.facts
+        numbers = fix_names.arguments(fixes, fix_names.ADDENDS)
+        with contextlib.ExitStack() as stack:
+            if "update.schedule" in fixes:
+                stack.enter_context(schedule.enforced(facts["schedule"]))
+            if "target.orders" in fixes:
+                orders_of = orders.repeated(facts["orders"], lambda: self._step)
+                stack.enter_context(orders_of)
+            if numbers and self.is_rank:
+                addends = given_addends.given(
+                    (training.model, self._bare),
+                    self.reader,
+                    lambda: self._step,
+                    {int(number) for number in numbers},
+                    self._rows(batch_size(self.target, self._whole[0])),
+                    self.spec.world_size,
+                )
+                stack.enter_context(addends)
+            yield
 
     def _emit(self, training: Training, recorder: ComparingRecorder, step: int) -> None:
         if self.spec.mode == "ddp":

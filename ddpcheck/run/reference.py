@@ -31,13 +31,13 @@ from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, forget, load
-from ddpcheck.run.record import scales, standstill, unfinished
+from ddpcheck.run.record import scales, standstill, unfinished, used
 from ddpcheck.run.record.recorders import WritingRecorder
 from ddpcheck.run.spec import (
     ReferenceResult,
     RunSpec,
 )
-from ddpcheck.run.steps import OF_OTHERS, Training, batch_size
+from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.run.surroundings import (
     autocast,
     count_calls,
@@ -47,7 +47,7 @@ from ddpcheck.run.surroundings import (
 )
 from ddpcheck.run.watch import beside, countables, observe, row_numbers, undivided
 from ddpcheck.target import Target, TargetRef
-from ddpcheck.trace import Index, Writer
+from ddpcheck.trace import Writer
 
 _REFERENCE_SEED = 7_919  # any number that no rank uses
 
@@ -227,11 +227,10 @@ class _Reference:
     ) -> ReferenceResult:
         """Closes the trace; returns what the training showed."""
         sums, still = unfinished.of(writer, training), standstill.of(writer, training)
-        unused, idle = _without_gradient(writer.index)
-        idle = [name for name in idle if name not in _replaced(training)]
+        use = used.of(writer.index, training)
         facts = self._facts(model, training, self.size)
         # Frozen in the end, with gradients in the last step: frozen and freed in turn.
-        trained = _with_gradient(writer.index, self.spec.steps - 1)
+        trained = used.with_gradient(writer.index, self.spec.steps - 1)
         in_turn = [n for n in facts["untrained"] if n in trained]
         writer.index.facts = {
             "calls": dict(calls),
@@ -248,11 +247,11 @@ class _Reference:
             warnings=tuple(devices.warnings(self.spec.device, self.spec.dtype, model)),
             losses=tuple(training.losses),
             facts=facts
-            | {"unused": unused, "idle": idle, "in_turn": in_turn}
+            | {"unused": use.never, "idle": use.not_always, "in_turn": in_turn}
             | {"shuffles": bool(drawn), "loads": bool(self.seen.loads)}
             | {"unfinished": sums.steps, "never_updates": sums.are_all}
             | {"nothing": still.why, "at_rest": still.is_at_rest}
-            | {"untaken": _untaken(writer, training)},
+            | {"untaken": use.untaken},
         )
 
     def _watch(self, training: Training, batches: list[Any]) -> None:
@@ -321,56 +320,6 @@ class _Reference:
             self.draws_later = True
         else:
             self.draws = 1
-
-
-def _without_gradient(index: Index) -> tuple[list[str], list[str]]:
-    """Returns the parameters without gradient in all and in any updates of step 0."""
-    updates = [
-        {name.partition("@")[0]: entry is not None for name, entry in group.items()}
-        for (quantity, step), group in index.groups.items()
-        if not step and quantity.startswith("gradients")
-        if not quantity.startswith(OF_OTHERS)
-    ]
-    names = updates[0] if updates else {}
-    return (
-        [n for n in names if not any(u.get(n) for u in updates)],
-        [n for n in names if not all(u.get(n) for u in updates)],
-    )
-
-
-def _replaced(training: Training) -> set[str]:
-    """Returns the trained tensors that the model does not hold any more.
-
-    They are no parameters without use: a step, tying weights, has put others there.
-    """
-    held = {id(parameter) for parameter in training.model.parameters()}
-    known = set(training.names.order)
-    return {
-        name
-        for name, tensor in training.parameters().items()
-        if name in known and id(tensor) not in held
-    }
-
-
-def _untaken(writer: Writer, training: Training) -> list[str]:
-    """Returns the parameters whose gradients no optimizer step has taken."""
-    if not training.taken:
-        return []
-    steps = range(len(training.losses))
-    given = set[str]().union(*(_with_gradient(writer.index, at) for at in steps))
-    names = training.parameters()
-    return [name for name in names if name in given - training.taken.keys()]
-
-
-def _with_gradient(index: Index, at: int) -> set[str]:
-    """Returns the parameters with a gradient in any update of a step."""
-    return {
-        name.partition("@")[0]
-        for (quantity, step), group in index.groups.items()
-        if step == at and quantity.startswith("gradients")
-        for name, entry in group.items()
-        if entry is not None
-    }
 
 
 class DtypeRefusedError(RuntimeError):

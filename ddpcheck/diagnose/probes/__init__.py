@@ -13,8 +13,8 @@ shortcut   passes without the modules behind which no gradient of the loss begin
 flow       which cut quantities others are computed from
 
 What is measured:
-gradients  a rank's gradients at the cuts, and of each addend of the loss;
-           fits: factors, and what they leave
+gradients  a rank's gradients at the cuts; fits: factors, and what they leave
+addends    the same of each addend of the loss
 coupling   whether the loss at some samples depends on others; order: on their places
 doubled    the batch taken twice, which tells sums from means
 group      whether the loss is another one where no group is in sight

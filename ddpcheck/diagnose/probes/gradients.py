@@ -12,11 +12,7 @@ from ddpcheck.diagnose.probes import fits
 from ddpcheck.diagnose.probes.evidence import Cut, Direct
 from ddpcheck.diagnose.probes.teacher import Leaf
 from ddpcheck.run.names import shortener
-from ddpcheck.run.watch import addends
-from ddpcheck.trace import Reader, Writer
-
-# Quantities of the trace: gradients of one addend, and on the batch taken twice.
-_ADDEND, _DOUBLED = "addend", "addend twice"
+from ddpcheck.trace import Reader
 
 # (quantity, cut) -> the reference's tensor, micro-batches put together
 RecordedAt = Callable[[str, Leaf], Tensor | None]
@@ -65,87 +61,6 @@ def at_cuts(
             key=leaf.key,
             module=leaf.module,
             micro=leaf.micro,
-            ratio=ratio,
-            residual=residual,
-            norm=norm,
-        )
-
-
-def write_addends(
-    loss: Tensor, outputs: dict[str, Tensor], writer: Writer
-) -> tuple[str, ...]:
-    """Writes what each addend of the loss gives these outputs; returns their kinds."""
-    if not outputs:
-        return ()
-    for number, found in enumerate(_of_each(loss, outputs)):
-        writer.add(_ADDEND, number, found.items())
-    return tuple(addends.kinds(loss))
-
-
-def of_first_half(
-    loss: Tensor, outputs: dict[str, Tensor], dim: Callable[[str, Tensor], int]
-) -> list[dict[str, Tensor]]:
-    """Returns by addend its gradients at the first half of a batch taken twice."""
-    return [
-        {
-            key: grad.narrow(at, 0, grad.shape[at] // 2)
-            for key, grad in found.items()
-            if grad is not None
-            for at in [dim(key, grad)]
-        }
-        for found in _of_each(loss, outputs)
-    ]
-
-
-def write_doubled(every: list[dict[str, Tensor]], writer: Writer) -> None:
-    """Writes what `of_first_half` returned."""
-    for number, found in enumerate(every):
-        writer.add(_DOUBLED, number, found.items())
-
-
-def _of_each(
-    loss: Tensor, outputs: dict[str, Tensor]
-) -> Iterator[dict[str, Tensor | None]]:
-    if not outputs:
-        return
-    for found in addends.gradients(loss, list(outputs.values())):
-        yield dict(zip(outputs, found, strict=True))
-
-
-def of_addends(
-    loss: Tensor, leaves: list[Leaf], reader: Reader
-) -> tuple[tuple[Cut, ...], ...]:
-    """Returns what the gradient of each addend of the loss is like, by output.
-
-    () for another loss than the reference's.
-    """
-    known = reader.index.facts["addends"]
-    if not (leaves and known) or len(addends.nodes(loss)) != len(known):
-        return ()
-    every = addends.gradients(loss, [leaf.tensor for leaf in leaves])
-    return tuple(
-        tuple(_of_addend(leaves, found, reader, number))
-        for number, found in enumerate(every)
-    )
-
-
-def _of_addend(
-    leaves: list[Leaf], found: list[Tensor | None], reader: Reader, number: int
-) -> Iterator[Cut]:
-    for leaf, grad in zip(leaves, found, strict=True):
-        reference = reader.get(_ADDEND, number, leaf.key)
-        if reference is None and grad is None:
-            continue
-        nothing = torch.zeros_like(leaf.tensor)
-        rows = nothing if reference is None else leaf.rows(reference)
-        mine = nothing if grad is None else grad
-        twice = reader.find(_DOUBLED, number, leaf.key)
-        ratio, residual, norm = fits.fit(mine, rows)
-        yield Cut(
-            key=leaf.key,
-            module=leaf.module,
-            doubled=None if twice is None else fits.doubling(leaf.rows(twice), rows),
-            selects=fits.selects(mine, rows),
             ratio=ratio,
             residual=residual,
             norm=norm,

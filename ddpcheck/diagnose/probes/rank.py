@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ddpcheck import tree
 from ddpcheck.diagnose.probes import (
+    addends,
     gradients,
     micro,
     modules,
@@ -222,7 +223,7 @@ class _Probe:
     def _note_addends(self, loss: Tensor) -> None:
         own = [leaf for leaf in self.leaves if not leaf.module]
         is_first = self.addends is None
-        self.addends = gradients.of_addends(loss, own, self.reader) if is_first else ()
+        self.addends = addends.of_rank(loss, own, self.reader) if is_first else ()
 
     def _cuts(self, factor: float) -> tuple[Cut, ...]:
         """Returns the cuts; the step has multiplied gradients by `factor`."""

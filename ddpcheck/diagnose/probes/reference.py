@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ddpcheck import tree
 from ddpcheck.diagnose.probes import (
+    addends,
     coupling,
     doubled,
     gradients,
@@ -102,10 +103,7 @@ class _Probe:
         self.attached: Attached | None = None
         self.after_backward = 1.0
         self.outputs: dict[tuple[int, str], Tensor] = {}  # leaves of the pass
-        # Of the loss: what computes each; None until a backward.
-        self.addends: tuple[str, ...] | None = None
-        # What each gives the outputs where the batch is taken twice; None: not noted.
-        self.twice: list[dict[str, Tensor]] | None = None
+        self.addends = addends.Noted(self.writer)
 
     def run(self) -> ReferenceEvidence:
         """Trains one step under hooks; writes the trace."""
@@ -133,7 +131,7 @@ class _Probe:
             "on_the_way": self.flow.on_the_way(),
             "attached": self.attached is not None,
             "order": self.order,
-            "addends": self._addends(),
+            "addends": self._kinds_of_addends(),
         }
         self.writer.close()
         targets = countables.targets_of(self.target, self.batch)
@@ -148,7 +146,7 @@ class _Probe:
             counts={n: countables.count(n, targets) for n in names},
             frontier=self.flow.frontier(begin),
             micros=micro.described(self.windows.sizes, 0, targets, names),
-            addends=self._addends(),
+            addends=self._kinds_of_addends(),
             direct=tuple(direct),
             whole_outputs=whole,
             laid_outputs=self._laid(),
@@ -312,7 +310,7 @@ class _Probe:
 
         hooks = Hooks(calls_per_micro=self.windows.calls)
         hooks.attach(self.model, before, after)
-        is_noted = write or self.twice is not None
+        is_noted = write or self.addends.takes_twice
         self.outputs = leaves if is_noted and not self.attached else {}
         with self.shortcut.taken(hooks, is_taken=is_short):
             done = self._step(batch, hooks)
@@ -326,16 +324,11 @@ class _Probe:
 
     def _note_addends(self, loss: Tensor) -> None:
         own = {k: t for (_, k), t in self.outputs.items() if not module_of(k)}
-        if self.twice is not None:
-            self.twice = gradients.of_first_half(loss, own, self._dim)
-        elif own and self.addends is not None:
-            self.addends = ()  # those of another backward, too
-        elif own:
-            self.addends = gradients.write_addends(loss, own, self.writer)
+        self.addends.note(loss, own)
 
-    def _addends(self) -> tuple[str, ...]:
+    def _kinds_of_addends(self) -> tuple[str, ...]:
         is_one = self.windows.count == 1 and self.after_backward == 1
-        return self.addends or () if is_one else ()
+        return self.addends.kinds if is_one else ()
 
     def _direct(self) -> dict[str, Tensor | None]:
         """Returns the gradients that reach parameters past all cuts."""
@@ -402,10 +395,9 @@ class _Probe:
         """Returns whether there is anything to write."""
         if self.windows.count > 1 or self.order is not None:  # as for couplings
             return False
-        self.twice = []
+        self.addends.is_twice(self._dim if self._kinds_of_addends() else None)
         found = list(doubled.at_cuts(self._perturbed, grads, self._dim, self.batch))
-        gradients.write_doubled(self.twice if self._addends() else [], self.writer)
-        self.twice = None
+        self.addends.is_twice(None)
         for number, key, half in found:
             self.writer.add("doubled", number, [(key, half)])
         return bool(found)

@@ -1,0 +1,114 @@
+"""What each addend of a loss gives the model's outputs, one process's and a rank's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ddpcheck.diagnose.probes import fits
+from ddpcheck.diagnose.probes.evidence import Cut
+from ddpcheck.diagnose.probes.teacher import Leaf
+from ddpcheck.run.watch import addends
+from ddpcheck.trace import Reader, Writer
+
+# Quantities of the trace: gradients of one addend, and on the batch taken twice.
+_ADDEND, _TWICE = "addend", "addend twice"
+
+Dim = Callable[[str, Tensor], int]  # where the samples of a key's tensor are
+
+
+class Noted:
+    """One process's addends, in the step that has one backward.
+
+    `kinds`: what computes each; empty for a loss that is no sum, or for several losses.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._kinds: tuple[str, ...] | None = None  # until a backward
+        self._dim: Dim | None = None  # of the batch taken twice
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The names of the operations that compute each addend."""
+        return self._kinds or ()
+
+    def note(self, loss: Tensor, outputs: dict[str, Tensor]) -> None:
+        """Writes what each addend gives these outputs, by key."""
+        if not outputs:
+            return
+        if self._dim is not None:
+            self._note_halves(loss, outputs, self._dim)
+        elif self._kinds is not None:
+            self._kinds = ()  # those of another backward, too
+        else:
+            for number, found in enumerate(_of_each(loss, outputs)):
+                self._writer.add(_ADDEND, number, found.items())
+            self._kinds = tuple(addends.kinds(loss))
+
+    def is_twice(self, dim: Dim | None) -> None:
+        """Takes what comes for the gradients of the batch taken twice; None ends it."""
+        self._dim = dim
+
+    @property
+    def takes_twice(self) -> bool:
+        """Whether they are still to come."""
+        return self._dim is not None
+
+    def _note_halves(self, loss: Tensor, outputs: dict[str, Tensor], dim: Dim) -> None:
+        for number, found in enumerate(_of_each(loss, outputs)):
+            halves = {
+                key: grad.narrow(dim(key, grad), 0, grad.shape[dim(key, grad)] // 2)
+                for key, grad in found.items()
+                if grad is not None
+            }
+            self._writer.add(_TWICE, number, halves.items())
+
+
+def of_rank(
+    loss: Tensor, leaves: list[Leaf], reader: Reader
+) -> tuple[tuple[Cut, ...], ...]:
+    """Returns what the gradient of each addend of the loss is like, by output.
+
+    () for another loss than the reference's.
+    """
+    known = reader.index.facts["addends"]
+    if not (leaves and known) or len(addends.nodes(loss)) != len(known):
+        return ()
+    every = addends.gradients(loss, [leaf.tensor for leaf in leaves])
+    return tuple(
+        tuple(_cuts(leaves, found, reader, number))
+        for number, found in enumerate(every)
+    )
+
+
+def _of_each(
+    loss: Tensor, outputs: dict[str, Tensor]
+) -> Iterator[dict[str, Tensor | None]]:
+    for found in addends.gradients(loss, list(outputs.values())):
+        yield dict(zip(outputs, found, strict=True))
+
+
+def _cuts(
+    leaves: list[Leaf], found: list[Tensor | None], reader: Reader, number: int
+) -> Iterator[Cut]:
+    for leaf, grad in zip(leaves, found, strict=True):
+        reference = reader.get(_ADDEND, number, leaf.key)
+        if reference is None and grad is None:
+            continue
+        nothing = torch.zeros_like(leaf.tensor)
+        rows = nothing if reference is None else leaf.rows(reference)
+        mine = nothing if grad is None else grad
+        twice = reader.find(_TWICE, number, leaf.key)
+        ratio, residual, norm = fits.fit(mine, rows)
+        yield Cut(
+            key=leaf.key,
+            module=leaf.module,
+            doubled=None if twice is None else fits.doubling(leaf.rows(twice), rows),
+            selects=fits.selects(mine, rows),
+            ratio=ratio,
+            residual=residual,
+            norm=norm,
+        )
