@@ -23,7 +23,7 @@ def whole(target: Target, spec: RunSpec) -> list[Any]:
 
 def of_rank(batches: list[Any], spec: RunSpec, rank: int) -> list[Any]:
     """Returns what this rank trains on in every step: all of it, in one process."""
-    sees_all = fix_names.argument(spec.fixes, "loss.global") is not None
+    sees_all = any(f.startswith(("loss.global", "data.whole")) for f in spec.fixes)
     if spec.mode not in ("ddp", "averaged") or sees_all:
         return [rounding.jittered(batch, spec.jitter) for batch in batches]
     if fix_names.argument(spec.fixes, "data.lists") is not None:

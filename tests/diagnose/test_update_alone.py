@@ -16,7 +16,7 @@ from tests.diagnose.test_rules import checked
     ("name", "summary", "facts"),
     [
         (
-            "average-by-the-own-samples-behind-a-masked-mean",
+            "average-by-the-own-samples-behind-an-overlap",
             "weights that no optimizer trains (an average, a teacher) are updated by "
             "the rank's own samples, or how many they are",
             (

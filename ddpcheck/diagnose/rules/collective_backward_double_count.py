@@ -13,7 +13,7 @@ On the reference's own outputs all ranks have one loss though their shards diffe
 and d loss / d output is W * W times the reference's (W is right). Numbers are equal
 within 1e-6, or 10 times the tolerance where that is more. The run with the loss
 divided by W decides. Or that loss is right, and some parameters' gradients are W times
-the reference's: the run whose model sees no process group, forward and backward.
+the reference's: the run whose autograd functions see no process group in backward.
 
 Example
     import torch
@@ -107,11 +107,11 @@ def _in_a_backward(case: Case) -> Proposal | None:
             f"{len(found)} gradients are {world} times one process's, all others are "
             f"right: {names(found)}",
             f"{calls} collectives called in three steps, and none by the loss that "
-            "changes its gradient; with none in the model's forward and backward the "
-            "runs are equal",
+            "changes its gradient; with none in the backward of the model's autograd "
+            "functions the runs are equal",
         ),
         fix="leave gradients of parameters to DDP, or divide by the world size",
         code="grad_weight = grad_weight / dist.get_world_size()",
-        fixes=("model.alone",),
+        fixes=("backward.alone",),
         speculative=True,
     )

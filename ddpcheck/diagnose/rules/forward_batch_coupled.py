@@ -106,8 +106,26 @@ def detect(case: Case) -> Proposal | None:
     )
     # Its inputs may be of a kind that holds rows and takes no others.
     control = () if asks else ("module.in_group:",)
-    whole = dataclasses.replace(proposal, fixes=("module.global:",), control=control)
+    whole = dataclasses.replace(
+        proposal,
+        fixes=("module.global:",),
+        control=control,
+        fallback=_on_all(case, proposal),
+    )
     return dataclasses.replace(proposal, fallback=whole)
+
+
+def _on_all(case: Case, proposal: Proposal) -> Proposal | None:
+    """Returns the proposal for rows that are no samples: of graphs, of packed tokens.
+
+    What points at rows, by number, is another thing where the rows of all ranks are.
+    """
+    if not case.facts["has_train_step"]:
+        return None
+    fact = "with the samples of all ranks on each of them the runs are equal"
+    return dataclasses.replace(
+        proposal, facts=(*proposal.facts, fact), fixes=("data.whole",), control=()
+    )
 
 
 def _of_the_step(case: Case) -> Proposal | None:

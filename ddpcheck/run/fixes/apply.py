@@ -8,6 +8,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     module.in_group:NAME   the same, with the process group in sight
     model.alone            the model's forward sees no process group, as a replica of
                            DataParallel's
+    backward.alone         autograd functions of the model's own see none in backward
     loss.scale:FACTOR      every backward starts from FACTOR
     loss.count:COUNTABLE   ... from W * n_r / N, n_r counted on the rank's targets
     loss.global:WHAT       the loss sees the outputs and targets of all ranks; WHAT is
@@ -77,6 +78,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     data.strided           rank r takes samples r, r + W, r + 2 W, ...
     data.stride, data.part, data.unpadded  the target's own loaders shard their data
                            so, see ddpcheck.run.fixes.sharding
+    data.whole             every rank has the samples of all ranks
     data.lists             lists with as many numbers as samples are cut, too
     data.alone             batch() is called with no process group in sight
     data.filled            a rank with fewer batches than others goes on with empty ones
@@ -128,6 +130,7 @@ from ddpcheck.run.fixes.gather import (
     rows_of_ranks,
     seen_again_in_the_end,
     without_ranks,
+    without_ranks_in_backward,
 )
 from ddpcheck.run.fixes.labels import offset_by_rank
 from ddpcheck.run.fixes.own_averages import contiguous_gradients, filled_gradients
@@ -160,6 +163,8 @@ def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
     """Returns the bare model with the interventions that change modules."""
     if argument(fixes, "model.alone") is not None:
         model.forward = functools.partial(without_ranks, model.forward)
+    if argument(fixes, "backward.alone") is not None:
+        model.forward = functools.partial(without_ranks_in_backward, model.forward)
     if argument(fixes, "batch_norm.sync") is not None:
         model = batch_norm.apply(model, "sync")
     for fix in fixes:

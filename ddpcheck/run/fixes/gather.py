@@ -178,11 +178,17 @@ def seen_again_in_the_end() -> Iterator[None]:
 def without_ranks(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Returns the same as `alone`, but interventions inside may ask for all ranks.
 
-    By `all_in_sight`: a model that a replica of DataParallel's is like. Its backward
-    sees no group, either.
+    By `all_in_sight`: a model that a replica of DataParallel's is like.
     """
     with _group_in_sight(None, hidden=dist.GroupMember.WORLD):
-        output = function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+
+def without_ranks_in_backward(
+    function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Returns what a function does; its own autograd functions go backward alone."""
+    output = function(*args, **kwargs)
     _hide_behind(output)
     return output
 

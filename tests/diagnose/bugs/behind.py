@@ -55,6 +55,18 @@ BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
 """,
         [("loss/local-normalizer", True), ("state/ema-teacher-divergence", True)],
     ),
+    # The fix of the loss shows all samples to the whole step.
+    "average-by-the-own-samples-behind-an-overlap": (
+        _AVERAGE
+        + STEP
+        + """
+    p = model(x).softmax(1)[torch.arange(len(y)), y]
+    (1 - p.sum() / (p + 1).sum() + p.square().sum() / len(p) ** 2).backward()
+    optimizer.step()
+    bare(model).follow(0.5 ** (len(x) / 10))
+""",
+        [("loss/batch-coupled", True), ("state/ema-teacher-divergence", None)],
+    ),
     # The average is right: nothing but the loss is wrong.
     "average-with-one-decay-behind-a-masked-mean": (
         _MASKED
