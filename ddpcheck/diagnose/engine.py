@@ -48,6 +48,7 @@ def diagnose(
     limit_patience(session, outcomes)
     explained: set[int] = set()
     removable: list[str] = []
+    mended: shrink.Mended | None = None
     for index in _by_world_size(runs, "ddp"):
         if index in explained:
             continue
@@ -58,12 +59,15 @@ def diagnose(
         same = _explained(search, causes, outcomes, runs, index) - explained
         explained |= same | {index}
         removable = removable or shrink.removable(search.case)
+        mended = mended or search.mended(causes)
         found = findings.make(causes, search.case, search.rest, sorted(same | {index}))
         diagnosis.findings = findings.merge(diagnosis.findings, found)
     _diagnose_simulated(
         session, outcomes, limit, options, progress, diagnosis, explained
     )
-    diagnosis.smallest = shrink.smallest(session, outcomes, runs, limit, removable)
+    diagnosis.smallest = shrink.smallest(
+        session, outcomes, runs, limit, removable, mended
+    )
     rest = [i for i in _by_world_size(runs, "dp") if i not in explained]
     if rest:
         found, made = diagnosis.findings, runs

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 from ddpcheck import assemble
@@ -141,6 +142,13 @@ class Search:
             scaled_to(f, self.spec.world_size, spec.world_size) for f in fixes
         )
         return spec.but(fixes=spec.fixes + scaled, noise=noise, mode=mode)
+
+    def mended(self, causes: list[Cause]) -> Callable[[RunSpec], RunSpec] | None:
+        """Returns what puts the fixes of all causes into a spec, if runs prove each."""
+        proposals = [cause.proposal for cause in causes if cause.verified]
+        if not proposals or len(proposals) < len(causes):
+            return None
+        return lambda spec: self.with_fixes(spec, proposals)
 
     def excesses(self, specs: list[RunSpec]) -> list[float]:
         """Returns the worst excess of every spec, inf where it faults.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from ddpcheck import assemble
 from ddpcheck.diagnose.case import Case
@@ -13,6 +13,8 @@ from ddpcheck.report import Run, Tolerance
 from ddpcheck.reproduce import Smallest
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import CannotCheckError, RunOutcome, Session
+
+Mended = Callable[[RunSpec], RunSpec]  # the spec with the fixes in force
 
 # Runs that leave modules out: a diagnosis may not take much longer for its script.
 _MOST_TRIALS = 6
@@ -35,6 +37,7 @@ def smallest(
     runs: list[Run],
     limit: Tolerance,
     names: Sequence[str] = (),
+    mended: Mended | None = None,
 ) -> Smallest | None:
     """Returns the smallest divergent DDP run, None where none diverges.
 
@@ -42,6 +45,10 @@ def smallest(
     samples of the batch, one per rank and twice as many each time; and the model
     without those of the modules `names` that it diverges without. A hang is not
     repeated.
+
+    Few samples may have a fault of their own: a rank with one makes one micro-batch of
+    it, whatever their number. So a smaller run has to be equivalent with the fixes of
+    the causes found, as `mended` puts them into a spec; None where none is proven.
     """
     divergent = [
         (run.world_size, i)
@@ -54,26 +61,23 @@ def smallest(
     found = _outcome(outcomes[index], runs[index])
     if found.run.faults:
         return found
-    found = _with_fewer_samples(session, found, limit)
-    return _with_fewer_modules(session, found, limit, list(names))
+    trial = _Trial(session, limit, mended)
+    found = _with_fewer_samples(trial, found)
+    return _with_fewer_modules(trial, found, list(names))
 
 
-def _with_fewer_samples(
-    session: Session, known: Smallest, limit: Tolerance
-) -> Smallest:
+def _with_fewer_samples(trial: _Trial, known: Smallest) -> Smallest:
     spec = known.spec.but(steps=_steps(known.run))
     rows = known.run.world_size
     while rows < sum(known.run.shard_sizes):
-        found = _diverging(session, spec.but(rows=rows), limit)
+        found = trial.diverging(spec.but(rows=rows))
         if found:
             return found
         rows *= 2
     return replace(known, spec=spec)
 
 
-def _with_fewer_modules(
-    session: Session, known: Smallest, limit: Tolerance, names: list[str]
-) -> Smallest:
+def _with_fewer_modules(trial: _Trial, known: Smallest, names: list[str]) -> Smallest:
     """Leaves out as many modules as a few runs find: all, else halves, and so on.
 
     The run must still have the same kind of difference, e.g. in gradients.
@@ -86,7 +90,7 @@ def _with_fewer_modules(
         outer = tuple(n for n in group if not _is_inside(n, group))
         trials += 1
         spec = known.spec.but(without=known.spec.without + outer)
-        found = _diverging(session, spec, limit)
+        found = trial.diverging(spec)
         if found and _differing(found.run) == _differing(known.run):
             known = found
         elif len(group) > 1:
@@ -103,17 +107,36 @@ def _differing(run: Run) -> list[bool]:
     return [bool(q.mismatched) for q in (run.outputs, run.gradients, run.buffers)]
 
 
-def _diverging(session: Session, spec: RunSpec, limit: Tolerance) -> Smallest | None:
-    try:
-        outcome = session.run([spec])[0]
-    except (UsageError, CannotCheckError):
-        return None  # one process cannot train on so few samples, or without a module
-    run = assemble.to_run(outcome, limit.rtol)
-    if run.verdict != "divergent" or run.faults:
-        return None
-    if not math.isfinite(assemble.worst_excess(run)):
-        return None  # the deviation of a single row is no number
-    return _outcome(outcome, run)
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Smaller runs, and whether they still show the causes found."""
+
+    session: Session
+    limit: Tolerance
+    mended: Mended | None
+
+    def diverging(self, spec: RunSpec) -> Smallest | None:
+        """Returns the run if it diverges, and does not with the fixes."""
+        try:
+            outcome = self.session.run([spec])[0]
+        except (UsageError, CannotCheckError):
+            return None  # one process cannot train on so few, or without a module
+        run = assemble.to_run(outcome, self.limit.rtol)
+        if run.verdict != "divergent" or run.faults:
+            return None
+        if not math.isfinite(assemble.worst_excess(run)):
+            return None  # the deviation of a single row is no number
+        return _outcome(outcome, run) if self._is_mended(spec) else None
+
+    def _is_mended(self, spec: RunSpec) -> bool:
+        if self.mended is None:
+            return True
+        try:
+            outcome = self.session.run([self.mended(spec)])[0]
+        except (UsageError, CannotCheckError):
+            return False
+        run = assemble.to_run(outcome, self.limit.rtol)
+        return run.verdict == "equivalent"
 
 
 def _outcome(outcome: RunOutcome, run: Run) -> Smallest:

@@ -23,6 +23,18 @@ def loss(output, target):
 NORM = """
 model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.BatchNorm1d(4), nn.Linear(4, 3))
 """
+# One row on a rank makes one micro-batch, which is then divided by two: of two rows for
+# two ranks the gradients are wrong whether labels are left out or not.
+MICRO = """
+model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+batch = torch.randn(8, 4), torch.tensor([0, -100, 2, 1, 1, -100, -100, 0])
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    for x, y in zip(batch[0].chunk(2), batch[1].chunk(2)):
+        fit = nn.functional.cross_entropy(model(x), y, reduction="sum")
+        (fit / (y >= 0).sum().clamp(min=1) / 2).backward()
+    optimizer.step()
+"""
 # Both scripts in one process: torch is imported once.
 RUN_BOTH = """
 import runpy, sys
@@ -48,6 +60,12 @@ def test_script_is_minimal(pool: Pool, tmp_path: Path) -> None:
 def test_module_that_diverges_stays(pool: Pool, tmp_path: Path) -> None:
     script = checked(pool, tmp_path, HEAD + NORM).reproduce
     assert re.search(r", \('0', '1'\)\nWORLD, STEPS, DTYPE", script)
+
+
+def test_few_samples_show_the_cause_and_no_other(pool: Pool, tmp_path: Path) -> None:
+    report = checked(pool, tmp_path, HEAD + MICRO)
+    assert [f.slug for f in report.findings] == ["loss/accum-normalizer"]
+    assert re.search(r", 4, \('0', '1'\)\nWORLD, STEPS, DTYPE", report.reproduce)
 
 
 def test_script_exits_1_until_the_target_is_mended(pool: Pool, tmp_path: Path) -> None:
