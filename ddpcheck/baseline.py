@@ -2,9 +2,10 @@
 
 A divergent run is known where the baseline has the same run divergent with the same
 finding, or has the finding and not the run; and the finding names no file, module or
-mode that the baseline's does not, where that names any. Known findings become accepted
-ones, so that every output shows them as such; what changed is said in the report's
-warnings.
+mode that the baseline's does not, where that names any; and none of its runs is off by
+far more than it was: another place may have the same fault. Known findings become
+accepted ones, so that every output shows them as such; what changed is said in the
+report's warnings.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from pathlib import Path
 
 from ddpcheck import report as reports
 from ddpcheck.errors import Problem, UsageError, cut
-from ddpcheck.render import wording
+from ddpcheck.render import divergence, numbers, wording
 from ddpcheck.report import EXIT_CODES, EXIT_DIVERGENT, Finding, Report
 
+_FAR_MORE = 10.0  # times the excess of the baseline: no change of a number does that
 _CAUSELESS = ("unknown", "sync/rank-raised", "sync/rank-died", "sync/rank-hung")
 
 
@@ -56,6 +58,8 @@ def apply(report: Report, known: Report, path: str) -> Report:
     def is_known(finding: Finding) -> bool:
         """Returns whether each of its runs, if made before, had it before."""
         if _name(finding) not in names or _new_places(finding, report, known):
+            return False
+        if _grown(finding, report, known):
             return False
         return all(
             _name(finding) in old[labels[i]]
@@ -102,6 +106,20 @@ def _new_places(finding: Finding, report: Report, known: Report) -> list[str]:
         if before.get(kind)
         for name in sorted(named - before[kind])
     ]
+
+
+def _grown(finding: Finding, report: Report, known: Report) -> list[str]:
+    """Returns, as words, which runs of the finding are off by far more than before."""
+    labels = wording.run_labels(known)
+    before = {x: divergence.worst_of_run(known, i) for i, x in enumerate(labels)}
+    found = []
+    for index in finding.runs:
+        label = wording.run_labels(report)[index]
+        now, then = divergence.worst_of_run(report, index), before.get(label)
+        if now and then and now.excess > _FAR_MORE * max(then.excess, 1.0):
+            sizes = numbers.excess(then.excess), numbers.excess(now.excess)
+            found.append(f"excess {sizes[0]} became {sizes[1]} in {label}")
+    return found
 
 
 def _places(finding: Finding, report: Report) -> dict[str, set[str]]:
@@ -167,7 +185,7 @@ def _changes(report: Report, known: Report) -> list[str]:
 
 def _told(finding: Finding, report: Report, known: Report) -> str:
     labels = wording.run_labels(report)
-    places = _new_places(finding, report, known)
+    places = _new_places(finding, report, known) + _grown(finding, report, known)
     where = f" ({cut(places)})" if places else ""
     return f"{finding.slug}{where} in {cut([labels[i] for i in finding.runs])}"
 

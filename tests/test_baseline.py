@@ -11,10 +11,30 @@ import pytest
 from ddpcheck import baseline, checking, cli, report
 from ddpcheck.errors import UsageError
 from ddpcheck.render import junit
-from ddpcheck.report import Finding, Report
+from ddpcheck.report import Finding, Quantity, Report, Run
 from tests.render import sample
 
 SECOND = Finding(slug="norm/local-batch-stats", link="forward", runs=(2,), summary="s")
+
+
+def _times(run: Run, factor: float) -> Run:
+    """Returns a run that is off by so many times as much."""
+
+    def times(quantity: Quantity) -> Quantity:
+        worst = quantity.worst
+        rows = [replace(t, excess=t.excess * factor) for t in quantity.tensors]
+        return replace(
+            quantity,
+            worst=worst and replace(worst, excess=worst.excess * factor),
+            tensors=tuple(rows),
+        )
+
+    return replace(
+        run,
+        gradients=times(run.gradients),
+        weights=times(run.weights),
+        buffers=times(run.buffers),
+    )
 
 
 def _applied(now: Report, known: Report) -> Report:
@@ -88,6 +108,31 @@ def test_known_cause_in_another_module_is_new() -> None:
     assert (told.verdict, told.exit_code) == ("divergent", 1)
     assert told.warnings[0] == (
         "new since the baseline: norm/local-batch-stats (module 4) in ddp W=2, ddp W=4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("factor", "warning"),
+    [
+        (9.0, None),
+        (
+            11.0,
+            "new since the baseline: loss/local-normalizer (excess 4e+13 became "
+            "4.4e+14 in ddp W=2) in ddp W=2, ddp W=4",
+        ),
+    ],
+)
+def test_known_cause_is_new_where_it_does_far_more(
+    factor: float, warning: str | None
+) -> None:
+    known, now = sample.divergent(), sample.divergent()
+    found = now.findings[0].runs[0]
+    runs = [_times(r, factor) if i == found else r for i, r in enumerate(now.runs)]
+    now = replace(now, runs=tuple(runs))
+    told = _applied(now, known)
+    assert told.exit_code == (1 if warning else 0)
+    assert [w for w in told.warnings if w.startswith("new")] == [warning] * bool(
+        warning
     )
 
 
