@@ -32,6 +32,11 @@ _ONE_STREAM = (
     "ranks draw the same noise (rng/same-stream-all-ranks)"
 )
 
+_NOTHING_MASKED = (
+    "--loss masked: no target is -100 or NaN, so the loss is the mean, and counts that "
+    "differ between ranks were not checked"
+)
+
 
 def accept(
     findings: list[Finding], reasons: dict[str, str]
@@ -155,6 +160,8 @@ def warnings_of(
     found = [*base.warnings, *planned.warnings]
     if any(_is_one_stream(outcome) for outcome in outcomes):
         found.append(_ONE_STREAM)
+    if any(not o.reference.facts.get("masks", True) for o in outcomes):
+        found.append(_NOTHING_MASKED)
     idle = base.facts["idle"]
     if not idle or base.facts["has_wrap"]:
         return found

@@ -126,8 +126,8 @@ class Search:
 
     def _place(self, proposal: Proposal) -> str | None:
         keys = findings.place_keys(proposal)
-        if not keys:
-            return None
+        if not keys or (keys[0] == "loss" and self.spec.loss != "asis"):
+            return None  # a built-in loss ran in the place of the target's
         arguments = {"ref": self.session.ref, "keys": keys}
         job = Job(function="ddpcheck.run.watch.places:find", arguments=arguments)
         value = self.session.pool.run(job, SOLO)[0].value

@@ -74,6 +74,14 @@ def given(batches: list[Any], lists: Any) -> dict[str, Any]:
     return {"samples": digests(batches), "lists": lists, "alike": _are_alike(batches)}
 
 
+def has_masked(batches: list[Any]) -> bool:
+    """Returns whether any entry of any tensor is -100 or NaN, as a mask's are."""
+    from ddpcheck.zoo.entries import is_valid  # noqa: PLC0415 (only where asked for)
+
+    leaves = (as_dense(t) for b in batches for _, t in tree.tensors(b))
+    return any(not bool(is_valid(leaf).all()) for leaf in leaves)
+
+
 def _are_alike(batches: list[Any]) -> bool:
     """Returns whether all samples are equal, in every step."""
     rows = (as_dense(t) for b in batches for _, t in tree.tensors(b) if t.dim())

@@ -23,6 +23,7 @@ from ddpcheck.run.batches import (
     does_not_train,
     first_line,
     given,
+    has_masked,
 )
 from ddpcheck.run.draws import Shape
 from ddpcheck.run.fixes import apply as fixes
@@ -169,6 +170,8 @@ class _Reference:
         batches = batches_of(self.target, self.spec)
         sizes = [batch_size(self.target, batch) for batch in batches]
         self.given = given(batches, undivided.named_lists(batches, sizes))
+        if self.spec.loss == "masked":
+            self.given["masks"] = has_masked(batches)
         if not self.spec.rows and not self.spec.tile:
             for batch, number in zip(batches, sizes, strict=True):
                 undivided.check(self.target, batch, number)
