@@ -377,7 +377,8 @@ means nothing. Seed at the start of model():
         torch.manual_seed(0)
         return Net()
 
-A model that loads a checkpoint, or is given as an instance, needs no seed.
+A model that loads a checkpoint, or is given as an instance, needs no seed. Weights that
+are not trained may be memory that nobody has initialised: all runs begin with one's.
 """,
     "target-wrap-kind": """
 wrap(model) must return what the rank trains.

@@ -34,6 +34,20 @@ EIGHT_NUMBERS = (
 )
 # Source, what is warned of, what is not compared.
 RIGHT: dict[str, tuple[str, list[str], list[str]]] = {
+    # A table that is filled for evaluation alone: until then it is whatever was there.
+    "memory-that-nothing-initialises": (
+        """
+import os
+def model():
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3)
+    garbage = torch.full((5,), float(os.getpid()))
+    net.table = nn.Parameter(garbage, requires_grad=False)
+    return net
+""",
+        [],
+        [],
+    ),
     # The closure computes gradients after the step began.
     "optimizer-that-calls-a-closure": (
         """

@@ -36,6 +36,7 @@ from ddpcheck.run.names import Names
 from ddpcheck.run.noise import SampleNoise, bound, undefined
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, load
+from ddpcheck.run.record import beginning
 from ddpcheck.run.record.recorders import ComparingRecorder
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd, RankResult, RunSpec
 from ddpcheck.run.steps import Training, batch_size
@@ -195,7 +196,7 @@ class _Simulation:
         model = models.build(self.target, spec, seed=spec.seed + 1)
         self.calls = count_calls(model)
         names = Names(model)
-        self._check_seeded(names, model)
+        beginning.check_seeded(self.target, self.reader, names, model)
         batches = batches_of(self.target, spec)
         self.size = batch_size(self.target, batches[0])
         set_default_dtype(spec)
@@ -364,11 +365,6 @@ class _Simulation:
                 self.sums[key] = (known + grad.detach() * share).coalesce()
             else:
                 known.add_(grad.detach(), alpha=share)
-
-    def _check_seeded(self, names: Names, model: nn.Module) -> None:
-        for name, parameter in names.parameters(model).items():
-            if self.reader.differs("initial", 0, name, parameter):
-                raise models.unseeded(self.target, name)
 
     def _uncomparable(self) -> set[str]:
         """Returns modules that were called another number of times than expected."""

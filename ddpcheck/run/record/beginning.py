@@ -30,11 +30,18 @@ def check_seeded(
 ) -> None:
     """Holds the first rank to the reference's weights; others may be overwritten.
 
+    What is not trained may be memory that nothing has initialised: it becomes the
+    reference's.
+
     Raises:
         UsageError: target-unseeded.
     """
-    for name in _differing(reader, "initial", names.parameters(model)):
-        raise models.unseeded(target, name)
+    parameters = names.parameters(model)
+    for name in _differing(reader, "initial", parameters):
+        reference, mine = reader.get("initial", 0, name), parameters[name]
+        if mine.requires_grad or reference is None or reference.shape != mine.shape:
+            raise models.unseeded(target, name)
+        mine.data.copy_(reference)
 
 
 def facts(reader: Reader, names: Names, wrapped: nn.Module) -> dict[str, Any]:
