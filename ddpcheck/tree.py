@@ -178,7 +178,8 @@ def _children(value: Any) -> list[tuple[Any, Any]]:
 
 def _rebuild(value: Any, new: dict[Any, Any]) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(**new)
+        kind: Any = type(value)
+        return kind._make(new.values())  # its own __new__ may take other names
     if isinstance(value, list | tuple) and not isinstance(value, Mapping):
         items = list(new.values())
         kind = type(value)

@@ -20,6 +20,18 @@ class Boxes(NamedTuple):
     labels: Tensor
 
 
+class _Scaled(NamedTuple):
+    value: Tensor
+    signed_t: Tensor
+
+
+class Scaled(_Scaled):
+    """As brevitas's QuantTensor: made from other arguments than its fields."""
+
+    def __new__(cls, value: Tensor, *, signed: bool) -> Scaled:
+        return super().__new__(cls, value, torch.tensor(signed))
+
+
 @dataclass(frozen=True)
 class Output:
     logits: Tensor
@@ -73,6 +85,13 @@ def test_replace_keeps_every_type_and_plain_value() -> None:
     assert new["more"][1][1] == 7
     assert new["x"].tolist() == [[1, 2], [3, 4], [5, 6]]
     assert value["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_replace_of_a_named_tuple_calls_no_constructor_of_its_own() -> None:
+    value = Scaled(torch.ones(2), signed=True)
+    found = tree.replace(value, lambda _, t: t.double() * 2)
+    assert type(found) is Scaled
+    assert (found.value.tolist(), found.signed_t.item()) == ([2.0, 2.0], 2.0)
 
 
 def test_replace_of_a_library_mapping_keeps_its_class() -> None:

@@ -7,10 +7,11 @@ Why it happens
 DDP averages s_r g_r, and rank r divides by s_r: the ranks get (1 / s_r) mean(s g).
 
 How it was found
-The ranks' reduced gradients differ by one power of two for all parameters, or so do
-the numbers by which they are multiplied after backward: its logarithm is whole within
-1e-6. The run in which ranks that read a tensor's number read the mean over ranks
-decides; where the scale comes from otherwise cannot be known.
+Every rank's own gradient is right once it is multiplied by what the step multiplies
+gradients by after backward, and that differs between ranks. Or the reduced gradients
+differ by one power of two for all parameters: its logarithm is whole within 1e-6. The
+run in which ranks that read a tensor's number read the mean over ranks decides; where
+the scale comes from otherwise cannot be known.
 
 Example
     import torch
@@ -56,7 +57,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where ranks divide by scales that are powers of two apart."""
+    """Proposes it where ranks divide by other scales, each by its own loss's."""
     step = case.first_broken("gradients")
     if not case.reduce_is_broken or step is None:
         return None
@@ -71,7 +72,7 @@ def detect(case: Case) -> Proposal | None:
         summary="the ranks have different loss scales: scaled gradients are averaged, and "
         "each rank divides by its own scale",
         facts=(fact,),
-        fix="one scale for all ranks: all-reduce what decides it, the check for inf",
+        fix="one scale for all ranks: all-reduce what decides it, the check for inf say",
         code="dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)",
         fixes=("numbers.together",),
         needs_no_proof=True,
@@ -84,11 +85,11 @@ def _of_scales(case: Case) -> str | None:
     scales = [rank.after_backward for rank in case.probed.ranks] if case.probed else []
     if not scales or not all(scales) or max(scales) == min(scales):
         return None
-    if not all(_is_power_of_two(case, scale / scales[0]) for scale in scales):
-        return None
+    are_powers = all(_is_power_of_two(case, scale / scales[0]) for scale in scales)
     return (
         "after backward the ranks multiply their gradients by "
-        f"{listed(scales)}, powers of two apart"
+        f"{listed(scales)}, which undoes what they multiplied their losses by"
+        + (": powers of two apart" if are_powers else "")
     )
 
 

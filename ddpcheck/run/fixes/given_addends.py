@@ -131,16 +131,23 @@ class _Outputs:
     def _enter(self, *_: Any) -> None:
         self._depth += 1
 
-    def _leave(self, _: nn.Module, __: Any, output: Any) -> None:
+    def _leave(self, _: nn.Module, __: Any, output: Any) -> Any:
         self._depth -= 1
         if self._depth or output is None:
-            return
+            return None
         if self._of != self._step():
             self._begin()
-        for path, tensor in tree.tensors(output):
-            if tensor.requires_grad:
-                self._found[f"{self._calls}/{path}"] = tensor
+
+        def take(path: str, tensor: Tensor) -> Tensor:
+            if not tensor.requires_grad:
+                return tensor
+            # One output may be computed from another: of each what the loss takes.
+            own = self._found[f"{self._calls}/{path}"] = tensor.clone()
+            return own
+
+        replaced = tree.replace(output, take)
         self._calls += 1
+        return replaced
 
 
 def _own(whole: Tensor, output: Tensor, shard: Shard, world_size: int) -> Tensor | None:

@@ -106,6 +106,25 @@ model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 """,
         [("loss/batch-coupled", True), ("loss/sum-reduction", True)],
     ),
+    # One output is computed from another: each addend has its own at both.
+    "counts-and-sums-at-outputs-of-each-other": (
+        f"""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+    def forward(self, x):
+        hidden = self.body(x).tanh()
+        return hidden, self.head(hidden)
+model = Net()
+batch = torch.randn(8, 4), torch.tensor([0, -100, 2, -100, 1, 2, 0, 1])
+{STEP}
+    hidden, output = model(x)
+    (nn.functional.cross_entropy(output, y) + 0.1 * hidden.square().sum()).backward()
+    optimizer.step()
+""",
+        [("loss/local-normalizer", True), ("loss/sum-reduction", True)],
+    ),
     # One term is divided by what all ranks count, the other by what each does.
     "count-of-all-without-its-factor-beside-a-count": (
         f"""

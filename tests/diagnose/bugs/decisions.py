@@ -72,6 +72,22 @@ def train_step(model, optimizer, batch):
         [("sync/control-desync", True)],
     ),
     # The norm that gradients are clipped to hides the factor between the ranks'.
+    # No power of two: a scale that brings each rank's loss to one size.
+    "loss-scale-of-the-own-loss": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+"""
+        + STEP
+        + """
+    value = loss(model(x), y)
+    scale = 64 / value.detach()
+    (value * scale).backward()
+    for p in model.parameters():
+        p.grad.div_(scale)
+    optimizer.step()
+""",
+        [("sync/scaler-desync", None)],
+    ),
     "loss-scale-of-the-own-overflow-and-clipping": (
         """
 model = nn.Linear(4, 3)
