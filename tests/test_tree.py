@@ -28,7 +28,7 @@ class _Scaled(NamedTuple):
 class Scaled(_Scaled):
     """As brevitas's QuantTensor: made from other arguments than its fields."""
 
-    def __new__(cls, value: Tensor, *, signed: bool) -> Scaled:
+    def __new__(cls, value: Tensor, *, signed: bool) -> Scaled:  # noqa: PYI034
         return super().__new__(cls, value, torch.tensor(signed))
 
 
