@@ -37,11 +37,12 @@ RIGHT: dict[str, tuple[str, list[str], list[str]]] = {
     # A table that is filled for evaluation alone: until then it is whatever was there.
     "memory-that-nothing-initialises": (
         """
-import os
+import math, os
 def model():
     torch.manual_seed(0)
     net = nn.Linear(4, 3)
     garbage = torch.full((5,), float(os.getpid()))
+    garbage[2] = math.nan
     net.table = nn.Parameter(garbage, requires_grad=False)
     return net
 """,

@@ -45,6 +45,7 @@ def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Modu
     _check_not_empty(target, model)
     keep_own(model)
     materialize(target, model)
+    _settle(model)
     leave_out(model, spec.without)
     if spec.constants != NATIVE:
         cast(model, DTYPES[spec.dtype])
@@ -55,6 +56,16 @@ def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Modu
     mode = "frozen" if frozen else spec.batch_norm
     model = batch_norm.apply(model, mode, device=spec.device)
     return devices.place(model, spec.device)
+
+
+def _settle(model: nn.Module) -> None:
+    """Puts zeros in the place of NaN in what is not trained.
+
+    Memory that nothing has initialised may hold it: a table for evaluation, say.
+    """
+    for parameter in model.parameters():
+        if not parameter.requires_grad and parameter.is_floating_point():
+            parameter.data.masked_fill_(parameter.data.isnan(), 0)
 
 
 def leave_out(model: nn.Module, names: Iterable[str]) -> None:
