@@ -64,8 +64,11 @@ def _settle(model: nn.Module) -> None:
     Memory that nothing has initialised may hold it: a table for evaluation, say.
     """
     for parameter in model.parameters():
-        if not parameter.requires_grad and parameter.is_floating_point():
-            parameter.data.masked_fill_(parameter.data.isnan(), 0)
+        if parameter.requires_grad or not parameter.is_floating_point():
+            continue
+        is_nan = parameter.data.isnan()
+        if bool(is_nan.any()):
+            parameter.data.masked_fill_(is_nan, 0)
 
 
 def leave_out(model: nn.Module, names: Iterable[str]) -> None:
