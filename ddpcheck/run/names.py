@@ -10,7 +10,7 @@ wrappers. A model may have parts of these names, too: they are marked as its own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -19,6 +19,7 @@ from ddpcheck.run import private
 _WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module"})
 _OWN = "_ddpcheck_own_part"  # on what has a part "module" that no wrapper adds
 _PLACE = "_ddpcheck_place"  # on a bare model's modules: where each is
+Modules = Sequence[tuple[str, nn.Module]]  # of a tree, by path
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -43,10 +44,11 @@ class Names:
 
         `extra` are tensors that optimizers train and the model may not hold.
         """
-        short = shortener(model)
+        modules = list(model.named_modules())
+        short = _shortener(modules)
         found: dict[str, Tensor] = {
             self._name(short(path), parameter): parameter
-            for path, parameter in model.named_parameters()
+            for path, parameter in _parameters(modules)
         }
         seen = {id(parameter) for parameter in found.values()}
         for other, tensor in (extra or {}).items():
@@ -90,8 +92,9 @@ def keep_own(model: nn.Module) -> None:
     for module in model.modules():
         if "module" in private.children(module) and not isinstance(module, _WRAPPERS):
             vars(module)[_OWN] = True
-    strip = _stripper(model)
-    for path, module in model.named_modules():
+    modules = list(model.named_modules())
+    strip = _stripper(modules)
+    for path, module in modules:
         # Plain data, for what scripts or saves a module. A copy has another identity.
         vars(module)[_PLACE] = path, strip(path, 0), id(module)
 
@@ -101,7 +104,11 @@ def shortener(model: nn.Module) -> Callable[[str], str]:
 
     By the innermost module on the way that the bare model has, too.
     """
-    strip, places = _stripper(model), _places(model)
+    return _shortener(list(model.named_modules()))
+
+
+def _shortener(modules: Modules) -> Callable[[str], str]:
+    strip, places = _stripper(modules), _places(modules)
     root = next((path for path, (origin, _) in places.items() if not origin), "")
     if all(path == origin for path, (origin, _) in places.items()):
         return lambda path: strip(path, 0)  # not wrapped
@@ -120,7 +127,17 @@ def shortener(model: nn.Module) -> Callable[[str], str]:
     return short
 
 
-def _places(model: nn.Module) -> dict[str, tuple[str, str]]:
+def _parameters(modules: Modules) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yields what `named_parameters` yields, of a tree that is known already."""
+    seen: set[int] = set()
+    for path, module in modules:
+        for name, parameter in private.parameters(module).items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"{path}.{name}" if path else name, parameter
+
+
+def _places(modules: Modules) -> dict[str, tuple[str, str]]:
     """Returns (path, name) in the bare model of what it has, by the path within this.
 
     A copy has the name of its original where that is not there itself: a wrapper may
@@ -128,7 +145,7 @@ def _places(model: nn.Module) -> dict[str, tuple[str, str]]:
     """
     marked = [
         (path, module, vars(module)[_PLACE])
-        for path, module in model.named_modules()
+        for path, module in modules
         if _PLACE in vars(module)
     ]
     taken = {origin: path for path, _, (origin, _, _) in reversed(marked)}
@@ -142,14 +159,14 @@ def _places(model: nn.Module) -> dict[str, tuple[str, str]]:
     }
 
 
-def _stripper(model: nn.Module) -> Callable[[str, int], str]:
+def _stripper(modules: Modules) -> Callable[[str, int], str]:
     """Returns what takes the components that torch's wrappers add off dotted paths.
 
     It gives the rest of a path from a component on.
     """
     added = {
         f"{path}.{part}".lstrip(".")
-        for path, module in model.named_modules()
+        for path, module in modules
         for part in _WRAPPER_PARTS & private.children(module).keys()
         if part != "module" or _OWN not in vars(module)
     }
