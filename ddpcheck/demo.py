@@ -103,7 +103,7 @@ def _check(pool: Pool, path: Path, progress: Progress) -> Report:
 
 
 def _show(report: Report, folder: Path, wanted: Outputs) -> None:
-    place = output.folder_of(report.target.name, str(folder))
+    place = output.folder_of(report.target.path, str(folder))
     path = output.write_report(report, place)
     output.say(output.terminal(report, wanted, path))
 
