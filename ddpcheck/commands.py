@@ -19,16 +19,6 @@ from ddpcheck.report import EXIT_NOT_CHECKED, Report
 if TYPE_CHECKING:
     from ddpcheck.nodes import Member
 
-_OF_SUITE = (
-    "world_sizes",
-    "modes",
-    "batch_norm",
-    "loss",
-    "dtype",
-    "device",
-    "tolerance",
-    "timeout_s",
-)
 RENDER_FORMATS = ("terminal", "html", "junit", "github", "sarif")
 
 
@@ -174,31 +164,11 @@ def suite(given: Mapping[str, Any], wanted: Outputs) -> int:
     Raises:
         UsageError: option-suite.
     """
-    fields = [name for name in output.FIELDS.values() if getattr(wanted, name)]
-    for name in [*given, *fields, *(["github"] if wanted.github else [])]:
-        if name not in _OF_SUITE:
-            _refuse_in_suite("--no-fix" if name == "fix" else _option(name))
     from ddpcheck import suite as suites  # noqa: PLC0415
 
     options = settings.make(given, {})
     exit_code: int = suites.main(options, is_quiet=wanted.quiet)
     return exit_code
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _refuse_in_suite(option: str) -> None:
-    raise UsageError(
-        Problem(
-            slug="option-suite",
-            message=f"--suite takes no {option}",
-            expected=", ".join(map(_option, _OF_SUITE)),
-            found=option,
-            fix=f"leave {option} out",
-        )
-    )
 
 
 def demo(wanted: Outputs) -> int:
