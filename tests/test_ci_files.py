@@ -98,6 +98,33 @@ def test_further_options_are_one_per_line_and_none_is_read_by_the_shell(
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--world-sizes 2", ["--world-sizes", "2"]),
+        ("--world-sizes=2", ["--world-sizes=2"]),
+        ("  --world-sizes \t 2,4  ", ["--world-sizes", "2,4"]),
+        ("--no-fix ", ["--no-fix"]),
+        ("-q", ["-q"]),
+        (
+            "--accept norm/local-batch-stats=by design, and  so",
+            ["--accept", "norm/local-batch-stats=by design, and  so"],
+        ),
+        ("--accept=norm/a=--no fix", ["--accept=norm/a=--no fix"]),
+        ("--dtype " + HOSTILE, ["--dtype", HOSTILE]),
+        ("--train-step-fn *", ["--train-step-fn", "*"]),
+        ("", []),
+    ],
+)
+def test_option_of_the_action_and_its_value_may_be_parted_by_a_blank(
+    line: str, said: list[str], tmp_path: Path
+) -> None:
+    _, plain = _check(tmp_path, target="mymodel.py")
+    options = f"{line}\n--steps 4\n"
+    _, found = _check(tmp_path, target="mymodel.py", options=options)
+    assert found[len(plain) :] == [*said, "--steps", "4"]
+
+
 @pytest.mark.parametrize("code", ["0", "1", "2", "3"])
 def test_action_fails_as_the_command_does(tmp_path: Path, code: str) -> None:
     assert _check(tmp_path, target="mymodel.py", exit=code)[0] == int(code)
