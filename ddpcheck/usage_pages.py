@@ -112,7 +112,7 @@ The same values are allowed on the command line, in the target file and in
     steps         3
     dtype         "auto", "float64", "float32", "bfloat16" or "float16"
     device        "auto", "cpu" or "cuda"
-    tolerance     1e-9, relative
+    tolerance     1e-9, relative; from 1e-15 to 0.1
     accept        {"norm/local-batch-stats" = "why this is fine"}
     fix           true or false                or --no-fix
     timeout_s     60
