@@ -32,6 +32,14 @@ A report may not be written over a file that is no report of its kind.
 --json, --junit-xml and --sarif write over what they wrote before, and over an empty
 file. Any other file would be gone: give the report a name of its own.
 """,
+    "output-path": """
+A report would have to be written where no file can be.
+
+--json, --junit-xml and --sarif take the path of a file: one that is not a folder, nor
+below a file. Folders that are missing are made. --report-dir takes a folder, and makes
+one below it for each target. This is looked at before the check; what shows only when
+it is written (permissions, a full disk) is a warning after it, and exit code 3.
+""",
     "render-file": """
 --render needs a report that ddpcheck wrote.
 

@@ -90,8 +90,8 @@ def test_tolerance_out_of_range_is_told_whole() -> None:
         settings.make({"tolerance": "0.5"}, {})
     assert str(caught.value) == (
         "ddpcheck: --tolerance cannot be '0.5' [option-value]\n"
-        "  expected   a relative difference from 1e-15 (less is float64's own rounding) "
-        "to 0.1 (more lets faults pass)\n"
+        "  expected   a relative difference from 1e-15 (less is float64's own "
+        "rounding) to 0.1 (more lets faults pass)\n"
         "  found      '0.5'\n"
         "  fix        --tolerance 1e-6\n"
         "  more       ddpcheck --explain option-value"

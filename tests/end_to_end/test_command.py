@@ -294,11 +294,11 @@ def test_closed_streams_change_no_exit_code(terminal: Terminal) -> None:
 
 
 def test_file_that_cannot_be_written_is_no_success(terminal: Terminal) -> None:
-    ended = terminal.run(terminal.write(target()), *QUICK, "--sarif", "mymodel.py/a")
+    ended = terminal.run(terminal.write(target()), *QUICK, "--sarif", "/proc/a.sarif")
     assert ended.exit_code == 3
     assert ended.stdout.splitlines()[-1].startswith("EQUIVALENT: ")
     assert ended.stderr == (
-        "ddpcheck: warning: cannot write mymodel.py/a: File exists\n"
+        "ddpcheck: warning: cannot write /proc/a.sarif: No such file or directory\n"
     )
 
 
