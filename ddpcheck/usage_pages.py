@@ -253,14 +253,15 @@ The file defines no `batch`.
 Or name what plays its part: ddpcheck mymodel.py --batch-fn make_data
 """,
     "target-no-loss": """
-The file defines no `loss`.
+The file defines no `loss`, or a call of ddpcheck.check has none.
 
     def loss(output, target):
         return functional.cross_entropy(output, target)
 
-Or name what plays its part: ddpcheck mymodel.py --loss-fn criterion. None is needed
-where `train_step` does the whole step, or where batch() returns a dict and the
-model's output has a .loss.
+Or name what plays its part: ddpcheck mymodel.py --loss-fn criterion. In Python it is
+the third argument: ddpcheck.check(model, batch, criterion). None is needed where
+`train_step` does the whole step, or where batch() returns a dict and the model's output
+has a .loss.
 """,
     "target-no-model": """
 The file defines no `model`.

@@ -98,6 +98,27 @@ def test_check_returns_the_report_and_assertion_raises_it(tmp_path: Path) -> Non
     assert rest.startswith("ddpcheck mymodel.py: Linear, 21 parameters")
 
 
+def test_loss_that_is_left_out_is_a_missing_argument() -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Linear(6, 3)
+
+    pair = torch.ones(8, 6), torch.ones(8, 3)
+    with ddpcheck.warm_ranks():
+        for batch in (pair, lambda: pair):  # the function's is known in a rank
+            with pytest.raises(ddpcheck.UsageError) as caught:
+                ddpcheck.check(model, batch)
+            assert str(caught.value) == (
+                "ddpcheck: model: the argument `loss` is missing [target-no-loss]\n"
+                "  expected   loss, a function (output, target) -> scalar tensor\n"
+                "  found      model and batch alone\n"
+                "  fix        give a loss: (model, batch, loss); none is needed beside "
+                "train_step, or where the batch is one dict and model(**batch) has a "
+                ".loss\n"
+                "  more       ddpcheck --explain target-no-loss"
+            )
+
+
 def test_checks_leave_no_record_for_the_next_ones() -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)
