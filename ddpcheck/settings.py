@@ -1,8 +1,8 @@
 """What each setting may be, and where its value comes from.
 
-One table for the command line, `[tool.ddpcheck]` in pyproject.toml and the target
-file, so that a wrong value reads the same wherever it was written. Precedence:
-option, target file, pyproject.toml.
+One table for the command line, `[tool.ddpcheck]` in pyproject.toml, the target file and
+Python, so that a wrong value reads the same wherever it was written. Precedence:
+option, target file (it has some of the settings), pyproject.toml.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ SETTINGS = (
     ),
     Setting(
         name="accept",
-        expected="slugs of --rules, each with a reason",
+        expected="slugs of --rules (family/name), each with or without a reason",
         example="norm/local-batch-stats=known",
         read=_accept,
     ),

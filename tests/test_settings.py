@@ -98,6 +98,18 @@ def test_tolerance_out_of_range_is_told_whole() -> None:
     )
 
 
+def test_what_is_no_slug_is_told_whole() -> None:
+    with pytest.raises(UsageError) as caught:
+        settings.make({"accept": ["bogus"]}, {})
+    assert str(caught.value) == (
+        "ddpcheck: --accept cannot be ['bogus'] [option-value]\n"
+        "  expected   slugs of --rules (family/name), each with or without a reason\n"
+        "  found      ['bogus']\n"
+        "  fix        --accept norm/local-batch-stats=known\n"
+        "  more       ddpcheck --explain option-value"
+    )
+
+
 def test_tolerance_out_of_range_is_refused_in_a_target_too(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("tolerance = 2\nmodel = batch = loss = print\n", encoding="utf-8")
