@@ -100,8 +100,10 @@ together, "--steps 2", they are one argument with a blank in its name.
     "option-value": """
 A setting has a value that it cannot have.
 
-The same values are allowed on the command line, in the target file and in
-[tool.ddpcheck] of pyproject.toml:
+The same values are allowed on the command line, in [tool.ddpcheck] of pyproject.toml
+and, but for loss and report_dir, as keyword arguments in Python. A target file sets
+world_sizes, simulate, tolerance and accept alone: the other names are common ones of
+training scripts, and mean something else there.
 
     world_sizes   [2, 4, 8]                    or --world-sizes 2,4,8
     modes         ["dp", "ddp"]
