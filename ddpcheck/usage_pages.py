@@ -255,15 +255,15 @@ The file defines no `batch`.
 Or name what plays its part: ddpcheck mymodel.py --batch-fn make_data
 """,
     "target-no-loss": """
-The file defines no `loss`, or a call of ddpcheck.check has none.
+The file defines no `loss`.
 
     def loss(output, target):
         return functional.cross_entropy(output, target)
 
 Or name what plays its part: ddpcheck mymodel.py --loss-fn criterion. In Python it is
-the third argument: ddpcheck.check(model, batch, criterion). None is needed where
-`train_step` does the whole step, or where batch() returns a dict and the model's output
-has a .loss.
+the third argument, ddpcheck.check(model, batch, criterion), that was left out. None is
+needed where `train_step` does the whole step, or where batch() returns a dict and the
+model's output has a .loss.
 """,
     "target-no-model": """
 The file defines no `model`.
