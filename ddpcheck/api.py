@@ -50,7 +50,7 @@ class DivergenceError(AssertionError):
 
 
 class Settings(TypedDict, total=False):
-    """What a check may be told; each is an option of the command of the same name."""
+    """What a check may be told; `check` says what each is."""
 
     optimizer: Callable[..., Any] | None
     wrap: Callable[..., Any] | None
@@ -166,8 +166,9 @@ class WarmRanks:
             ):
                 report = checking.check(pool, ref, options, session=session)
         except (UsageError, CannotCheckError) as error:
-            # The user's own line is what a test's traceback should end at.
-            raise error.with_traceback(None) from error.__cause__
+            # The user's own line is what a test's traceback should end at; what it
+            # was caused by stands in the message.
+            raise error.with_traceback(None) from None
         except BaseException:
             self.close()  # in an unknown state; the next check starts anew
             raise
@@ -252,24 +253,45 @@ def check(
             target file; a file needs no other part.
         batch: the global batch, (inputs, targets), or a function that returns it.
         loss: a function (output, target) -> scalar tensor.
-        given: `optimizer`, `wrap` and `train_step` as in a target file, and settings
-            by the names of the command's options: `world_sizes=[2, 4]`,
-            `accept={"norm/local-batch-stats": "why"}`.
+        given: what a target file may define besides, and settings; None is one not
+            given. They do what the command's options do, ddpcheck --help.
+
+            optimizer    a function (params) -> Optimizer
+            wrap         a function (model) -> what a rank trains
+            train_step   a function (model, optimizer, batch)
+            world_sizes  numbers of ranks, [2, 4, 8]
+            modes        some of ["dp", "ddp"]
+            simulate     world sizes beyond the machine, [256, 1024]
+            batch_norm   some of ["asis", "local", "sync", "frozen"]
+            noise        "asis", or "sample": dropout follows the global sample
+            steps        training steps of every run, 3
+            dtype        "auto", "float64", "float32", "bfloat16" or "float16"
+            device       "auto", "cpu" or "cuda"
+            tolerance    relative, from 1e-15 to 0.1; 1e-9 in float64
+            accept       slugs that do not fail, {"norm/local-batch-stats": "why"}
+            fix          False: causes are not verified by their fixes (--no-fix)
+            timeout_s    seconds, of the import and of every run, 60
+            max_memory   GiB; what is free
+            seed         of every run, 0
 
     Raises:
         UsageError: an argument is wrong; a ValueError.
         CannotCheckError: one process on the global batch hangs or dies.
     """
     __tracebackhide__ = True
-    with _turn:
-        if _warm is not None:
-            return _warm.check(model, batch, loss, **given)
-        if isinstance(model, str | Path):  # one import of the file, for all ranks
-            ref = TargetRef(path=str(Path(model).absolute()))
-            return checking.check_file(ref, options_of(given))
-        with warm_ranks():
-            assert _warm is not None
-            return _warm.check(model, batch, loss, **given)
+    options = options_of(given)
+    try:
+        with _turn:
+            if _warm is not None:
+                return _warm.check(model, batch, loss, **given)
+            if isinstance(model, str | Path):  # one import of the file, for all ranks
+                ref = TargetRef(path=str(Path(model).absolute()))
+                return checking.check_file(ref, options)
+            with warm_ranks():
+                assert _warm is not None
+                return _warm.check(model, batch, loss, **given)
+    except (UsageError, CannotCheckError) as error:
+        raise error.with_traceback(None) from None
 
 
 def assert_equivalent(
@@ -279,6 +301,8 @@ def assert_equivalent(
     **given: Unpack[Settings],
 ) -> None:
     """Checks as `check` does, and raises unless the report's verdict is equivalent.
+
+    Takes what `check` takes.
 
     Raises:
         DivergenceError: ranks differ from one process, or nothing was compared.
@@ -303,16 +327,28 @@ def options_of(given: Mapping[str, Any]) -> Options:
         TypeError: there is no such argument.
         UsageError: option-value.
     """
-    unknown = [key for key in given if key not in Settings.__annotations__]
-    if unknown:
-        known = ", ".join(Settings.__annotations__)
-        raise TypeError(f"there is no argument {unknown[0]!r}; there are {known}")
-    values = {
-        key: settings.read(key, _plain(value), origin=f"{key}=", fix=f"correct {key}=")
-        for key, value in given.items()
-        if key not in _PARTS and value is not None
-    }
+    __tracebackhide__ = True
+    for key in given:
+        if key not in Settings.__annotations__:
+            raise TypeError(_unknown(key))
+    try:
+        values = {
+            key: settings.read(
+                key, _plain(value), origin=f"{key}=", fix=f"correct {key}="
+            )
+            for key, value in given.items()
+            if key not in _PARTS and value is not None
+        }
+    except UsageError as error:
+        raise error.with_traceback(None) from None
     return Options(**values)
+
+
+def _unknown(key: str) -> str:
+    if key == "no_fix":
+        return "there is no argument 'no_fix'; it is fix=False"
+    known = ", ".join(Settings.__annotations__)
+    return f"there is no argument {key!r}; there are {known}"
 
 
 def _plain(value: Any) -> Any:

@@ -254,8 +254,14 @@ def _as_float32(
 
 
 def _at_tolerance(base: ReferenceResult, options: Options) -> ReferenceResult:
-    """Lets ranks tell all of a tensor where it may be judged to differ, and no more."""
+    """Lets ranks tell all of a tensor where it may be judged to differ, and no more.
+
+    Raises:
+        UsageError: option-value, of a tolerance below the rounding of the dtype.
+    """
     assert base.spec is not None
+    if options.tolerance is not None:
+        tolerance.check_chosen(options.tolerance, base.spec.dtype)
     default = tolerance.default(base.spec.dtype).rtol
     rtol = min(default, options.tolerance or default)
     return dataclasses.replace(base, spec=base.spec.but(rtol=rtol))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from ddpcheck import commands, exits, launch, output
-from ddpcheck.errors import Problem, UsageError
+from ddpcheck import arguments, commands, exits, launch, output
 
 if TYPE_CHECKING:
     from ddpcheck.nodes import Member
@@ -97,36 +94,17 @@ exit codes:
   130, 143  interrupted, terminated
 """
 
-_NAMES = ("model", "batch", "loss", "optimizer", "wrap", "train-step")
-_SETTINGS = (
-    "world-sizes",
-    "modes",
-    "simulate",
-    "batch-norm",
-    "loss",
-    "noise",
-    "steps",
-    "dtype",
-    "device",
-    "tolerance",
-    "timeout-s",
-    "max-memory",
-    "seed",
-)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     output.open_closed_streams()
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    given = list(sys.argv[1:] if argv is None else argv)
     member = _member()
     speaks = member is None or member.is_leader
     code = exits.guarded(
-        lambda: (
-            member.run(lambda: _run(arguments, member)) if member else _run(arguments)
-        ),
-        verbose="-v" in arguments or "--verbose" in arguments,
-        github=speaks and "--github" in arguments,
+        lambda: member.run(lambda: _run(given, member)) if member else _run(given),
+        verbose="-v" in given or "--verbose" in given,
+        github=speaks and "--github" in given,
     )
     return member.leave(code) if member else code
 
@@ -143,8 +121,8 @@ def _member() -> Member | None:
     return nodes.member()
 
 
-def _run(arguments: list[str], member: Member | None = None) -> int:  # noqa: PLR0911 (one per way in)
-    args = parser().parse_args(arguments)
+def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR0911 (one per way in)
+    args = arguments.parser().parse_args(given)
     if member is not None and (args.target is None or args.help) and member.is_idle():
         return 0  # --help, --demo and the like are rank 0's
     wanted = output.Outputs(
@@ -173,7 +151,7 @@ def _run(arguments: list[str], member: Member | None = None) -> int:  # noqa: PL
         return commands.render(args.render, args.format or "terminal", wanted)
     if args.suite:
         return commands.suite(_given(args), wanted)
-    command = shlex.join(["ddpcheck", *arguments])
+    command = shlex.join(["ddpcheck", *given])
     return commands.check(
         args.target,
         _names(args),
@@ -186,7 +164,7 @@ def _run(arguments: list[str], member: Member | None = None) -> int:  # noqa: PL
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    keys = [name.replace("-", "_") for name in _SETTINGS]
+    keys = [name.replace("-", "_") for name in arguments.SETTINGS]
     given = {key: getattr(args, key) for key in keys if getattr(args, key) is not None}
     if args.accept:
         given["accept"] = args.accept
@@ -196,78 +174,6 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _names(args: argparse.Namespace) -> dict[str, str]:
-    keys = [name.replace("-", "_") for name in _NAMES]
+    keys = [name.replace("-", "_") for name in arguments.NAMES]
     chosen = {key: getattr(args, f"{key}_fn") for key in keys}
     return {key: value for key, value in chosen.items() if value is not None}
-
-
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser; values are checked by ddpcheck.settings."""
-    made = _Parser(prog="ddpcheck", add_help=False, allow_abbrev=False)
-    made.add_argument("target", nargs="?")
-    for name in _SETTINGS:
-        made.add_argument(f"--{name}")
-    made.add_argument("--accept", action="append")
-    made.add_argument("--no-fix", action="store_true")
-    for name in _NAMES:
-        made.add_argument(f"--{name}-fn")
-    for name in ("json", "junit-xml", "sarif", "report-dir", "baseline"):
-        made.add_argument(f"--{name}")
-    made.add_argument("--github", action="store_true")
-    volume = made.add_mutually_exclusive_group()
-    volume.add_argument("-q", "--quiet", action="store_true")
-    volume.add_argument("-v", "--verbose", action="store_true")
-    _add_ways_in(made)
-    return made
-
-
-def _add_ways_in(made: argparse.ArgumentParser) -> None:
-    ways = made.add_mutually_exclusive_group()
-    for name in ("demo", "suite", "rules", "version"):
-        ways.add_argument(f"--{name}", action="store_true")
-    ways.add_argument("--init", nargs="?", const="mymodel.py")
-    ways.add_argument("--explain")
-    ways.add_argument("--render")
-    made.add_argument("-h", "--help", action="store_true")
-    made.add_argument("--format", choices=commands.RENDER_FORMATS)
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse's words in the shape of all other usage errors."""
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses, and asks for exactly one thing to do."""
-        parsed = super().parse_args(args, namespace)
-        ways = ("demo", "suite", "rules", "version", "help")
-        way = any(getattr(parsed, name) for name in ways) or any(
-            getattr(parsed, name) is not None for name in ("init", "explain", "render")
-        )
-        if parsed.target is None and not way:
-            self.error("no TARGET was given")
-        if parsed.target is not None and way and not parsed.help:
-            self.error(f"{parsed.target} was given beside another way in")
-        if parsed.format and parsed.render is None:
-            self.error("--format is an option of --render alone")
-        return parsed
-
-    def error(self, message: str) -> NoReturn:
-        """Raises a usage error.
-
-        Raises:
-            UsageError: option-usage.
-        """
-        message = re.sub(r"^arguments? ", "", message)
-        unknown = re.match(r"unrecognized arguments: (\S+)", message)
-        raise UsageError(
-            Problem(
-                slug="option-usage",
-                message=f"unknown option {unknown[1]}" if unknown else message,
-                expected="ddpcheck TARGET [options]",
-                fix=self._fix(unknown[1] if unknown else ""),
-            )
-        )
-
-    def _fix(self, option: str) -> str:
-        known = list(self._option_string_actions)
-        close = difflib.get_close_matches(option.partition("=")[0], known, 1, 0.7)
-        return f"did you mean {close[0]}?" if close else "ddpcheck --help"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpcheck import baseline as baselines
-from ddpcheck import output, settings
+from ddpcheck import output, places, settings
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.output import Outputs
 from ddpcheck.progress import Progress
@@ -19,16 +19,6 @@ from ddpcheck.report import EXIT_NOT_CHECKED, Report
 if TYPE_CHECKING:
     from ddpcheck.nodes import Member
 
-_OF_SUITE = (
-    "world_sizes",
-    "modes",
-    "batch_norm",
-    "loss",
-    "dtype",
-    "device",
-    "tolerance",
-    "timeout_s",
-)
 RENDER_FORMATS = ("terminal", "html", "junit", "github", "sarif")
 
 
@@ -64,9 +54,8 @@ def check(
     importing.check_file(path)
     project = settings.from_project(path)
     options = settings.make(given, project)
-    wanted = dataclasses.replace(
-        wanted, report_dir=wanted.report_dir or project.get("report_dir", "reports")
-    )
+    folder = wanted.report_dir or project.get("report_dir", "")
+    wanted = dataclasses.replace(wanted, report_dir=folder or "reports")
     wanted.alone()
     # Absolute: the file may change the working directory while it is imported.
     absolute = os.path.abspath(path)  # noqa: PTH100 (resolve() would follow links)
@@ -79,7 +68,8 @@ def check(
         if not isinstance(member, nodes.Leader):
             return member.follow(ref, options)  # rank 0 does the rest
         check_file = member.check_file
-    known = _baseline(baseline, path, wanted)
+    places.check(path, wanted, baseline=baseline, has_folder=bool(folder))
+    known = baselines.load(baseline) if baseline else None
     with (
         output.importing_ahead(wanted),
         Progress(sys.stderr, wanted=not wanted.quiet) as progress,
@@ -92,62 +82,6 @@ def check(
     written = output.show(report, wanted)
     # Who asked for a file and got none must not read success.
     return report.exit_code or (0 if written else EXIT_NOT_CHECKED)
-
-
-def _baseline(baseline: str, target: Path, wanted: Outputs) -> Report | None:
-    """Returns the earlier report, read before the long work begins.
-
-    Raises:
-        UsageError: the report would write over what it is made of.
-    """
-    folder = output.folder_of(str(target), wanted.report_dir)
-    written = {
-        "--json": wanted.json,
-        "--junit-xml": wanted.junit_xml,
-        "--sarif": wanted.sarif,
-        "--report-dir": str(folder / "report.json"),
-    }
-    if option := _writer_of(target, written):
-        raise _overwritten(target, option, written[option])
-    if baseline and (option := _writer_of(Path(baseline), written)):
-        raise baselines.overwritten(baseline, option)
-    for option in _SUFFIXES:
-        if written[option] and not output.may_write(Path(written[option]), option):
-            raise _not_ours(target, option, written[option])
-    return baselines.load(baseline) if baseline else None
-
-
-def _writer_of(path: Path, written: dict[str, str]) -> str:
-    """Returns the option whose file is this one, "" where none's is."""
-    same = (o for o, p in written.items() if p and Path(p).resolve() == path.resolve())
-    return next(same, "")
-
-
-def _overwritten(target: Path, option: str, path: str) -> UsageError:
-    return UsageError(
-        Problem(
-            slug="target-overwritten",
-            message=f"{option} would write over the target",
-            expected="a file of its own for every report",
-            found=f"{path} for both",
-            fix=f"ddpcheck {target} {option} report{_SUFFIXES.get(option, '')}",
-        )
-    )
-
-
-def _not_ours(target: Path, option: str, path: str) -> UsageError:
-    return UsageError(
-        Problem(
-            slug="output-not-ours",
-            message=f"{option} would write over {path}",
-            expected="a new file, or one that this option wrote",
-            found="a file that is no such report",
-            fix=f"ddpcheck {target} {option} report{_SUFFIXES[option]}",
-        )
-    )
-
-
-_SUFFIXES = {"--json": ".json", "--junit-xml": ".xml", "--sarif": ".sarif"}
 
 
 def _split(target: str, names: Mapping[str, str]) -> tuple[Path, dict[str, str]]:
@@ -174,31 +108,11 @@ def suite(given: Mapping[str, Any], wanted: Outputs) -> int:
     Raises:
         UsageError: option-suite.
     """
-    fields = [name for name in output.FIELDS.values() if getattr(wanted, name)]
-    for name in [*given, *fields, *(["github"] if wanted.github else [])]:
-        if name not in _OF_SUITE:
-            _refuse_in_suite("--no-fix" if name == "fix" else _option(name))
     from ddpcheck import suite as suites  # noqa: PLC0415
 
     options = settings.make(given, {})
     exit_code: int = suites.main(options, is_quiet=wanted.quiet)
     return exit_code
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _refuse_in_suite(option: str) -> None:
-    raise UsageError(
-        Problem(
-            slug="option-suite",
-            message=f"--suite takes no {option}",
-            expected=", ".join(map(_option, _OF_SUITE)),
-            found=option,
-            fix=f"leave {option} out",
-        )
-    )
 
 
 def demo(wanted: Outputs) -> int:

@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from ddpcheck import checking, output
+from ddpcheck import checking, output, places
 from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.output import Outputs
@@ -50,10 +50,12 @@ def main(wanted: Outputs) -> int:
     """Checks both targets; returns 0 where they turn out as they should.
 
     Raises:
-        UsageError: the environment has no torch, or the folder cannot be written.
+        UsageError: the environment has no torch, or the folder would lie in a file.
         CannotCheckError: torch cannot be imported.
     """
     folder = Path(wanted.report_dir or "reports") / "demo"
+    if wanted.report_dir:
+        places.check_folder(folder, "ddpcheck --demo")
     paths = {name: _copy(path, folder / f"{name}.py") for name, path in TARGETS.items()}
     preload = Preload(modules=checking.PRELOAD_MODULES)
     with Pool(preload, timeout_s=_OPTIONS.timeout_s) as pool:
@@ -103,7 +105,7 @@ def _check(pool: Pool, path: Path, progress: Progress) -> Report:
 
 
 def _show(report: Report, folder: Path, wanted: Outputs) -> None:
-    place = output.folder_of(report.target.name, str(folder))
+    place = output.folder_of(report.target.path, str(folder))
     path = output.write_report(report, place)
     output.say(output.terminal(report, wanted, path))
 

@@ -1,8 +1,8 @@
 """What each setting may be, and where its value comes from.
 
-One table for the command line, `[tool.ddpcheck]` in pyproject.toml and the target
-file, so that a wrong value reads the same wherever it was written. Precedence:
-option, target file, pyproject.toml.
+One table for the command line, `[tool.ddpcheck]` in pyproject.toml, the target file and
+Python, so that a wrong value reads the same wherever it was written. Precedence:
+option, target file (it has some of the settings), pyproject.toml.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ NOISE_MODES = ("asis", "sample")
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 
+# Less is float64's own rounding: correct training differs by some 1e-15. More passes
+# faults; bfloat16's default is 0.04.
+LEAST_RTOL, MOST_RTOL = 1e-15, 0.1
 _MOST_SEED = 2**31 - 1  # numpy takes 32 bits; ranks add their number to it
 
 # Also settable in the target file; pyproject.toml comes after it.
@@ -64,6 +67,13 @@ def _positive(value: Any) -> float:
         raise ValueError
     number = float(value)
     if not (number > 0 and math.isfinite(number)):
+        raise ValueError
+    return number
+
+
+def _tolerance(value: Any) -> float:
+    number = _positive(value)
+    if not LEAST_RTOL <= number <= MOST_RTOL:
         raise ValueError
     return number
 
@@ -182,13 +192,14 @@ SETTINGS = (
     Setting(name="device", expected=_or(DEVICES), example="cpu", read=_one_of(DEVICES)),
     Setting(
         name="tolerance",
-        expected="a relative tolerance, above 0",
+        expected=f"a relative difference from {LEAST_RTOL:g} (less is float64's own "
+        f"rounding) to {MOST_RTOL:g} (more lets faults pass)",
         example="1e-6",
-        read=_positive,
+        read=_tolerance,
     ),
     Setting(
         name="accept",
-        expected="slugs of --rules, each with a reason",
+        expected="slugs of --rules (family/name), each with or without a reason",
         example="norm/local-batch-stats=known",
         read=_accept,
     ),

@@ -128,8 +128,9 @@ def from_module(module: types.ModuleType, ref: TargetRef) -> Target:
         raise _missing(module, name, "model")
     if found["batch"] is None:
         raise _missing(module, name, "batch")
-    if found["loss"] is None and found["train_step"] is None:
-        _allow_missing_loss(module, name, found["batch"])
+    has_none = found["loss"] is None and found["train_step"] is None
+    if has_none and _needs_loss(found["batch"]):
+        raise _missing(module, name, "loss")
     for key, value in found.items():
         if value is not None:
             _check_kind(name, key, value)
@@ -148,8 +149,9 @@ def unpack(path: str) -> Target:
         value = getattr(made, key)
         if value is not None or key in ("model", "batch"):
             _check_kind(made.name, key, value)
-    if made.loss is None and made.train_step is None:
-        _allow_missing_loss(types.ModuleType(made.name), made.name, made.batch)
+    has_none = made.loss is None and made.train_step is None
+    if has_none and _needs_loss(made.batch):
+        raise missing_loss(made)
     return made
 
 
@@ -239,19 +241,33 @@ def _setting(module: types.ModuleType, key: str, name: str) -> Any:
     return settings_module.read(key, getattr(module, key), origin=origin, fix=fix)
 
 
-def _allow_missing_loss(module: types.ModuleType, name: str, batch: Any) -> None:
-    """Without `loss` the batch must be a dict: then `model(**batch).loss` is used."""
-    if callable(batch):
-        return  # known only when the batch is made
-    if not isinstance(batch, dict | UserDict):
-        raise _missing(module, name, "loss")
+def _needs_loss(batch: Any) -> bool:
+    """Returns whether a batch is no dict, for which `model(**batch).loss` is used."""
+    # What a function makes is known only when it is called.
+    return not callable(batch) and not isinstance(batch, dict | UserDict)
 
 
 def missing_loss(target: Target) -> UsageError:
     """Returns the error for a target that needs a loss and has none."""
+    if not target.path:
+        return _missing_argument(target.name)
     paths = {target.path, str(Path(target.path).absolute())}
     own = [m for m in list(sys.modules.values()) if importing.file_of(m) in paths]
     return _missing(own[0] if own else types.ModuleType("?"), target.name, "loss")
+
+
+def _missing_argument(name: str) -> UsageError:
+    """Returns the error for a target made of the arguments of a call."""
+    return UsageError(
+        Problem(
+            slug="target-no-loss",
+            message=f"{name}: the argument `loss` is missing",
+            expected="loss, a function (output, target) -> scalar tensor",
+            found="model and batch alone",
+            fix="give a loss: (model, batch, loss); none is needed beside train_step, "
+            "or where the batch is one dict and model(**batch) has a .loss",
+        )
+    )
 
 
 def _check_no_arguments(target: Target) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddpcheck import settings
+from ddpcheck.errors import Problem, UsageError
 from ddpcheck.report import Tolerance
 
 # Measured with torch 2.13: correct data-parallel training in float64 stays within
@@ -12,6 +14,14 @@ DEFAULT_RTOL = {
     "float32": 2e-5,
     "bfloat16": 4e-2,
     "float16": 5e-3,
+}
+
+# Between a number and the next one, relative to it: what is closer is the same number.
+LEAST_RTOL = {
+    "float64": settings.LEAST_RTOL,
+    "float32": 2.0**-23,
+    "bfloat16": 2.0**-7,
+    "float16": 2.0**-10,
 }
 
 # A model that computes in float32 inside a float64 run repeats itself to 1e-7 only;
@@ -54,6 +64,26 @@ def default(dtype: str) -> Tolerance:
 def chosen(rtol: float) -> Tolerance:
     """Returns a tolerance that the user set."""
     return Tolerance(rtol=rtol, origin="set by the user")
+
+
+def check_chosen(rtol: float, dtype: str) -> None:
+    """Refuses what no correct training can keep to: it would have no cause.
+
+    Raises:
+        UsageError: option-value.
+    """
+    least = LEAST_RTOL[dtype]
+    if rtol < least:
+        raise UsageError(
+            Problem(
+                slug="option-value",
+                message=f"a tolerance of {rtol:.3g} is below what {dtype} tells apart",
+                expected=f"from {least:.3g}, one step of {dtype}, to "
+                f"{settings.MOST_RTOL:g}",
+                found=f"{rtol:.3g}",
+                fix=f"leave the tolerance out: {dtype} has {DEFAULT_RTOL[dtype]:g}",
+            )
+        )
 
 
 def by_order(base: Tolerance, floor: float, *, permuted: str = "batch") -> Tolerance:

@@ -67,11 +67,6 @@ gloo finds its network by the host's name, or by GLOO_SOCKET_IFNAME. A shell tha
 has these variables from another job makes ddpcheck wait for processes that do not come:
 `env -u RANK ddpcheck mymodel.py` runs it alone.
 """,
-    "init-path": """
---init does not write over a file, and makes no folder.
-
-Name a path where nothing is yet: ddpcheck --init other.py
-""",
     "option-max-memory": """
 A run needs more memory than there is, or than --max-memory allows.
 
@@ -93,13 +88,22 @@ set them. It prints a table, with --quiet the failures alone. Leave the others o
 The command line is not one that ddpcheck knows.
 
 One TARGET, or one other way in (--demo, --suite, --init, --explain, --rules,
---render), and options by their full names. `ddpcheck --help` shows all of them.
+--render, --version), and options by their full names: `ddpcheck --help` shows them.
+
+An option without effect is refused. --render takes --format, and on a terminal -q or
+-v; --demo takes --report-dir, -q and -v; for --suite see option-suite; the others take
+none. Several targets, all in one: pytest --ddpcheck a.py b.py
+
+An option and its value are two arguments, or one with =: --steps 2, --steps=2. Quoted
+together, "--steps 2", they are one argument with a blank in its name.
 """,
     "option-value": """
 A setting has a value that it cannot have.
 
-The same values are allowed on the command line, in the target file and in
-[tool.ddpcheck] of pyproject.toml:
+The same values are allowed on the command line, in [tool.ddpcheck] of pyproject.toml
+and, but for loss and report_dir, as keyword arguments in Python. A target file sets
+world_sizes, simulate, tolerance and accept alone: the other names are common ones of
+training scripts, and mean something else there.
 
     world_sizes   [2, 4, 8]                    or --world-sizes 2,4,8
     modes         ["dp", "ddp"]
@@ -110,7 +114,7 @@ The same values are allowed on the command line, in the target file and in
     steps         3
     dtype         "auto", "float64", "float32", "bfloat16" or "float16"
     device        "auto", "cpu" or "cuda"
-    tolerance     1e-9, relative
+    tolerance     1e-9, relative; from 1e-15 to 0.1
     accept        {"norm/local-batch-stats" = "why this is fine"}
     fix           true or false                or --no-fix
     timeout_s     60
@@ -124,18 +128,6 @@ A world size is larger than the batch.
 Every rank needs one sample at least, a simulated one too, so the largest world size is
 the number of samples that batch() returns. Use smaller --world-sizes and --simulate, or
 a larger batch.
-""",
-    "render-file": """
---render needs a report that ddpcheck wrote.
-
-That is reports/TARGET/report.json, or what --json wrote. The message says why the
-file is none: not JSON, another format number, or unknown fields.
-""",
-    "settings-file": """
-pyproject.toml is not valid TOML.
-
-ddpcheck reads the first pyproject.toml with a [tool.ddpcheck] table in the folder of
-the target or above it. The message has the line at which reading stopped.
 """,
     "settings-unknown": """
 [tool.ddpcheck] holds a setting that ddpcheck does not have.
@@ -268,8 +260,9 @@ The file defines no `loss`.
     def loss(output, target):
         return functional.cross_entropy(output, target)
 
-Or name what plays its part: ddpcheck mymodel.py --loss-fn criterion. None is needed
-where `train_step` does the whole step, or where batch() returns a dict and the
+Or name what plays its part: ddpcheck mymodel.py --loss-fn criterion. In Python it is
+the third argument, ddpcheck.check(model, batch, criterion), that was left out. None is
+needed where `train_step` does the whole step, or where batch() returns a dict and the
 model's output has a .loss.
 """,
     "target-no-model": """

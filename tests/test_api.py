@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import re
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ddpcheck
-from ddpcheck import api, options
+from ddpcheck import api, fixture, options
 from ddpcheck.report import Report
 
 TARGET = """\
@@ -68,6 +73,19 @@ def test_settings_are_those_of_a_check() -> None:
     assert set(api.Settings.__annotations__) == known - {"loss"} | parts
 
 
+def test_help_has_every_setting() -> None:
+    text = inspect.getdoc(ddpcheck.check) or ""
+    assert re.findall(r"^ {8}(\w+)  ", text, re.MULTILINE) == [
+        *api.Settings.__annotations__
+    ]
+
+
+def test_option_of_another_name_is_told_by_its_own() -> None:
+    with pytest.raises(TypeError) as caught:
+        api.options_of({"no_fix": True})
+    assert str(caught.value) == "there is no argument 'no_fix'; it is fix=False"
+
+
 def test_values_are_read_as_everywhere() -> None:
     made = api.options_of(
         {"world_sizes": range(2, 4), "accept": ["a/b"], "modes": None, "wrap": print}
@@ -96,6 +114,65 @@ def test_check_returns_the_report_and_assertion_raises_it(tmp_path: Path) -> Non
     first, _, rest = str(raised.value).partition("\n\n")
     assert first.startswith("divergent: loss/sum-reduction")
     assert rest.startswith("ddpcheck mymodel.py: Linear, 21 parameters")
+
+
+def test_loss_that_is_left_out_is_a_missing_argument() -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Linear(6, 3)
+
+    pair = torch.ones(8, 6), torch.ones(8, 3)
+    with ddpcheck.warm_ranks():
+        for batch in (pair, lambda: pair):  # the function's is known in a rank
+            with pytest.raises(ddpcheck.UsageError) as caught:
+                ddpcheck.check(model, batch)
+            assert str(caught.value) == (
+                "ddpcheck: model: the argument `loss` is missing [target-no-loss]\n"
+                "  expected   loss, a function (output, target) -> scalar tensor\n"
+                "  found      model and batch alone\n"
+                "  fix        give a loss: (model, batch, loss); none is needed beside "
+                "train_step, or where the batch is one dict and model(**batch) has a "
+                ".loss\n"
+                "  more       ddpcheck --explain target-no-loss"
+            )
+
+
+@pytest.fixture(scope="module")
+def checkers() -> Iterator[tuple[Callable[..., Report], ...]]:
+    with contextlib.closing(api.WarmRanks()) as ranks:
+        ranks.open(60.0)
+        yield ddpcheck.check, fixture.Checker(ranks)
+
+
+def _model() -> nn.Module:
+    return nn.Linear(6, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        ({"world_size": [2]}, TypeError, "there is no argument"),
+        ({"steps": 0}, ddpcheck.UsageError, "option-value"),
+        ({"model": "none.py"}, ddpcheck.UsageError, "target-missing-file"),
+        ({"model": 3}, ddpcheck.UsageError, "target-name-kind"),
+        ({"loss": threading.Lock().acquire}, ddpcheck.UsageError, "target-pickle"),
+    ],
+    ids=["keyword", "value", "file", "kind", "pickle"],
+)
+def test_traceback_in_pytest_ends_at_the_line_of_the_user(
+    given: dict[str, Any],
+    kind: type[Exception],
+    text: str,
+    checkers: tuple[Callable[..., Report], ...],
+) -> None:
+    arguments = {"model": _model, "batch": lambda: (torch.ones(2, 6), None), **given}
+    for check in checkers:
+        with pytest.raises(kind, match=text) as caught:
+            check(**arguments)
+        shown = caught.traceback.filter(caught)
+        assert [entry.path for entry in shown] == [Path(__file__)]
+        assert caught.value.__cause__ is None  # pytest shows it, with its frames
+        assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
 def test_checks_leave_no_record_for_the_next_ones() -> None:

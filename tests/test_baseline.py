@@ -207,7 +207,8 @@ def test_another_target_is_refused() -> None:
     [
         ("--json={}", "baseline-overwritten"),
         ("--sarif={}", "baseline-overwritten"),
-        ("--report-dir={}", "baseline-file"),
+        ("--report-dir={}", "output-path"),
+        ("--json=-", "baseline-file"),
     ],
 )
 def test_wrong_baseline_is_told_before_anything_runs(

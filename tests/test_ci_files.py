@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddpcheck import cli
+from ddpcheck import arguments
 
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
@@ -78,7 +78,7 @@ def test_expressions_of_the_action_name_what_there_is() -> None:
 
 def test_options_of_the_action_are_those_of_the_command(tmp_path: Path) -> None:
     _, said = _check(tmp_path, target="mymodel.py", baseline="known.json")
-    args = cli.parser().parse_args(said)
+    args = arguments.parser().parse_args(said)
     assert (args.target, args.baseline, args.github) == ("mymodel.py", "known.json", 1)
     assert args.report_dir == "ddpcheck-reports"
     assert args.json == "ddpcheck-reports/report.json"
@@ -98,6 +98,33 @@ def test_further_options_are_one_per_line_and_none_is_read_by_the_shell(
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--world-sizes 2", ["--world-sizes", "2"]),
+        ("--world-sizes=2", ["--world-sizes=2"]),
+        ("  --world-sizes \t 2,4  ", ["--world-sizes", "2,4"]),
+        ("--no-fix ", ["--no-fix"]),
+        ("-q", ["-q"]),
+        (
+            "--accept norm/local-batch-stats=by design, and  so",
+            ["--accept", "norm/local-batch-stats=by design, and  so"],
+        ),
+        ("--accept=norm/a=--no fix", ["--accept=norm/a=--no fix"]),
+        ("--dtype " + HOSTILE, ["--dtype", HOSTILE]),
+        ("--train-step-fn *", ["--train-step-fn", "*"]),
+        ("", []),
+    ],
+)
+def test_option_of_the_action_and_its_value_may_be_parted_by_a_blank(
+    line: str, said: list[str], tmp_path: Path
+) -> None:
+    _, plain = _check(tmp_path, target="mymodel.py")
+    options = f"{line}\n--steps 4\n"
+    _, found = _check(tmp_path, target="mymodel.py", options=options)
+    assert found[len(plain) :] == [*said, "--steps", "4"]
+
+
 @pytest.mark.parametrize("code", ["0", "1", "2", "3"])
 def test_action_fails_as_the_command_does(tmp_path: Path, code: str) -> None:
     assert _check(tmp_path, target="mymodel.py", exit=code)[0] == int(code)
@@ -115,7 +142,7 @@ def test_gitlab_job_calls_the_command(tmp_path: Path, baseline: str) -> None:
     given = {"DDPCHECK_TARGET": "my model.py", "DDPCHECK_BASELINE": baseline}
     (script,) = job["script"]
     code, said = _run(script, tmp_path, {**job["variables"], **given, "STUB_EXIT": "1"})
-    args = cli.parser().parse_args(said)
+    args = arguments.parser().parse_args(said)
     assert (code, args.target, args.baseline or "") == (1, "my model.py", baseline)
     junit = job["artifacts"]["reports"]["junit"]
     assert args.junit_xml == junit.replace("$DDPCHECK_REPORTS", "ddpcheck-reports")

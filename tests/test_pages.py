@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import file_pages, pages, usage_pages
+from ddpcheck import file_pages, pages, target, usage_pages
 from ddpcheck.errors import UsageError
+from ddpcheck.settings import SETTINGS
 from ddpcheck.target import NAMES
 
 PAGES = {**usage_pages.PAGES, **file_pages.PAGES}
@@ -66,6 +67,15 @@ def test_page_is_short_ascii_and_opens_with_a_sentence(slug: str) -> None:
     assert text.isascii()
     assert max(map(len, text.splitlines())) <= 120
     assert pages.summary(slug) == first
+
+
+def test_page_of_settings_has_them_all_and_says_which_a_target_sets() -> None:
+    text = pages.page("option-value")
+    listed = re.findall(r"^    (\w+) ", text, re.MULTILINE)
+    assert listed == [setting.name for setting in SETTINGS]
+    *first, last = target.SETTINGS
+    told = f"A target file sets {', '.join(first)} and {last} alone"
+    assert told in " ".join(text.split())
 
 
 def test_rule_slugs_come_from_file_names() -> None:

@@ -26,6 +26,8 @@ from ddpcheck.target import TargetRef
         ("steps", "1", 1),
         ("dtype", "bfloat16", "bfloat16"),
         ("tolerance", "1e-6", 1e-6),
+        ("tolerance", "1e-15", 1e-15),
+        ("tolerance", "0.1", 0.1),
         ("timeout_s", "0.5", 0.5),
         ("seed", "0", 0),
         ("accept", ["loss/x=known, and fine = so"], {"loss/x": "known, and fine = so"}),
@@ -54,6 +56,9 @@ def test_text_is_read(name: str, text: Any, value: Any) -> None:
         ("device", "gpu", "--device cpu"),
         ("tolerance", "0", "--tolerance 1e-6"),
         ("tolerance", "nan", "--tolerance 1e-6"),
+        ("tolerance", "2", "--tolerance 1e-6"),
+        ("tolerance", "0.11", "--tolerance 1e-6"),
+        ("tolerance", "9e-16", "--tolerance 1e-6"),
         ("timeout_s", "-1", "--timeout-s 60"),
         ("timeout_s", "inf", "--timeout-s 60"),
         ("seed", "-1", "--seed 0"),
@@ -78,6 +83,38 @@ def test_wrong_text_is_told_whole() -> None:
         "  fix        --dtype float64\n"
         "  more       ddpcheck --explain option-value"
     )
+
+
+def test_tolerance_out_of_range_is_told_whole() -> None:
+    with pytest.raises(UsageError) as caught:
+        settings.make({"tolerance": "0.5"}, {})
+    assert str(caught.value) == (
+        "ddpcheck: --tolerance cannot be '0.5' [option-value]\n"
+        "  expected   a relative difference from 1e-15 (less is float64's own "
+        "rounding) to 0.1 (more lets faults pass)\n"
+        "  found      '0.5'\n"
+        "  fix        --tolerance 1e-6\n"
+        "  more       ddpcheck --explain option-value"
+    )
+
+
+def test_what_is_no_slug_is_told_whole() -> None:
+    with pytest.raises(UsageError) as caught:
+        settings.make({"accept": ["bogus"]}, {})
+    assert str(caught.value) == (
+        "ddpcheck: --accept cannot be ['bogus'] [option-value]\n"
+        "  expected   slugs of --rules (family/name), each with or without a reason\n"
+        "  found      ['bogus']\n"
+        "  fix        --accept norm/local-batch-stats=known\n"
+        "  more       ddpcheck --explain option-value"
+    )
+
+
+def test_tolerance_out_of_range_is_refused_in_a_target_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("tolerance = 2\nmodel = batch = loss = print\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"`tolerance` in mine\.py cannot be 2 "):
+        target.load(TargetRef(path=str(path)))
 
 
 def _project(folder: Path, text: str) -> Path:
@@ -134,6 +171,7 @@ def test_unknown_key_is_told_whole(tmp_path: Path) -> None:
         ("[tool.ddpcheck]\nsteps = true\n", "option-value"),
         ("[tool.ddpcheck]\nworld_sizes = [2.5]\n", "option-value"),
         ("[tool.ddpcheck]\nworld_sizes = []\n", "option-value"),
+        ("[tool.ddpcheck]\ntolerance = 0.5\n", "option-value"),
         ("[tool]\nddpcheck = 3\n", "settings-unknown"),
     ],
 )

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcheck import tolerance
+from ddpcheck import checking, settings, suite, tolerance
+from ddpcheck.errors import UsageError
+from ddpcheck.options import Options
+from ddpcheck.ranks.pool import Pool
+from ddpcheck.target import TargetRef
 
 
 @pytest.mark.parametrize(
@@ -21,6 +27,46 @@ def test_default_of_each_dtype(dtype: str, rtol: float) -> None:
 def test_chosen_says_who_chose() -> None:
     found = tolerance.chosen(0.125)
     assert (found.rtol, found.origin) == (0.125, "set by the user")
+
+
+def test_least_tolerance_of_a_dtype_is_below_its_default_and_within_settings() -> None:
+    assert tolerance.LEAST_RTOL.keys() == tolerance.DEFAULT_RTOL.keys()
+    for dtype, least in tolerance.LEAST_RTOL.items():
+        tolerance.check_chosen(least, dtype)
+        assert settings.LEAST_RTOL <= least < tolerance.DEFAULT_RTOL[dtype]
+        assert tolerance.DEFAULT_RTOL[dtype] < settings.MOST_RTOL
+
+
+TARGET = """\
+import torch
+tolerance = 1e-9
+model = lambda: torch.nn.Linear(2, 1)
+batch = torch.ones(4, 2), torch.ones(4, 1)
+loss = torch.nn.MSELoss()
+"""
+TOO_FINE = (
+    "ddpcheck: a tolerance of 1e-09 is below what float32 tells apart [option-value]\n"
+    "  expected   from 1.19e-07, one step of float32, to 0.1\n"
+    "  found      1e-09\n"
+    "  fix        leave the tolerance out: float32 has 2e-05\n"
+    "  more       ddpcheck --explain option-value"
+)
+
+
+def test_tolerance_below_the_dtype_of_the_runs_is_refused(
+    pool: Pool, tmp_path: Path
+) -> None:
+    path = tmp_path / "mymodel.py"
+    path.write_text(TARGET, encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        checking.check(pool, TargetRef(path=str(path)), Options(dtype="float32"))
+    assert str(caught.value) == TOO_FINE
+
+
+def test_tolerance_below_the_dtype_of_the_suite_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        suite.main(Options(dtype="float32", tolerance=1e-9))
+    assert str(caught.value) == TOO_FINE
 
 
 def test_low_floor_leaves_the_default() -> None:

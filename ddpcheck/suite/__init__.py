@@ -40,7 +40,7 @@ def main(options: Options, *, quick: bool = False, is_quiet: bool = False) -> in
         is_quiet: prints failures and the last line, and no progress.
 
     Raises:
-        UsageError: option-suite, environment-no-gpu.
+        UsageError: option-suite, option-value, environment-no-gpu.
     """
     chosen = list(_chosen(options, quick=quick))
     results: list[Result] = []
@@ -126,5 +126,7 @@ def _check(
 def _settings(options: Options) -> dict[str, object]:
     dtype = "float64" if options.dtype == "auto" else options.dtype
     _check("dtype", "--dtype", (dtype,), ("float64", "float32"))
+    if options.tolerance is not None:
+        tolerance.check_chosen(options.tolerance, dtype)
     rtol = options.tolerance or tolerance.DEFAULT_RTOL[dtype]
     return {"dtype": dtype, "device": options.run_device, "rtol": rtol}

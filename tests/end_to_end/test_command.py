@@ -7,12 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ddpcheck import checking, template
+from ddpcheck import checking, output, template
 from ddpcheck import report as reports
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
@@ -239,14 +240,21 @@ def test_template_passes_with_all_that_it_offers(tmp_path: Path, pool: Pool) -> 
     assert {run.verdict for run in report.runs} == {"equivalent"}
 
 
-def test_demo_shows_one_of_each(terminal: Terminal) -> None:
+def test_demo_shows_one_of_each_over_an_earlier_one(terminal: Terminal) -> None:
+    folder = terminal.folder / "reports" / "demo"
+    earlier = sample.divergent()
+    told = replace(earlier.target, path="reports/demo/broken.py")
+    text = reports.to_json(replace(earlier, target=told))
+    output.write_file(folder / "broken" / "report.json", text)
     command = terminal.start("--demo")
     ended = command.end()
     assert (ended.exit_code, ended.stderr) == (0, "")
     verdicts = re.findall(r"^(DIVERGENT|EQUIVALENT): ", ended.stdout, re.MULTILINE)
     assert verdicts == ["DIVERGENT", "EQUIVALENT"]
     assert "+        dist.all_reduce(count)" in ended.stdout
-    assert (terminal.folder / "reports/demo/broken/report.html").exists()
+    names = {path.name for path in folder.iterdir()}
+    assert names - {"__pycache__"} == {"broken", "broken.py", "fixed.py"}
+    assert (folder / "broken" / "report.html").exists()
     terminal.assert_clean(command)
 
 
@@ -286,11 +294,11 @@ def test_closed_streams_change_no_exit_code(terminal: Terminal) -> None:
 
 
 def test_file_that_cannot_be_written_is_no_success(terminal: Terminal) -> None:
-    ended = terminal.run(terminal.write(target()), *QUICK, "--sarif", "mymodel.py/a")
+    ended = terminal.run(terminal.write(target()), *QUICK, "--sarif", "/proc/a.sarif")
     assert ended.exit_code == 3
     assert ended.stdout.splitlines()[-1].startswith("EQUIVALENT: ")
     assert ended.stderr == (
-        "ddpcheck: warning: cannot write mymodel.py/a: File exists\n"
+        "ddpcheck: warning: cannot write /proc/a.sarif: No such file or directory\n"
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import cli, pytest_plugin
+from ddpcheck import arguments, pytest_plugin
 from ddpcheck.ranks.folder import base_folder
 from ddpcheck.target import NAMES
 from tests.end_to_end.conftest import processes_of
@@ -527,9 +527,10 @@ def test_asserts_of_the_tool_are_not_rewritten():
 
 
 def test_plugin_has_the_options_of_the_command() -> None:
-    command = cli.parser()
+    command = arguments.parser()
     taking = {a.dest for a in command._actions if a.nargs is None and a.const is None}  # noqa: SLF001 (argparse has no public list)
     options = {name.replace("-", "_") for name in pytest_plugin.SETTINGS}
     assert options <= taking
-    assert options == {name.replace("-", "_") for name in cli._SETTINGS}  # noqa: SLF001 (one list in two places, for the sake of the import)
+    # One list in two places, for the sake of the import.
+    assert options == {name.replace("-", "_") for name in arguments.SETTINGS}
     assert tuple(n.replace("-", "_") for n in pytest_plugin.NAMES) == NAMES
