@@ -47,7 +47,8 @@ def check(
         UsageError: the target or a setting is wrong.
         CannotCheckError: the target cannot be run at all.
     """
-    from ddpcheck import checking, importing  # noqa: PLC0415 (--help needs none of it)
+    # --help needs none of it.
+    from ddpcheck import checking, importing, reporting, session  # noqa: PLC0415
     from ddpcheck import target as targets  # noqa: PLC0415
 
     path, names = _split(target, names)
@@ -70,18 +71,29 @@ def check(
         check_file = member.check_file
     places.check(path, wanted, baseline=baseline, has_folder=bool(folder))
     known = baselines.load(baseline) if baseline else None
-    with (
-        output.importing_ahead(wanted),
-        Progress(sys.stderr, wanted=not wanted.quiet) as progress,
-    ):
-        report: Report = check_file(ref, options, progress=progress)
-    told = dataclasses.replace(report.target, path=str(path))
-    report = dataclasses.replace(report, command=command, target=told)
+    try:
+        with (
+            output.importing_ahead(wanted),
+            Progress(sys.stderr, wanted=not wanted.quiet) as progress,
+        ):
+            report: Report = check_file(ref, options, progress=progress)
+    except session.CannotCheckError as error:
+        # What reads the files must not take an earlier report for this one.
+        unchecked = reporting.unchecked(ref, str(error))
+        output.show_machines(_as_called(unchecked, path, command), wanted)
+        raise
+    report = _as_called(report, path, command)
     if known is not None:
         report = baselines.apply(report, known, baseline)
     written = output.show(report, wanted)
     # Who asked for a file and got none must not read success.
     return report.exit_code or (0 if written else EXIT_NOT_CHECKED)
+
+
+def _as_called(report: Report, path: Path, command: str) -> Report:
+    """Returns the report with the target's path as it was given, and the command."""
+    target = dataclasses.replace(report.target, path=str(path))
+    return dataclasses.replace(report, command=command, target=target)
 
 
 def _split(target: str, names: Mapping[str, str]) -> tuple[Path, dict[str, str]]:

@@ -84,12 +84,7 @@ def show(report: Report, wanted: Outputs) -> bool:
     """
     folder = folder_of(report.target.path or report.target.name, wanted.report_dir)
     path = write_report(report, folder)
-    places = {form: getattr(wanted, FIELDS[form]) for form in MACHINE_FORMS}
-    written = [
-        write_file(Path(place), render(report, form))
-        for form, place in places.items()
-        if place and place != STDOUT
-    ]
+    written = _write_files(report, wanted)
     form_alone = wanted.alone()
     text = render(report, form_alone) if form_alone else terminal(report, wanted, path)
     written.append(say(text) or not form_alone)
@@ -98,6 +93,23 @@ def show(report: Report, wanted: Outputs) -> bool:
         say(render(report, "github"), sys.stderr if form_alone else None)
         _write_summary(report)
     return all(written)
+
+
+def show_machines(report: Report, wanted: Outputs) -> None:
+    """Writes the report for machines alone: people are told otherwise."""
+    _write_files(report, wanted)
+    if form_alone := wanted.alone():
+        say(render(report, form_alone))
+
+
+def _write_files(report: Report, wanted: Outputs) -> list[bool]:
+    """Writes the files for machines; returns of each whether it was written."""
+    places = {form: getattr(wanted, FIELDS[form]) for form in MACHINE_FORMS}
+    return [
+        write_file(Path(place), render(report, form))
+        for form, place in places.items()
+        if place and place != STDOUT
+    ]
 
 
 def folder_of(target: str, report_dir: str) -> Path:

@@ -86,6 +86,24 @@ def make(
     )
 
 
+def unchecked(ref: TargetRef, why: str) -> Report:
+    """Returns the report on a target that could not be run at all.
+
+    For what reads files: people are told by what ends the command.
+    """
+    path = ref.path or ""
+    return Report(
+        verdict="not-checked",
+        exit_code=EXIT_CODES["not-checked"],
+        target=TargetInfo(
+            name=_name(ref), path=path, sha256=targets.sha256(path) if path else ""
+        ),
+        tolerance=Tolerance(rtol=0.0, origin="nothing was compared"),
+        environment=_versions(),
+        not_compared=(NotCompared(what="everything", why=why),),
+    )
+
+
 def _verdict(runs: list[Run], findings: list[Finding]) -> str:
     divergent = {i for i, run in enumerate(runs) if run.verdict == "divergent"}
     open_runs = {i for f in findings if f.accepted is None for i in f.runs}
@@ -102,7 +120,7 @@ def _target_info(ref: TargetRef, base: ReferenceResult) -> TargetInfo:
     facts = base.facts
     assert base.spec is not None
     return TargetInfo(
-        name=Path(path).name or str(ref.factory or "target"),
+        name=_name(ref),
         path=path,
         sha256=targets.sha256(path) if path else "",
         model=facts["model"],
@@ -113,6 +131,10 @@ def _target_info(ref: TargetRef, base: ReferenceResult) -> TargetInfo:
         optimizer=facts["optimizer"],
         steps=base.spec.steps,
     )
+
+
+def _name(ref: TargetRef) -> str:
+    return Path(ref.path or "").name or str(ref.factory or "target")
 
 
 def _is_one_stream(outcome: RunOutcome) -> bool:
@@ -136,15 +158,21 @@ def version(package: str) -> str:
 def _environment(base: ReferenceResult) -> dict[str, str]:
     assert base.spec is not None
     return {
+        **_versions(),
+        "device": base.spec.device,
+        "backend": _backend(base.facts["gpus"]),
+        "seed": str(base.spec.seed),
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {
         "ddpcheck": version("ddpcheck"),
         "torch": version("torch"),
         "numpy": version("numpy"),
         "python": platform.python_version(),
         "platform": f"{sys.platform} {platform.machine()}",
         "cpus": str(os.cpu_count()),
-        "device": base.spec.device,
-        "backend": _backend(base.facts["gpus"]),
-        "seed": str(base.spec.seed),
     }
 
 

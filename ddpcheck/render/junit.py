@@ -62,7 +62,9 @@ def _verdict(suite: ET.Element, report: Report) -> None:
     if tag is None or suite.find(f"testcase/{tag}") is not None:
         return
     line = wording.verdict_line(report)
-    _outcome(_case(suite, report, "verdict", report.seconds), told, line, line)
+    reasons = [f"{what.what}: {what.why}" for what in report.not_compared]
+    case = _case(suite, report, "verdict", report.seconds)
+    _outcome(case, told, line, "\n".join([line, *reasons]))
 
 
 def _message(report: Report, index: int) -> str:
