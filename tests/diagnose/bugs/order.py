@@ -22,7 +22,44 @@ def train_step(model, optimizer, batch):
     optimizer.step()
 """
 
+# Samples of several rows each, which lie one after the other: graphs of nodes.
+_RAGGED = """
+sizes = torch.tensor([3, 2, 4, 2, 5, 3, 4, 5])
+batch = (torch.randn(8, 5, 4), sizes), torch.arange(8) % 3
+class Graphs:
+    def __init__(self, x, sizes):
+        self.nodes = x[torch.arange(5) < sizes[:, None]]
+        self.graph = torch.arange(len(x)).repeat_interleave(sizes)
+        self.n = len(x)
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss(model(Graphs(*batch[0])), batch[1]).backward()
+    optimizer.step()
+"""
+
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Nodes compete with those of all graphs; a graph's number is one within the shard.
+    "gate-over-the-nodes-of-all-graphs": (
+        """
+class Pool(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(6, 1)
+    def forward(self, rows, graph, n):
+        share = self.gate(rows).softmax(0) * n
+        return rows.new_zeros(n, 6).index_add(0, graph, share * rows)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.pool, self.head = nn.Linear(4, 6), Pool(), nn.Linear(6, 3)
+    def forward(self, data):
+        rows = self.body(data.nodes).tanh()
+        return self.head(self.pool(rows, data.graph, data.n))
+model = Net()
+"""
+        + _RAGGED,
+        [("forward/batch-coupled", True)],
+    ),
     # Targets are classes, and no output moves another's gradient.
     "targets-of-the-sample-before": (
         _MODEL
@@ -90,6 +127,27 @@ def wrap(model):
 }
 
 SOUND = {
+    # The same, each node among those of its own graph.
+    "gate-over-the-nodes-of-a-graph": """
+class Pool(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(6, 1)
+    def forward(self, rows, graph, n):
+        weight = self.gate(rows).exp()
+        total = rows.new_zeros(n, 1).index_add(0, graph, weight)
+        share = weight / total[graph]
+        return rows.new_zeros(n, 6).index_add(0, graph, share * rows)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.pool, self.head = nn.Linear(4, 6), Pool(), nn.Linear(6, 3)
+    def forward(self, data):
+        rows = self.body(data.nodes).tanh()
+        return self.head(self.pool(rows, data.graph, data.n))
+model = Net()
+"""
+    + _RAGGED,
     # What is mixed stays within a shard.
     "targets-of-the-sample-before-in-groups-of-two": _MODEL
     + """
