@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from ddpcheck.render import terminal
+from ddpcheck.render import status, terminal
 from ddpcheck.report import Finding, Fix, Report
 
 from . import sample
@@ -20,6 +20,7 @@ DIVERGENT = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
 
+  excess of gradients, weights, buffers: at most 1 passes
   mode W gradients rel diff worst          weights buffers ranks verdict
   dp   2   6.7e-07  6.7e-16 body.0.weight  6.7e-07       0 agree = equivalent
   ddp  2     4e+13    0.333 head.weight   1.23e+12       0 agree x divergent
@@ -47,6 +48,7 @@ DIVERGENT: 2 of 3 runs, 60 of 216 comparisons differ
 TWO_FINDINGS = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
+  excess of gradients, weights, buffers: at most 1 passes
   mode W gradients rel diff worst          weights buffers ranks verdict
   dp   2   6.7e-07  6.7e-16 body.0.weight  6.7e-07       0 agree = equivalent
   ddp  2     4e+13    0.333 head.weight   1.23e+12       0 agree x divergent
@@ -76,6 +78,7 @@ EQUIVALENT = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
 
+  excess of gradients, weights, buffers: at most 1 passes
   mode W bn   gradients rel diff worst        weights buffers ranks verdict
   dp   2 sync   6.7e-07  6.7e-16 ..y.0.weight 6.7e-07       0 agree = equivalent
   dp   4 sync   6.7e-07  6.7e-16 ..y.0.weight 6.7e-07       0 agree = equivalent
@@ -130,6 +133,7 @@ ACCEPTED = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
 
+  excess of gradients, weights, buffers: at most 1 passes
   mode W gradients rel diff worst          weights buffers ranks verdict
   dp   2   6.7e-07  6.7e-16 body.0.weight  6.7e-07       0 agree = equivalent
   ddp  2     4e+13    0.333 head.weight   1.23e+12       0 agree ~ accepted
@@ -243,6 +247,17 @@ def test_text_of_many_divergent_runs_keeps_them_before_equal_ones() -> None:
     text = terminal.to_text(report, color=False, width=80)
     assert text.count("x divergent") == 3
     assert "  7 more runs equivalent, worst excess 6.7e-07\n" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_caption_names_the_columns_whose_numbers_are_excess(width: int) -> None:
+    text = terminal.to_text(sample.divergent(), color=False, width=width)
+    lines = text.splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("  excess"))
+    titles = lines[at + 1].split()
+    named = ", ".join(kind for kind in status.JUDGED if kind in titles)
+    of = f" of {named}" if width > 40 else ""
+    assert (titles[0], lines[at]) == ("mode", f"  excess{of}: at most 1 passes")
 
 
 def test_text_where_ranks_differ_says_so() -> None:
