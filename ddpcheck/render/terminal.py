@@ -23,7 +23,7 @@ _BUDGETS = (
     Budget(runs=5, whole=9, brief=9, facts=1, code=5, wrap=2, notes=2, worst=False),
     Budget(runs=5, whole=1, brief=3, facts=1, code=5, wrap=2, notes=2, worst=False),
     Budget(runs=4, whole=1, brief=3, facts=1, code=4, wrap=2, notes=1, worst=False),
-    # Every cause and fix before any proof but the first.
+    # Every cause and fix before any proof but the first, and in full sentences first.
     *(
         Budget(
             runs=runs,
@@ -32,22 +32,25 @@ _BUDGETS = (
             facts=1,
             code=code,
             wrap=wrap,
+            told=told,
             notes=1,
             worst=False,
             proofs=False,
         )
-        for runs, brief, code, wrap in (
-            (4, 9, 3, 2),
-            (3, 9, 2, 2),
-            (2, 9, 2, 1),
-            (2, 9, 1, 1),
-            (2, 2, 1, 1),
-            (2, 1, 1, 1),
+        for runs, brief, code, wrap, told in (
+            (4, 9, 3, 2, 3),
+            (3, 9, 2, 2, 3),
+            (2, 9, 2, 1, 3),
+            (2, 9, 1, 1, 3),
+            (2, 9, 0, 1, 2),
+            (2, 2, 1, 1, 3),
+            (2, 2, 0, 1, 2),
+            (2, 1, 1, 1, 3),
+            (2, 0, 2, 2, 3),
+            (2, 0, 1, 1, 3),
+            (2, 0, 1, 1, 1),
         )
     ),
-    Budget(runs=3, whole=1, brief=1, facts=1, code=3, wrap=2, notes=1, worst=False),
-    Budget(runs=2, whole=1, brief=0, facts=1, code=2, wrap=2, notes=1, worst=False),
-    Budget(runs=2, whole=1, brief=0, facts=1, code=1, wrap=1, notes=1, worst=False),
 )
 _UNLIMITED = Budget(
     runs=_MANY,
@@ -56,6 +59,7 @@ _UNLIMITED = Budget(
     facts=_MANY,
     code=_MANY,
     wrap=_MANY,
+    told=_MANY,
     notes=_MANY,
     stacks=True,
 )
@@ -132,8 +136,8 @@ def _joined(sections: list[list[Text]], room: int) -> list[Text]:
 def _sections(page: Page, report_path: str) -> list[list[Text]]:
     """Returns header, runs, one section per finding, and the end with the verdict."""
     runs = matrix(page.report, limit=page.budget.runs, width=page.width)
-    path = [Text(f"report: {ascii_text(report_path)}")] if report_path else []
-    end = [*_warnings(page), *_not_compared(page), *path, *_verdict(page)]
+    more = [*_files(page, report_path), *_pages(page)]
+    end = [*_warnings(page), *_not_compared(page), *more, *_verdict(page)]
     return [
         _header(page),
         [*runs, *_worst(page), *_failed(page)],
@@ -221,6 +225,23 @@ def _not_compared(page: Page) -> list[Text]:
     return page.wrapped(f"not compared ({total}): {'; '.join(shown)}")
 
 
+def _files(page: Page, report_path: str) -> list[Text]:
+    """Returns where the full report lies, and that the script lies beside it."""
+    beside = " (beside it: reproduce.py)" if page.report.reproduce else ""
+    told = f"report: {ascii_text(report_path)}{beside}"
+    return [Text(told)] if report_path else []
+
+
+def _pages(page: Page) -> list[Text]:
+    """Returns the command that explains the causes, none without a cause."""
+    found = [f.slug for f in page.report.findings if f.accepted is None]
+    slugs = list(dict.fromkeys(found))
+    if not slugs:
+        return []
+    others = "; each cause has such a page" if len(slugs) > 1 else ""
+    return page.wrapped(f"more: ddpcheck --explain {slugs[0]}{others}")
+
+
 def _verdict(page: Page) -> list[Text]:
     told = status.report_status(page.report)
-    return page.wrapped(verdict_line(page.report), style=STYLES[told], whole=True)
+    return page.wrapped(verdict_line(page.report), style=STYLES[told], most=_MANY)

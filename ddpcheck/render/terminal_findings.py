@@ -28,8 +28,8 @@ def findings(page: Page) -> list[list[Text]]:
 
 def _whole(page: Page, finding: Finding) -> list[Text]:
     lines = [*_title(page, finding), *_facts(page, finding)]
-    lines += page.labelled("cause", finding.summary, style="bold")
-    if finding.magnitude:
+    lines += page.told("cause", finding.summary, style="bold")
+    if finding.magnitude and page.budget.proofs:
         lines += page.labelled("size", finding.magnitude)
     if finding.fix and finding.accepted is None:
         lines += _fix(page, finding.fix)
@@ -37,13 +37,13 @@ def _whole(page: Page, finding: Finding) -> list[Text]:
 
 
 def _brief(page: Page, finding: Finding) -> list[Text]:
-    cause = page.labelled("cause", finding.summary, style="bold")
+    cause = page.told("cause", finding.summary, style="bold")
     lines = [*_title(page, finding), *cause]
     if finding.accepted is not None:
         return lines + _end(page, finding)
     if finding.fix:
         told = "" if page.budget.proofs else _unproven(finding.fix)
-        lines += page.labelled("fix", told + _advice(finding.fix))
+        lines += page.told("fix", told + _advice(finding.fix))
     return lines + (_end(page, finding) if page.budget.proofs else [])
 
 
@@ -88,7 +88,7 @@ def _facts(page: Page, finding: Finding) -> list[Text]:
 
 
 def _fix(page: Page, fix: Fix) -> list[Text]:
-    return [*page.labelled("fix", _advice(fix)), *page.verbatim(fix.code)]
+    return [*page.told("fix", _advice(fix)), *page.verbatim(fix.code)]
 
 
 def _advice(fix: Fix) -> str:

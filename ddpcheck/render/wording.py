@@ -236,17 +236,23 @@ def _before_and_after(fix: Fix) -> str:
 
 
 def _controls(controls: tuple[Control, ...]) -> str:
+    """Returns what the fixes of look-alikes did in the place of this one."""
     removing = [control.slug for control in controls if control.excess_after <= 1]
     leaving = [c.excess_after for c in controls if not c.excess_after <= 1]
     parts = []
     if removing:
-        parts.append(f"also removed by {', '.join(removing)}")
-    if leaving:
-        known = [value for value in leaving if not math.isnan(value)]
-        least = numbers.at_least(min(known)) if known else "nan"
-        where = f"at or above {least}" if known else "at nan"
-        told = f"the {numbers.count(len(leaving))} other candidate fixes leave"
-        if len(leaving) == 1:
-            told = "the other candidate fix leaves"
-        parts.append(f"{told} it {where}")
-    return "; ".join(parts)
+        parts.append(f"the fix of {' or '.join(removing)} removes it, too")
+    if len(leaving) == 1:
+        parts.append(f"the fix of another cause leaves {_least(leaving)}")
+    elif leaving:
+        count = numbers.count(len(leaving))
+        parts.append(f"the fixes of {count} other causes leave {_least(leaving)}")
+    return f"tried instead, {', '.join(parts)}" if parts else ""
+
+
+def _least(values: list[float]) -> str:
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return "nan"
+    least = numbers.at_least(min(known))
+    return least if len(values) == 1 else f"{least} or more"

@@ -19,13 +19,11 @@ PATH = "reports/mymodel/report.html"
 DIVERGENT = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
-
   excess of gradients, weights, buffers: at most 1 passes
   mode W gradients rel diff worst          weights buffers ranks verdict
   dp   2   6.7e-07  6.7e-16 body.0.weight  6.7e-07       0 agree = equivalent
   ddp  2     4e+13    0.333 head.weight   1.23e+12       0 agree x divergent
   ddp  4  6.81e+13    0.333 head.weight   1.23e+12       0 agree x divergent
-
 loss/local-normalizer at mymodel.py:41 in ddp W=2, ddp W=4
   facts  on the reference's outputs, rank 0's loss gradient is 1.5 times and
          rank 1's 3 times the reference's; 2 is right
@@ -36,12 +34,13 @@ loss/local-normalizer at mymodel.py:41 in ddp W=2, ddp W=4
            count = mask.sum()
            torch.distributed.all_reduce(count)
            return W * (error * mask).sum() / count
-  proof  verified: excess 4e+13 before, 0.0213 after; the 3 other candidate
-         fixes leave it at or above 9.99e+12
+  proof  verified: excess 4e+13 before, 0.0213 after; tried instead, the fixes
+         of 3 other causes leave 9.99e+12 or more
 
 warning: dropout was off: p=0.1 in body.2
 not compared (1): optimizer state (SGD without momentum has none)
 report: reports/mymodel/report.html
+more: ddpcheck --explain loss/local-normalizer
 DIVERGENT: 2 of 3 runs, 60 of 216 comparisons differ
 """
 
@@ -54,23 +53,22 @@ ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   ddp  2     4e+13    0.333 head.weight   1.23e+12       0 agree x divergent
   ddp  4  6.81e+13    0.333 head.weight   1.23e+12       0 agree x divergent
 loss/local-normalizer at mymodel.py:41 in ddp W=2, ddp W=4
-  facts  on the reference's outputs, rank 0's loss gradient is 1.5 times and
-         rank 1's 3 times the reference's; 2 is right (and 1 more)
+  facts  on the reference's outputs, rank 0's loss gradient is 1.5 times and ...
   cause  each rank divides by its own mask count, not by the global one
-  size   gradients off by up to 33.3 %
   fix    sum the mask over ranks before dividing by it
            count = mask.sum()
            torch.distributed.all_reduce(count)
            return W * (error * mask).sum() / count
-  proof  verified: excess 4e+13 before, 0.0213 after; the 3 other candidate
-         fixes leave it at or above 9.99e+12
+  proof  verified: excess 4e+13 before, 0.0213 after; tried instead, the ...
 batchnorm/local-statistics at mymodel.py:12 in ddp W=4
   cause  norm uses the mean and variance of its own shard
   fix    did not remove it: convert the model's batch norms (unsafe: it also
          changes one-process training)
+
 warning: dropout was off: p=0.1 in body.2
 not compared (1): optimizer state (SGD without momentum has none)
 report: reports/mymodel/report.html
+more: ddpcheck --explain loss/local-normalizer; each cause has such a page
 DIVERGENT: 2 of 3 runs, 60 of 216 comparisons differ
 """
 
@@ -336,3 +334,44 @@ def test_text_gives_further_findings_their_cause_and_fix(
     ]
     assert [part in text for part in told] == [n < shown for n in range(9)]
     assert ("2 more findings: a/2, a/3" in text) == (further > shown)
+
+
+LONG_CAUSE = (
+    "each micro-batch's loss is divided by its own number of `batch.1 != -100`; with "
+    "ranks the micro-batches hold other samples, and the means of means differ"
+)
+
+
+def _with_cause(summary: str) -> Report:
+    finding = replace(sample.local_normalizer(), summary=summary)
+    others = tuple(replace(finding, slug=f"a/{n}") for n in range(2))
+    return replace(sample.divergent(), findings=(finding, *others))
+
+
+def test_text_of_many_findings_wraps_the_first_cause_to_its_end() -> None:
+    text = terminal.to_text(_with_cause(LONG_CAUSE), color=False, width=80)
+    assert (
+        "  cause  each micro-batch's loss is divided by its own number of `batch.1 !=\n"
+        "         -100`; with ranks the micro-batches hold other samples, and the means\n"
+        "         of means differ\n"
+    ) in text
+
+
+def test_text_of_a_cause_of_many_lines_says_where_all_of_it_is() -> None:
+    finding = replace(sample.local_normalizer(), summary="word " * 80)
+    report = replace(sample.divergent(), findings=(finding,))
+    text = terminal.to_text(report, color=False, width=80, report_path=PATH)
+    (last,) = (line for line in text.splitlines() if "(all with -v)" in line)
+    assert last == f"{' ' * 9}{'word ' * 10}... (all with -v)"
+
+
+def test_text_names_the_page_of_a_cause_and_the_script_beside_the_report() -> None:
+    report = replace(sample.divergent(), reproduce="import torch\n")
+    text = terminal.to_text(report, color=False, width=80, report_path=PATH)
+    assert (
+        f"\nreport: {PATH} (beside it: reproduce.py)\n"
+        "more: ddpcheck --explain loss/local-normalizer\n"
+    ) in text
+    unwritten = terminal.to_text(report, color=False, width=80)
+    assert "reproduce.py" not in unwritten
+    assert "\nmore: ddpcheck --explain loss/local-normalizer\n" in unwritten
