@@ -188,7 +188,14 @@ def test_html_links_matrix_cells_to_their_tensors() -> None:
 
 @pytest.mark.parametrize(
     "evidence",
-    [{}, {"modules": 3}, {"modules": [{}]}, {"ratios": {}}, {"ratios": {"ranks": []}}],
+    [
+        {},
+        {"modules": 3},
+        {"modules": [{}]},
+        {"modules": [{"name": "head", "rel_diff": 1e-16, "diverges": False}]},
+        {"ratios": {}},
+        {"ratios": {"ranks": []}},
+    ],
 )
 def test_html_without_evidence_leaves_the_picture_out(
     evidence: dict[str, object],
@@ -198,6 +205,35 @@ def test_html_without_evidence_leaves_the_picture_out(
     assert 'id="modules-0-title"' not in document
     assert 'id="ratios-0-title"' not in document
     assert 'id="growth-1-title"' in document
+
+
+def _ratios(**evidence: object) -> str:
+    finding = replace(sample.local_normalizer(), evidence={"ratios": evidence})
+    return to_html(replace(sample.divergent(), findings=(finding,)))
+
+
+def test_html_draws_the_ratios_of_micro_batches_with_their_places() -> None:
+    places = [[0, 0], [0, 1], [1, 0], [1, 1]]
+    document = _ratios(ranks=[1.65, 2.54, 2.21, 1.83], places=places, expected=2)
+    assert (
+        "rank 0 #1: 1.65, rank 0 #2: 2.54, rank 1 #1: 2.21, rank 1 #2: 1.83. "
+        "Expected: 2."
+    ) in document
+    assert (
+        "Loss gradient of each rank and micro-batch (#) over the reference&#39;s "
+        "(loss/local-normalizer); 2 on every micro-batch is right."
+    ) in document
+
+
+@pytest.mark.parametrize("places", [3, [3], [["a", 0], [0, 1]], [[0, 0]]])
+def test_html_of_strange_places_draws_ranks(places: object) -> None:
+    document = _ratios(ranks=[1.5, 3.0], places=places, expected=2)
+    assert "rank 0: 1.5, rank 1: 3. Expected: 2." in document
+
+
+def test_html_draws_no_ratio_that_is_an_average() -> None:
+    document = _ratios(ranks=[2.0, 2.0], residuals=[1e-16, 0.3], expected=2)
+    assert 'id="ratios-0-title"' not in document
 
 
 def test_html_of_many_tensors_lists_200_and_counts_the_rest() -> None:
