@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ddpcheck.render import html_views, status, wording
+from ddpcheck.render import html_views, left_out, status, wording
 from ddpcheck.report import Finding, Report
 
 _HARMLESS = " .,=+-/()"
@@ -96,7 +96,7 @@ def to_summary(report: Report) -> str:
         *(_summary_finding(finding) for finding in report.findings),
         _listed("Warnings about this check", report.warnings),
         _listed(
-            "Not compared", [f"{item.what}: {item.why}" for item in report.not_compared]
+            "Not compared", [f"{what}: {why}" for what, why in left_out.items(report)]
         ),
         f"{_plain(wording.tolerance(report))}; {_plain(wording.EXCESS_FORMULA)}",
     ]
@@ -106,20 +106,22 @@ def to_summary(report: Report) -> str:
 def _matrix(report: Report) -> str:
     if not report.runs:
         return "No run was made."
-    kinds = html_views.COLUMNS
+    kinds = html_views.columns(report)
     titles = [status.KIND_WORDS[kind] for kind in kinds]
     rows = [
         ["mode", "W", "settings", *titles, "ranks", "verdict"],
         ["---", "---:", "---", *("---:" for _ in kinds), "---", "---"],
     ]
     rows += [_matrix_row(report, index) for index in range(len(report.runs))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"Worst excess of each quantity, at most 1 passes:\n\n{table}"
 
 
 def _matrix_row(report: Report, index: int) -> list[str]:
     run, told = report.runs[index], status.run_status(report, index)
     cells = [
-        status.quantity_text(status.quantity(run, kind)) for kind in html_views.COLUMNS
+        status.quantity_text(status.quantity(run, kind))
+        for kind in html_views.columns(report)
     ]
     settings = wording.run_settings(report)[index]
     verdict = f"{status.SYMBOLS[told]} {status.WORDS[told]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -9,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from ddpcheck.render.html import to_html
-from ddpcheck.report import Report, from_json, to_json
+from ddpcheck.report import NotCompared, Quantity, Report, from_json, to_json
 
 from . import sample
 
@@ -264,3 +265,88 @@ def test_steps_count_from_1() -> None:
     page = to_html(sample.two_findings())
     assert "step 1" in page
     assert "step 0" not in page
+
+
+def _by_a_train_step() -> Report:
+    """Returns a report of a target that keeps loss and output, without buffers."""
+    none = Quantity()
+    runs = tuple(
+        replace(run, losses=none, buffers=none) for run in sample.divergent().runs
+    )
+    return replace(sample.divergent(), runs=runs)
+
+
+def test_html_lists_whole_kinds_that_are_not_compared_with_their_reason() -> None:
+    document = to_html(_by_a_train_step())
+    assert '<a href="#not-compared">Not compared (4)</a>' in document
+    listed = document[document.index('id="not-compared-title"') :]
+    for kind, why in (
+        ("outputs", "a train_step of the target's own keeps it to itself"),
+        ("loss", "a train_step of the target's own keeps it to itself"),
+        ("buffers", "the model has none"),
+        ("optimizer state", "SGD without momentum has none"),
+    ):
+        assert f"<dt>{kind}</dt><dd>{why}</dd>" in html.unescape(listed)
+
+
+def test_html_of_buffers_that_are_listed_gives_them_no_other_reason() -> None:
+    report = _by_a_train_step()
+    item = NotCompared(what="buffer norm.num", why="ranks count other calls")
+    document = to_html(replace(report, not_compared=(item,)))
+    assert "<dt>buffers</dt>" not in document
+    assert "<dt>buffer norm.num</dt>" in document
+
+
+def test_html_cell_without_anything_to_compare_is_a_dash_that_says_why() -> None:
+    document = to_html(_by_a_train_step())
+    assert '<td><span class="soft" title="the model has none">-</span></td>' in document
+    assert "not compared</span>" not in document
+
+
+def test_html_cell_without_a_known_reason_is_marked() -> None:
+    runs = (replace(sample.divergent_run(), gradients=Quantity()),)
+    document = to_html(replace(sample.divergent(), runs=runs))
+    assert '-</span><span class="note">not compared</span></td>' in document
+
+
+def test_html_matrix_begins_with_what_decides_and_has_no_empty_column() -> None:
+    document = to_html(_by_a_train_step())
+    head = document[document.index('<table class="matrix">') :]
+    titles = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', head)
+    shown = titles[: titles.index("ranks") + 1]
+    assert shown == [
+        "mode",
+        "world size",
+        "verdict",
+        "gradients",
+        "weights",
+        "buffers",
+        "ranks",
+    ]
+
+
+def test_html_of_an_equivalent_report_has_no_empty_section() -> None:
+    report = replace(sample.equivalent(), not_compared=())
+    parsed = Parsed(to_html(report))
+    assert parsed.headings("h2") == [
+        "Every run against one process",
+        "Tensors, worst first",
+        "Not compared, and why",
+        "How to read this",
+        "Provenance",
+    ]
+    assert "growth-0-title" not in parsed.ids
+
+
+def test_html_shows_code_of_a_cause_as_code() -> None:
+    finding = replace(sample.local_normalizer(), summary="its own `y != -100` alone")
+    document = to_html(replace(sample.divergent(), findings=(finding,)))
+    cause = '<p class="cause">its own <code>y != -100</code> alone</p>'
+    assert cause in " ".join(document.split())
+
+
+def test_html_names_the_page_and_the_script() -> None:
+    document = to_html(replace(sample.divergent(), reproduce="import torch\n"))
+    assert "<code>ddpcheck --explain loss/local-normalizer</code>" in document
+    assert "<code>python reproduce.py</code>" in document
+    assert "reproduce.py" not in to_html(sample.divergent())
