@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ddpcheck import raised
 from ddpcheck.render import numbers, status
 from ddpcheck.report import Control, Difference, Fault, Finding, Fix, Report, Run
 
@@ -176,7 +177,8 @@ def fault_line(fault: Fault) -> str:
     """
     when = "at" if fault.kind == "raised" else "after"
     step = "" if fault.step is None else f" {when} {step_name(fault.step)}"
-    return f"rank {fault.rank} {fault.kind}{step}: {fault.summary}"
+    said = raised.without_source(fault.summary)
+    return f"rank {fault.rank} {fault.kind}{step}: {said}"
 
 
 def step_name(step: int) -> str:

@@ -94,10 +94,7 @@ def test_summary_matrix() -> None:
         ),
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | --- | --- |",
         "| dp | 2 | - | 6.7e-07 | 6.7e-07 | 0 | - | agree | **= equivalent** |",
-        (
-            "| ddp | 2 | - | 4e+13 | 1.23e+12 | 0 | 5.1e+07 | agree "
-            "| **x divergent** |"
-        ),
+        ("| ddp | 2 | - | 4e+13 | 1.23e+12 | 0 | 5.1e+07 | agree | **x divergent** |"),
         (
             "| ddp | 4 | - | 6.81e+13 | 1.23e+12 | 0 | 5.1e+07 | agree "
             "| **x divergent** |"
