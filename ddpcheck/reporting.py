@@ -156,7 +156,9 @@ def warnings_of(
     if any(_is_one_stream(outcome) for outcome in outcomes):
         found.append(_ONE_STREAM)
     idle = base.facts["idle"]
-    if not idle or base.facts["has_wrap"]:
+    # Where one process does nothing that ranks could, no run is judged by anything.
+    idles = base.facts.get("nothing") or base.facts.get("never_updates")
+    if not idle or base.facts["has_wrap"] or idles:
         return found
     where = "" if idle == base.facts["unused"] else " in one of the updates"
     return [

@@ -27,16 +27,20 @@ def _errors(report: Report) -> list[str]:
     found = [_finding("error", f) for f in report.findings if f.accepted is None]
     if told == "divergent" and not found:
         found = [_at_target(report, "error", wording.verdict_line(report))]
-    labels = wording.run_labels(report)
-    for index, label in enumerate(labels):
-        if why := status.run_why(report, index):
-            faults = map(wording.fault_line, report.runs[index].faults)
-            text = "\n".join((f"{label} was not checked: {why}", *faults))
-            level = "warning" if status.passes(report) else "error"
-            found.append(_at_target(report, level, text))
+    level = "warning" if status.passes(report) else "error"
+    found += [
+        _at_target(report, level, _unchecked(report, runs))
+        for runs in wording.unchecked(report)
+        if runs.why
+    ]
     if told == "not-checked":
         found.append(_at_target(report, "error", wording.verdict_line(report)))
     return found
+
+
+def _unchecked(report: Report, runs: wording.Unchecked) -> str:
+    faults = [f for index in runs.indices for f in report.runs[index].faults]
+    return "\n".join((f"{runs.head}: {runs.why}", *map(wording.fault_line, faults)))
 
 
 def _warnings(report: Report) -> list[str]:

@@ -45,6 +45,7 @@ def _context(report: Report, pages: Mapping[str, str]) -> dict[str, Any]:
         "runs": html_views.runs(report, table),
         "not_compared": left_out.items(report),
         "pictures": pictures.pictures(report),
+        "unchecked": wording.unchecked(report),
         "tensors": table,
         "open_tensors": html_views.OPEN_TENSORS,
         "provenance": html_views.provenance(report),

@@ -5,15 +5,21 @@ from __future__ import annotations
 from ddpcheck.render import status
 from ddpcheck.report import Report, Run
 
-_BY_STEP = "a train_step of the target's own keeps it to itself"
+_BY_STEP = "the target's train_step keeps it to itself"
 _NO_ROWS = "the model returns nothing that has a row for each sample"
 _NO_BUFFERS = "the model has none"
 
 
 def items(report: Report) -> list[tuple[str, str]]:
-    """Returns what was not compared and why: kinds as a whole, then what is listed."""
+    """Returns what was not compared and why: kinds as a whole, then what is listed.
+
+    A reason stands once, with all that it is the reason of.
+    """
     kinds = [(status.KIND_WORDS[kind], why) for kind, why in kinds_of(report).items()]
-    return kinds + [(item.what, item.why) for item in report.not_compared]
+    found: dict[str, list[str]] = {}
+    for what, why in (*kinds, *((i.what, i.why) for i in report.not_compared)):
+        found.setdefault(why, []).append(what)
+    return [(", ".join(whats), why) for why, whats in found.items()]
 
 
 def kinds_of(report: Report) -> dict[str, str]:

@@ -173,23 +173,13 @@ def _worst(page: Page) -> list[Text]:
 
 def _failed(page: Page) -> list[Text]:
     """Returns why runs were not checked, and what their ranks died of."""
-    labels = wording.run_labels(page.report)
-    found = [
-        (index, f"{labels[index]} {text}")
-        for index in range(len(labels))
-        if (text := _failure(page.report, index))
-    ]
     lines: list[Text] = []
-    for index, text in found[: page.budget.notes]:
+    for found in wording.unchecked(page.report)[: page.budget.notes]:
+        text = f"{found.head}: {found.why}"
         lines += page.wrapped(text, indent="  ", hang="    ", style="yellow")
-        lines += _faults(page, index)
+        for index in found.indices:
+            lines += _faults(page, index)
     return lines
-
-
-def _failure(report: Report, index: int) -> str:
-    if why := status.run_why(report, index):
-        return f"not checked: {why}"
-    return "had ranks that failed:" if report.runs[index].faults else ""
 
 
 def _faults(page: Page, index: int) -> list[Text]:
@@ -215,7 +205,10 @@ def _warnings(page: Page) -> list[Text]:
 
 
 def _not_compared(page: Page) -> list[Text]:
-    found = page.report.not_compared
+    report = page.report
+    # Why a run was not checked stands beneath the matrix.
+    told = {status.run_why(report, index) for index in range(len(report.runs))}
+    found = [item for item in report.not_compared if item.why not in told]
     if not found:
         return []
     shown = [f"{item.what} ({item.why})" for item in found[: page.budget.notes]]

@@ -9,8 +9,6 @@ from ddpcheck.render.terminal_matrix import STYLES
 from ddpcheck.render.terminal_page import Page
 from ddpcheck.report import Finding, Fix, faults_first
 
-_MAX_NAMED_RUNS = 3
-
 
 def findings(page: Page) -> list[list[Text]]:
     """Returns one block of lines per finding, accepted ones last, then the rest."""
@@ -68,12 +66,8 @@ def _title(page: Page, finding: Finding) -> list[Text]:
 
 
 def _in_runs(page: Page, finding: Finding) -> str:
-    labels = wording.run_labels(page.report)
-    named = [labels[index] for index in finding.runs if index < len(labels)]
-    if len(named) > _MAX_NAMED_RUNS:
-        more = len(named) - _MAX_NAMED_RUNS
-        named[_MAX_NAMED_RUNS:] = [f"and {numbers.count(more)} more"]
-    return f" in {', '.join(named)}" if named else ""
+    named = wording.named_runs(page.report, finding.runs)
+    return f" in {named}" if named else ""
 
 
 def _facts(page: Page, finding: Finding) -> list[Text]:

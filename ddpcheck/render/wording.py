@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ddpcheck import raised
 from ddpcheck.render import numbers, status
 from ddpcheck.report import Control, Difference, Fault, Finding, Fix, Report, Run
 
+_MAX_NAMED_RUNS = 3
 EXCESS_FORMULA = "excess = max |candidate - reference| / (atol + rtol * |reference|)"
 
 
@@ -31,6 +34,51 @@ def run_labels(report: Report) -> tuple[str, ...]:
     settings = run_settings(report)
     named = zip(report.runs, settings, strict=True)
     return tuple(f"{r.mode} W={r.world_size} {told}".rstrip() for r, told in named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unchecked:
+    """Runs that were not checked for one reason, or one whose ranks failed.
+
+    `head`: "dp W=2, dp W=4 not checked"; `why` is "" for one with failed ranks alone.
+    """
+
+    indices: tuple[int, ...]
+    head: str
+    why: str
+
+
+def unchecked(report: Report) -> list[Unchecked]:
+    """Returns the runs that were not checked, a reason once; then whose ranks failed.
+
+    A run that has failed ranks stands alone: they belong to it.
+    """
+    reasons: dict[tuple[str, int], list[int]] = {}
+    for index, run in enumerate(report.runs):
+        why = status.run_why(report, index)
+        if why or run.faults:
+            alone = index if run.faults else -1
+            reasons.setdefault((why, alone), []).append(index)
+    return [_unchecked(report, why, found) for (why, _), found in reasons.items()]
+
+
+def _unchecked(report: Report, why: str, indices: list[int]) -> Unchecked:
+    total = len(report.runs)
+    head = named_runs(report, indices)
+    head += " not checked" if why else " had ranks that failed"
+    if len(indices) == total > 1:
+        head = f"none of the {numbers.count(total)} runs was checked"
+    return Unchecked(indices=tuple(indices), head=head, why=why)
+
+
+def named_runs(report: Report, indices: Sequence[int]) -> str:
+    """Returns the labels of runs, the first few of many."""
+    labels = run_labels(report)
+    named = [labels[index] for index in indices if index < len(labels)]
+    if len(named) > _MAX_NAMED_RUNS:
+        more = len(named) - _MAX_NAMED_RUNS
+        named[_MAX_NAMED_RUNS:] = [f"and {numbers.count(more)} more"]
+    return ", ".join(named)
 
 
 def run_settings(report: Report) -> tuple[str, ...]:
@@ -91,6 +139,10 @@ def _counts(report: Report) -> str:
         return "nothing was compared"
     unchecked = _statuses(report).count("not-checked")
     parts = [_runs(report), _comparisons(compared, mismatched)]
+    if told == "not-checked" and not mismatched:
+        verb = "proves" if compared == 1 else "prove"
+        equal = numbers.counted(compared, "equal comparison")
+        return f"{_runs(report)}; {equal} {verb} nothing"
     if told == "accepted":
         verb = "differs" if status.differing(report) == 1 else "differ"
         parts[0] += f" {verb} by accepted causes alone"

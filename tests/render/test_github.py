@@ -72,7 +72,7 @@ def test_unchecked_run_beside_an_accepted_one_is_a_warning() -> None:
     report = replace(report, runs=(*report.runs, replace(unchecked, faults=())))
     assert to_annotations(report).splitlines()[0] == (
         "::warning title=ddpcheck,file=examples/mymodel.py::"
-        "ddp W=4 was not checked: 2 of 4 ranks failed before the first comparison"
+        "ddp W=4 not checked: 2 of 4 ranks failed before the first comparison"
     )
 
 
