@@ -250,7 +250,7 @@ def setup(report: Report) -> tuple[tuple[str, str], ...]:
             "reference",
             f"one process on the whole batch of {target.batch_size}, {steps}",
         ),
-        ("loss", target.loss),
+        ("loss", "" if target.loss == "asis" else target.loss),
         ("optimizer", target.optimizer),
         ("dtype", wording.dtypes(report)),
         ("tolerance", wording.tolerance(report)),

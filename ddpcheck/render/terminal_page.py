@@ -106,7 +106,10 @@ class Page:
         return self.labelled(label, text, style=style, most=most, end=_ALL_ELSEWHERE)
 
     def verbatim(self, code: str) -> list[Text]:
-        """Returns code or a stack: its own lines, cut at the width, not re-wrapped."""
+        """Returns code or a stack: its own lines, cut at the width, not re-wrapped.
+
+        Where nothing is to be cut, a longer line goes on in the next.
+        """
         indent = " " * (LABEL + 2)
         rows = [_ascii(row) for row in _rows(code)]
         limit = self.budget.code
@@ -115,7 +118,10 @@ class Page:
         if len(shown) < len(rows):
             rest = numbers.count(len(rows) - len(shown))
             shown = [*shown, f"... {rest} more lines"]
-        return [Text(_cut_end(indent + row, self.width)) for row in shown]
+        if not self.budget.stacks:
+            return [Text(_cut_end(indent + row, self.width)) for row in shown]
+        room = self.width - len(indent)
+        return [Text(indent + part) for row in shown for part in _parts(row, room)]
 
     def more(self, indent: str, rest: int) -> list[Text]:
         """Returns the line "and N more", none where nothing is left."""
@@ -125,6 +131,10 @@ class Page:
 def _rows(code: str) -> list[str]:
     text = wording.visible(code).expandtabs(4).strip("\n")
     return [row.rstrip() for row in text.split("\n")] if text.strip() else []
+
+
+def _parts(row: str, room: int) -> list[str]:
+    return [row[at : at + room] for at in range(0, len(row), room)] or [""]
 
 
 def _cut_end(row: str, width: int) -> str:

@@ -238,6 +238,15 @@ def test_verbose_text_shows_the_stacks_of_faults() -> None:
     assert "terminate called without an active exception" in text
 
 
+def test_verbose_text_shows_long_lines_of_a_stack_to_their_end() -> None:
+    line = f'File "/{"long/" * 20}mymodel.py", line 41, in loss'
+    report = sample.not_checked()
+    faults = tuple(replace(fault, stack=line) for fault in report.runs[0].faults)
+    report = replace(report, runs=(replace(report.runs[0], faults=faults),))
+    text = terminal.to_text(report, color=False, width=80, verbose=True)
+    assert line in "".join(row.strip() for row in text.splitlines())
+
+
 def test_text_of_many_divergent_runs_keeps_them_before_equal_ones() -> None:
     runs = [sample.equal_run(world_size=w) for w in range(2, 12)]
     runs += [sample.divergent_run(w) for w in (2, 3, 4)]
