@@ -48,7 +48,12 @@ def why_none(report: Report, index: int, kind: str) -> str:
     run = report.runs[index]
     what = f"{status.KIND_WORDS[kind]} of {run.mode} at world size {run.world_size}"
     listed = {item.what: item.why for item in report.not_compared}
-    known = status.run_why(report, index), kinds_of(report).get(kind), listed.get(what)
+    known = (
+        status.run_why(report, index),
+        kinds_of(report).get(kind),
+        listed.get(what),
+        "ranks failed before it" if run.faults else "",
+    )
     return next((why for why in known if why), "")
 
 

@@ -136,7 +136,9 @@ def _joined(sections: list[list[Text]], room: int) -> list[Text]:
 def _sections(page: Page, report_path: str) -> list[list[Text]]:
     """Returns header, runs, one section per finding, and the end with the verdict."""
     runs = matrix(page.report, limit=page.budget.runs, width=page.width)
-    more = [*_files(page, report_path), *_pages(page)]
+    # A line of its own, which scripts read.
+    path = [Text(f"report: {ascii_text(report_path)}")] if report_path else []
+    more = [*path, *_more(page, report_path)]
     end = [*_warnings(page), *_not_compared(page), *more, *_verdict(page)]
     return [
         _header(page),
@@ -218,21 +220,15 @@ def _not_compared(page: Page) -> list[Text]:
     return page.wrapped(f"not compared ({total}): {'; '.join(shown)}")
 
 
-def _files(page: Page, report_path: str) -> list[Text]:
-    """Returns where the full report lies, and that the script lies beside it."""
-    beside = " (beside it: reproduce.py)" if page.report.reproduce else ""
-    told = f"report: {ascii_text(report_path)}{beside}"
-    return [Text(told)] if report_path else []
-
-
-def _pages(page: Page) -> list[Text]:
-    """Returns the command that explains the causes, none without a cause."""
+def _more(page: Page, report_path: str) -> list[Text]:
+    """Returns what explains the causes and shows the difference, where any does."""
     found = [f.slug for f in page.report.findings if f.accepted is None]
     slugs = list(dict.fromkeys(found))
-    if not slugs:
-        return []
-    others = "; each cause has such a page" if len(slugs) > 1 else ""
-    return page.wrapped(f"more: ddpcheck --explain {slugs[0]}{others}")
+    others = " (likewise the others)" if len(slugs) > 1 else ""
+    parts = [f"ddpcheck --explain {slug}{others}" for slug in slugs[:1]]
+    if report_path and page.report.reproduce:
+        parts.append("reproduce.py beside the report")
+    return page.wrapped(f"more: {'; '.join(parts)}", most=2) if parts else []
 
 
 def _verdict(page: Page) -> list[Text]:

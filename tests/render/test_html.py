@@ -302,6 +302,21 @@ def test_html_cell_without_anything_to_compare_is_a_dash_that_says_why() -> None
     assert "not compared</span>" not in document
 
 
+def test_html_cell_of_ranks_that_failed_says_so() -> None:
+    run = replace(sample.not_checked().runs[0], verdict="divergent")
+    document = to_html(replace(sample.divergent(), runs=(run,), findings=()))
+    cell = '<td><span class="soft" title="ranks failed before it">-</span></td>'
+    assert document.count(cell) == 3
+
+
+def test_html_of_what_was_not_checked_begins_with_the_reason() -> None:
+    parsed = Parsed(to_html(sample.not_checked()))
+    assert parsed.headings("h2")[0] == "Every run against one process"
+    (lead,) = (text for _, text in parsed.texts if "Reason: " in text)
+    reason = "Reason: 2 of 4 ranks failed before the first comparison."
+    assert " ".join(lead.split()).endswith(reason)
+
+
 def test_html_cell_without_a_known_reason_is_marked() -> None:
     runs = (replace(sample.divergent_run(), gradients=Quantity()),)
     document = to_html(replace(sample.divergent(), runs=runs))

@@ -68,7 +68,7 @@ batchnorm/local-statistics at mymodel.py:12 in ddp W=4
 warning: dropout was off: p=0.1 in body.2
 not compared (1): optimizer state (SGD without momentum has none)
 report: reports/mymodel/report.html
-more: ddpcheck --explain loss/local-normalizer; each cause has such a page
+more: ddpcheck --explain loss/local-normalizer (likewise the others)
 DIVERGENT: 2 of 3 runs, 60 of 216 comparisons differ
 """
 
@@ -380,8 +380,9 @@ def test_text_names_the_page_of_a_cause_and_the_script_beside_the_report() -> No
     report = replace(sample.divergent(), reproduce="import torch\n")
     text = terminal.to_text(report, color=False, width=80, report_path=PATH)
     assert (
-        f"\nreport: {PATH} (beside it: reproduce.py)\n"
-        "more: ddpcheck --explain loss/local-normalizer\n"
+        f"\nreport: {PATH}\n"
+        "more: ddpcheck --explain loss/local-normalizer; reproduce.py beside the "
+        "report\n"
     ) in text
     unwritten = terminal.to_text(report, color=False, width=80)
     assert "reproduce.py" not in unwritten
