@@ -186,7 +186,9 @@ def _failed(page: Page) -> list[Text]:
 
 def _faults(page: Page, index: int) -> list[Text]:
     lines = []
-    faults = page.report.runs[index].faults
+    run, all_of_it = page.report.runs[index], page.budget.stacks
+    # What the reason has said already is not said again.
+    faults = [f for f in run.faults if all_of_it or f.summary not in run.why]
     rest = len(faults) - page.budget.notes
     more = f" (and {numbers.count(rest)} more)" if rest > 0 else ""
     for fault in faults[: page.budget.notes]:
