@@ -10,7 +10,7 @@ class Problem:
     """A usage error as data: it crosses process boundaries.
 
     `message` stands alone in a CI log; the other lines are optional. `more` is the
-    slug's page unless it says something else.
+    slug's page unless it says something else. `stack` is for those who ask for it.
     """
 
     slug: str
@@ -19,6 +19,7 @@ class Problem:
     found: str = ""
     fix: str = ""
     more: str = ""
+    stack: str = ""
 
     def __str__(self) -> str:
         """Returns the message and its aligned lines, as the terminal shows them."""

@@ -49,6 +49,8 @@ def guarded(
             return action()
     except UsageError as error:
         tell(f"{error.problem}\n")
+        if verbose and error.problem.stack:
+            tell(_stack_text(error.problem.stack))
         if github:
             _annotate(f"{error.problem.message} [{error.problem.slug}]")
         return EXIT_USAGE
@@ -62,6 +64,11 @@ def guarded(
         if github:
             _annotate(text.splitlines()[0].removeprefix("ddpcheck: "))
         return EXIT_NOT_CHECKED
+
+
+def _stack_text(stack: str) -> str:
+    lines = [f"    {line}".rstrip() for line in stack.strip().splitlines()]
+    return "\n".join(["  stack, without ddpcheck's own frames:", *lines, ""])
 
 
 def _failure_text(error: Exception, *, verbose: bool) -> str:

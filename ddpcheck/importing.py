@@ -13,6 +13,7 @@ import sys
 import types
 from pathlib import Path
 
+from ddpcheck import raised
 from ddpcheck.errors import Problem, UsageError
 
 # What only a script that trains calls; ddpcheck makes the group that a target finds.
@@ -128,7 +129,6 @@ def _imports_neighbours(path: Path) -> bool:
 
 
 def _import_problem(path: Path, error: BaseException) -> UsageError:
-    line = _line_in(path, error)
     fix = "make `python " + path.name + "` run without an error"
     if isinstance(error, SystemExit) or is_script(str(path)):
         fix = 'put what only a script does under `if __name__ == "__main__":`'
@@ -141,8 +141,9 @@ def _import_problem(path: Path, error: BaseException) -> UsageError:
             slug="target-import",
             message=f"{path.name} cannot be imported",
             expected="a file that imports without an error",
-            found=f"{_describe(error)}{line}",
+            found=raised.in_words(error, path.absolute().parent),
             fix=fix,
+            stack=raised.stack(error),
         )
     )
 
@@ -154,22 +155,3 @@ def _hides_a_package(path: Path, missed: str) -> bool:
     finder = importlib.machinery.PathFinder
     is_of_its_name = missed.partition(".")[0] == path.stem
     return is_of_its_name and finder.find_spec(path.stem, elsewhere) is not None
-
-
-def _line_in(path: Path, error: BaseException) -> str:
-    if isinstance(error, SyntaxError) and error.lineno:
-        return f" (line {error.lineno})"
-    trace, line = error.__traceback__, None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename in (str(path), str(path.absolute())):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return f" (line {line})" if line else ""
-
-
-def _describe(error: BaseException) -> str:
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
-    lines = (text or "").strip().splitlines()
-    kind = type(error).__name__
-    # sys.exit() and sys.exit(None) have None for a message.
-    return f"{kind}: {lines[0]}" if lines and text != "None" else kind

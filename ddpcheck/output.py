@@ -29,6 +29,7 @@ _MARKS = {
 }
 _DEFAULT_WIDTH = 80
 _LEAST_WIDTH = 40
+_MOST_WIDTH = 1000  # of COLUMNS; more is no terminal's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,9 +290,15 @@ def _is_colored(stream: TextIO) -> bool:
 
 
 def _width(stream: TextIO) -> int:
-    if not stream.isatty():
-        return _DEFAULT_WIDTH
-    return max(_LEAST_WIDTH, shutil.get_terminal_size().columns)
+    """Returns the columns of a terminal; elsewhere what COLUMNS says, if it may be so.
+
+    On a terminal COLUMNS is asked first, as every program does.
+    """
+    if stream.isatty():
+        return max(_LEAST_WIDTH, shutil.get_terminal_size().columns)
+    told = os.environ.get("COLUMNS", "")
+    is_width = told.isdecimal() and _LEAST_WIDTH <= int(told) <= _MOST_WIDTH
+    return int(told) if is_width else _DEFAULT_WIDTH
 
 
 def _write_summary(report: Report) -> None:

@@ -191,7 +191,9 @@ def warnings_of(
     if any(not o.reference.facts.get("masks", True) for o in outcomes):
         found.append(_NOTHING_MASKED)
     idle = base.facts["idle"]
-    if not idle or base.facts["has_wrap"]:
+    # Where one process does nothing that ranks could, no run is judged by anything.
+    idles = base.facts.get("nothing") or base.facts.get("never_updates")
+    if not idle or base.facts["has_wrap"] or idles:
         return found
     where = "" if idle == base.facts["unused"] else " in one of the updates"
     return [

@@ -205,7 +205,8 @@ file's name. What only a script does (argparse, training) belongs under
 
     if __name__ == "__main__":
 
-The line is that of the target file, even where a module it imports has failed.
+The line that is named is the innermost one outside of torch and of Python itself, in
+whatever module it is; -v shows the whole stack.
 """,
     "target-loss-gradient": """
 The loss does not depend on the model's parameters.
@@ -326,7 +327,8 @@ Anything with step() and zero_grad() is taken. None: a `return` is missing.
 The target raises while one process trains it on the global batch.
 
 Nothing is distributed here: no process group, no DistributedDataParallel. The line
-that is named is the innermost one outside of torch. A target that works only on ranks
+that is named is the innermost one outside of torch, with the line of yours that called
+it where it is a library's; -v shows the whole stack. A target that works only on ranks
 must ask torch.distributed.is_initialized() before it uses a collective.
 """,
     "target-script": """

@@ -88,5 +88,5 @@ def test_file_that_hides_the_package_it_imports_is_to_be_renamed(
         checking.check(pool, TargetRef(path=str(path)), Options(modes=("ddp",)))
     problem = caught.value.problem
     kind = "ModuleNotFoundError" if "reader" in line else "ImportError"
-    assert problem.found == f"{kind}: {found.format(path=path)} (line 1)"
+    assert problem.found == f"{kind}: {found.format(path=path)}, at wave.py:1"
     assert problem.fix == "give the file another name: it hides the package wave"

@@ -15,6 +15,7 @@ import pytest
 
 from ddpcheck import output
 from ddpcheck.output import Outputs
+from ddpcheck.render import terminal
 from ddpcheck.report import Report
 from tests.render import sample
 
@@ -228,3 +229,16 @@ def test_json_and_annotations_do_not_mix(
     assert said.err.startswith("::error ")
     summary = (tmp_path / "summary").read_text(encoding="utf-8")
     assert summary.startswith("## ddpcheck: ")
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"),
+    [("", 80), ("120", 120), ("40", 40), ("39", 80), ("0", 80), ("-9", 80), ("x", 80)],
+)
+@pytest.mark.usefixtures("capsys")  # standard output is no terminal
+def test_text_that_is_piped_is_as_wide_as_columns_says(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    expected = terminal.to_text(_divergent(), color=False, width=width)
+    assert output.terminal(_divergent(), Outputs(), "") == expected

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from ddpcheck import reporting
+from ddpcheck import plan, reporting
 from ddpcheck.report import Finding
+from ddpcheck.run.spec import ReferenceResult
 
 FOUND = Finding(slug="loss/sum-reduction", link="loss", runs=(0,), summary="s")
 
@@ -38,3 +41,23 @@ def test_acceptance_of_nothing_is_a_warning(slug: str, warning: str) -> None:
     marked, warnings = reporting.accept([FOUND], {slug: "why"})
     assert [f.accepted for f in marked] == [None]
     assert warnings == [warning]
+
+
+@pytest.mark.parametrize(
+    ("facts", "warned"),
+    [
+        ({}, True),
+        ({"nothing": "one process moves no weight in 3 steps"}, False),
+        ({"never_updates": True}, False),
+    ],
+    ids=["trains", "stands-still", "never-updates"],
+)
+def test_idle_parameters_are_no_warning_where_nothing_is_judged(
+    facts: dict[str, Any], *, warned: bool
+) -> None:
+    idle = {"idle": ["bias"], "unused": ["bias"], "has_wrap": False}
+    base = ReferenceResult(facts={**idle, **facts})
+    found = reporting.warnings_of(base, plan.Plan(), [])
+    assert [w.startswith("1 parameters get no gradient") for w in found] == (
+        [True] * warned
+    )

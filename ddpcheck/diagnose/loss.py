@@ -26,11 +26,36 @@ def ratio_fact(case: Case) -> str:
 
 
 def ratio_evidence(case: Case) -> dict[str, Any]:
-    """Returns the ratios as the report's picture takes them."""
+    """Returns the ratios as the report's picture takes them.
+
+    Where no one factor makes a rank's gradient, the best one may well be the right
+    one: it is told under another name, and not drawn.
+    """
+    name = "ratios" if case.rank_ratios is not None else "fitted_ratios"
     return {
-        "ratios": {
+        name: {
             "ranks": [ratio for ratio, _ in case.ratios()],
             "residuals": [residual for _, residual in case.ratios()],
+            "expected": case.world_size,
+        }
+    }
+
+
+def micro_evidence(case: Case) -> dict[str, Any]:
+    """Returns the ratios of micro-batches as the report's picture takes them.
+
+    Of those that have one factor; a micro-batch that holds samples of several of one
+    process's has none.
+    """
+    found = {
+        place: ratio
+        for place, (ratio, residual) in case.micro_ratios().items()
+        if residual <= case.close
+    }
+    return {
+        "ratios": {
+            "ranks": list(found.values()),
+            "places": [list(place) for place in found],
             "expected": case.world_size,
         }
     }

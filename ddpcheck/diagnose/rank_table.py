@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from ddpcheck import frames
+from ddpcheck import frames, raised
 from ddpcheck.diagnose import faults
 from ddpcheck.diagnose.case import Case
 from ddpcheck.report import Fault
@@ -90,7 +90,7 @@ def message(fault: Fault) -> str:
     of_others = fault.kind == "raised" and not faults.own_faults([fault])
     if of_others and "onnection" in fault.summary:
         return "lost its connection to another rank"
-    text = fault.summary
+    text = raised.without_source(fault.summary)
     return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 3] + "..."
 
 

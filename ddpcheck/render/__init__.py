@@ -13,5 +13,6 @@ What they share, each defined once:
 wording      sentences
 status       what a run or report came to, in one word
 divergence   where differences lie: the first, the worst
+left_out     what was not compared, and why
 numbers      how a number is written
 """

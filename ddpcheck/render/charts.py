@@ -167,26 +167,34 @@ def _module(
     _text(svg, f"value {tone}", (WIDTH - 56, middle + 4), text)
 
 
-def ratios(key: str, found: Sequence[float], expected: float) -> str:
-    """Returns one bar per rank from zero to its ratio, and a line at the expected."""
+def ratios(
+    key: str, found: Sequence[tuple[str, float]], expected: float, what: str = "rank"
+) -> str:
+    """Returns one labelled bar from zero to its ratio each, and a line at the expected.
+
+    `what` each of them is: a rank, a micro-batch.
+    """
     shown = found[:_MAX_ROWS]
-    listed = ", ".join(numbers.number(value) for value in shown)
+    listed = ", ".join(f"{label}: {numbers.number(value)}" for label, value in shown)
     svg = _svg(
         key,
         _ROW * len(shown) + 38,
-        "Loss gradient of each rank over the reference's",
-        f"Ranks in order: {listed}. Expected: {numbers.number(expected)}.",
+        f"Loss gradient of each {what} over the reference's",
+        f"{listed}. Expected: {numbers.number(expected)}.",
     )
-    at = _linear_axis([*shown, expected, 0.0], left=70, right=WIDTH - 70)
-    for rank, value in enumerate(shown):
-        _ratio(svg, at, rank, value)
+    left = 10 + _CHARACTER * max(len(label) for label, _ in shown)
+    values = [value for _, value in shown]
+    at = _linear_axis([*values, expected, 0.0], left=left + 10, right=WIDTH - 70)
+    for row, (label, value) in enumerate(shown):
+        _text(svg, "label end", (left, row * _ROW + 18), label)
+        _ratio(svg, at, row, value)
     bottom = _ROW * len(shown) + 6
     if math.isfinite(expected):
         _line(svg, "threshold", (at(expected), 0), (at(expected), bottom))
         text = f"expected {numbers.number(expected)}"
         _text(svg, "tick mid", (at(expected), bottom + 16), text)
     if len(shown) < len(found):
-        note = f"{len(shown)} of {len(found)} ranks"
+        note = f"{len(shown)} of {numbers.counted(len(found), what)}"
         _text(svg, "tick", (0, bottom + 28), note)
     return _string(svg)
 
@@ -201,10 +209,9 @@ def _linear_axis(
 
 
 def _ratio(
-    svg: ET.Element, at: Callable[[float], float], rank: int, value: float
+    svg: ET.Element, at: Callable[[float], float], row: int, value: float
 ) -> None:
-    top = rank * _ROW + 6
-    _text(svg, "label end", (60, top + 12), f"rank {rank}")
+    top = row * _ROW + 6
     start, end = sorted((at(0.0), at(value)))
     if math.isfinite(value):
         _rect(svg, "plain", (start, top), (max(1.0, end - start), 16))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ddpcheck.render import html_views, status, wording
+from ddpcheck.render import html_views, left_out, status, wording
 from ddpcheck.report import Finding, Report
 
 _HARMLESS = " .,=+-/()"
@@ -27,16 +27,20 @@ def _errors(report: Report) -> list[str]:
     found = [_finding("error", f) for f in report.findings if f.accepted is None]
     if told == "divergent" and not found:
         found = [_at_target(report, "error", wording.verdict_line(report))]
-    labels = wording.run_labels(report)
-    for index, label in enumerate(labels):
-        if why := status.run_why(report, index):
-            faults = map(wording.fault_line, report.runs[index].faults)
-            text = "\n".join((f"{label} was not checked: {why}", *faults))
-            level = "warning" if status.passes(report) else "error"
-            found.append(_at_target(report, level, text))
+    level = "warning" if status.passes(report) else "error"
+    found += [
+        _at_target(report, level, _unchecked(report, runs))
+        for runs in wording.unchecked(report)
+        if runs.why
+    ]
     if told == "not-checked":
         found.append(_at_target(report, "error", wording.verdict_line(report)))
     return found
+
+
+def _unchecked(report: Report, runs: wording.Unchecked) -> str:
+    faults = [f for index in runs.indices for f in report.runs[index].faults]
+    return "\n".join((f"{runs.head}: {runs.why}", *map(wording.fault_line, faults)))
 
 
 def _warnings(report: Report) -> list[str]:
@@ -96,7 +100,7 @@ def to_summary(report: Report) -> str:
         *(_summary_finding(finding) for finding in report.findings),
         _listed("Warnings about this check", report.warnings),
         _listed(
-            "Not compared", [f"{item.what}: {item.why}" for item in report.not_compared]
+            "Not compared", [f"{what}: {why}" for what, why in left_out.items(report)]
         ),
         f"{_plain(wording.tolerance(report))}; {_plain(wording.EXCESS_FORMULA)}",
     ]
@@ -106,20 +110,22 @@ def to_summary(report: Report) -> str:
 def _matrix(report: Report) -> str:
     if not report.runs:
         return "No run was made."
-    kinds = html_views.COLUMNS
+    kinds = html_views.columns(report)
     titles = [status.KIND_WORDS[kind] for kind in kinds]
     rows = [
         ["mode", "W", "settings", *titles, "ranks", "verdict"],
         ["---", "---:", "---", *("---:" for _ in kinds), "---", "---"],
     ]
     rows += [_matrix_row(report, index) for index in range(len(report.runs))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"Worst excess of each quantity, at most 1 passes:\n\n{table}"
 
 
 def _matrix_row(report: Report, index: int) -> list[str]:
     run, told = report.runs[index], status.run_status(report, index)
     cells = [
-        status.quantity_text(status.quantity(run, kind)) for kind in html_views.COLUMNS
+        status.quantity_text(status.quantity(run, kind))
+        for kind in html_views.columns(report)
     ]
     settings = wording.run_settings(report)[index]
     verdict = f"{status.SYMBOLS[told]} {status.WORDS[told]}"

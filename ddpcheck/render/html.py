@@ -8,7 +8,15 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from ddpcheck.render import html_views, numbers, page, pictures, status, wording
+from ddpcheck.render import (
+    html_views,
+    left_out,
+    numbers,
+    page,
+    pictures,
+    status,
+    wording,
+)
 from ddpcheck.report import Report
 
 _NO_PAGES: Mapping[str, str] = {}
@@ -33,10 +41,11 @@ def _context(report: Report, pages: Mapping[str, str]) -> dict[str, Any]:
         "setup": html_views.setup(report),
         "extremes": html_views.extremes(report, table),
         "findings": html_views.findings(report, pages),
-        "columns": [status.KIND_WORDS[kind] for kind in html_views.COLUMNS],
+        "columns": [status.KIND_WORDS[kind] for kind in html_views.columns(report)],
         "runs": html_views.runs(report, table),
-        "not_compared": [(item.what, item.why) for item in report.not_compared],
+        "not_compared": left_out.items(report),
         "pictures": pictures.pictures(report),
+        "unchecked": wording.unchecked(report),
         "tensors": table,
         "open_tensors": html_views.OPEN_TENSORS,
         "provenance": html_views.provenance(report),

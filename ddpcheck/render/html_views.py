@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ddpcheck.render import divergence, numbers, page, pictures, status, wording
+from ddpcheck.render import (
+    divergence,
+    left_out,
+    numbers,
+    page,
+    pictures,
+    status,
+    wording,
+)
 from ddpcheck.render.divergence import Located
 from ddpcheck.report import Difference, Finding, Report, Run, faults_first
 
-# The order of the columns, as the reader thinks of them.
-COLUMNS = ("losses", "gradients", "weights", "buffers", "outputs")
+# What decides comes first: on a narrow screen the rest is cut off.
+COLUMNS = (*status.JUDGED, "losses", "outputs")
 RANK_COLUMNS = (
     "rank",
     "step",
@@ -26,12 +34,16 @@ OPEN_TENSORS = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellView:
-    """One quantity of one run: the worst excess, what it rests on, where it stands."""
+    """One quantity of one run: the worst excess, what it rests on, where it stands.
+
+    `why` there is no number, "" where there is one or nobody knows.
+    """
 
     text: str
     state: status.QuantityState
     note: str
     href: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,14 +135,24 @@ def runs(report: Report, table: TableView) -> tuple[RunView, ...]:
             status=status.run_status(report, index),
             why=status.run_why(report, index),
             agreement=wording.agreement(run),
-            cells=tuple(_cell(run, index, kind, table) for kind in COLUMNS),
+            cells=tuple(_cell(report, index, kind, table) for kind in columns(report)),
         )
         for index, run in enumerate(report.runs)
     )
 
 
-def _cell(run: Run, index: int, kind: str, table: TableView) -> CellView:
-    found = status.quantity(run, kind)
+def columns(report: Report) -> tuple[str, ...]:
+    """Returns the kinds of the matrix: those that are judged, others with a number."""
+    return tuple(
+        kind
+        for kind in COLUMNS
+        if kind in status.JUDGED
+        or any(status.quantity(run, kind).compared for run in report.runs)
+    )
+
+
+def _cell(report: Report, index: int, kind: str, table: TableView) -> CellView:
+    found = status.quantity(report.runs[index], kind)
     state = status.quantity_state(found)
     note = f"{numbers.count(found.compared)} equal"
     if state == "none":
@@ -146,6 +168,7 @@ def _cell(run: Run, index: int, kind: str, table: TableView) -> CellView:
         state=state,
         note=note,
         href=_href(table, index, kind, found.worst),
+        why=left_out.why_none(report, index, kind) if state == "none" else "",
     )
 
 
@@ -227,7 +250,7 @@ def setup(report: Report) -> tuple[tuple[str, str], ...]:
             "reference",
             f"one process on the whole batch of {target.batch_size}, {steps}",
         ),
-        ("loss", target.loss),
+        ("loss", "" if target.loss == "asis" else target.loss),
         ("optimizer", target.optimizer),
         ("dtype", wording.dtypes(report)),
         ("tolerance", wording.tolerance(report)),

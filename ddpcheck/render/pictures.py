@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from ddpcheck.render import charts, numbers, status, wording
 from ddpcheck.report import Finding, Report, Run
 
 _MAX_GROWTHS = 4
+_CLOSE = 0.02  # of a fit's residual: no rounding, bfloat16's included, is larger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,10 @@ def before_and_after(finding: Finding, key: str) -> str:
 
 
 def pictures(report: Report) -> list[Picture]:
-    """Returns where the difference starts, each rank's ratio, growth over steps."""
+    """Returns where the difference starts, each rank's ratio, growth over steps.
+
+    Of runs that differ: that rounding stays rounding needs no picture.
+    """
     found: list[Picture] = []
     for index, finding in enumerate(report.findings):
         found += _modules(finding, f"modules-{index}")
@@ -42,8 +47,8 @@ def _modules(finding: Finding, key: str) -> list[Picture]:
         [_module(item) for item in listed] if isinstance(listed, list | tuple) else []
     )
     known = [module for module in modules if module]
-    if not known:
-        return []
+    if not any(module.diverges for module in known):
+        return []  # it starts in none of them
     caption = f"Where the difference starts, module by module ({finding.slug})."
     return [Picture(svg=charts.modules(key, known), caption=caption)]
 
@@ -63,13 +68,34 @@ def _ratios(finding: Finding, key: str) -> list[Picture]:
     listed, expected = evidence.get("ranks"), _float(evidence.get("expected"))
     if not isinstance(listed, list | tuple) or not listed or expected is None:
         return []
-    ranks = [_float(value) for value in listed]
-    svg = charts.ratios(key, [math.nan if r is None else r for r in ranks], expected)
+    if any((_float(r) or 0.0) > _CLOSE for r in _list(evidence.get("residuals"))):
+        return []  # no factor is the rank's: reports of earlier versions have these
+    found = [math.nan if (r := _float(value)) is None else r for value in listed]
+    places = _places(evidence, len(found))
+    labels = places or [f"rank {rank}" for rank in range(len(found))]
+    what = "micro-batch" if places else "rank"
+    svg = charts.ratios(key, list(zip(labels, found, strict=True)), expected, what)
+    where = "rank and micro-batch (#)" if places else what
     caption = (
-        f"Loss gradient of each rank over the reference's ({finding.slug}); "
-        f"{numbers.number(expected)} on every rank is right."
+        f"Loss gradient of each {where} over the reference's ({finding.slug}); "
+        f"{numbers.number(expected)} on every {what} is right."
     )
     return [Picture(svg=svg, caption=caption)]
+
+
+def _places(evidence: dict[str, object], count: int) -> list[str]:
+    """Returns the names of micro-batches, none where the ratios are those of ranks."""
+    places = [_list(place) for place in _list(evidence.get("places"))]
+    named = [
+        f"rank {place[0]} #{place[1] + 1}"
+        for place in places
+        if [type(part) for part in place] == [int, int]
+    ]
+    return named if len(named) == count else []
+
+
+def _list(value: object) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def _float(value: object) -> float | None:
@@ -83,10 +109,9 @@ def _float(value: object) -> float | None:
 
 
 def _growths(report: Report) -> list[Picture]:
-    order = {"divergent": 0, "accepted": 1, "equivalent": 2, "not-checked": 3}
-    indices = sorted(
-        range(len(report.runs)), key=lambda i: order[status.run_status(report, i)]
-    )
+    told = [status.run_status(report, i) for i in range(len(report.runs))]
+    indices = [i for i, one in enumerate(told) if one == "divergent"]
+    indices += [i for i, one in enumerate(told) if one == "accepted"]
     drawn = [(i, found) for i in indices if (found := _series(report.runs[i]))]
     labels = wording.run_labels(report)
     return [

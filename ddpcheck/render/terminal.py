@@ -23,7 +23,7 @@ _BUDGETS = (
     Budget(runs=5, whole=9, brief=9, facts=1, code=5, wrap=2, notes=2, worst=False),
     Budget(runs=5, whole=1, brief=3, facts=1, code=5, wrap=2, notes=2, worst=False),
     Budget(runs=4, whole=1, brief=3, facts=1, code=4, wrap=2, notes=1, worst=False),
-    # Every cause and fix before any proof but the first.
+    # Every cause and fix before any proof but the first, and in full sentences first.
     *(
         Budget(
             runs=runs,
@@ -32,22 +32,25 @@ _BUDGETS = (
             facts=1,
             code=code,
             wrap=wrap,
+            told=told,
             notes=1,
             worst=False,
             proofs=False,
         )
-        for runs, brief, code, wrap in (
-            (4, 9, 3, 2),
-            (3, 9, 2, 2),
-            (2, 9, 2, 1),
-            (2, 9, 1, 1),
-            (2, 2, 1, 1),
-            (2, 1, 1, 1),
+        for runs, brief, code, wrap, told in (
+            (4, 9, 3, 2, 3),
+            (3, 9, 2, 2, 3),
+            (2, 9, 2, 1, 3),
+            (2, 9, 1, 1, 3),
+            (2, 9, 0, 1, 2),
+            (2, 2, 1, 1, 3),
+            (2, 2, 0, 1, 2),
+            (2, 1, 1, 1, 3),
+            (2, 0, 2, 2, 3),
+            (2, 0, 1, 1, 3),
+            (2, 0, 1, 1, 1),
         )
     ),
-    Budget(runs=3, whole=1, brief=1, facts=1, code=3, wrap=2, notes=1, worst=False),
-    Budget(runs=2, whole=1, brief=0, facts=1, code=2, wrap=2, notes=1, worst=False),
-    Budget(runs=2, whole=1, brief=0, facts=1, code=1, wrap=1, notes=1, worst=False),
 )
 _UNLIMITED = Budget(
     runs=_MANY,
@@ -56,6 +59,7 @@ _UNLIMITED = Budget(
     facts=_MANY,
     code=_MANY,
     wrap=_MANY,
+    told=_MANY,
     notes=_MANY,
     stacks=True,
 )
@@ -132,8 +136,10 @@ def _joined(sections: list[list[Text]], room: int) -> list[Text]:
 def _sections(page: Page, report_path: str) -> list[list[Text]]:
     """Returns header, runs, one section per finding, and the end with the verdict."""
     runs = matrix(page.report, limit=page.budget.runs, width=page.width)
+    # A line of its own, which scripts read.
     path = [Text(f"report: {ascii_text(report_path)}")] if report_path else []
-    end = [*_warnings(page), *_not_compared(page), *path, *_verdict(page)]
+    more = [*path, *_more(page, report_path)]
+    end = [*_warnings(page), *_not_compared(page), *more, *_verdict(page)]
     return [
         _header(page),
         [*runs, *_worst(page), *_failed(page)],
@@ -169,28 +175,20 @@ def _worst(page: Page) -> list[Text]:
 
 def _failed(page: Page) -> list[Text]:
     """Returns why runs were not checked, and what their ranks died of."""
-    labels = wording.run_labels(page.report)
-    found = [
-        (index, f"{labels[index]} {text}")
-        for index in range(len(labels))
-        if (text := _failure(page.report, index))
-    ]
     lines: list[Text] = []
-    for index, text in found[: page.budget.notes]:
+    for found in wording.unchecked(page.report)[: page.budget.notes]:
+        text = f"{found.head}: {found.why}"
         lines += page.wrapped(text, indent="  ", hang="    ", style="yellow")
-        lines += _faults(page, index)
+        for index in found.indices:
+            lines += _faults(page, index)
     return lines
-
-
-def _failure(report: Report, index: int) -> str:
-    if why := status.run_why(report, index):
-        return f"not checked: {why}"
-    return "had ranks that failed:" if report.runs[index].faults else ""
 
 
 def _faults(page: Page, index: int) -> list[Text]:
     lines = []
-    faults = page.report.runs[index].faults
+    run, all_of_it = page.report.runs[index], page.budget.stacks
+    # What the reason has said already is not said again.
+    faults = [f for f in run.faults if all_of_it or f.summary not in run.why]
     rest = len(faults) - page.budget.notes
     more = f" (and {numbers.count(rest)} more)" if rest > 0 else ""
     for fault in faults[: page.budget.notes]:
@@ -211,7 +209,10 @@ def _warnings(page: Page) -> list[Text]:
 
 
 def _not_compared(page: Page) -> list[Text]:
-    found = page.report.not_compared
+    report = page.report
+    # Why a run was not checked stands beneath the matrix.
+    told = {status.run_why(report, index) for index in range(len(report.runs))}
+    found = [item for item in report.not_compared if item.why not in told]
     if not found:
         return []
     shown = [f"{item.what} ({item.why})" for item in found[: page.budget.notes]]
@@ -221,6 +222,17 @@ def _not_compared(page: Page) -> list[Text]:
     return page.wrapped(f"not compared ({total}): {'; '.join(shown)}")
 
 
+def _more(page: Page, report_path: str) -> list[Text]:
+    """Returns what explains the causes and shows the difference, where any does."""
+    found = [f.slug for f in page.report.findings if f.accepted is None]
+    slugs = list(dict.fromkeys(found))
+    others = " (likewise the others)" if len(slugs) > 1 else ""
+    parts = [f"ddpcheck --explain {slug}{others}" for slug in slugs[:1]]
+    if report_path and page.report.reproduce:
+        parts.append("reproduce.py beside the report")
+    return page.wrapped(f"more: {'; '.join(parts)}", most=2) if parts else []
+
+
 def _verdict(page: Page) -> list[Text]:
     told = status.report_status(page.report)
-    return page.wrapped(verdict_line(page.report), style=STYLES[told], whole=True)
+    return page.wrapped(verdict_line(page.report), style=STYLES[told], most=_MANY)

@@ -9,8 +9,6 @@ from ddpcheck.render.terminal_matrix import STYLES
 from ddpcheck.render.terminal_page import Page
 from ddpcheck.report import Finding, Fix, faults_first
 
-_MAX_NAMED_RUNS = 3
-
 
 def findings(page: Page) -> list[list[Text]]:
     """Returns one block of lines per finding, accepted ones last, then the rest."""
@@ -28,8 +26,8 @@ def findings(page: Page) -> list[list[Text]]:
 
 def _whole(page: Page, finding: Finding) -> list[Text]:
     lines = [*_title(page, finding), *_facts(page, finding)]
-    lines += page.labelled("cause", finding.summary, style="bold")
-    if finding.magnitude:
+    lines += page.told("cause", finding.summary, style="bold")
+    if finding.magnitude and page.budget.proofs:
         lines += page.labelled("size", finding.magnitude)
     if finding.fix and finding.accepted is None:
         lines += _fix(page, finding.fix)
@@ -37,13 +35,13 @@ def _whole(page: Page, finding: Finding) -> list[Text]:
 
 
 def _brief(page: Page, finding: Finding) -> list[Text]:
-    cause = page.labelled("cause", finding.summary, style="bold")
+    cause = page.told("cause", finding.summary, style="bold")
     lines = [*_title(page, finding), *cause]
     if finding.accepted is not None:
         return lines + _end(page, finding)
     if finding.fix:
         told = "" if page.budget.proofs else _unproven(finding.fix)
-        lines += page.labelled("fix", told + _advice(finding.fix))
+        lines += page.told("fix", told + _advice(finding.fix))
     return lines + (_end(page, finding) if page.budget.proofs else [])
 
 
@@ -68,12 +66,8 @@ def _title(page: Page, finding: Finding) -> list[Text]:
 
 
 def _in_runs(page: Page, finding: Finding) -> str:
-    labels = wording.run_labels(page.report)
-    named = [labels[index] for index in finding.runs if index < len(labels)]
-    if len(named) > _MAX_NAMED_RUNS:
-        more = len(named) - _MAX_NAMED_RUNS
-        named[_MAX_NAMED_RUNS:] = [f"and {numbers.count(more)} more"]
-    return f" in {', '.join(named)}" if named else ""
+    named = wording.named_runs(page.report, finding.runs)
+    return f" in {named}" if named else ""
 
 
 def _facts(page: Page, finding: Finding) -> list[Text]:
@@ -88,7 +82,7 @@ def _facts(page: Page, finding: Finding) -> list[Text]:
 
 
 def _fix(page: Page, fix: Fix) -> list[Text]:
-    return [*page.labelled("fix", _advice(fix)), *page.verbatim(fix.code)]
+    return [*page.told("fix", _advice(fix)), *page.verbatim(fix.code)]
 
 
 def _advice(fix: Fix) -> str:

@@ -53,9 +53,24 @@ def matrix(report: Report, *, limit: int, width: int) -> list[Text]:
     if not kept:
         return [Text("  no run was made", style=STYLES["not-checked"])]
     columns, gap = _fitting(_columns(report, kept), width)
+    caption = _caption(columns, [report.runs[i] for i in kept], width)
     rows = [[(column.title, "dim") for column in columns]]
     rows += [[column.cells[i] for column in columns] for i in range(len(kept))]
-    return [_line(row, columns, gap) for row in rows] + _more(report, rest)
+    lines = [_line(row, columns, gap) for row in rows]
+    return caption + lines + _more(report, rest)
+
+
+def _caption(columns: list[_Column], runs: list[Run], width: int) -> list[Text]:
+    """Returns the line that says what the numbers are, none where there are none.
+
+    A gradient's excess looks like a gradient's size.
+    """
+    if not any(map(status.compared, runs)):
+        return []
+    shown = [c.title for c in columns if c.title in status.JUDGED]
+    text = f"  excess of {', '.join(shown)}: at most 1 passes"
+    short = "  excess: at most 1 passes"
+    return [Text(text if len(text) <= width else short, style="dim")]
 
 
 def _kept(report: Report, limit: int) -> tuple[list[int], list[int]]:

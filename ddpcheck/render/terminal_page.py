@@ -11,6 +11,8 @@ from ddpcheck.render import numbers, wording
 from ddpcheck.report import Report
 
 LABEL = 9  # width of "  facts  "
+_CUT = " ..."
+_ALL_ELSEWHERE = " ... (all with -v)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +20,10 @@ class Budget:
     """How much of each list is shown, and over how many lines a text may run.
 
     `whole` findings are shown in full, the next `brief` as title, cause, fix and, with
-    `proofs`, proof; the rest by name. `worst`: the worst tensor gets its line even
-    beside findings. `spare` lines must be left for blank ones.
+    `proofs`, proof; the rest by name. Without `proofs` none tells its size. A cause or
+    a fix may run over `told` lines, all else over `wrap`: without its end neither says
+    what to do. `worst`: the worst tensor gets its line even beside findings. `spare`
+    lines must be left for blank ones.
     """
 
     runs: int
@@ -29,6 +33,7 @@ class Budget:
     code: int
     wrap: int
     notes: int
+    told: int = 3
     worst: bool = True
     spare: int = 0
     stacks: bool = False
@@ -59,31 +64,52 @@ class Page:
         indent: str = "",
         hang: str = "  ",
         style: str = "",
-        whole: bool = False,
+        most: int | None = None,
+        end: str = _CUT,
     ) -> list[Text]:
-        """Returns `text` over as many lines as the budget allows, or all if `whole`."""
+        """Returns `text` over `most` lines, by default what the budget allows.
+
+        `end` is what stands in place of what is cut.
+        """
         lines = textwrap.wrap(
             ascii_text(text),
             self.width,
             initial_indent=indent,
             subsequent_indent=hang,
-            max_lines=None if whole else self.budget.wrap,
-            placeholder=" ...",
+            max_lines=most or self.budget.wrap,
+            placeholder=end,
         )
         return [Text(line, style=style) for line in lines]
 
-    def labelled(self, label: str, text: str, *, style: str = "") -> list[Text]:
+    def labelled(
+        self,
+        label: str,
+        text: str,
+        *,
+        style: str = "",
+        most: int | None = None,
+        end: str = _CUT,
+    ) -> list[Text]:
         """Returns `text` beside its label, aligned with the other labelled texts."""
         indent = f"  {label}".ljust(LABEL)
-        lines = self.wrapped(text, indent=indent, hang=" " * LABEL)
+        hang = " " * LABEL
+        lines = self.wrapped(text, indent=indent, hang=hang, most=most, end=end)
         for index, line in enumerate(lines):
             line.stylize(style, LABEL)
             if index == 0:
                 line.stylize("dim", 0, LABEL)
         return lines
 
+    def told(self, label: str, text: str, *, style: str = "") -> list[Text]:
+        """Returns a cause or a fix, which is cut last, and then says where all is."""
+        most = self.budget.told
+        return self.labelled(label, text, style=style, most=most, end=_ALL_ELSEWHERE)
+
     def verbatim(self, code: str) -> list[Text]:
-        """Returns code or a stack: its own lines, cut at the width, not re-wrapped."""
+        """Returns code or a stack: its own lines, cut at the width, not re-wrapped.
+
+        Where nothing is to be cut, a longer line goes on in the next.
+        """
         indent = " " * (LABEL + 2)
         rows = [_ascii(row) for row in _rows(code)]
         limit = self.budget.code
@@ -92,7 +118,10 @@ class Page:
         if len(shown) < len(rows):
             rest = numbers.count(len(rows) - len(shown))
             shown = [*shown, f"... {rest} more lines"]
-        return [Text(_cut_end(indent + row, self.width)) for row in shown]
+        if not self.budget.stacks:
+            return [Text(_cut_end(indent + row, self.width)) for row in shown]
+        room = self.width - len(indent)
+        return [Text(indent + part) for row in shown for part in _parts(row, room)]
 
     def more(self, indent: str, rest: int) -> list[Text]:
         """Returns the line "and N more", none where nothing is left."""
@@ -102,6 +131,10 @@ class Page:
 def _rows(code: str) -> list[str]:
     text = wording.visible(code).expandtabs(4).strip("\n")
     return [row.rstrip() for row in text.split("\n")] if text.strip() else []
+
+
+def _parts(row: str, room: int) -> list[str]:
+    return [row[at : at + room] for at in range(0, len(row), room)] or [""]
 
 
 def _cut_end(row: str, width: int) -> str:

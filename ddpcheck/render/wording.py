@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from ddpcheck import raised
 from ddpcheck.render import numbers, status
 from ddpcheck.report import Control, Difference, Fault, Finding, Fix, Report, Run
 
+_MAX_NAMED_RUNS = 3
 EXCESS_FORMULA = "excess = max |candidate - reference| / (atol + rtol * |reference|)"
 
 
@@ -30,6 +34,51 @@ def run_labels(report: Report) -> tuple[str, ...]:
     settings = run_settings(report)
     named = zip(report.runs, settings, strict=True)
     return tuple(f"{r.mode} W={r.world_size} {told}".rstrip() for r, told in named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unchecked:
+    """Runs that were not checked for one reason, or one whose ranks failed.
+
+    `head`: "dp W=2, dp W=4 not checked"; `why` is "" for one with failed ranks alone.
+    """
+
+    indices: tuple[int, ...]
+    head: str
+    why: str
+
+
+def unchecked(report: Report) -> list[Unchecked]:
+    """Returns the runs that were not checked, a reason once; then whose ranks failed.
+
+    A run that has failed ranks stands alone: they belong to it.
+    """
+    reasons: dict[tuple[str, int], list[int]] = {}
+    for index, run in enumerate(report.runs):
+        why = status.run_why(report, index)
+        if why or run.faults:
+            alone = index if run.faults else -1
+            reasons.setdefault((why, alone), []).append(index)
+    return [_unchecked(report, why, found) for (why, _), found in reasons.items()]
+
+
+def _unchecked(report: Report, why: str, indices: list[int]) -> Unchecked:
+    total = len(report.runs)
+    head = named_runs(report, indices)
+    head += " not checked" if why else " had ranks that failed"
+    if len(indices) == total > 1:
+        head = f"none of the {numbers.count(total)} runs was checked"
+    return Unchecked(indices=tuple(indices), head=head, why=why)
+
+
+def named_runs(report: Report, indices: Sequence[int]) -> str:
+    """Returns the labels of runs, the first few of many."""
+    labels = run_labels(report)
+    named = [labels[index] for index in indices if index < len(labels)]
+    if len(named) > _MAX_NAMED_RUNS:
+        more = len(named) - _MAX_NAMED_RUNS
+        named[_MAX_NAMED_RUNS:] = [f"and {numbers.count(more)} more"]
+    return ", ".join(named)
 
 
 def run_settings(report: Report) -> tuple[str, ...]:
@@ -90,6 +139,10 @@ def _counts(report: Report) -> str:
         return "nothing was compared"
     unchecked = _statuses(report).count("not-checked")
     parts = [_runs(report), _comparisons(compared, mismatched)]
+    if told == "not-checked" and not mismatched:
+        verb = "proves" if compared == 1 else "prove"
+        equal = numbers.counted(compared, "equal comparison")
+        return f"{_runs(report)}; {equal} {verb} nothing"
     if told == "accepted":
         verb = "differs" if status.differing(report) == 1 else "differ"
         parts[0] += f" {verb} by accepted causes alone"
@@ -176,7 +229,8 @@ def fault_line(fault: Fault) -> str:
     """
     when = "at" if fault.kind == "raised" else "after"
     step = "" if fault.step is None else f" {when} {step_name(fault.step)}"
-    return f"rank {fault.rank} {fault.kind}{step}: {fault.summary}"
+    said = raised.without_source(fault.summary)
+    return f"rank {fault.rank} {fault.kind}{step}: {said}"
 
 
 def step_name(step: int) -> str:
@@ -236,17 +290,23 @@ def _before_and_after(fix: Fix) -> str:
 
 
 def _controls(controls: tuple[Control, ...]) -> str:
+    """Returns what the fixes of look-alikes did in the place of this one."""
     removing = [control.slug for control in controls if control.excess_after <= 1]
     leaving = [c.excess_after for c in controls if not c.excess_after <= 1]
     parts = []
     if removing:
-        parts.append(f"also removed by {', '.join(removing)}")
-    if leaving:
-        known = [value for value in leaving if not math.isnan(value)]
-        least = numbers.at_least(min(known)) if known else "nan"
-        where = f"at or above {least}" if known else "at nan"
-        told = f"the {numbers.count(len(leaving))} other candidate fixes leave"
-        if len(leaving) == 1:
-            told = "the other candidate fix leaves"
-        parts.append(f"{told} it {where}")
-    return "; ".join(parts)
+        parts.append(f"the fix of {' or '.join(removing)} removes it, too")
+    if len(leaving) == 1:
+        parts.append(f"the fix of another cause leaves {_least(leaving)}")
+    elif leaving:
+        count = numbers.count(len(leaving))
+        parts.append(f"the fixes of {count} other causes leave {_least(leaving)}")
+    return f"tried instead, {', '.join(parts)}" if parts else ""
+
+
+def _least(values: list[float]) -> str:
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return "nan"
+    least = numbers.at_least(min(known))
+    return least if len(values) == 1 else f"{least} or more"

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from ddpcheck import compare, devices, tree
+from ddpcheck import compare, devices, raised, tree
 from ddpcheck.errors import Problem, UsageError
-from ddpcheck.ranks.worker import describe
 from ddpcheck.run import model as models
 from ddpcheck.run.process import isolation
 from ddpcheck.run.spec import (
@@ -146,20 +145,15 @@ def does_not_train(target: Target, error: Exception) -> UsageError:
     """Returns the usage error for user code that raises in one process."""
     if _IN_FORK in str(error):
         return devices.starts_cuda(target.name, "a call that asks CUDA's driver")
-    told = describe(error)
-    line = ""
-    if told.where:
-        file, _, number = told.where.rpartition(":")
-        line = f" (line {number})"
-        if file != target.path:
-            line = f" ({Path(file).name} line {number})"
+    home = Path(target.path).absolute().parent if target.path else Path.cwd()
     return UsageError(
         Problem(
             slug="target-raises",
             message=f"{target.name} does not train in one process",
             expected="model, batch, loss and optimizer that do three steps",
-            found=f"{told.type_name}: {first_line(error)}{line}",
+            found=raised.in_words(error, home),
             fix=_fix(error),
+            stack=raised.stack(error),
         )
     )
 

@@ -29,7 +29,9 @@ def expected_texts() -> dict[str, str]:
 TEXTS = expected_texts()
 
 
-def said(pool: Pool, case: Case, folder: Path) -> tuple[int, str]:
+def said(
+    pool: Pool, case: Case, folder: Path, *, verbose: bool = False
+) -> tuple[int, str]:
     """Returns the exit code and what is said of a case."""
     path = folder / "mymodel.py"
     path.write_text(case.source, encoding="utf-8")
@@ -40,7 +42,7 @@ def said(pool: Pool, case: Case, folder: Path) -> tuple[int, str]:
     def action() -> int:
         return checking.check(pool, ref, options).exit_code
 
-    code = exits.guarded(action, tell=told.append)
+    code = exits.guarded(action, verbose=verbose, tell=told.append)
     # What torch 2.15 adds to a message of its own.
     return code, "".join(told).replace("addmm: ", "")
 
@@ -99,3 +101,31 @@ def test_notebook_is_told(tmp_path: Path) -> None:
         f"  fix        jupyter nbconvert --to script {path}\n"
         "  more       ddpcheck --explain target-missing-file"
     )
+
+
+HELPER = "def total(output):\n    raise ValueError('a\\nb\\nc\\nd')\n"
+BY_HELPER = """\
+ddpcheck: mymodel.py does not train in one process [target-raises]
+  expected   model, batch, loss and optimizer that do three steps
+  found      ValueError: a
+             b
+             c ...
+             at helper_of_wrong.py:2
+  fix        make one plain training step work first
+  more       ddpcheck --explain target-raises
+"""
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_error_in_a_helper_names_its_line_and_shows_the_stack_when_verbose(
+    *, verbose: bool, pool: Pool, tmp_path: Path
+) -> None:
+    (tmp_path / "helper_of_wrong.py").write_text(HELPER, encoding="utf-8")
+    body = "    import helper_of_wrong\n    return helper_of_wrong.total(output)\n"
+    case = Case(source=good_target(loss=f"def loss(output, target):\n{body}"))
+    code, text = said(pool, case, tmp_path, verbose=verbose)
+    head, _, stack = text.partition("  stack, without ddpcheck's own frames:\n")
+    assert (code, head) == (2, BY_HELPER)
+    files = [line.split('"')[1] for line in stack.splitlines() if '  File "' in line]
+    named = ["mymodel.py", "helper_of_wrong.py"] if verbose else []
+    assert files == [str(tmp_path / name) for name in named]

@@ -62,7 +62,8 @@ def test_growth_gives_zero_a_tick_of_its_own() -> None:
 
 
 def test_ratios_draws_every_rank_and_the_expected_line() -> None:
-    texts = _texts(charts.ratios("k", [1.5, 3.0, NAN], 2.0))
+    found = [("rank 0", 1.5), ("rank 1", 3.0), ("rank 2", NAN)]
+    texts = _texts(charts.ratios("k", found, 2.0))
     assert texts == ["rank 0", "1.5", "rank 1", "3", "rank 2", "nan", "expected 2"]
 
 

@@ -72,13 +72,13 @@ def test_unchecked_run_beside_an_accepted_one_is_a_warning() -> None:
     report = replace(report, runs=(*report.runs, replace(unchecked, faults=())))
     assert to_annotations(report).splitlines()[0] == (
         "::warning title=ddpcheck,file=examples/mymodel.py::"
-        "ddp W=4 was not checked: 2 of 4 ranks failed before the first comparison"
+        "ddp W=4 not checked: 2 of 4 ranks failed before the first comparison"
     )
 
 
 def test_summary_matrix() -> None:
     lines = to_summary(sample.divergent()).splitlines()
-    assert lines[:9] == [
+    assert lines[:11] == [
         "## ddpcheck: divergent",
         "",
         (
@@ -86,18 +86,17 @@ def test_summary_matrix() -> None:
             "in 2 of 3 runs, with 60 of 216 tensor comparisons above tolerance."
         ),
         "",
+        "Worst excess of each quantity, at most 1 passes:",
+        "",
         (
-            "| mode | W | settings | loss | gradients | weights | buffers | outputs "
+            "| mode | W | settings | gradients | weights | buffers | loss "
             "| ranks | verdict |"
         ),
-        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | --- | --- |",
-        "| dp | 2 | - | - | 6.7e-07 | 6.7e-07 | 0 | - | agree | **= equivalent** |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | --- | --- |",
+        "| dp | 2 | - | 6.7e-07 | 6.7e-07 | 0 | - | agree | **= equivalent** |",
+        ("| ddp | 2 | - | 4e+13 | 1.23e+12 | 0 | 5.1e+07 | agree | **x divergent** |"),
         (
-            "| ddp | 2 | - | 5.1e+07 | 4e+13 | 1.23e+12 | 0 | - | agree "
-            "| **x divergent** |"
-        ),
-        (
-            "| ddp | 4 | - | 5.1e+07 | 6.81e+13 | 1.23e+12 | 0 | - | agree "
+            "| ddp | 4 | - | 6.81e+13 | 1.23e+12 | 0 | 5.1e+07 | agree "
             "| **x divergent** |"
         ),
     ]
@@ -106,7 +105,7 @@ def test_summary_matrix() -> None:
 @EVERY
 def test_summary_rows_have_as_many_cells_as_the_head(report: Report) -> None:
     rows = [line for line in to_summary(report).splitlines() if line.startswith("|")]
-    assert {row.count("|") for row in rows} <= {11}
+    assert len({row.count("|") for row in rows}) <= 1
 
 
 def test_summary_of_hostile_names_holds_no_markup() -> None:

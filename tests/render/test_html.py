@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -9,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from ddpcheck.render.html import to_html
-from ddpcheck.report import Report, from_json, to_json
+from ddpcheck.report import NotCompared, Quantity, Report, from_json, to_json
 
 from . import sample
 
@@ -161,8 +162,8 @@ def test_html_tells_counts_cause_fix_and_proof() -> None:
         "each rank divides by its own mask count, not by the global one",
         "torch.distributed.all_reduce(count)\nreturn W * (error * mask).sum() / count",
         (
-            "verified: excess 4e+13 before, 0.0213 after; the 3 other candidate fixes "
-            "leave it at or above 9.99e+12"
+            "verified: excess 4e+13 before, 0.0213 after; tried instead, the fixes of "
+            "3 other causes leave 9.99e+12 or more"
         ),
         "17 of 36 differ",
         '<a href="https://example.org/x" rel="noreferrer">',
@@ -188,7 +189,14 @@ def test_html_links_matrix_cells_to_their_tensors() -> None:
 
 @pytest.mark.parametrize(
     "evidence",
-    [{}, {"modules": 3}, {"modules": [{}]}, {"ratios": {}}, {"ratios": {"ranks": []}}],
+    [
+        {},
+        {"modules": 3},
+        {"modules": [{}]},
+        {"modules": [{"name": "head", "rel_diff": 1e-16, "diverges": False}]},
+        {"ratios": {}},
+        {"ratios": {"ranks": []}},
+    ],
 )
 def test_html_without_evidence_leaves_the_picture_out(
     evidence: dict[str, object],
@@ -198,6 +206,35 @@ def test_html_without_evidence_leaves_the_picture_out(
     assert 'id="modules-0-title"' not in document
     assert 'id="ratios-0-title"' not in document
     assert 'id="growth-1-title"' in document
+
+
+def _ratios(**evidence: object) -> str:
+    finding = replace(sample.local_normalizer(), evidence={"ratios": evidence})
+    return to_html(replace(sample.divergent(), findings=(finding,)))
+
+
+def test_html_draws_the_ratios_of_micro_batches_with_their_places() -> None:
+    places = [[0, 0], [0, 1], [1, 0], [1, 1]]
+    document = _ratios(ranks=[1.65, 2.54, 2.21, 1.83], places=places, expected=2)
+    assert (
+        "rank 0 #1: 1.65, rank 0 #2: 2.54, rank 1 #1: 2.21, rank 1 #2: 1.83. "
+        "Expected: 2."
+    ) in document
+    assert (
+        "Loss gradient of each rank and micro-batch (#) over the reference&#39;s "
+        "(loss/local-normalizer); 2 on every micro-batch is right."
+    ) in document
+
+
+@pytest.mark.parametrize("places", [3, [3], [["a", 0], [0, 1]], [[0, 0]]])
+def test_html_of_strange_places_draws_ranks(places: object) -> None:
+    document = _ratios(ranks=[1.5, 3.0], places=places, expected=2)
+    assert "rank 0: 1.5, rank 1: 3. Expected: 2." in document
+
+
+def test_html_draws_no_ratio_that_is_an_average() -> None:
+    document = _ratios(ranks=[2.0, 2.0], residuals=[1e-16, 0.3], expected=2)
+    assert 'id="ratios-0-title"' not in document
 
 
 def test_html_of_many_tensors_lists_200_and_counts_the_rest() -> None:
@@ -228,3 +265,102 @@ def test_steps_count_from_1() -> None:
     page = to_html(sample.two_findings())
     assert "step 1" in page
     assert "step 0" not in page
+
+
+def _by_a_train_step() -> Report:
+    """Returns a report of a target that keeps loss and output, without buffers."""
+    none = Quantity()
+    runs = tuple(
+        replace(run, losses=none, buffers=none) for run in sample.divergent().runs
+    )
+    return replace(sample.divergent(), runs=runs)
+
+
+def test_html_lists_whole_kinds_that_are_not_compared_with_their_reason() -> None:
+    document = to_html(_by_a_train_step())
+    assert '<a href="#not-compared">Not compared (3)</a>' in document
+    listed = document[document.index('id="not-compared-title"') :]
+    for kind, why in (
+        ("outputs, loss", "the target's train_step keeps it to itself"),
+        ("buffers", "the model has none"),
+        ("optimizer state", "SGD without momentum has none"),
+    ):
+        assert f"<dt>{kind}</dt><dd>{why}</dd>" in html.unescape(listed)
+
+
+def test_html_of_buffers_that_are_listed_gives_them_no_other_reason() -> None:
+    report = _by_a_train_step()
+    item = NotCompared(what="buffer norm.num", why="ranks count other calls")
+    document = to_html(replace(report, not_compared=(item,)))
+    assert "<dt>buffers</dt>" not in document
+    assert "<dt>buffer norm.num</dt>" in document
+
+
+def test_html_cell_without_anything_to_compare_is_a_dash_that_says_why() -> None:
+    document = to_html(_by_a_train_step())
+    assert '<td><span class="soft" title="the model has none">-</span></td>' in document
+    assert "not compared</span>" not in document
+
+
+def test_html_cell_of_ranks_that_failed_says_so() -> None:
+    run = replace(sample.not_checked().runs[0], verdict="divergent")
+    document = to_html(replace(sample.divergent(), runs=(run,), findings=()))
+    cell = '<td><span class="soft" title="ranks failed before it">-</span></td>'
+    assert document.count(cell) == 3
+
+
+def test_html_of_what_was_not_checked_begins_with_the_reason() -> None:
+    parsed = Parsed(to_html(sample.not_checked()))
+    assert parsed.headings("h2")[0] == "Every run against one process"
+    (lead,) = (text for _, text in parsed.texts if "Reason: " in text)
+    reason = "Reason: 2 of 4 ranks failed before the first comparison."
+    assert " ".join(lead.split()).endswith(reason)
+
+
+def test_html_cell_without_a_known_reason_is_marked() -> None:
+    runs = (replace(sample.divergent_run(), gradients=Quantity()),)
+    document = to_html(replace(sample.divergent(), runs=runs))
+    assert '-</span><span class="note">not compared</span></td>' in document
+
+
+def test_html_matrix_begins_with_what_decides_and_has_no_empty_column() -> None:
+    document = to_html(_by_a_train_step())
+    head = document[document.index('<table class="matrix">') :]
+    titles = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', head)
+    shown = titles[: titles.index("ranks") + 1]
+    assert shown == [
+        "mode",
+        "world size",
+        "verdict",
+        "gradients",
+        "weights",
+        "buffers",
+        "ranks",
+    ]
+
+
+def test_html_of_an_equivalent_report_has_no_empty_section() -> None:
+    report = replace(sample.equivalent(), not_compared=())
+    parsed = Parsed(to_html(report))
+    assert parsed.headings("h2") == [
+        "Every run against one process",
+        "Tensors, worst first",
+        "Not compared, and why",
+        "How to read this",
+        "Provenance",
+    ]
+    assert "growth-0-title" not in parsed.ids
+
+
+def test_html_shows_code_of_a_cause_as_code() -> None:
+    finding = replace(sample.local_normalizer(), summary="its own `y != -100` alone")
+    document = to_html(replace(sample.divergent(), findings=(finding,)))
+    cause = '<p class="cause">its own <code>y != -100</code> alone</p>'
+    assert cause in " ".join(document.split())
+
+
+def test_html_names_the_page_and_the_script() -> None:
+    document = to_html(replace(sample.divergent(), reproduce="import torch\n"))
+    assert "<code>ddpcheck --explain loss/local-normalizer</code>" in document
+    assert "<code>python reproduce.py</code>" in document
+    assert "reproduce.py" not in to_html(sample.divergent())

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from ddpcheck.render import terminal
+from ddpcheck.render import status, terminal
 from ddpcheck.report import Finding, Fix, Report
 
 from . import sample
@@ -19,12 +19,11 @@ PATH = "reports/mymodel/report.html"
 DIVERGENT = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
-
+  excess of gradients, weights, buffers: at most 1 passes
   mode W gradients rel diff worst          weights buffers ranks verdict
   dp   2   6.7e-07  6.7e-16 body.0.weight  6.7e-07       0 agree = equivalent
   ddp  2     4e+13    0.333 head.weight   1.23e+12       0 agree x divergent
   ddp  4  6.81e+13    0.333 head.weight   1.23e+12       0 agree x divergent
-
 loss/local-normalizer at mymodel.py:41 in ddp W=2, ddp W=4
   facts  on the reference's outputs, rank 0's loss gradient is 1.5 times and
          rank 1's 3 times the reference's; 2 is right
@@ -35,40 +34,41 @@ loss/local-normalizer at mymodel.py:41 in ddp W=2, ddp W=4
            count = mask.sum()
            torch.distributed.all_reduce(count)
            return W * (error * mask).sum() / count
-  proof  verified: excess 4e+13 before, 0.0213 after; the 3 other candidate
-         fixes leave it at or above 9.99e+12
+  proof  verified: excess 4e+13 before, 0.0213 after; tried instead, the fixes
+         of 3 other causes leave 9.99e+12 or more
 
 warning: dropout was off: p=0.1 in body.2
 not compared (1): optimizer state (SGD without momentum has none)
 report: reports/mymodel/report.html
+more: ddpcheck --explain loss/local-normalizer
 DIVERGENT: 2 of 3 runs, 60 of 216 comparisons differ
 """
 
 TWO_FINDINGS = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
+  excess of gradients, weights, buffers: at most 1 passes
   mode W gradients rel diff worst          weights buffers ranks verdict
   dp   2   6.7e-07  6.7e-16 body.0.weight  6.7e-07       0 agree = equivalent
   ddp  2     4e+13    0.333 head.weight   1.23e+12       0 agree x divergent
   ddp  4  6.81e+13    0.333 head.weight   1.23e+12       0 agree x divergent
 loss/local-normalizer at mymodel.py:41 in ddp W=2, ddp W=4
-  facts  on the reference's outputs, rank 0's loss gradient is 1.5 times and
-         rank 1's 3 times the reference's; 2 is right (and 1 more)
+  facts  on the reference's outputs, rank 0's loss gradient is 1.5 times and ...
   cause  each rank divides by its own mask count, not by the global one
-  size   gradients off by up to 33.3 %
   fix    sum the mask over ranks before dividing by it
            count = mask.sum()
            torch.distributed.all_reduce(count)
            return W * (error * mask).sum() / count
-  proof  verified: excess 4e+13 before, 0.0213 after; the 3 other candidate
-         fixes leave it at or above 9.99e+12
+  proof  verified: excess 4e+13 before, 0.0213 after; tried instead, the ...
 batchnorm/local-statistics at mymodel.py:12 in ddp W=4
   cause  norm uses the mean and variance of its own shard
   fix    did not remove it: convert the model's batch norms (unsafe: it also
          changes one-process training)
+
 warning: dropout was off: p=0.1 in body.2
 not compared (1): optimizer state (SGD without momentum has none)
 report: reports/mymodel/report.html
+more: ddpcheck --explain loss/local-normalizer (likewise the others)
 DIVERGENT: 2 of 3 runs, 60 of 216 comparisons differ
 """
 
@@ -76,6 +76,7 @@ EQUIVALENT = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
 
+  excess of gradients, weights, buffers: at most 1 passes
   mode W bn   gradients rel diff worst        weights buffers ranks verdict
   dp   2 sync   6.7e-07  6.7e-16 ..y.0.weight 6.7e-07       0 agree = equivalent
   dp   4 sync   6.7e-07  6.7e-16 ..y.0.weight 6.7e-07       0 agree = equivalent
@@ -130,6 +131,7 @@ ACCEPTED = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
 
+  excess of gradients, weights, buffers: at most 1 passes
   mode W gradients rel diff worst          weights buffers ranks verdict
   dp   2   6.7e-07  6.7e-16 body.0.weight  6.7e-07       0 agree = equivalent
   ddp  2     4e+13    0.333 head.weight   1.23e+12       0 agree ~ accepted
@@ -236,6 +238,15 @@ def test_verbose_text_shows_the_stacks_of_faults() -> None:
     assert "terminate called without an active exception" in text
 
 
+def test_verbose_text_shows_long_lines_of_a_stack_to_their_end() -> None:
+    line = f'File "/{"long/" * 20}mymodel.py", line 41, in loss'
+    report = sample.not_checked()
+    faults = tuple(replace(fault, stack=line) for fault in report.runs[0].faults)
+    report = replace(report, runs=(replace(report.runs[0], faults=faults),))
+    text = terminal.to_text(report, color=False, width=80, verbose=True)
+    assert line in "".join(row.strip() for row in text.splitlines())
+
+
 def test_text_of_many_divergent_runs_keeps_them_before_equal_ones() -> None:
     runs = [sample.equal_run(world_size=w) for w in range(2, 12)]
     runs += [sample.divergent_run(w) for w in (2, 3, 4)]
@@ -243,6 +254,17 @@ def test_text_of_many_divergent_runs_keeps_them_before_equal_ones() -> None:
     text = terminal.to_text(report, color=False, width=80)
     assert text.count("x divergent") == 3
     assert "  7 more runs equivalent, worst excess 6.7e-07\n" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_caption_names_the_columns_whose_numbers_are_excess(width: int) -> None:
+    text = terminal.to_text(sample.divergent(), color=False, width=width)
+    lines = text.splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("  excess"))
+    titles = lines[at + 1].split()
+    named = ", ".join(kind for kind in status.JUDGED if kind in titles)
+    of = f" of {named}" if width > 40 else ""
+    assert (titles[0], lines[at]) == ("mode", f"  excess{of}: at most 1 passes")
 
 
 def test_text_where_ranks_differ_says_so() -> None:

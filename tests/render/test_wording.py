@@ -8,7 +8,7 @@ import pytest
 
 from ddpcheck import assemble
 from ddpcheck.render import divergence, status, wording
-from ddpcheck.report import Control, Fix
+from ddpcheck.report import Control, Fault, Fix
 
 from . import sample
 
@@ -75,7 +75,7 @@ def test_verdict_line_of_a_divergence_seen_without_comparing_says_so() -> None:
             (1.04e13, 2e13),
             (
                 "verified: excess 4e+13 before, 0.02 after; "
-                "the 2 other candidate fixes leave it at or above 1.04e+13"
+                "tried instead, the fixes of 2 other causes leave 1.04e+13 or more"
             ),
         ),
         (
@@ -83,15 +83,15 @@ def test_verdict_line_of_a_divergence_seen_without_comparing_says_so() -> None:
             (float("nan"),),
             (
                 "the fix did not remove it: excess 4e+13 before, >1 after; "
-                "the other candidate fix leaves it at nan"
+                "tried instead, the fix of another cause leaves nan"
             ),
         ),
         (
             Fix(text="x", verified=True, excess_before=7.0, excess_after=0.0),
             (0.5, 3.0),
             (
-                "verified: excess 7 before, 0 after; also removed by c0; "
-                "the other candidate fix leaves it at or above 3"
+                "verified: excess 7 before, 0 after; tried instead, the fix of c0 "
+                "removes it, too, the fix of another cause leaves 3"
             ),
         ),
     ],
@@ -191,3 +191,11 @@ def test_worst_is_of_what_is_judged() -> None:
         sample.equal_run(), losses=sample.quantity((losses,), compared=3, mismatched=3)
     )
     assert divergence.worst(replace(report, runs=(equal,))) is None
+
+
+def test_fault_line_begins_with_what_gloo_says() -> None:
+    said = "RuntimeError: [/__w/gloo/tcp/pair.cc:537] Connection closed by peer"
+    fault = Fault(kind="raised", rank=0, step=0, summary=said)
+    assert wording.fault_line(fault) == (
+        "rank 0 raised at step 1: RuntimeError: Connection closed by peer"
+    )

@@ -55,7 +55,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import counted_by, ratio_evidence
+from ddpcheck.diagnose.loss import counted_by, micro_evidence, ratio_evidence
 from ddpcheck.diagnose.probes.evidence import Micro
 from ddpcheck.diagnose.text import listed, number
 from ddpcheck.run.spec import SAMPLES
@@ -139,7 +139,7 @@ def _windows(case: Case) -> Proposal | None:
         "(world * micro_sum / n).backward()",
         safe=False,
         fixes=(divisor.fix,) if divisor else (),
-        evidence=ratio_evidence(case),
+        evidence=micro_evidence(case),
     )
 
 

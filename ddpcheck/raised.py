@@ -1,0 +1,115 @@
+"""An exception in words: what it says, where it was raised, and its stack."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddpcheck.frames import Frame
+
+_MAX_LINES = 3
+# gloo and NCCL begin with the place in their own source: "[/a/b/pair.cc:537] ".
+_SOURCE = re.compile(r"^(?P<kind>\w+: )?\[\S+\.(?:cc|cpp|cu|h|hpp):\d+\]\s*")
+_INSTALLED = "site-packages/"
+
+
+def without_source(text: str) -> str:
+    """Returns a message without the place in C++ that it begins with.
+
+    >>> without_source("RuntimeError: [/gloo/tcp/pair.cc:537] Connection closed")
+    'RuntimeError: Connection closed'
+    """
+    return _SOURCE.sub(lambda match: match["kind"] or "", text)
+
+
+def in_words(error: BaseException, home: Path) -> str:
+    """Returns what it says, three lines at most, and where it was raised.
+
+    Args:
+        error: raised by the target, or by what it calls.
+        home: the target's folder; files in it are named without it.
+    """
+    lines = message(error)
+    where = place(error, home)
+    if not where:
+        return "\n".join(lines)
+    return "\n".join(lines) + ("\n" if len(lines) > 1 else ", ") + where
+
+
+def message(error: BaseException) -> list[str]:
+    """Returns the kind of an exception and the first lines of its message."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    # sys.exit() and sys.exit(None) have None for a message.
+    if not lines or text == "None":
+        return [type(error).__name__]
+    first = without_source(f"{type(error).__name__}: {lines[0]}")
+    shown = [first, *lines[1:_MAX_LINES]]
+    shown[-1] += " ..." * (len(lines) > len(shown))
+    return shown
+
+
+def place(error: BaseException, home: Path) -> str:
+    """Returns "at helper.py:3", the innermost line outside of torch; "" for none.
+
+    With the line that called it where it is a library's.
+    """
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        frame = Frame(file=error.filename, line=error.lineno, name="")
+        return f"at {_named(frame, home)}"
+    found = [frame for frame in _frames(error) if _tells(frame)]
+    if not found:
+        return ""
+    where = f"at {_named(found[-1], home)}"
+    users = [frame for frame in found if frame.is_users]
+    if not users or users[-1] == found[-1]:
+        return where
+    return f"{where}, called at {_named(users[-1], home)}"
+
+
+def stack(error: BaseException) -> str:
+    """Returns the traceback without the frames of ddpcheck and of the import system."""
+    told = traceback.TracebackException.from_exception(error)
+    for part in _chain(told):
+        kept = [entry for entry in part.stack if not _is_hidden(entry.filename)]
+        part.stack = traceback.StackSummary.from_list(kept)
+    return "".join(told.format())
+
+
+def _chain(
+    told: traceback.TracebackException | None,
+) -> Iterator[traceback.TracebackException]:
+    while told is not None:
+        yield told
+        told = told.__cause__ or told.__context__
+
+
+def _is_hidden(file: str) -> bool:
+    return file.startswith("<frozen ") or Frame(file=file, line=0, name="").is_own
+
+
+def _frames(error: BaseException) -> list[Frame]:
+    """Returns the frames between the one that caught it and the one that raised it."""
+    return [
+        Frame(file=f.f_code.co_filename, line=line, name=f.f_code.co_name)
+        for f, line in traceback.walk_tb(error.__traceback__)
+    ]
+
+
+def _tells(frame: Frame) -> bool:
+    """Returns whether a frame is the user's, or of a library that is not torch."""
+    is_installed = _INSTALLED in frame.file
+    is_torch = f"{_INSTALLED}torch/" in frame.file
+    return frame.is_users or (is_installed and not is_torch and not frame.is_own)
+
+
+def _named(frame: Frame, home: Path) -> str:
+    """Returns "file.py:3", as short as the file can be found by."""
+    _, _, installed = frame.file.rpartition(_INSTALLED)
+    if installed != frame.file:
+        return f"{installed}:{frame.line}"
+    path = Path(frame.file)
+    inside = path.relative_to(home) if path.is_relative_to(home) else path
+    return f"{inside}:{frame.line}"
