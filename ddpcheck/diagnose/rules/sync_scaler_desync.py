@@ -86,6 +86,9 @@ def _of_scales(case: Case) -> str | None:
     if not scales or not all(scales) or max(scales) == min(scales):
         return None
     are_powers = all(_is_power_of_two(case, scale / scales[0]) for scale in scales)
+    is_given = any(f.startswith("loss.") for f in case.outcome.spec.fixes)
+    if is_given and not are_powers:
+        return None  # what is undone is the doing of a fix
     return (
         "after backward the ranks multiply their gradients by "
         f"{listed(scales)}, which undoes what they multiplied their losses by"
