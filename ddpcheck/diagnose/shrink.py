@@ -47,7 +47,7 @@ def smallest(
     repeated.
 
     Few samples may have a fault of their own: a rank with one makes one micro-batch of
-    it, whatever their number. So a smaller run has to be equivalent with the fixes of
+    it, whatever their number. So a run of fewer has to be equivalent with the fixes of
     the causes found, as `mended` puts them into a spec; None where none is proven.
     """
     divergent = [
@@ -70,8 +70,9 @@ def _with_fewer_samples(trial: _Trial, known: Smallest) -> Smallest:
     spec = known.spec.but(steps=_steps(known.run))
     rows = known.run.world_size
     while rows < sum(known.run.shard_sizes):
-        found = trial.diverging(spec.but(rows=rows))
-        if found:
+        smaller = spec.but(rows=rows)
+        found = trial.diverging(smaller)
+        if found and trial.is_mended(smaller):
             return found
         rows *= 2
     return replace(known, spec=spec)
@@ -116,7 +117,7 @@ class _Trial:
     mended: Mended | None
 
     def diverging(self, spec: RunSpec) -> Smallest | None:
-        """Returns the run if it diverges, and does not with the fixes."""
+        """Returns the run if it diverges, and not by a fault."""
         try:
             outcome = self.session.run([spec])[0]
         except (UsageError, CannotCheckError):
@@ -126,9 +127,10 @@ class _Trial:
             return None
         if not math.isfinite(assemble.worst_excess(run)):
             return None  # the deviation of a single row is no number
-        return _outcome(outcome, run) if self._is_mended(spec) else None
+        return _outcome(outcome, run)
 
-    def _is_mended(self, spec: RunSpec) -> bool:
+    def is_mended(self, spec: RunSpec) -> bool:
+        """Returns whether the fixes, if any are proven, make the run equivalent."""
         if self.mended is None:
             return True
         try:
