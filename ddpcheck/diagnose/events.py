@@ -47,23 +47,38 @@ def ends_unsynchronised(events: str) -> bool:
 
 
 def has_no_reduction(events: str) -> bool:
-    """Returns whether one no_sync covers all backwards of the first step that ends so.
+    """Returns whether one no_sync covers all backwards of every step.
 
-    Where each micro-batch has one of its own, the last one's is the one too many.
+    Where each micro-batch has one of its own, the last one's is the one too many; so is
+    that of a last step with fewer micro-batches than the others.
 
     >>> has_no_reduction("[FB]S"), has_no_reduction("[FBFB]S")
     (True, True)
     >>> has_no_reduction("[FB][FB]S"), has_no_reduction("FB[FB]S")
     (False, False)
+    >>> has_no_reduction("[FBSFBS]"), has_no_reduction("[FB]FBS[FB]S")
+    (True, False)
     """
-    step = next((s for s in events.split("S") if ends_unsynchronised(s + "S")), "")
-    return step.count("[") == 1 and not set(step.partition("[")[0]) & {"F", "B"}
+    inside = False
+    held = entered = 0  # backwards inside since the last update, and how often entered
+    for event in events:
+        if event in "[]":
+            inside = event == "["
+            entered += inside
+        elif event == "B":
+            if not inside or entered > 1:
+                return False
+            held += 1
+        elif event == "S" and held:
+            held, entered = 0, int(inside)
+    return "S" in events
 
 
 def has_later_backward(case: Case) -> bool:
     """Returns whether more backwards follow one another than DDP objects wait for.
 
-    Two networks, each in a DDP object of its own, may have theirs one after the other.
+    Two networks, each in a DDP object of its own, may have theirs one after the other;
+    of one that was called twice it is not known which of the calls a backward is of.
     """
     events, callers = case.rank_facts("events", ""), case.rank_facts("callers", [])
     return bool(events) and is_late(events[0], callers[0])
@@ -74,22 +89,28 @@ def is_late(events: str, callers: list[int]) -> bool:
 
     >>> is_late("FBB", [0]), is_late("FFBB", [0, 1]), is_late("FFBB", [0, 0])
     (True, False, True)
+    >>> is_late("FFFBBS", [0, 1, 1]), is_late("FFFBS", [0, 1, 1])
+    (True, False)
     >>> is_late("BSBS", []), is_late("FBSBS", [0])
     (False, False)
     """
     waiting: set[int] = set()
+    twice = False  # whether one of them was called again before its backward
     objects = iter(callers)
     ended = False  # whether a backward was the last event
     for event in events.replace("G", ""):
         if event == "B":
-            if ended and not waiting:
+            if ended and (twice or not waiting):
                 return "F" in events
             if waiting:
                 waiting.pop()
         elif event == "F":
             if ended:
                 waiting.clear()
-            waiting.add(next(objects, -1))
+                twice = False
+            caller = next(objects, -1)
+            twice |= caller in waiting
+            waiting.add(caller)
         ended = event == "B"
     return False
 

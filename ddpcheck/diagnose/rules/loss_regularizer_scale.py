@@ -68,7 +68,7 @@ def detect(case: Case) -> Proposal | None:
     if case.probed is None or case.world_size == 1:
         return None
     if not case.loss_is_sound:
-        return _beside_a_hook(case)
+        return _beside_a_hook(case) if case.has_cuts else _among_others(case)
     direct = case.direct()
     ratios = [ratio for ratio, _ in direct]
     is_one = all(residual <= case.close for _, residual in direct) and (
@@ -167,17 +167,19 @@ def _among_others(case: Case) -> Proposal | None:
     """Proposes it on trial.
 
     The gradient of such a term cannot be seen alone where a parameter has a part in
-    the data term too, or the model computes both.
+    the data term too, or the model computes both. It may be 0 in the first step.
     """
     if not (case.forward_is_sound and case.rest_is_broken):
         return None
-    if not case.mismatched("gradients", 0):
+    if case.first_broken("gradients") is None:
         return None
     world = case.world_size
     return dataclasses.replace(
         _of(world),
         facts=(
-            "the gradient at the outputs is right on every rank",
+            "the gradient at the outputs is right on every rank"
+            if case.has_cuts
+            else "the model's outputs carry no gradient: it computes the loss",
             f"with what no data reach taken 1/{world} times where it is added to the "
             "loss the gradients are one process's",
         ),

@@ -11,7 +11,9 @@ rank's own norm.
 How it was found
 Outputs and d loss / d output are right, and parameters have tensor hooks, or
 clip_grad_norm_ was followed by another backward of the same step, or by an
-all_reduce. The run without them, in one process too, decides.
+all_reduce; or gradients were written between two backwards in another way, or changed
+by hooks and autograd functions on their way back. The run without them, in one process
+too, decides.
 
 Example
     import torch
@@ -51,6 +53,16 @@ from ddpcheck.diagnose.text import names
 
 SLUG = "sync/clip-before-reduce"
 LINK = "update"
+SUMMARY = (
+    "gradients are clipped or changed before they are averaged over ranks: the mean "
+    "of clipped gradients is not the clipped mean"
+)
+FIX = "clip once, after the last backward and before the optimizer's step"
+CODE = (
+    "loss.backward()\n"
+    "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)\n"
+    "optimizer.step()"
+)
 
 
 def detect(case: Case) -> Proposal | None:
@@ -61,7 +73,7 @@ def detect(case: Case) -> Proposal | None:
     early = max(case.rank_facts("early_clips", 0), default=0)
     clips = early or any(case.rank_facts("reduced_after_clip", False))
     if not hooked and not clips:
-        return None
+        return _in_another_way(case)
     facts = ["outputs and the loss's gradient at them are right"]
     fixes = []
     if hooked:
@@ -77,15 +89,50 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="gradients are clipped or changed before they are averaged over ranks: the mean "
-        "of clipped gradients is not the clipped mean",
+        summary=SUMMARY,
         facts=tuple(facts),
-        fix="clip once, after the last backward and before the optimizer's step",
-        code="loss.backward()\n"
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)\n"
-        "optimizer.step()",
+        fix=FIX,
+        code=CODE,
         safe=False,
         fixes=tuple(fixes),
         # What was reduced after a clipping may be a metric.
         speculative=not hooked and not early,
+    )
+
+
+def _in_another_way(case: Case) -> Proposal | None:
+    """Proposes it on trial for clipping that no function of torch's does.
+
+    Gradients that a step writes between two backwards of an update, hooks on
+    activations, or backwards of autograd functions that clip what they pass on.
+    """
+    if not case.rest_is_broken or case.first_broken("gradients") is None:
+        return None
+    changed = max(case.rank_facts("early_changes", 0), default=0)
+    if changed:
+        return _on_trial(
+            f"the step wrote into gradients before {changed} backwards that added to "
+            "them; with that left out the runs are equal",
+            "target.keep_sums",
+        )
+    if any(case.rank_facts("hooks_on_the_way", False)):
+        return _on_trial(
+            "hooks or an autograd function change gradients on their way to the "
+            "parameters; with these passed on as they are the runs are equal",
+            "target.unhook_all",
+        )
+    return None
+
+
+def _on_trial(fact: str, fix: str) -> Proposal:
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary=SUMMARY,
+        facts=("outputs and the loss's gradient at them are right", fact),
+        fix=FIX,
+        code=CODE,
+        safe=False,
+        fixes=(fix,),
+        speculative=True,
     )

@@ -84,6 +84,8 @@ def detect(case: Case) -> Proposal | None:
         return _of_update(case, step, decided)
     if (others := _of_all_ranks(case, first)) is not None:
         return others
+    if (skipped := _of_some_ranks(case)) is not None:
+        return skipped
     return _of_later_step(first) if first and not case.run.faults else None
 
 
@@ -129,6 +131,33 @@ def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
         "number is scaled with the ranks on purpose, accept this",
         code="scheduler.step()  # once per update, not once per rank",
         fixes=("update.schedule",),
+    )
+
+
+def _of_some_ranks(case: Case) -> Proposal | None:
+    """Returns the proposal for an update that some ranks leave out.
+
+    What the gradients were there is not known: such a step may have put them away.
+    """
+    step = case.first_broken("weights")
+    if step is None or case.run.faults:
+        return None
+    taken = [
+        sum(at <= step for at, _ in told) for told in case.rank_facts("schedule", [])
+    ]
+    if min(taken) == max(taken) or not ranks_disagree(case, "weights", step):
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="some ranks leave out an update that the others make: a skip is decided on "
+        "the rank's own numbers",
+        facts=(f"updates up to step {step + 1}, per rank: {listed(taken)}",),
+        fix=FIX,
+        code="dist.all_reduce(metric)\n"
+        "if metric / dist.get_world_size() < limit:\n    optimizer.step()",
+        fixes=(TOGETHER,),
+        speculative=True,
     )
 
 

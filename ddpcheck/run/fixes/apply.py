@@ -59,7 +59,11 @@ changes one thing, so that a run with it proves or disproves one cause.
                            in one process, which notes it
     target.clip_last       clipping by norm once, when the optimizer steps; in the
                            reference too
+    target.keep_sums       gradients are not written between two backwards of an
+                           update; in the reference too
     target.unhook          no tensor hooks on parameters; in the reference too
+    target.unhook_all      nor on other tensors or modules, and autograd functions that
+                           return what they are given pass its gradient on
     target.constant_draws  random numbers are constants; in the reference too
     target.frozen_norms    torch's batch norms are frozen; in the reference too
     collectives.exact      collectives return what their definition says, and DDP has
@@ -117,6 +121,7 @@ from ddpcheck.run.fixes import (
     mean_counts,
     rewriting,
     sharding,
+    unhooking,
 )
 from ddpcheck.run.fixes import scales as fix_scales
 from ddpcheck.run.fixes.autograd_collectives import autograd_collectives
@@ -261,7 +266,9 @@ def around_training(
             "checkpoint.nonreentrant": overrides.nonreentrant_checkpoints,
             "target.clip_last": clipping.deferred,
             "target.constant_draws": constant_draws,
-            "target.unhook": lambda: clipping.without_tensor_hooks(model()),
+            "target.keep_sums": lambda: clipping.kept_sums(model()),
+            "target.unhook": lambda: unhooking.without_tensor_hooks(model()),
+            "target.unhook_all": lambda: unhooking.without_hooks(model()),
             "autograd.mutation": torch.autograd.graph.allow_mutation_on_saved_tensors,
         }.items():
             if argument(fixes, name) is not None:

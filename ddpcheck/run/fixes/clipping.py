@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddpcheck.run import private
+from ddpcheck.run.fixes import backwards
 from ddpcheck.run.watch.clipping import SCALES
 
 
@@ -47,31 +48,30 @@ def deferred() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_tensor_hooks(model: nn.Module) -> Iterator[None]:
-    """Takes the tensor hooks off all parameters, and puts them back.
+def kept_sums(model: nn.Module) -> Iterator[None]:
+    """Undoes what is written into gradients between two backwards of an update.
 
-    Hooks that a training step registers meanwhile never run.
+    What is written after the last one stays. Gradients that are put away stay so.
     """
-    register = Tensor.register_hook
-    parameters = {id(p) for p in model.parameters()}
+    left: dict[nn.Parameter, tuple[Tensor, Tensor, int]] = {}
 
-    def ignoring(self: Tensor, hook: Any) -> Any:
-        handle = register(self, hook)  # type: ignore[no-untyped-call]
-        if id(self) in parameters:
-            handle.remove()
-        return handle
+    def restore() -> None:
+        for grad, value, version in left.values():
+            if private.version(grad) != version and bool(grad.any()):
+                grad.copy_(value)
 
-    kept = [
-        (p, private.tensor_hooks(p))
-        for p in model.parameters()
-        if private.tensor_hooks(p)
-    ]
-    for parameter, _ in kept:
-        private.put_tensor_hooks(parameter, None)
-    Tensor.register_hook = ignoring  # type: ignore[method-assign]
+    @torch.no_grad()
+    def run(backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        restore()
+        with torch.enable_grad():
+            backward(*args, **kwargs)
+        for parameter in model.parameters():
+            if (grad := parameter.grad) is not None:
+                left[parameter] = grad, grad.clone(), private.version(grad)
+
+    hook = register_optimizer_step_pre_hook(lambda *_: left.clear())
     try:
-        yield
+        with backwards.outermost(run):
+            yield
     finally:
-        Tensor.register_hook = register  # type: ignore[method-assign]
-        for parameter, hooks in kept:
-            private.put_tensor_hooks(parameter, hooks)
+        hook.remove()

@@ -26,6 +26,8 @@ def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]
         "schedule": training.schedule,
         "early_clips": seen.early_clips,
         "reduced_after_clip": seen.reduced_after_clip,
+        "early_changes": seen.early_changes,
+        "hooks_on_the_way": clipping.hooks_on_the_way(bare, seen.hooked_others),
         "hooked": clipping.hooked_parameters(bare, seen.hooked),
         "static_graph": any(module.static_graph for module in ddp),
         "bucket_view": any(module.gradient_as_bucket_view for module in ddp),

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
@@ -49,3 +50,19 @@ def hooked_parameters(model: nn.Module, registered: set[int]) -> list[str]:
         for name, parameter in model.named_parameters()
         if private.tensor_hooks(parameter) or id(parameter) in registered
     ]
+
+
+def hooks_on_the_way(model: nn.Module, registered: int) -> bool:
+    """Returns whether gradients may be changed before they reach parameters.
+
+    By a hook on another tensor (`registered` of them), by one on a module, or by an
+    autograd function of user code's own.
+    """
+    modules = any(map(private.backward_hooks, model.modules()))
+    return bool(registered) or modules or bool(own_functions())
+
+
+def own_functions() -> list[type[torch.autograd.Function]]:
+    """Returns the autograd functions of user code that are defined."""
+    known = torch.autograd.Function.__subclasses__()
+    return [f for f in known if not f.__module__.startswith(("torch.", "ddpcheck."))]

@@ -115,7 +115,10 @@ class Observed:
     early_clips: int = 0  # clippings that a backward of the same step followed
     reduced_after_clip: bool = False  # whatever it was
     has_clipped: bool = False
-    hooked: set[int] = field(default_factory=set)  # ids of tensors, by user code
+    hooked: set[int] = field(default_factory=set)  # ids of parameters, by user code
+    hooked_others: int = 0  # tensor hooks on what is no parameter, by user code
+    early_changes: int = 0  # backwards before which the step wrote into gradients
+    grads_left: int = 0  # versions of the gradients as the last backward left them
     before_update: int = 0  # collectives up to the last optimizer step's beginning
 
     def clipped(self) -> None:
@@ -127,6 +130,12 @@ class Observed:
         self.events.append("S")
         self.has_clipped = False
         self.before_update = len(self.collectives)
+
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether there was a backward since the last optimizer step, if any."""
+        told = (event for event in reversed(self.events) if event in "BS")
+        return next(told, "S") == "B"
 
     @property
     def reduces_in_update(self) -> bool:
@@ -238,6 +247,8 @@ def _running_backward(seen: Observed, function: Any) -> Any:
         if seen.depth:
             seen.nested_backwards += 1
             return function(*args, **kwargs)
+        if seen.is_accumulating and _versions_of_gradients(seen) > seen.grads_left:
+            seen.early_changes += 1
         seen.events.append("B")
         seen.early_clips += seen.has_clipped
         seen.has_clipped = False
@@ -250,6 +261,7 @@ def _running_backward(seen: Observed, function: Any) -> Any:
         finally:
             seen.depth -= 1
             seen.updates_in_backward |= _versions(seen) != before
+            seen.grads_left = _versions_of_gradients(seen)
 
     return backward
 
@@ -258,6 +270,12 @@ def _versions(seen: Observed) -> int:
     """Returns a number that grows when a wrapped parameter is written."""
     tensors = [held.tensor for wrapped in seen.wrapped for held in wrapped.parameters]
     return sum(map(private.version, tensors))
+
+
+def _versions_of_gradients(seen: Observed) -> int:
+    """Returns a number that grows when a wrapped parameter's gradient is written."""
+    grads = (held.tensor.grad for w in seen.wrapped for held in w.parameters)
+    return sum(private.version(grad) for grad in grads if grad is not None)
 
 
 def _grading(seen: Observed, function: Any) -> Any:
@@ -287,8 +305,11 @@ def _asks_for_parameters(inputs: Any) -> bool:
 
 def _registering(seen: Observed, function: Any) -> Any:
     def register_hook(self: Any, hook: Any) -> Any:
-        if isinstance(self, nn.Parameter) and _is_users():
-            seen.hooked.add(id(self))
+        if _is_users():
+            if isinstance(self, nn.Parameter):
+                seen.hooked.add(id(self))
+            else:
+                seen.hooked_others += 1
         return function(self, hook)
 
     return register_hook

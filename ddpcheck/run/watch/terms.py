@@ -24,6 +24,8 @@ from ddpcheck.run.watch.direct import scaled_gradient
 # Names of torch's functions that add their operands, or lay them side by side to be
 # added; `+=` is the method add_.
 _ADDS = {"add", "sub", "__rsub__", "add_", "sub_", "stack", "cat"}
+# What makes tensors of constants: the moments of a standard normal, for one.
+_CONSTANT = {"zeros", "ones", "full", "eye", "arange", "linspace"}
 _OUT_OF_PLACE = {"add_": torch.add, "sub_": torch.sub}
 
 
@@ -58,7 +60,7 @@ class _Terms(TorchFunctionMode):
         result = func(*args, **kwargs)
         for _, made in tree.tensors(result):
             # A number from none is where a sum begins; anything larger may be data.
-            if operands or made.numel() == 1:
+            if operands or made.numel() == 1 or _is_constant(func):
                 self._add(made)
         return result
 
@@ -81,6 +83,10 @@ class _Terms(TorchFunctionMode):
 
     def _add(self, value: Tensor) -> None:
         self._known[id(value)] = weakref.ref(value)
+
+
+def _is_constant(func: Any) -> bool:
+    return getattr(func, "__name__", "") in _CONSTANT
 
 
 @contextlib.contextmanager
