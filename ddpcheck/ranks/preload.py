@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ _CLEAN_UP_S = 20
 
 # What `call` returned, for the ranks: they are forks of this process.
 RESULT: Any = None
+# What modules want to note once all is imported, for all processes that are forked.
+BEFORE_FORKS: list[Callable[[], None]] = []
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -61,6 +64,8 @@ def main(settings: dict[str, Any]) -> None:
     status = _import_all(settings)
     gc.enable()
     leftovers.watched()
+    for prepare in BEFORE_FORKS:
+        prepare()
     # Keeps the collector of every fork from touching, and so copying, these pages.
     gc.freeze()
     part = folder / (STATUS_FILE + ".part")

@@ -13,8 +13,7 @@ one of them no more.
                             written during backward is not told
     Tensor._backward_hooks  hooks are seen when they are registered; earlier ones
                             cannot be taken off, so the fix that does proves nothing
-    Module._backward_hooks, Module._backward_pre_hooks
-                            hooks on modules are not told, and cannot be taken off
+    Module._backward_hooks  hooks on modules are not told, and cannot be taken off
     Module._forward_hooks   what a hook keeps of its own rows is not made of all ranks',
                             so the fix that does proves nothing
     _BatchNorm              the documented classes; BatchNorm1d as a base
@@ -165,15 +164,11 @@ children: Named = attrgetter("_modules") if hasattr(_ANY, "_modules") else _Chil
 forward_hooks: Callable[[nn.Module], MutableMapping[int, Any]] = (
     attrgetter("_forward_hooks") if hasattr(_ANY, "_forward_hooks") else _no_hooks
 )
+# The same of those that see gradients.
+backward_hooks: Callable[[nn.Module], MutableMapping[int, Any]] = (
+    attrgetter("_backward_hooks") if hasattr(_ANY, "_backward_hooks") else _no_hooks
+)
 
-
-def backward_hooks(module: nn.Module) -> list[MutableMapping[int, Any]]:
-    """Returns the backward hooks that are on a module, live; nothing without any."""
-    kept = (vars(module).get(name) for name in _BACKWARD_HOOKS)
-    return [hooks for hooks in kept if hooks]
-
-
-_BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
 # Puts all tensors of a module through a function, in place.
 convert = _apply if hasattr(_ANY, "_apply") else _convert

@@ -24,3 +24,12 @@ def _early_question(
 ) -> None:
     """Ranks that wait for each other are asked after 0.4 s; see ranks/quiet.py."""
     monkeypatch.setattr("ddpcheck.session.LOOKS", 2)
+
+
+@pytest.fixture
+def no_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No search for the smallest run that reproduce.py makes: a sixth of the time.
+
+    Tests of the script are test_reproduce's; the examples of all pages have theirs.
+    """
+    monkeypatch.setattr("ddpcheck.diagnose.shrink.smallest", lambda *_, **__: None)

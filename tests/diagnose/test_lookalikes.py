@@ -11,6 +11,8 @@ from tests.diagnose.lookalikes import LOOKALIKES
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
 
+pytestmark = pytest.mark.usefixtures("no_script")
+
 
 @pytest.mark.parametrize("name", list(LOOKALIKES))
 def test_lookalike_comes_out_as_what_it_is(

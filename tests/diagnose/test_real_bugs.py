@@ -11,6 +11,8 @@ from tests.diagnose.bugs import BUGS, SOUND
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
 
+pytestmark = pytest.mark.usefixtures("no_script")
+
 
 @pytest.mark.parametrize("name", list(BUGS))
 def test_bug_is_found_and_its_fix_verified(

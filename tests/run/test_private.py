@@ -16,7 +16,7 @@ from ddpcheck.errors import UsageError
 from ddpcheck.run import batch_norm, model, private, submodules, surroundings
 from ddpcheck.run.data_parallel import DataParallelOnOneDevice
 from ddpcheck.run.fixes import replicas as data_parallel_fixes
-from ddpcheck.run.fixes.clipping import without_tensor_hooks
+from ddpcheck.run.fixes.unhooking import without_tensor_hooks
 from ddpcheck.run.noise import SampleNoise
 from ddpcheck.run.process import fingerprint
 from ddpcheck.run.virtual import ddp as virtual_ddp

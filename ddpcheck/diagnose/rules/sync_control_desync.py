@@ -82,10 +82,8 @@ def detect(case: Case) -> Proposal | None:
     first = case.first_broken("gradients")
     if step is not None and (first is None or first > step):
         return _of_update(case, step, decided)
-    if (others := _of_all_ranks(case, first)) is not None:
+    if (others := _of_all_ranks(case, first) or _of_some_ranks(case)) is not None:
         return others
-    if (skipped := _of_some_ranks(case)) is not None:
-        return skipped
     return _of_later_step(first) if first and not case.run.faults else None
 
 

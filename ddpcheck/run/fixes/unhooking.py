@@ -1,4 +1,4 @@
-"""Hooks that change gradients on their way back: the interventions that take them off."""
+"""Hooks that change gradients on their way back, taken off by interventions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def without_hooks(model: nn.Module) -> Iterator[None]:
     Tensor hooks, backward hooks of modules, and autograd functions that return what
     they are given: their backward passes on what it is given.
     """
-    kept = [(h, dict(h)) for m in model.modules() for h in private.backward_hooks(m)]
+    live = [private.backward_hooks(module) for module in model.modules()]
+    kept = [(hooks, dict(hooks)) for hooks in live if hooks]
     for hooks, _ in kept:
         hooks.clear()
     before = [(f, vars(f).get("apply")) for f in own_functions()]

@@ -18,12 +18,11 @@ from ddpcheck import target as target_module
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.importing import file_of
 from ddpcheck.ranks import preload
-from ddpcheck.run.process import rank_variables
+from ddpcheck.run.process import isolation, modules, rank_variables
 from ddpcheck.run.process.fingerprint import of_module
 from ddpcheck.target import Target, TargetRef
 
 _MOST = 64  # modules of other folders that are looked at
-_INSTALLED = ("site-packages", "dist-packages", "/lib/python3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +91,6 @@ def forget(target: Target) -> None:
     global _has_changed, _last, _left
     for module in _own_modules(target):
         sys.modules.pop(module.__name__, None)
-    _names_of_users.cache_clear()
     _has_changed, _last, _left = True, None, None
 
 
@@ -150,13 +148,12 @@ def _import(ref: TargetRef, path: str) -> Target:
             _imported = None
     if _imported is None:
         _imported = _Imported(folders=folders, modules=set(), search=list(sys.path))
-    before = set(sys.modules)
+    last = modules.last()
+    isolation.ignore_absent_devices()  # a target may seed while it is imported
     try:
         return target_module.load(ref)
     finally:
-        # As many modules as before may be others: a target takes the last one's place.
-        _names_of_users.cache_clear()
-        new = set(sys.modules) - before
+        new = modules.since(last)
         _imported.modules |= {name for name in new if _is_below(name, folders)}
 
 
@@ -169,15 +166,7 @@ def _folders(path: str) -> tuple[str, ...]:
 
 def _is_below(name: str, folders: tuple[str, ...]) -> bool:
     """Returns whether a module's file is the user's own, in a folder or below."""
-    return _file(name).startswith(folders) and _is_users(name)
-
-
-def _is_users(name: str) -> bool:
-    """Returns whether a module is neither installed nor Python's, torch's or ours."""
-    if name.partition(".")[0] in ("ddpcheck", "torch"):
-        return False
-    file = _file(name)
-    return bool(file) and not any(part in file for part in _INSTALLED)
+    return _file(name).startswith(folders) and modules.is_users(name)
 
 
 def _file(name: str) -> str:
@@ -202,8 +191,7 @@ def fingerprint(target: Target) -> int:
     """
     global _left  # noqa: PLW0603 (of this process, as its modules are)
     own = {id(module): module for module in _own_modules(target)}
-    names = [name for name in _names_of_users(len(sys.modules)) if name in sys.modules]
-    others = {id(sys.modules[name]): sys.modules[name] for name in names[-_MOST:]}
+    others = {id(m): m for m in map(sys.modules.get, modules.users()[-_MOST:])}
     found = hash(tuple(map(of_module, (own | others).values())))
     _left = target, found
     return found
@@ -214,12 +202,5 @@ def _own_modules(target: Target) -> list[types.ModuleType]:
     if not target.path:
         return []
     folders = _folders(target.path)
-    names = _names_of_users(len(sys.modules))
-    found = [name for name in names if _file(name).startswith(folders)]
-    return [sys.modules[name] for name in found if name in sys.modules]
-
-
-@functools.lru_cache(maxsize=1)
-def _names_of_users(_num_modules: int) -> list[str]:
-    """Returns the user's modules in the order of import; a walk over 2,500."""
-    return [name for name in list(sys.modules) if _is_users(name)]
+    found = [name for name in modules.users() if _file(name).startswith(folders)]
+    return [sys.modules[name] for name in found]

@@ -151,6 +151,23 @@ def optimizer(params):
 """,
         [("sync/control-desync", True)],
     ),
+    # What it puts away are gradients that all ranks have.
+    "update-left-out-where-the-loss-is-large": (
+        """
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4) * torch.tensor([[1.0]] * 6 + [[9.0]] * 2), torch.arange(8) % 3
+"""
+        + STEP
+        + """
+    value = loss(model(x), y)
+    value.backward()
+    if value.item() > 1.5:
+        optimizer.zero_grad()
+        return
+    optimizer.step()
+""",
+        [("sync/control-desync", True)],
+    ),
     # All ranks the same, from the first update on.
     "rate-that-is-scaled-with-the-ranks": (
         """

@@ -5,6 +5,27 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Its gradient is 0 in the first step, and the model's output is the loss.
+    "divergence-from-a-standard-normal-by-rows": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(3, 4))
+        self.log_var = nn.Parameter(torch.zeros(3, 4))
+    def forward(self, x, y):
+        own = torch.distributions.Normal(self.mean, (self.log_var / 2).exp())
+        to = torch.distributions.Normal(torch.zeros(3, 4), torch.ones(3, 4))
+        far = torch.distributions.kl_divergence(own, to.expand((3, 4)))
+        output = x @ (self.mean + self.log_var.exp()).T
+        return nn.functional.cross_entropy(output, y) + far.sum() / len(y)
+model = Net
+batch = (torch.randn(8, 4), torch.arange(8) % 3), None
+def loss(output, target):
+    return output
+""",
+        [("loss/regularizer-scale", True)],
+    ),
     # A prior's moments are kept in an attribute: no data are in its term.
     "sum-beside-a-prior-kept-by-the-model": (
         """

@@ -23,6 +23,20 @@ def train_step(model, optimizer, batch):
     x, y = x[read], y[read]
     optimizer.zero_grad()
 """
+# Updates after two micro-batches, and after what is left of them.
+_THREE = f"""
+import contextlib
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 3, 4), torch.arange(24).view(8, 3) % 3
+{STEP}
+    for i in range(3):"""
+_UPDATED = """
+        held = not last and isinstance(model, DDP)
+        with model.no_sync() if held else contextlib.nullcontext():
+            loss(model(x[:, i]), y[:, i]).backward()
+        if i in (1, 2):
+            optimizer.step()
+            optimizer.zero_grad()"""
 _MEAN = "nn.functional.cross_entropy(model(x_part), y_part"
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
@@ -38,6 +52,13 @@ def train_step(model, optimizer, batch):
     optimizer.step()
 """,
         [("loss/accum-normalizer", True)],
+    ),
+    "last-of-three-micro-batches-is-left-local": (
+        f"""
+{_THREE}
+        last = i == 1{_UPDATED}
+""",
+        [("sync/no-sync-off-by-one", True)],
     ),
     # 16 samples are 5, 5, 5 and 1, 8 are 5 and 3: the last ones weigh more.
     "mean-of-means-of-unequal-pieces": (
@@ -216,6 +237,10 @@ model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
 }
 
 SOUND = {
+    "last-of-three-micro-batches-with-an-update-of-its-own": f"""
+{_THREE}
+        last = i in (1, 2){_UPDATED}
+""",
     "pieces-weighed-by-their-sizes": f"""{_LINEAR}{_SAMPLES}{STEP}{_PIECES}
         ({_MEAN}) * len(x_part) / len(x)).backward()
     optimizer.step()

@@ -670,6 +670,33 @@ def train_step(model, optimizer, batch):
         [("ddp/forward-bypassed", True)],
     ),
     # DDP raises in the next step: a generator's gradients came from nowhere.
+    # Two forwards of one network before its two backwards, beside another network.
+    "critic-judges-twice-before-it-learns": (
+        """
+class Gan(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.make, self.judge = nn.Linear(4, 3), nn.Linear(3, 1)
+    def forward(self, x):
+        return self.judge(self.make(x))
+model = Gan()
+batch = torch.randn(8, 4), torch.randn(8, 3)
+def wrap(model):
+    model.make, model.judge = DDP(model.make), DDP(model.judge)
+    return model"""
+        + STEP
+        + """
+    fake = model.make(x)
+    real, made = model.judge(y), model.judge(fake.detach())
+    (real - 1).square().mean().backward()
+    made.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    (model.judge(fake) - 1).square().mean().backward()
+    optimizer.step()
+""",
+        [("ddp/multi-backward", True)],
+    ),
     "parts-called-past-the-wrapper-make-ddp-raise": (
         """
 class Gan(nn.Module):

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from ddpcheck.ranks import preload
-from ddpcheck.run.process import loading
+from ddpcheck.run.process import loading, modules
 from ddpcheck.target import TargetRef
 
 SOURCE = """\
@@ -48,14 +48,12 @@ def ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TargetRef]:
         monkeypatch.setattr(loading, name, value)
     monkeypatch.setattr(sys, "path", list(sys.path))
     # A rank holds no tests, whose modules change.
-    is_users = loading._is_users  # noqa: SLF001
+    is_users = modules.is_users
     monkeypatch.setattr(
-        loading, "_is_users", lambda n: n.startswith("loading_") and is_users(n)
+        modules, "is_users", lambda n: n.startswith("loading_") and is_users(n)
     )
-    loading._names_of_users.cache_clear()  # noqa: SLF001
     with mock.patch.dict(sys.modules):
         yield TargetRef(path=str(path))
-    loading._names_of_users.cache_clear()  # noqa: SLF001
 
 
 def _state(ref: TargetRef) -> int:

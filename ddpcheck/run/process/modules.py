@@ -1,0 +1,76 @@
+"""Which modules a process has imported, without a walk over those it was forked with.
+
+There are thousands, and a look at each one's dictionary copies its page from the fork
+server: most of what the first job of a rank would cost. `sys.modules` keeps the order
+of import, so what came later is found from its end.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import dataclass
+
+from ddpcheck.importing import file_of
+from ddpcheck.ranks import preload
+
+_MARK = "ddpcheck.run.process.modules.mark"  # in sys.modules: what follows came later
+_INSTALLED = ("site-packages", "dist-packages", "/lib/python3")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the fork server had imported when it began to fork."""
+
+    names: frozenset[str]
+    users: tuple[str, ...]  # those of them that are the user's
+
+
+_NOTHING = _Known(frozenset(), ())
+_known = _NOTHING
+
+
+def remember() -> None:
+    """Takes down what there is; the fork server's last act before it forks."""
+    global _known  # noqa: PLW0603 (of this process, as sys.modules is)
+    names = tuple(sys.modules)
+    _known = _Known(frozenset(names), tuple(filter(is_users, names)))
+    sys.modules.pop(_MARK, None)
+    sys.modules[_MARK] = types.ModuleType(_MARK)
+
+
+def last() -> str:
+    """Returns the name of the module that was imported last."""
+    return next(reversed(sys.modules), "")
+
+
+def since(name: str) -> list[str]:
+    """Returns what was imported after the module of this name, in order.
+
+    All that is known to have come after the fork where that one is gone.
+    """
+    found: list[str] = []
+    for other in reversed(sys.modules):
+        if other in (name, _MARK):
+            break
+        found.append(other)
+    else:
+        found = [other for other in found if other not in _known.names]
+    return found[::-1]
+
+
+def users() -> list[str]:
+    """Returns the names of the user's modules, in the order of import."""
+    here = [name for name in _known.users if name in sys.modules]
+    return here + [name for name in since(_MARK) if is_users(name)]
+
+
+def is_users(name: str) -> bool:
+    """Returns whether a module is neither installed nor Python's, torch's or ours."""
+    if name.partition(".")[0] in ("ddpcheck", "torch"):
+        return False
+    file = file_of(sys.modules.get(name))
+    return bool(file) and not any(part in file for part in _INSTALLED)
+
+
+preload.BEFORE_FORKS.append(remember)
