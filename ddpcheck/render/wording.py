@@ -154,6 +154,8 @@ def _counts(report: Report) -> str:
         parts.append(f"{numbers.count(unchecked)} not checked")
     if accepted := _accepted(report):
         parts.append(f"{numbers.count(accepted)} accepted")
+    if _is_by_noise_alone(report):
+        parts.append("by random numbers alone")
     return ", ".join(parts)
 
 
@@ -196,6 +198,11 @@ def verdict_sentence(report: Report) -> str:
 def _reservations(report: Report) -> list[str]:
     """Returns what weakens the verdict: findings accepted, runs not checked."""
     found = []
+    if _is_by_noise_alone(report):
+        found.append(
+            "It is by random numbers alone: with the same ones for the same samples "
+            "there is no difference."
+        )
     if accepted := _accepted(report):
         verb = "is" if accepted == 1 else "are"
         found.append(f"{numbers.counted(accepted, 'finding')} {verb} accepted.")
@@ -204,6 +211,15 @@ def _reservations(report: Report) -> list[str]:
         verb = "was" if unchecked == 1 else "were"
         found.append(f"{numbers.counted(unchecked, 'run')} {verb} not checked.")
     return found
+
+
+def _is_by_noise_alone(report: Report) -> bool:
+    """Returns whether training needs no change, as runs have proved."""
+    found = [finding for finding in report.findings if finding.accepted is None]
+    return bool(found) and all(
+        finding.benign and finding.fix is not None and finding.fix.verified is True
+        for finding in found
+    )
 
 
 def _accepted(report: Report) -> int:

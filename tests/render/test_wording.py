@@ -149,6 +149,23 @@ def test_differs_above_one_and_for_nan(excess: float) -> None:
     assert not divergence.differs(replace(sample.BUFFERS[0], excess=1.0))
 
 
+def test_noise_that_is_all_there_is_weakens_the_verdict() -> None:
+    (known,) = sample.divergent().findings
+    assert known.fix is not None
+    noise = replace(known, benign=True)
+    proven = replace(sample.divergent(), findings=(noise,))
+    assert wording.verdict_line(proven).endswith(" differ, by random numbers alone")
+    assert wording.verdict_sentence(proven).endswith(
+        " above tolerance. It is by random numbers alone: with the same ones for the "
+        "same samples there is no difference."
+    )
+    unproven = replace(noise, fix=replace(known.fix, verified=False))
+    for findings in ((noise, known), (unproven,)):
+        report = replace(proven, findings=findings)
+        assert "alone" not in wording.verdict_line(report)
+        assert "alone" not in wording.verdict_sentence(report)
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
