@@ -126,6 +126,7 @@ class RankEvidence:
     # None where the loss has cuts, which say more.
     off_span: float | None = None
     rng: int = 0
+    held_rng: int = 0  # of generators of numpy's and Python's that the target holds
     draws: int = 0  # random operations in the step
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch
     written: tuple[str, ...] = ()  # modules whose buffers the model's forward writes
@@ -215,6 +216,7 @@ class ReferenceEvidence:
     draws: int | None = None  # random operations, but for those of data loaders
     # Shapes drawn with generators of the target's own.
     own_draws: tuple[tuple[int, ...], ...] = ()
+    held_draws: bool = False  # with generators of numpy's or Python's that it holds
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch
     failed: str | None = None
 

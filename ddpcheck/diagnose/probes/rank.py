@@ -54,7 +54,7 @@ from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.spec import Defect, RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise, set_default_dtype
-from ddpcheck.run.watch import countables, observe
+from ddpcheck.run.watch import countables, generators, observe
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader
 
@@ -121,6 +121,7 @@ class _Probe:
         self.silent: dict[str, list[nn.Module]] = {}
         self.feeds_indices = True
         self.rng = 0  # of the state of torch's generator when the forward begins
+        self.held_rng = 0  # of the states of numpy's and Python's that the target holds
         self.rows_first = True  # of the module call that ended last
 
     def run(self, count_names: tuple[str, ...]) -> RankEvidence:
@@ -177,6 +178,7 @@ class _Probe:
         targets = countables.targets_of(self.target, shard)
         called = {key.partition("#")[0] for key in self.reader.names("inputs", 0)}
         self.silent = modules.silent_parts(wrapped, called)
+        self.model = model
         hooks = self.hooks
         hooks.attach(wrapped, self._before, self._after)
         drawn = DrawCounter()
@@ -214,6 +216,7 @@ class _Probe:
             moves_rows=bool(set(self.seen.collectives) - _REDUCTIONS),
             counts={n: countables.count(n, targets) for n in count_names},
             rng=self.rng,
+            held_rng=self.held_rng,
             draws=drawn.count,
             micros=micro.described(
                 tuple(self.cursor.sizes), start, targets, count_names
@@ -238,6 +241,7 @@ class _Probe:
     ) -> Any:
         if not self.rng:
             self.rng = zlib.crc32(torch.get_rng_state().numpy().tobytes())
+            self.held_rng = generators.states(self.model)
         if not name and not call:
             self.cursor.enter(args, kwargs, self._recorded)
         worst = 0.0

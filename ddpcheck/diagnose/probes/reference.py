@@ -54,7 +54,7 @@ from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise, set_default_dtype
-from ddpcheck.run.watch import countables
+from ddpcheck.run.watch import countables, generators
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Writer
 
@@ -109,7 +109,9 @@ class _Probe:
         """Trains one step under hooks; writes the trace."""
         self._find_windows()
         self.dims = self._shard_shapes()
+        held = generators.states(self.model)
         grads, loss, direct = self._first_pass()
+        held_draws = generators.states(self.model) != held
         self.shortcut.look_at(hooked(self.model), grads)
         behind = self.flow.behind(lambda key: not module_of(key))
         used = tuple(n for n, p in self.model.named_parameters() if id(p) in behind)
@@ -154,6 +156,7 @@ class _Probe:
             used=used,
             draws=draws,
             own_draws=own_draws,
+            held_draws=held_draws,
         )
 
     def _step(self, batch: Any, hooks: Hooks) -> training.Done:

@@ -11,7 +11,8 @@ How it was found
 The forward draws, and the state of the generator is the same on all ranks when it
 begins. No equality is defined unless noise follows the sample, which is what the
 deciding run does. Or a generator of the target's own draws: then the run decides in
-which it draws for the global batch and each rank keeps its rows.
+which it draws for the global batch and each rank keeps its rows. Of one of numpy's or
+Python's that the model or its file holds, the run in which draws are constants does.
 
 Example
     import torch
@@ -42,7 +43,12 @@ https://github.com/mlcommons/training/pull/844
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.rules.rng_stochastic_layer import same_stream
+from ddpcheck.diagnose.rules.rng_stochastic_layer import (
+    EQUAL,
+    draws_alike,
+    draws_held,
+    same_stream,
+)
 from ddpcheck.run.fix_names import GLOBAL_DRAWS, argument, global_draws
 
 SLUG = "rng/same-stream-all-ranks"
@@ -55,6 +61,8 @@ def detect(case: Case) -> Proposal | None:
         if argument(case.outcome.spec.fixes, GLOBAL_DRAWS) is not None:
             return None
         return _by_own_generator(case, case.probed.reference.own_draws)
+    if draws_held(case) and draws_alike(case):
+        return _by_held_generators()
     if not case.facts["draws"] or case.run.noise == "sample" or not same_stream(case):
         return None
     return Proposal(
@@ -90,5 +98,20 @@ def _by_own_generator(case: Case, draws: tuple[tuple[int, ...], ...]) -> Proposa
         "the global batch and keep the rank's rows",
         code="generator.manual_seed(seed + dist.get_rank())",
         fixes=(global_draws(draws),),
+        speculative=True,
+    )
+
+
+def _by_held_generators() -> Proposal:
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="all ranks draw the same random numbers for different samples: a "
+        "generator of numpy's or Python's that the target holds is seeded alike on "
+        "every rank",
+        facts=("when the forward begins it is in the same state on all ranks", EQUAL),
+        fix="seed the generator by rank; to check the rest, take the noise out",
+        code="rng = np.random.default_rng((seed, dist.get_rank()))",
+        fixes=("target.constant_draws",),
         speculative=True,
     )

@@ -13,7 +13,8 @@ index of the sample (--noise sample) decides. A target that does not repeat itse
 one process, though torch's generator rests, draws from elsewhere: no run decides. One
 that seeds numpy or random itself repeats itself: where a step makes the model's inputs,
 the run in which every random number is a constant decides. So it does for a torch
-generator that the target seeds by the rank, and for draws that ranks alone make.
+generator, or one of numpy's or Python's that the model holds, that the target seeds by
+the rank, and for draws that ranks alone make.
 
 Example
     import torch
@@ -49,7 +50,7 @@ from ddpcheck.diagnose.text import number
 SLUG = "rng/stochastic-layer"
 LINK = "forward"
 
-_EQUAL = "with every random number a constant the runs are equal"
+EQUAL = "with every random number a constant the runs are equal"
 
 
 def detect(case: Case) -> Proposal | None:
@@ -83,7 +84,7 @@ def detect(case: Case) -> Proposal | None:
     # In micro-batches, or with samples permuted, noise has no order of samples.
     without = dataclasses.replace(
         found,
-        facts=(*found.facts, _EQUAL),
+        facts=(*found.facts, EQUAL),
         fix="nothing is wrong with training; to check the rest, take the noise out "
         "(dropout p=0), as it cannot follow the sample in this step",
         code="",
@@ -101,6 +102,8 @@ def _by_other_generators(case: Case) -> Proposal | None:
         return _by_seed()
     if _ranks_alone_draw(case):
         return _by_ranks_alone()
+    if draws_held(case) and not draws_alike(case):
+        return dataclasses.replace(_by_seed(), last_resort=False)
     if wrong is not None or not case.facts["has_train_step"]:
         return None
     return _by_own_generators(case)
@@ -118,7 +121,7 @@ def _by_ranks_alone() -> Proposal:
         link=LINK,
         summary="the ranks draw random numbers where one process draws none, every rank "
         "its own: an order or a choice that all must share differs",
-        facts=(_EQUAL,),
+        facts=(EQUAL,),
         fix="draw on one rank and send it to all, or seed alike on all ranks",
         code="dist.broadcast(order, src=0)",
         fixes=("target.constant_draws",),
@@ -142,7 +145,7 @@ def _by_seed() -> Proposal:
         summary="random numbers are drawn with a generator of the target's own, whose "
         "seed is another on every rank, so a shard sees other noise than the same "
         "samples in the global batch",
-        facts=(_EQUAL,),
+        facts=(EQUAL,),
         fix="nothing is wrong with training where every rank is to have noise of its "
         "own; for the same as in one process seed alike, draw for the global batch "
         "and keep the rank's rows",
@@ -176,7 +179,7 @@ def _by_own_generators(case: Case) -> Proposal | None:
         facts=(
             "the model is given other rows than in one process: relative difference "
             f"{number(worst)}",
-            _EQUAL,
+            EQUAL,
         ),
         fix="nothing is wrong with training where every sample is to have noise of its "
         "own; to check the rest, take the noise out, or draw for the global batch on "
@@ -211,3 +214,19 @@ def same_stream(case: Case) -> bool:
         return False
     states = {r.rng for r in case.probed.ranks}
     return len(states) == 1 and states != {0} and len(case.probed.ranks) > 1
+
+
+def draws_held(case: Case) -> bool:
+    """Returns whether the forward may draw with numpy's or Python's generators.
+
+    With those that the target holds; which samples a step takes is another matter.
+    """
+    if case.probed is None or not case.probed.reference.held_draws:
+        return False
+    return bool(case.diverging()) and rows.first_wrong(case) is None
+
+
+def draws_alike(case: Case) -> bool:
+    """Returns whether these are in the same state on all ranks."""
+    ranks = case.probed.ranks if case.probed else ()
+    return len({rank.held_rng for rank in ranks}) == 1

@@ -265,7 +265,7 @@ def around_training(
             "ddp.broadcast_forward": lambda: rewriting.broadcast_before(model()),
             "checkpoint.nonreentrant": overrides.nonreentrant_checkpoints,
             "target.clip_last": clipping.deferred,
-            "target.constant_draws": constant_draws,
+            "target.constant_draws": lambda: constant_draws(model()),
             "target.keep_sums": lambda: clipping.kept_sums(model()),
             "target.unhook": lambda: unhooking.without_tensor_hooks(model()),
             "target.unhook_all": lambda: unhooking.without_hooks(model()),

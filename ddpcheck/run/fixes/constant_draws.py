@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddpcheck.run import private
 from ddpcheck.run.fixes.constant_generators import constant_generators
@@ -21,9 +21,9 @@ _RANDOM = torch.Tag.nondeterministic_seeded
 
 
 @contextlib.contextmanager
-def constant_draws() -> Iterator[None]:
+def constant_draws(model: nn.Module) -> Iterator[None]:
     """Lets every random number of torch, numpy and random be a constant."""
-    with ConstantDraws(), constant_generators():
+    with ConstantDraws(), constant_generators(model):
         yield
 
 

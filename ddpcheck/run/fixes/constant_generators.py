@@ -2,8 +2,8 @@
 
 Augmentations are drawn with them: a factor from a beta distribution, samples to mix
 with, a corner to cut. Through the modules' own functions and through generators made
-while this is in force; not through those made before, nor through names that a target
-has imported from the modules.
+while this is in force, or held by the model or the user's modules; not through names
+that a target has imported from the modules.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from torch import nn
+
+from ddpcheck.run.watch import generators
 
 # What a distribution gives, of its parameters by position: its middle, or its first.
 _MIDDLES: dict[str, Callable[..., Any]] = {
@@ -33,8 +36,9 @@ _MIDDLES: dict[str, Callable[..., Any]] = {
 
 
 @contextlib.contextmanager
-def constant_generators() -> Iterator[None]:
+def constant_generators(model: nn.Module) -> Iterator[None]:
     """Lets every random number of numpy and Python's random be a constant."""
+    kept = list(generators.held(model))
     changes: dict[tuple[Any, str], Any] = {
         (np.random, name): function
         for name, function in _numpy_functions().items()
@@ -49,8 +53,12 @@ def constant_generators() -> Iterator[None]:
     try:
         for (owner, name), value in changes.items():
             setattr(owner, name, value)
+        for names, name, generator in kept:
+            names[name] = _CONSTANT[generators.kind_of(generator)]()
         yield
     finally:
+        for names, name, generator in kept:
+            names[name] = generator
         for (owner, name), value in before.items():
             setattr(owner, name, value)
 
@@ -134,3 +142,9 @@ _PYTHONS: dict[str, Callable[..., Any]] = {
     "expovariate": lambda lambd=1.0: 1 / lambd,
 }
 _Random = _constant(random.Random, _PYTHONS)
+# What stands in for a generator of each kind.
+_CONSTANT: dict[type, Callable[[], Any]] = {
+    np.random.Generator: _default_rng,
+    np.random.RandomState: _State,
+    random.Random: _Random,
+}

@@ -58,7 +58,7 @@ def without_hooks(model: nn.Module) -> Iterator[None]:
             if apply is None:
                 del function.apply
             else:
-                function.apply = apply
+                function.apply = apply  # type: ignore[method-assign]
         for hooks, found in kept:
             hooks.update(found)
 

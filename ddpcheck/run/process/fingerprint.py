@@ -90,7 +90,7 @@ def _inner_state(value: Any, depth: int) -> Any:
         return (len(value), [(repr(k), _state(v, depth - 1)) for k, v in ends])
     if isinstance(value, list | tuple | set | frozenset | collections.deque):
         return (len(value), [_state(v, depth - 1) for v in _ends(list(value))])
-    held = (id(value), _own_state(value))
+    held = (id(value), own_state(value))
     inner = getattr(value, "__dict__", None) or _slots(value)
     if isinstance(inner, dict) and depth > 1:
         return (held, _inner_state(inner, depth - 1))
@@ -102,7 +102,7 @@ def _ends(values: list[Any]) -> list[Any]:
     return values if len(values) <= 2 * _MANY else values[:_MANY] + values[-_MANY:]
 
 
-def _own_state(value: Any) -> Any:
+def own_state(value: Any) -> Any:
     """Returns the state of what keeps it inside; None of what has none, or hides it."""
     for kind, state in _STATES.items():
         if isinstance(value, kind):

@@ -6,7 +6,32 @@ from tests.diagnose.bugs.step import STEP
 
 NET = "model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))"
 
+# Numbers of a generator of numpy's: torch sees none of the draws.
+HELD = """
+import numpy as np
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.rng = np.random.RandomState({seed})
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(h + torch.from_numpy(self.rng.randn(*h.shape)).to(h.dtype))
+def model():
+    torch.manual_seed(0)
+    return Net()
+"""
+
 BUGS = {
+    # With the rows of all ranks it draws for them as one process does: no coupling.
+    "generator-of-numpy-that-the-model-seeds": (
+        HELD.format(seed=5),
+        [("rng/same-stream-all-ranks", True)],
+    ),
+    "generator-of-numpy-that-the-model-seeds-by-rank": (
+        HELD.format(seed="rank()"),
+        [("rng/stochastic-layer", True)],
+    ),
     # The k-th draw of one number stands for another sample on every rank.
     "draws-in-a-loop-over-samples": (
         NET

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 from ddpcheck.run.fixes.constant_generators import constant_generators
+from ddpcheck.run.watch import generators
 
 pytestmark = pytest.mark.usefixtures("seeded", "same_generators")
 
@@ -39,7 +41,7 @@ def _drawn(seed: int) -> dict[str, Any]:
 
 
 def test_every_seed_draws_the_same_constants() -> None:
-    with constant_generators():
+    with constant_generators(nn.Identity()):
         first, second = _drawn(1), _drawn(2)
     assert first == second
     assert first == {
@@ -62,13 +64,48 @@ def test_every_seed_draws_the_same_constants() -> None:
 
 def test_draws_are_as_before_afterwards() -> None:
     before, own = _drawn(1), dict(vars(random.Random))
-    with constant_generators():
+    with constant_generators(nn.Identity()):
         pass
     assert _drawn(1) == before
     assert dict(vars(random.Random)) == own
 
 
+class _Drawing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.python = np.random.default_rng(4), random.Random(5)  # noqa: S311
+
+
+class _Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state, self.inner = np.random.RandomState(3), _Drawing()
+
+    def draw(self) -> list[float]:
+        """Returns one number of each."""
+        inner = self.inner
+        return [self.state.randn(), inner.generator.uniform(), inner.python.random()]
+
+
+def test_generators_that_a_model_holds_draw_constants_and_are_put_back() -> None:
+    model, other = _Noisy(), _Noisy()
+    with constant_generators(model):
+        assert model.draw() == [0.0, 0.5, 0.5]
+    assert model.draw() == other.draw()
+
+
+def test_states_of_generators_that_a_model_holds_tell_of_draws() -> None:
+    model = _Noisy()
+    assert generators.states(nn.Identity()) == 0
+    seen = [generators.states(model)]
+    for draw in (model.state.rand, model.inner.python.random):
+        draw()
+        seen.append(generators.states(model))
+    assert len(set(seen)) == 3
+    assert generators.states(_Noisy()) == seen[0]
+
+
 def test_temporary_files_have_names_of_their_own() -> None:
     made = tempfile.TemporaryDirectory
-    with constant_generators(), made() as first, made() as other:
+    with constant_generators(nn.Identity()), made() as first, made() as other:
         assert first != other
