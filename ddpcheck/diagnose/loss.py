@@ -16,8 +16,9 @@ def ratio_fact(case: Case) -> str:
     """Returns the ratios of the output gradients as a sentence."""
     ratios = [ratio for ratio, _ in case.ratios()]
     residual = max((r for _, r in case.ratios()), default=0.0)
+    where = "the reference's own outputs" if case.has_cuts else "all parameters"
     text = (
-        "the loss's gradient at the reference's own outputs, over the reference's: "
+        f"the loss's gradient at {where}, over the reference's: "
         f"{listed(ratios)} on the ranks, expected {case.world_size} on each"
     )
     if residual > case.close:
@@ -169,6 +170,15 @@ def global_loss_fix(case: Case) -> tuple[str, ...]:
     return ("loss.global:" + "|".join(",".join(names) for names in what),)
 
 
+def global_loss_of_other_rows(case: Case) -> tuple[str, ...]:
+    """Returns the same where outputs are rows of tokens or nodes; () for others."""
+    if case.has_cuts or not (case.has_other_rows and case.forward_is_sound):
+        return ()
+    told = [what.partition(" ") for what in case.outcome.facts()["not_compared"]]
+    paths = [f"{path}*1@0" for kind, _, path in told if kind == "output"]
+    return ("loss.global:||" + ",".join(paths),) if paths else ()
+
+
 def with_scale(case: Case, proposal: Proposal, factor: float) -> Proposal:
     """Returns the proposal with a fix that scales what the loss makes of the samples.
 
@@ -260,8 +270,8 @@ def is_divided_by_counts(case: Case) -> bool | None:
 
     None where it is not known.
     """
-    told = [rank.off_span for rank in (case.probed.ranks if case.probed else ())]
-    known = [value for value in told if value is not None]
+    told = [rank.span for rank in (case.probed.ranks if case.probed else ())]
+    known = [span.residual for span in told if span is not None]
     if not told or len(known) < len(told):
         return None
     return max(known) <= case.close

@@ -103,6 +103,17 @@ class Direct:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One process's gradient as a combination of the ranks' own, one weight each.
+
+    `residual`: what the best one leaves of it, relative.
+    """
+
+    residual: float
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvidence:
     """What one rank found."""
 
@@ -124,7 +135,7 @@ class RankEvidence:
     counts: dict[str, float] = field(default_factory=dict)
     # What no combination of the ranks' gradients explains of one process's, relative;
     # None where the loss has cuts, which say more.
-    off_span: float | None = None
+    span: Span | None = None
     rng: int = 0
     held_rng: int = 0  # of generators of numpy's and Python's that the target holds
     draws: int = 0  # random operations in the step

@@ -204,7 +204,7 @@ class _Probe:
             modules=tuple(self.modules),
             cuts=self._cuts(done.factor),
             # The reference has cuts, or has none, for all ranks alike.
-            off_span=None if self.trained_cuts else span.residual(wrapped, self.reader),
+            span=None if self.trained_cuts else span.fitted(wrapped, self.reader),
             written=tuple(sorted(written)),
             events="".join(self.seen.events),
             past_wrapper=tuple(sorted(past_wrapper)),

@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddpcheck.diagnose.probes.evidence import Span
 from ddpcheck.run.names import shortener
 from ddpcheck.run.watch.sketch import SIZE, sketch
 from ddpcheck.trace import Reader
 
 
-def residual(model: nn.Module, reader: Reader) -> float | None:
-    """Returns what the best combination leaves of one process's gradient, relative.
+def fitted(model: nn.Module, reader: Reader) -> Span | None:
+    """Returns the best combination of the ranks' gradients.
 
     A collective: all ranks ask. Gradients are compared by sums of their numbers, with
     signs at random. None for as many ranks as sums, or as numbers, or
@@ -33,7 +34,8 @@ def residual(model: nn.Module, reader: Reader) -> float | None:
         return None  # so few numbers are some combination of so many
     ranks = torch.stack(every, 1)
     weights = torch.linalg.lstsq(ranks, reference[:, None]).solution
-    return float((ranks @ weights - reference[:, None]).norm()) / size
+    left = float((ranks @ weights - reference[:, None]).norm()) / size
+    return Span(residual=left, weights=tuple(weights[:, 0].tolist()))
 
 
 def _sketches(model: nn.Module, reader: Reader) -> tuple[Tensor, Tensor]:

@@ -58,6 +58,7 @@ from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import common_factor, input_diff
 from ddpcheck.diagnose.loss import (
     global_loss_fix,
+    global_loss_of_other_rows,
     is_divided_by_counts,
     loss_with_collectives,
     modules_of_the_loss,
@@ -141,7 +142,7 @@ def _is_by_the_step(case: Case) -> bool:
 
 def _unseen(case: Case) -> Proposal | None:
     """Proposes it on trial for a loss that the model makes of what no module returns."""
-    fixes = whole_model_fix(case)
+    fixes = whole_model_fix(case) or global_loss_of_other_rows(case)
     if not fixes or common_factor(case) is not None:
         return None
     if is_divided_by_counts(case) is not False:

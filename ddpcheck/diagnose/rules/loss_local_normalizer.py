@@ -55,6 +55,7 @@ from ddpcheck.diagnose.loss import (
     counted_by,
     differs_with_equal_counts,
     global_loss_fix,
+    global_loss_of_other_rows,
     is_divided_by_counts,
     ratio_evidence,
     ratio_fact,
@@ -94,9 +95,18 @@ def _of_counts(case: Case) -> Proposal | None:
 
 
 def _unseen(case: Case) -> Proposal | None:
-    """Proposes it on trial for a loss that the model makes of what no module returns."""
-    fixes = whole_model_fix(case)
-    if not fixes or common_factor(case) is not None or not is_divided_by_counts(case):
+    """Proposes it on trial for a loss that is seen in the parameters' gradients alone.
+
+    The model makes it of what no module returns, or all that modules return are rows of
+    another kind than samples: tokens without padding.
+    """
+    if common_factor(case) is not None or not is_divided_by_counts(case):
+        return None
+    fixes, name = whole_model_fix(case), counted_by(case)
+    if not fixes and name not in (None, SAMPLES) and case.forward_is_sound:
+        return replaced(_of(case, name), fallback=None)
+    fixes = fixes or global_loss_of_other_rows(case)
+    if not fixes:
         return None
     fact = "a factor for each rank makes one process's gradient of the ranks' own"
     return replaced(

@@ -7,7 +7,76 @@ model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 batch = 3 * torch.randn(16, 4), torch.arange(16) % 3
 """
 
+_TOKENS = """
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 5), nn.Linear(5, 9)
+    def forward(self, ids, lengths):
+        return self.head(torch.tanh(self.words(ids[held(ids, lengths)])))
+def held(ids, lengths):
+    return torch.arange(ids.shape[1]) < lengths[:, None]
+def model():
+    torch.manual_seed(0)
+    return Tokens()
+ids, lengths = torch.randint(0, 9, (8, 6)), torch.tensor([1, 5, 2, 3, 1, 2, 1, 1])
+batch = (ids[:, :-1], lengths), (ids[:, 1:], lengths)
+"""
+
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # No output has a row per sample: tokens without padding, all the way.
+    "mean-over-tokens-without-padding": (
+        f"""{_TOKENS}
+def loss(output, target):
+    ids, lengths = target
+    return nn.functional.cross_entropy(output, ids[held(ids, lengths)])
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    "weighed-mean-over-tokens-without-padding": (
+        f"""{_TOKENS}
+def loss(output, target):
+    ids, lengths = target
+    weight = torch.linspace(0.5, 3, 9, dtype=output.dtype)
+    return nn.functional.cross_entropy(output, ids[held(ids, lengths)], weight)
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    "overlap-of-tokens-without-padding": (
+        f"""{_TOKENS}
+def loss(output, target):
+    ids, lengths = target
+    found = output.softmax(-1)
+    right = nn.functional.one_hot(ids[held(ids, lengths)], 9).to(found.dtype)
+    both, every = (found * right).sum(0), found.sum(0) + right.sum(0)
+    return 1 - (2 * both / every).mean()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    "count-of-all-tokens-without-padding": (
+        f"""{_TOKENS}
+def train_step(model, optimizer, batch):
+    inputs, (ids, lengths) = batch
+    kept = held(ids, lengths)
+    count = kept.sum()
+    if dist.is_initialized():
+        dist.all_reduce(count)
+    optimizer.zero_grad()
+    (nn.functional.cross_entropy(
+        model(*inputs), ids[kept], reduction="sum") / count).backward()
+    optimizer.step()
+""",
+        [("loss/missing-world-scale", True)],
+    ),
+    "sum-over-tokens-without-padding": (
+        f"""{_TOKENS}
+def loss(output, target):
+    ids, lengths = target
+    return nn.functional.cross_entropy(
+        output, ids[held(ids, lengths)], reduction="sum")
+""",
+        [("loss/sum-reduction", True)],
+    ),
     # The mean of a part is clamped before the ranks' are averaged. In one process the
     # clamp does nothing, whatever the samples of the second half are made.
     "clamp-of-the-own-mean": (
