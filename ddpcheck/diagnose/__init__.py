@@ -19,7 +19,8 @@ proposal       what a rule says: a candidate cause, and the run that would prove
 What rules ask:
 case           all that is known of one divergent run
 probing        the evidence of one run, from probes/, which measure it inside the ranks
-loss, events, buffers, rows, unused, faults, agreement, unlike_numbers, kept_beside
+loss, events, buffers, rows, other_rows, unused, faults, agreement, unlike_numbers,
+kept_beside
                facts that several rules share, by subject
 rank_table     what every rank of a faulty run did last
 text           numbers and names as facts show them

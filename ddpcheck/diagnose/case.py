@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ddpcheck.diagnose import other_rows
 from ddpcheck.diagnose.agreement import ranks_differ
 from ddpcheck.diagnose.probes.evidence import (
     Couplings,
@@ -173,29 +174,10 @@ class Case:
         holds what single cuts deviate from it. Where the model returns rows of another
         kind than samples, and no output can be cut, that of the parameters' gradients.
         """
-        if (spanned := self._spanned()) is not None:
-            return spanned
+        found = None if self.has_cuts else other_rows.ratios(self.probed, self.close)
+        if found is not None:
+            return found
         return [combined(r.cuts) for r in self.probed.ranks] if self.probed else []
-
-    def _spanned(self) -> list[tuple[float, float]] | None:
-        """Returns `ratios` where one process's gradient is the ranks', weighed.
-
-        A rank that weighs 1 / W there, as DDP has it, has the ratio W.
-        """
-        ranks = self.probed.ranks if self.probed else ()
-        span = ranks[0].span if ranks else None
-        if self.has_cuts or span is None or not self.has_other_rows:
-            return None
-        if span.residual > self.close or min(span.weights) <= 0:
-            return None
-        return [(1 / weight, span.residual) for weight in span.weights]
-
-    @property
-    def has_other_rows(self) -> bool:
-        """Whether the model returns rows that are no samples: tokens, nodes, edges."""
-        calls = self.probed.ranks[0].modules if self.probed else ()
-        roots = [m for m in calls if not m.name]
-        return bool(roots) and all(m.rel_diff is None and not m.numbers for m in roots)
 
     def micro_ratios(self) -> dict[tuple[int, int], tuple[float, float]]:
         """Returns (ratio, residual) by (rank, micro-batch) where a step has several."""

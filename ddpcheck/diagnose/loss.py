@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ddpcheck.diagnose import other_rows
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.text import listed, number
 from ddpcheck.run.spec import SAMPLES
@@ -172,7 +173,9 @@ def global_loss_fix(case: Case) -> tuple[str, ...]:
 
 def global_loss_of_other_rows(case: Case) -> tuple[str, ...]:
     """Returns the same where outputs are rows of tokens or nodes; () for others."""
-    if case.has_cuts or not (case.has_other_rows and case.forward_is_sound):
+    if case.has_cuts or not case.forward_is_sound:
+        return ()
+    if not other_rows.are_returned(case.probed):
         return ()
     told = [what.partition(" ") for what in case.outcome.facts()["not_compared"]]
     paths = [f"{path}*1@0" for kind, _, path in told if kind == "output"]

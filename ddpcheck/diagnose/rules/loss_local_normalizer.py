@@ -15,7 +15,9 @@ as with pseudo-labels that are sure enough. Numbers are equal within 1e-6, or 10
 the tolerance where that is more.
 n_r is looked for among what can be counted in the targets. The run with the global
 count decides. One factor on all ranks that is no power of W, in a target that asks for
-no group, is a count with a constant added, as for smoothing.
+no group, is a count with a constant added, as for smoothing. Where the model returns
+tokens or nodes without padding, not a row per sample, the gradients of its parameters
+have these factors.
 
 Example
     import torch

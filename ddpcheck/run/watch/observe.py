@@ -134,8 +134,7 @@ class Observed:
     @property
     def is_accumulating(self) -> bool:
         """Whether there was a backward since the last optimizer step, if any."""
-        told = (event for event in reversed(self.events) if event in "BS")
-        return next(told, "S") == "B"
+        return next((e for e in reversed(self.events) if e in "BS"), "S") == "B"
 
     @property
     def reduces_in_update(self) -> bool:
