@@ -132,7 +132,7 @@ def _of_the_step(case: Case) -> Proposal | None:
     """Proposes it on trial for a step that gives the model other inputs on ranks."""
     worst = input_diff(case)
     if case.diverging():
-        return None
+        return _of_fitted(case)
     if worst <= case.close:
         return _of_gradients(case)
     if not case.facts["has_train_step"]:
@@ -150,6 +150,37 @@ def _of_the_step(case: Case) -> Proposal | None:
         fix="mix within groups of samples that no shard divides, or over the global batch",
         code="",
         fixes=global_loss_fix(case),
+        speculative=True,
+        last_resort=True,
+    )
+
+
+def _of_fitted(case: Case) -> Proposal | None:
+    """Proposes it on trial for modules that are fitted to the shard before their call.
+
+    With one process's buffers they are right: another method than forward wrote these.
+    """
+    found = [m for m in case.diverging() if m.through_buffers and not m.is_batch_norm]
+    if len(found) < len(case.diverging()) or not case.loss_is_sound:
+        return None
+    first = found[0]
+    control = () if any(m.collectives for m in found) else ("module.in_group:",)
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary=f"{module(first.name)} ({first.kind}) is fitted to the samples of the "
+        "shard before it is called: its output for a sample depends on the others",
+        facts=(
+            f"{module(first.name)}, fed with the reference's own input, returns other "
+            f"rows than in one process: relative difference {number(first.rel_diff or 0)}",
+            "with one process's buffers it does not; where the model has the samples of "
+            "all ranks, the runs are equal",
+        ),
+        fix="fit to the samples of all ranks, by a collective that carries gradients",
+        code="x = torch.cat(torch.distributed.nn.functional.all_gather(x))",
+        fixes=("module.global:",),
+        control=control,
+        module=first.name,
         speculative=True,
         last_resort=True,
     )

@@ -103,6 +103,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -162,6 +163,10 @@ _COMPILER_SETTINGS: dict[str, dict[str, Any]] = {
     "compile.reducer": {"optimize_ddp": "python_reducer"},
     "compile.whole": {"optimize_ddp": False},
 }
+
+
+# Whether a module that computes now has the rows of all ranks: so have those inside.
+_sees_all: ContextVar[bool] = ContextVar("_sees_all", default=False)
 
 
 def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
@@ -343,7 +348,7 @@ def _see_all_rows(module: nn.Module, *, hides: bool) -> None:
             return of_all_ranks(*args, **kwargs)
 
     def of_all_ranks(*args: Any, **kwargs: Any) -> Any:
-        if not (module.training and dist.is_initialized()):
+        if not (module.training and dist.is_initialized()) or _sees_all.get():
             return forward(*args, **kwargs)
         sizes: dict[str, tuple[int, ...]] = {}
 
@@ -354,7 +359,11 @@ def _see_all_rows(module: nn.Module, *, hides: bool) -> None:
             return gathered(t, 0, sizes[path])
 
         args, kwargs = tree.replace((args, kwargs), gather)
-        whole = compute(*args, **kwargs)
+        token = _sees_all.set(True)
+        try:
+            whole = compute(*args, **kwargs)
+        finally:
+            _sees_all.reset(token)
         return _own_rows(whole, next(iter(sizes.values()), (1,)))
 
     module.forward = global_forward

@@ -5,6 +5,53 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The inner one is called with the rows of all ranks already.
+    "router-that-ranks-tokens-within-a-layer-that-does": (
+        """
+class Router(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Linear(4, 2)
+    def forward(self, x):
+        scores = self.score(x).softmax(1)
+        order = scores.max(1).values.argsort(descending=True).argsort()
+        return scores * (order < len(x) // 2)[:, None]
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = Router()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(4, 6)
+    def forward(self, x):
+        weights = self.router(x)
+        weights = weights / weights.sum(0).clamp(min=0.1)
+        return weights[:, :1] * self.first(x) + weights[:, 1:] * self.second(x)
+model = nn.Sequential(Layer(), nn.Linear(6, 3))
+""",
+        [("forward/batch-coupled", True)],
+    ),
+    # Another method than forward writes the statistics, with gradients.
+    "whitening-that-is-fitted-before-its-call": (
+        """
+class Whiten(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+    def fit(self, x):
+        self.mean = x.mean(0)
+        return self
+    def forward(self, x):
+        return x - self.mean
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.whiten, self.head = nn.Linear(4, 4), Whiten(), nn.Linear(4, 3)
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(torch.tanh(self.whiten.fit(x)(x)))
+model = Net()
+""",
+        [("forward/batch-coupled", True)],
+    ),
     # A synchronised norm with a backward of its own, which asks for the group again.
     "backward-of-a-synchronised-norm-without-its-sums": (
         """
