@@ -56,9 +56,18 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
         # What has no samples is in no group: mended with the first.
         whole = case.probed.reference.whole_outputs
         mine = [_of_part(proposal, keys, whole) for proposal, keys in parts.values()]
+    # One thing that mends all of them, on trial, comes before a name for each.
+    mine = [p for p in _of_loss(found) if p.speculative and not _shows_all(p)] + mine
     place = next((i for i, p in enumerate(found) if p.link == "loss"), len(found))
     rest = [p for p in found if p.link != "loss"]
     return [*rest[:place], *mine, *rest[place:]]
+
+
+def _shows_all(proposal: Proposal) -> bool:
+    """Returns whether its fix shows the samples of all ranks: that mends anything."""
+    return any(
+        fix.startswith(("loss.global", "module.global")) for fix in proposal.fixes
+    )
 
 
 def _of_loss(found: list[Proposal]) -> list[Proposal]:

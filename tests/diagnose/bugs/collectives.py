@@ -25,6 +25,29 @@ model = MODEL
 )
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # One tower is right and the other is not: no two causes for that.
+    "items-gathered-with-the-own-ones-put-back": (
+        """
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.users, self.items = nn.Linear(4, 3), nn.Linear(4, 3)
+    def forward(self, x, y):
+        return self.users(x), self.items(y)
+model = Towers()
+batch = (torch.randn(8, 4), torch.randn(8, 4)), None
+def loss(output, target):
+    users, items = output
+    if world() > 1:
+        every = [torch.empty_like(items) for _ in range(world())]
+        dist.all_gather(every, items)
+        every[rank()] = items
+        items = torch.cat(every)
+    labels = torch.arange(len(users)) + rank() * len(users)
+    return nn.functional.cross_entropy(users @ items.T, labels)
+""",
+        [("collective/no-autograd", True)],
+    ),
     # A layer that exchanges its weight's gradient itself, for DDP to do it once more.
     "weight-gradient-summed-in-its-own-backward": (
         """
