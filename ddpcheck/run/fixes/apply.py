@@ -166,7 +166,7 @@ _COMPILER_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 # Whether a module that computes now has the rows of all ranks: so have those inside.
-_sees_all: ContextVar[bool] = ContextVar("_sees_all", default=False)
+_sees_all: ContextVar[bool] = ContextVar("sees_all", default=False)
 
 
 def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
