@@ -26,6 +26,8 @@ _EXCHANGES = (
     "/torch/autograd/graph.py",
     "/torch/autograd/__init__.py",
 )
+# And where ddpcheck does, by a group itself.
+_OWN_EXCHANGES = ("run/fixes/exact.py",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,9 @@ class Frame:
 
     @property
     def is_exchange(self) -> bool:
-        """Whether it is code of torch in which ranks wait for each other."""
-        return self.file.endswith(_EXCHANGES)
+        """Whether it is code of torch, or ours, in which ranks wait for each other."""
+        own = tuple(own + work for own in _OWN for work in _OWN_EXCHANGES)
+        return self.file.endswith((*_EXCHANGES, *own))
 
     @property
     def is_own(self) -> bool:
@@ -100,10 +103,12 @@ def _frames(text: str) -> list[Frame]:
 def exchanges(stack: str) -> bool:
     """Returns whether the rank does nothing but wait in an exchange with others.
 
-    In torch's own code, that is; and no other thread is in code of the user's, which
-    might send what is waited for.
+    In torch's own code or ours, that is; and no other thread is in code of the user's,
+    which might send what is waited for.
     """
-    frame = innermost(stack)
+    found = frames(stack)
+    is_ours = bool(found) and found[0].is_own and found[0].is_exchange
+    frame = found[0] if is_ours else innermost(stack)
     others = [_frames(part) for part in _THREAD.split(stack) if _MAIN not in part]
     is_busy = any(
         f.is_users or f.file == "<string>"  # what was given to exec

@@ -46,6 +46,28 @@ def tensors(
             yield from tensors(child, inner, skip=skip)
 
 
+def held(value: Any) -> list[Tensor]:
+    """Returns the tensors of `tensors`, without their paths: several times as fast."""
+    found: list[Tensor] = []
+    _add_held(value, found)
+    return found
+
+
+def _add_held(value: Any, found: list[Tensor]) -> None:
+    kind = type(value)
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif kind is tuple or kind is list:
+        for child in value:
+            _add_held(child, found)
+    elif kind is dict:
+        for child in value.values():
+            _add_held(child, found)
+    elif kind not in _PLAIN:
+        for _, child in _children(value):
+            _add_held(child, found)
+
+
 def opaque(value: Any) -> Iterator[str]:
     """Yields the type names of values that the walk cannot look into."""
     for _, leaf in leaves(value):

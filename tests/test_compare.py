@@ -317,6 +317,25 @@ def test_digest_of_equal_tensors_is_equal(rows: list[tuple[float, float]]) -> No
     assert compare.digest(named) == compare.digest(again)
 
 
+def test_digest_is_the_weighted_sums_however_many_elements_are_laid_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = torch.tensor([1.0, 2.0, -3.0]), torch.tensor([[4.0], [8.0]])
+    named: Named = {"a": a, "none": None, "empty": a[:0], "b": b}
+    # Positions 1 and 4; the first halves are 1.0 and 4.0.
+    expected = (0 + 1 + 4 * 12 + 4, 14 + 4 * 80, 6 + 14 + 4 * (12 + 80))
+    assert compare.digest(named) == expected
+    monkeypatch.setattr(compare, "_FEW", 0)
+    assert compare.digest(named) == expected
+    assert compare.digest({"none": None}) == (0.0, 0.0, 0.0)
+
+
+def test_digest_needs_no_default_device() -> None:
+    one = torch.tensor([1.0, 2.0])
+    with torch.device("meta"):
+        assert compare.digest({"one": one}) == (3 + 1, 5, 3 + 5)
+
+
 def test_digest_tells_swapped_tensors_and_elements_apart() -> None:
     one, two = torch.tensor([1.0, 2.0]), torch.tensor([4.0, 8.0])
     found = {

@@ -29,6 +29,8 @@ def _dump(*threads: tuple[str, ...]) -> str:
         (f"{TORCH}/autograd/graph.py", True),
         (f"{TORCH}/distributed/checkpoint/filesystem.py", False),
         (f"{TORCH}/autograd/function.py", False),
+        (f"{OWN}/run/fixes/exact.py", True),
+        (f"{OWN}/run/fixes/apply.py", False),
         ("/home/me/train.py", False),
         ("/home/me/ddpcheck/examples/train.py", False),
     ],

@@ -76,6 +76,17 @@ def test_tensors_are_named_by_their_path() -> None:
     assert [path for path, _ in tree.tensors(torch.ones(2))] == [""]
 
 
+@pytest.mark.parametrize(
+    "value",
+    [_value(), Scaled(torch.zeros(2), signed=True), Library(loss=torch.ones(1)), 7],
+    ids=["all-kinds", "own-tuple", "library", "none"],
+)
+def test_held_are_the_tensors_without_their_paths(value: Any) -> None:
+    held = tree.held([value, value])
+    named = [tensor for _, tensor in tree.tensors([value, value])]
+    assert list(map(id, held)) == list(map(id, named))
+
+
 def test_replace_keeps_every_type_and_plain_value() -> None:
     value = _value()
     new = tree.replace(value, lambda _, t: t + 1)

@@ -35,7 +35,7 @@ from ddpcheck.ranks.preload import redirect_output
 _LARGE = 512 << 20  # bytes resident: twice what importing torch takes
 # What the kernel counts a process's largest size in.
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
-_IDLE_S = 0.002  # without a next job
+_IDLE_S = 0.02  # without a next job
 _GROUP_S = 1800.0  # what a group waits for in torch where nobody says otherwise
 
 

@@ -77,19 +77,19 @@ def has_masked(batches: list[Any]) -> bool:
     """Returns whether any entry of any tensor is -100 or NaN, as a mask's are."""
     from ddpcheck.zoo.entries import is_valid  # noqa: PLC0415 (only where asked for)
 
-    leaves = (as_dense(t) for b in batches for _, t in tree.tensors(b))
+    leaves = (as_dense(t) for b in batches for t in tree.held(b))
     return any(not bool(is_valid(leaf).all()) for leaf in leaves)
 
 
 def _are_alike(batches: list[Any]) -> bool:
     """Returns whether all samples are equal, in every step."""
-    rows = (as_dense(t) for b in batches for _, t in tree.tensors(b) if t.dim())
+    rows = (as_dense(t) for b in batches for t in tree.held(b) if t.dim())
     return all(torch.equal(leaf[1:], leaf[:-1]) for leaf in rows)
 
 
 def _on_cpu(batch: Any) -> Any:
     """Returns the batch where all runs begin, also one that is made on a GPU."""
-    if all(leaf.is_cpu for _, leaf in tree.tensors(batch)):
+    if all(leaf.is_cpu for leaf in tree.held(batch)):
         return batch
     return tree.replace(batch, lambda _, leaf: leaf.cpu())
 
@@ -111,7 +111,7 @@ def _sorted(batch: Any, size: int) -> Any:
     random order.
     """
     keys = torch.zeros(size, dtype=torch.float64)
-    for _, leaf in tree.tensors(batch):
+    for leaf in tree.held(batch):
         if leaf.dim() and len(leaf) == size and not leaf.is_floating_point():
             values = as_dense(leaf.abs() if leaf.is_complex() else leaf)
             keys += values.reshape(size, -1).double().mean(1)

@@ -333,13 +333,8 @@ def _starts(inputs: Sequence[Any], kwargs: Any) -> list[tuple[int, int]]:
     """Returns (first row, rows) of each replica, by its first tensor with rows."""
     rows, start = [], 0
     for args, kwds in zip(inputs, kwargs, strict=True):
-        leaves = [t for t in _tensors((args, kwds)) if t.dim() > 0]
+        leaves = [t for t in tree.held((args, kwds)) if t.dim() > 0]
         size = len(leaves[0]) if leaves else 0
         rows.append((start, size))
         start += size
     return rows
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    for _, tensor in tree.tensors(value):
-        yield tensor

@@ -57,5 +57,5 @@ def check(
 
 def _not_numbers(batch: Any) -> int:
     """Returns how many NaN it holds; infinities may be a mask's."""
-    found = (t for _, t in tree.tensors(batch))
-    return sum(int(torch.isnan(t).sum()) for t in found if t.is_floating_point())
+    found = [t for t in tree.held(batch) if t.is_floating_point()]
+    return sum(int(torch.isnan(t).sum()) for t in found)

@@ -130,10 +130,6 @@ def _no_hooks(_: nn.Module) -> dict[int, Any]:
     return {}
 
 
-def _tensors(value: Any) -> list[Any]:
-    return [tensor for _, tensor in tree.tensors(value)]
-
-
 class _NoMode(contextlib.nullcontext[None]):
     """A base for modes that sees no operation."""
 
@@ -199,7 +195,7 @@ def put_tensor_hooks(tensor: Tensor, hooks: Any) -> None:
 
 
 # What DDP finds in an output. A context without __torch_function__ of subclasses.
-leaves: Callable[[Any], list[Any]] = getattr(_PYTREE, "tree_leaves", _tensors)
+leaves: Callable[[Any], list[Any]] = getattr(_PYTREE, "tree_leaves", tree.held)
 no_torch_function: Callable[[], contextlib.AbstractContextManager[Any]] = getattr(
     getattr(torch, "_C", None), "DisableTorchFunction", contextlib.nullcontext
 )

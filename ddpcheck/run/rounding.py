@@ -96,7 +96,7 @@ class Precision(private.DispatchMode):
         """Calls the operation and looks at what it returns."""
         del types
         result = func(*args, **(kwargs or {}))
-        for _, tensor in tree.tensors(result):
+        for tensor in tree.held(result):
             if tensor.is_floating_point():
                 self.epsilon = max(self.epsilon, torch.finfo(tensor.dtype).eps)
                 if self.reround and tensor.dtype == torch.float32:
@@ -108,7 +108,7 @@ def _reround(tensor: Tensor, func: Any, args: Any) -> None:
     """Moves what an operation computed by up to one rounding of float32."""
     if draws.RANDOM in func.tags or tensor.layout != torch.strided:
         return
-    given = [t for _, t in tree.tensors(args)]
+    given = tree.held(args)
     place = tensor.untyped_storage().data_ptr()
     if any(t.untyped_storage().data_ptr() == place for t in given):
         return  # a view, or written in place

@@ -34,7 +34,7 @@ def of_rank(batches: list[Any], spec: RunSpec, rank: int) -> list[Any]:
 
 
 def _with_cut_lists(batch: Any, rank: int, world_size: int) -> Any:
-    size = next(len(t) for _, t in tree.tensors(batch) if t.dim())
+    size = next(len(t) for t in tree.held(batch) if t.dim())
     start, rows = tree.shard_range(size, rank, world_size)
     paths = undivided.lists_of_numbers(batch, size)
     return tree.cut_lists(batch, paths, slice(start, start + rows))

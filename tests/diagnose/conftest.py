@@ -12,7 +12,7 @@ from ddpcheck.ranks.pool import Pool
 @pytest.fixture
 def short(pool: Pool) -> Iterator[Pool]:
     """The pool with a deadline that fits a rank that will never answer."""
-    usual, pool.timeout_s = pool.timeout_s, 1.0
+    usual, pool.timeout_s = pool.timeout_s, 0.5
     yield pool
     pool.timeout_s = usual
 

@@ -45,7 +45,7 @@ def loss(output, target):
     return (output - target).square().mean()
 """
 OPTIONS = (
-    "--ddpcheck-timeout-s=1",
+    "--ddpcheck-timeout-s=0.6",
     "--ddpcheck-batch-norm=asis,frozen",
     "--ddpcheck-loss=asis,sum",
     "--ddpcheck-accept=norm/local-batch-stats=by design",
@@ -178,7 +178,7 @@ def test_hang(ddpcheck):
         return loss(output, target)
 
     ddpcheck(
-        model, batch, never, world_sizes=[2], modes=["ddp"], timeout_s=1.5, fix=False
+        model, batch, never, world_sizes=[2], modes=["ddp"], timeout_s=1.0, fix=False
     )
 
 

@@ -15,7 +15,7 @@ from ddpcheck.ranks.folder import base_folder
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 
-TIMEOUT_S = 1.0
+TIMEOUT_S = 0.6
 # A slow machine included; a hang would otherwise be found by no one.
 LIMIT_S = 60.0
 
@@ -236,7 +236,7 @@ def test_replaced_ranks_leave_no_files(engine: Pool) -> None:
 
 @pytest.mark.parametrize(
     ("pause_s", "work_s", "kind"),
-    [(1.0, 0.5, "done"), (1.0, 60.0, "hung")],
+    [(0.7, 0.4, "done"), (0.7, 60.0, "hung")],
     ids=["works-on", "hangs-after-it"],
 )
 def test_imports_within_a_job_are_no_time_of_the_jobs(
@@ -244,7 +244,7 @@ def test_imports_within_a_job_are_no_time_of_the_jobs(
 ) -> None:
     arguments = {"pause_s": pause_s, "work_s": work_s}
     job = Job(function="tests.ranks.plain_jobs:pauses_then_works", arguments=arguments)
-    with Pool(Preload(), timeout_s=0.7) as pool:
+    with Pool(Preload(), timeout_s=0.5) as pool:
         pool.wait_for_imports()
         pool.run(Job(function="tests.ranks.plain_jobs:pid"), SOLO)  # the rank sits
         started = time.monotonic()
@@ -270,7 +270,7 @@ def test_waiting_for_a_core_is_no_time_of_the_jobs() -> None:
 def test_standstill_of_the_machine_is_no_time_of_the_jobs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    late = iter([1.6])
+    late = iter([0.9])
 
     def wait_late(handles: list[Any], timeout: float) -> list[Any]:
         if (seconds := next(late, 0.0)) == 0.0:
@@ -278,8 +278,8 @@ def test_standstill_of_the_machine_is_no_time_of_the_jobs(
         time.sleep(timeout + seconds)
         return []
 
-    job = Job(function="tests.ranks.plain_jobs:sleep", arguments={"seconds": 2.2})
-    with Pool(Preload(), timeout_s=1.2) as pool:
+    job = Job(function="tests.ranks.plain_jobs:sleep", arguments={"seconds": 1.3})
+    with Pool(Preload(), timeout_s=0.7) as pool:
         pool.wait_for_imports()
         pool.run(Job(function="tests.ranks.plain_jobs:pid"), SOLO)  # the rank sits
         monkeypatch.setattr("ddpcheck.ranks.pool.wait", wait_late)

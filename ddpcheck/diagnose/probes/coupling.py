@@ -165,7 +165,7 @@ class _Trial:
         return _differences(self.grads, found, self.places, self.part)
 
     def _of_targets(self, batch: Any) -> dict[str, float]:
-        size = max(len(t) for _, t in tree.tensors(batch) if t.dim())
+        size = max(len(t) for t in tree.held(batch) if t.dim())
 
         def moved(change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
             changed = tree.replace(

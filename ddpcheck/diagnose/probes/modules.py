@@ -80,7 +80,7 @@ def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
     judged: a flow's norm returns the log-determinant beside. A scalar is no output of a
     norm: losses of directions do not change with scale, either. Buffers are put back.
     """
-    inputs = [t for _, t in tree.tensors((args, kwargs)) if t.is_floating_point()]
+    inputs = [t for t in tree.held((args, kwargs)) if t.is_floating_point()]
     if not any(bool(t.any()) for t in inputs):
         return False  # of what cannot be scaled nothing is known
     given = args, kwargs
@@ -113,7 +113,7 @@ def _is_unchanged(
                 both = tensors_of(module.forward(*changed[0], **changed[1]))
         except Exception:  # noqa: BLE001 (a module may refuse changed inputs)
             return False
-    shapes = {t.shape for _, t in tree.tensors(given)}
+    shapes = {t.shape for t in tree.held(given)}
     pairs = [(a, b) for (_, a), (_, b) in zip(once, both, strict=False)]
     pairs = [(a, b) for a, b in pairs if a.dim()]
     alike = [(a, b) for a, b in pairs if a.shape in shapes] or pairs

@@ -47,8 +47,7 @@ class GivenOrder:
     """
 
     def __init__(self, batch: Any) -> None:
-        leaves = (t for _, t in tree.tensors(batch))
-        self._leaves = [t for t in leaves if t.dim() and len(t) > 1]
+        self._leaves = [t for t in tree.held(batch) if t.dim() and len(t) > 1]
         self._is_known = any(True for _ in tree.lists(batch))  # these stay as they are
         self.order: Tensor | None = None
 

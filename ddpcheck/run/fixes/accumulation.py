@@ -71,7 +71,7 @@ class Accumulation:
         return world_size * count * number / max(self._total, 1.0)
 
     def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        rows = next((len(t) for _, t in tree.tensors((args, kwargs)) if t.dim()), 0)
+        rows = next((len(t) for t in tree.held((args, kwargs)) if t.dim()), 0)
         targets = self._targets()
         if not self._next or self._next + rows > countables.samples(targets):
             self._next = self._most = 0  # a new step

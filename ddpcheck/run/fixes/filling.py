@@ -51,9 +51,7 @@ def _run_empty(forward: Callable[..., Any], last: list[tuple[Any, Any, Any]]) ->
     model, args, kwargs = last[0]
     with torch.enable_grad():
         outputs = [
-            t
-            for _, t in tree.tensors(forward(model, *args, **kwargs))
-            if t.requires_grad
+            t for t in tree.held(forward(model, *args, **kwargs)) if t.requires_grad
         ]
         sum((t.sum() * 0 for t in outputs), torch.zeros(())).backward()
 

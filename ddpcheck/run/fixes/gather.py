@@ -137,7 +137,7 @@ def alone_with_backward(function: Callable[..., Any], *args: Any, **kwargs: Any)
 def _hide_behind(output: Any) -> None:
     """Hides the group from the backward of autograd functions behind an output."""
     seen: set[Any] = set()
-    nodes = [t.grad_fn for _, t in tree.tensors(output) if t.grad_fn is not None]
+    nodes = [t.grad_fn for t in tree.held(output) if t.grad_fn is not None]
     while nodes:
         node = nodes.pop()
         # What comes before the rows of all ranks is the ranks' own.

@@ -112,7 +112,7 @@ def _local_rows(value: Any, shard: tuple[int, int]) -> tuple[Any, int]:
     """
     start, size = shard
     total = sum(rows_of_ranks(size))
-    lengths = Counter(len(t) for _, t in tree.tensors(value) if t.dim())
+    lengths = Counter(len(t) for t in tree.held(value) if t.dim())
     most = max(lengths, key=lambda n: (lengths[n], n), default=0)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if most >= world_size and not any(n and n % total == 0 for n in lengths):

@@ -22,9 +22,8 @@ class _Flat(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         self.shape = self.module(*args, **kwargs)
-        if not any(tree.tensors(_contents(self.shape))):
-            return tuple(_hidden_tensors(self.shape, {}))
-        return tuple(t for _, t in tree.tensors(_contents(self.shape)))
+        held = tree.held(_contents(self.shape))
+        return tuple(held or _hidden_tensors(self.shape, {}))
 
 
 class _Unflat(nn.Module):

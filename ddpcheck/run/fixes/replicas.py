@@ -101,7 +101,7 @@ def _same_memory(a: Tensor, b: Tensor | None) -> bool:
 def without_scalars(value: Any) -> tuple[Any, dict[str, Tensor]]:
     """Returns the value with its 0-dimensional tensors as rows, and these."""
     scalars = {path: t for path, t in tree.tensors(value) if t.dim() == 0}
-    size = max((len(t) for _, t in tree.tensors(value) if t.dim()), default=1)
+    size = max((len(t) for t in tree.held(value) if t.dim()), default=1)
 
     def rows(path: str, t: Tensor) -> Tensor:
         return t.expand(size) if path in scalars else t

@@ -71,7 +71,7 @@ def count(name: str, targets: Any) -> float:
 
 def samples(targets: Any) -> int:
     """Returns the number of samples: the longest dimension 0."""
-    return max((len(t) for _, t in tree.tensors(targets) if t.dim()), default=0)
+    return max((len(t) for t in tree.held(targets) if t.dim()), default=0)
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -54,7 +54,7 @@ def numbers(inputs: Any) -> Numbers:
     Empty where there is none, or none that can be read.
     """
     with contextlib.suppress(Exception):  # tensors of the target's own kind
-        leaves = [t.detach() for _, t in tree.tensors(inputs) if _has_rows(t)]
+        leaves = [t.detach() for t in tree.held(inputs) if _has_rows(t)]
         lengths = Counter(len(t) for t in leaves)
         size = max(lengths, key=lambda n: (lengths[n], n), default=0)
         if size <= _MOST_ROWS:

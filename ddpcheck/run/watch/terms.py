@@ -45,7 +45,7 @@ class _Terms(TorchFunctionMode):
     ) -> Any:
         del types
         kwargs = kwargs or {}
-        operands = [t for _, t in tree.tensors((args, kwargs))]
+        operands = tree.held((args, kwargs))
         free = [t for t in operands if self._is_free(t)]
         if len(free) < len(operands):
             if free and self._adds_numbers(func, operands):
@@ -54,11 +54,11 @@ class _Terms(TorchFunctionMode):
                     func = _OUT_OF_PLACE.get(func.__name__, func)
                 args = tree.replace(args, self._scaled)
             result = func(*args, **kwargs)
-            for _, made in tree.tensors(result):  # what was written into, too
+            for made in tree.held(result):  # what was written into, too
                 self._known.pop(id(made), None)
             return result
         result = func(*args, **kwargs)
-        for _, made in tree.tensors(result):
+        for made in tree.held(result):
             # A number from none is where a sum begins; anything larger may be data.
             if operands or made.numel() == 1 or _is_constant(func):
                 self._add(made)
