@@ -159,11 +159,12 @@ class _Probe:
             held_draws=held_draws,
         )
 
-    def _step(self, batch: Any, hooks: Hooks) -> training.Done:
+    def _step(
+        self, batch: Any, hooks: Hooks, drawn: DrawCounter | None = None
+    ) -> training.Done:
         self._begin()
-        self.draws = DrawCounter()
         try:
-            with bound_noise(self.spec, self.size), self.draws:
+            with bound_noise(self.spec, self.size), drawn or contextlib.nullcontext():
                 return self._trained(batch)
         finally:
             hooks.remove()
@@ -313,10 +314,13 @@ class _Probe:
 
         hooks = Hooks(calls_per_micro=self.windows.calls)
         hooks.attach(self.model, before, after)
+        # It sees every operation: a third of the time of the many passes to come.
+        drawn = DrawCounter() if write else None
+        self.draws = drawn or self.draws
         is_noted = write or self.addends.takes_twice
         self.outputs = leaves if is_noted and not self.attached else {}
         with self.shortcut.taken(hooks, is_taken=is_short):
-            done = self._step(batch, hooks)
+            done = self._step(batch, hooks, drawn)
         self.outputs = {}
         self.after_backward = done.factor if write else self.after_backward
         grads = {
