@@ -304,6 +304,13 @@ def crew_of(spec: RunSpec) -> int:
     return spec.world_size if spec.mode in ("ddp", "averaged") else SOLO
 
 
+def is_quick(reference: ReferenceResult) -> bool:
+    """Returns whether mathematics is so little that others' ranks may be at work."""
+    sizes = reference.facts.get("sizes")
+    is_large = sizes is not None and sizes.is_large
+    return reference.seconds <= _SLOW_S and not is_large
+
+
 def _have_cores(runs: list[RunOutcome]) -> bool:
     """Returns whether runs are sooner done side by side."""
     is_slow = any(run.reference.seconds > _SLOW_S for run in runs)

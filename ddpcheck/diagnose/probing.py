@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from ddpcheck.diagnose.probes.evidence import (
     RankEvidence,
     ReferenceEvidence,
@@ -9,21 +12,82 @@ from ddpcheck.diagnose.probes.evidence import (
 )
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO
+from ddpcheck.ranks.task import Task
 from ddpcheck.report import Run
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.session import Session
+from ddpcheck.session import Session, is_quick
 
 
-def probe(session: Session, spec: RunSpec, run: Run) -> tuple[StepEvidence | None, str]:
+class References:
+    """What one process says of each reference that a search asks for, asked once."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._known: dict[
+            tuple[RunSpec, int], tuple[ReferenceEvidence | None, str]
+        ] = {}
+        self._begun: dict[tuple[RunSpec, int], Task] = {}
+
+    @contextlib.contextmanager
+    def ahead(self, spec: RunSpec, run: Run) -> Iterator[None]:
+        """Lets one process begin with what `probe` will ask, beside the ranks' runs.
+
+        Inside, no other job is for one process: their references are there.
+        """
+        key = self._key(spec, run)
+        if key not in self._known and is_quick(self._session.reference(spec)):
+            self._begun[key] = self._submit(key)
+        try:
+            yield
+        except BaseException:
+            self._begun.clear()
+            self._session.pool.retire(SOLO)  # at work for nobody
+            raise
+
+    def of(self, spec: RunSpec, run: Run) -> tuple[ReferenceEvidence | None, str]:
+        """Returns the evidence, or None and what ended the probe."""
+        key = self._key(spec, run)
+        if key not in self._known:
+            task = self._begun.pop(key, None) or self._submit(key)
+            self._session.pool.wait([task])
+            (outcome,) = task.outcomes
+            value = outcome.value
+            is_there = isinstance(value, ReferenceEvidence) and not value.failed
+            self._known[key] = (value, "") if is_there else (None, _why([outcome]))
+        return self._known[key]
+
+    def _key(self, spec: RunSpec, run: Run) -> tuple[RunSpec, int]:
+        """Returns the reference's spec, with the steps to look at, and the world size.
+
+        On the CPU wherever the run was: evidence is exact there, and what it proposes
+        is tried on the run itself.
+        """
+        single = self._session.reference(spec.but(device="cpu")).spec
+        assert single is not None
+        steps = _first_wrong_batch(run, spec.steps) + 1
+        return single.but(steps=steps), spec.world_size
+
+    def _submit(self, key: tuple[RunSpec, int]) -> Task:
+        spec, world_size = key
+        job = Job(
+            function="ddpcheck.diagnose.probes.reference:record",
+            arguments={
+                "ref": self._session.ref,
+                "spec": spec,
+                "world_size": world_size,
+            },
+        )
+        return self._session.pool.submit(job, SOLO, timeout_s=self._session.timeout_s)
+
+
+def probe(
+    session: Session, references: References, spec: RunSpec, run: Run
+) -> tuple[StepEvidence | None, str]:
     """Returns the evidence of the run, or None and what ended the probe."""
-    at = _first_wrong_batch(run, spec.steps)
-    # On the CPU wherever the run was: evidence is exact there, and what it proposes is
-    # tried on the run itself.
-    spec = spec.but(device="cpu")
-    reference, failed = _of_reference(session, spec, steps=at + 1)
+    reference, failed = references.of(spec, run)
+    spec = spec.but(device="cpu", steps=_first_wrong_batch(run, spec.steps) + 1)
     if reference is None:
         return None, failed
-    spec = spec.but(steps=at + 1)
     # Indices of the reference's rows may be none of a shard's: with the ranks' own
     # where they raise, and the run does not.
     for feeds_indices in (True, False):
@@ -39,25 +103,6 @@ def probe(session: Session, spec: RunSpec, run: Run) -> tuple[StepEvidence | Non
         if not raised or any(f.kind == "raised" for f in run.faults):
             break
     return None, failed
-
-
-def _of_reference(
-    session: Session, spec: RunSpec, *, steps: int
-) -> tuple[ReferenceEvidence | None, str]:
-    single = session.reference(spec).spec
-    assert single is not None
-    job = Job(
-        function="ddpcheck.diagnose.probes.reference:record",
-        arguments={
-            "ref": session.ref,
-            "spec": single.but(steps=steps),
-            "world_size": spec.world_size,
-        },
-    )
-    outcome = session.pool.run(job, SOLO, timeout_s=session.timeout_s)[0]
-    if isinstance(outcome.value, ReferenceEvidence) and not outcome.value.failed:
-        return outcome.value, ""
-    return None, _why([outcome])
 
 
 def _of_ranks(

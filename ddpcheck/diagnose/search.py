@@ -28,7 +28,7 @@ from ddpcheck.diagnose.causes import (
 from ddpcheck.diagnose.choosing import as_good, changes_nothing
 from ddpcheck.diagnose.faults import busy_ranks
 from ddpcheck.diagnose.hidden import hidden
-from ddpcheck.diagnose.probing import probe
+from ddpcheck.diagnose.probing import References, probe
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report import Control, Run, Tolerance
@@ -47,6 +47,7 @@ class Search:
     ) -> None:
         self.session, self.limit, self.fix = session, limit, fix
         self.spec, self.outcome = outcome.spec, outcome
+        self.references = References(session)
         self.case: Case | None = None
         self.rest: Case | None = None  # what no cause explains
         self.refuted: set[str] = set()
@@ -168,16 +169,14 @@ class Search:
         by_hand, watched = spec.but(mode="averaged"), self._watched(spec)
         specs = dict.fromkeys((spec, by_hand, *watched))
         wanted = [s for s in specs if s != self.spec]
-        # Ranks that fail are waited for, and replaced in any case.
-        fails = any(rank.kind != "done" for rank in self.outcome.ranks)
-        made = dict(zip(wanted, self.session.run(wanted, apart=fails), strict=True))
+        made = dict(zip(wanted, self._beside_the_probe(spec, wanted), strict=True))
         made[self.spec] = self.outcome
         outcomes = [made[spec], made[by_hand]]
         runs = [assemble.to_run(o, self.limit.rtol) for o in outcomes]
         if all(map(busy_ranks, runs)):
             probed, failed = None, "ranks hang in code of their own"
         else:
-            probed, failed = probe(self.session, spec, runs[0])
+            probed, failed = probe(self.session, self.references, spec, runs[0])
         return Case(
             run=runs[0],
             outcome=outcomes[0],
@@ -191,6 +190,20 @@ class Search:
             repeats=self.repeats,
             vary=lambda **changes: self._vary(spec, changes),
         )
+
+    def _beside_the_probe(
+        self, spec: RunSpec, wanted: list[RunSpec]
+    ) -> list[RunOutcome]:
+        """Returns the outcomes of what is wanted, one process at work for `spec`."""
+        # Ranks that fail are waited for, and replaced in any case.
+        fails = any(rank.kind != "done" for rank in self.outcome.ranks)
+        if fails or spec != self.spec:
+            return self.session.run(wanted, apart=fails)
+        for each in wanted:
+            self.session.reference(each)
+        run = assemble.to_run(self.outcome, self.limit.rtol)
+        with self.references.ahead(spec, run):
+            return self.session.run(wanted)
 
     def _watched(self, spec: RunSpec) -> tuple[RunSpec, ...]:
         """Returns the run once more, with its samples told, where it may choose them.

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_TUNABLES = "GLIBC_TUNABLES"
+_LARGE_PAGES = "glibc.malloc.hugetlb"
+
 
 def interface(*, loopback: bool) -> dict[str, str]:
     """Returns the variable that keeps gloo to this machine.
@@ -19,6 +22,18 @@ def interface(*, loopback: bool) -> dict[str, str]:
         return {}
     name = "lo" if Path("/sys/class/net/lo").exists() else "lo0"
     return {"GLOO_SOCKET_IFNAME": name}
+
+
+def large_pages() -> dict[str, str]:
+    """Returns the variable by which glibc asks for large pages, beside the user's own.
+
+    What the imports left in memory is then copied for each rank, and taken down, by
+    large pages: a fifth of the time that a rank costs. Nothing where there is no glibc.
+    """
+    own = [t for t in os.environ.get(_TUNABLES, "").split(":") if t]
+    if not any(t.startswith(_LARGE_PAGES) for t in own):
+        own.append(f"{_LARGE_PAGES}=1")
+    return {_TUNABLES: ":".join(own)}
 
 
 @contextlib.contextmanager

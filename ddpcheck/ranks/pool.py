@@ -112,6 +112,7 @@ class Pool:
             {
                 preload.SETTINGS: json.dumps(settings),
                 **environment.interface(loopback=self._loopback),
+                **environment.large_pages(),
                 # Thread pools made while importing would not survive the fork.
                 "OMP_NUM_THREADS": "1",
                 "MKL_NUM_THREADS": "1",

@@ -18,6 +18,12 @@ def pid(context: Context) -> int:
     return os.getpid()
 
 
+def tunables(context: Context) -> str | None:
+    """Returns what the rank's process was told of glibc's memory."""
+    del context
+    return os.environ.get("GLIBC_TUNABLES")
+
+
 def wait(context: Context) -> None:
     """Waits for longer than any test."""
     del context

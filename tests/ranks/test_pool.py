@@ -131,6 +131,27 @@ def test_ranks_have_the_variables_of_a_launcher(engine: Pool) -> None:
     assert found == [[str(rank), "3", str(rank)] for rank in range(3)]
 
 
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (None, "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.arena_max=2", "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_fork_server_asks_for_large_pages_unless_the_user_does_not(
+    own: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if own is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    with Pool(Preload()) as pool:
+        pool.wait_for_imports()
+        found = pool.run(Job(function="tests.ranks.plain_jobs:tunables"), SOLO)
+    assert _values(found) == [expected]
+    assert os.environ.get("GLIBC_TUNABLES") == own
+
+
 def test_all_threads_of_a_rank_take_turns_with_those_of_others(engine: Pool) -> None:
     for found in _values(engine.run(_job("policies"), 2)):
         assert len(found) > 1  # gloo has threads of its own

@@ -1,0 +1,105 @@
+"""What one process is asked once, and beside the ranks' runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpcheck import assemble
+from ddpcheck.diagnose.probing import References
+from ddpcheck.ranks.messages import Job
+from ddpcheck.ranks.pool import SOLO, Pool
+from ddpcheck.ranks.task import Task
+from ddpcheck.run.spec import FINE_RTOL, RunSpec
+from ddpcheck.session import Session
+from ddpcheck.target import TargetRef
+from tests.diagnose.bugs import BUGS
+from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.test_rules import checked
+
+RECORD = "ddpcheck.diagnose.probes.reference:record"
+PID = Job(function="tests.ranks.jobs:pid")
+SUM = """
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.randn(8, 3)
+def loss(output, target):
+    return (output - target).square().sum()
+"""
+
+
+@pytest.fixture
+def submitted(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the jobs that the pool is given, in order."""
+    found: list[str] = []
+    submit = pool.submit
+
+    def note(job: Job, *args: Any, **kwargs: Any) -> Task:
+        found.append(job.function)
+        return submit(job, *args, **kwargs)
+
+    monkeypatch.setattr(pool, "submit", note)
+    return found
+
+
+def test_search_for_two_causes_asks_one_process_once(
+    pool: Pool, submitted: list[str], tmp_path: Path
+) -> None:
+    source, _ = BUGS["lost-gather-beside-an-overlap"]
+    report = checked(pool, tmp_path, HEAD + source)
+    assert (len(report.findings), report.findings[0].slug) == (
+        2,
+        "collective/no-autograd",
+    )
+    assert submitted.count("ddpcheck.diagnose.probes.rank:judge") > 1
+    assert submitted.count(RECORD) == 1
+
+
+def _divergent(pool: Pool, folder: Path) -> tuple[Session, RunSpec, References, Any]:
+    path = folder / "mymodel.py"
+    path.write_text(HEAD + SUM, encoding="utf-8")
+    session = Session(pool, TargetRef(path=str(path)))
+    spec = RunSpec(mode="ddp", world_size=2)
+    (outcome,) = session.run([spec])
+    run = assemble.to_run(outcome, FINE_RTOL)
+    return session, spec, References(session), run
+
+
+def test_one_process_is_at_work_beside_the_ranks(
+    pool: Pool, submitted: list[str], tmp_path: Path
+) -> None:
+    session, spec, references, run = _divergent(pool, tmp_path)
+    submitted.clear()
+    with references.ahead(spec, run):
+        session.run([spec.but(mode="averaged")])
+    assert submitted == [RECORD, "ddpcheck.run.jobs:candidate"]
+    evidence, failed = references.of(spec, run)
+    assert (evidence is not None, failed) == (True, "")
+    assert references.of(spec, run) == (evidence, "")
+    assert len(submitted) == 2
+
+
+def test_process_at_work_for_nobody_is_replaced(pool: Pool, tmp_path: Path) -> None:
+    _, spec, references, run = _divergent(pool, tmp_path)
+    (before,) = pool.run(PID, SOLO)
+    with pytest.raises(KeyboardInterrupt), references.ahead(spec, run):
+        raise KeyboardInterrupt
+    (after,) = pool.run(PID, SOLO)
+    assert after.value != before.value
+    evidence, _ = references.of(spec, run)
+    assert evidence is not None
+
+
+def test_large_model_has_all_cores_to_itself(
+    pool: Pool,
+    submitted: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session, spec, references, run = _divergent(pool, tmp_path)
+    monkeypatch.setattr("ddpcheck.memory.LARGE", 1)
+    submitted.clear()
+    with references.ahead(spec, run):
+        session.run([spec.but(mode="averaged")])
+    assert submitted == ["ddpcheck.run.jobs:candidate"]
