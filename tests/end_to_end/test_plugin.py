@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -228,7 +229,6 @@ class Session:
 
     exit_code: int
     lines: list[str]
-    seconds: float
     folder: Path
 
     @property
@@ -248,28 +248,42 @@ class Session:
         return dict(zip(parts[1::2], parts[2::2], strict=True))[name]
 
 
-def run(folder: Path, *arguments: str, autoload: bool = False) -> Session:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A pytest session that may still run."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+
+    def end(self) -> Session:
+        """Waits for it."""
+        stdout, stderr = self.process.communicate(timeout=300)
+        assert not stderr, stderr
+        return Session(
+            exit_code=self.process.returncode,
+            lines=stdout.splitlines(),
+            folder=self.folder,
+        )
+
+
+def start(folder: Path, *arguments: str, autoload: bool = False) -> Started:
     """Runs pytest; without `autoload` the plugins of others are left out, for speed."""
-    environment = _environment(autoload=autoload)
     if not autoload:
         arguments = ("-p", "ddpcheck", "-p", "xdist", *arguments)
-    started = time.monotonic()
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-m", "pytest", *arguments],
         cwd=folder,
-        env=environment,
-        capture_output=True,
+        env=_environment(autoload=autoload),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=300,
-        check=False,
     )
-    assert not done.stderr, done.stderr
-    return Session(
-        exit_code=done.returncode,
-        lines=done.stdout.splitlines(),
-        seconds=time.monotonic() - started,
-        folder=folder,
-    )
+    return Started(process=process, folder=folder)
+
+
+def run(folder: Path, *arguments: str, autoload: bool = False) -> Session:
+    """Returns what a pytest session said that runs to its end."""
+    return start(folder, *arguments, autoload=autoload).end()
 
 
 def _environment(*, autoload: bool) -> dict[str, str]:
@@ -281,7 +295,10 @@ def _environment(*, autoload: bool) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory) -> Session:
+def targets(
+    tmp_path_factory: pytest.TempPathFactory,
+    _user_project: Started,  # runs meanwhile
+) -> Session:
     """A target that is sound, accepted, divergent, hanging or skipped by its run."""
     folder = tmp_path_factory.mktemp("targets")
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
@@ -292,8 +309,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 
 @pytest.fixture(scope="module")
-def user_project(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """20 tests with the fixture and two runs of a target, on two workers."""
+def _user_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     folder = tmp_path_factory.mktemp("project")
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     (folder / "sound.py").write_text(SOUND, encoding="utf-8")
@@ -301,7 +317,15 @@ def user_project(tmp_path_factory: pytest.TempPathFactory) -> Session:
     items = ("sound.py::ddp-W2", "sound.py::ddp-W4")
     first = ("-n2", "-v", "-p", "no:cacheprovider", "--strict-markers")
     more = ("--durations=2", "--junitxml=out.xml", "-k", "not never_selected")
-    return run(folder, *first, "--ddpcheck", *items, "test_user.py", *more)
+    started = start(folder, *first, "--ddpcheck", *items, "test_user.py", *more)
+    yield started
+    started.process.kill()
+
+
+@pytest.fixture(scope="module")
+def user_project(_user_project: Started) -> Session:
+    """20 tests with the fixture and two runs of a target, on two workers."""
+    return _user_project.end()
 
 
 pytestmark = pytest.mark.xdist_group("plugin")
