@@ -9,10 +9,10 @@ from ddpcheck.diagnose.case import Case
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """`everywhere`: no gradient on any rank; `somewhere`: on some ranks only.
+    """`everywhere`: left out by backward on all ranks; `somewhere`: on some ranks only.
 
-    `in_output`: the model's output depends on some that have none in the first step,
-    whose model the probe has. `fault`: what DDP raised, as a fact.
+    `in_output`: what the wrapped model has returned depends on some of the former.
+    `fault`: what DDP raised, as a fact.
     """
 
     everywhere: list[str]
@@ -29,14 +29,13 @@ def unused_parameters(case: Case) -> Unused:
     on_all = set.intersection(*none) if none else set()
     everywhere = sorted({name for _, name in on_all})
     somewhere = sorted({name for _, name in set().union(*none)} - set(everywhere))
-    used = set(case.probed.reference.used) if case.probed else set()
+    behind = {(s, n) for t in told for s, names in t.items() for n in names if names[n]}
     fault = tuple(
         f"rank {f.rank} {'raises' if f.kind == 'raised' else 'ends'} in step "
         f"{(f.step or 0) + 1}: {f.summary[:100]}"
         for f in case.run.faults[:1]
     )
-    at_first = {name for step, name in on_all if step == 0}
-    return Unused(everywhere, somewhere, bool(used & at_first), fault)
+    return Unused(everywhere, somewhere, bool(behind & on_all), fault)
 
 
 def reduces_by_hand(case: Case) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -23,11 +22,12 @@ from torch.optim.optimizer import (
 )
 
 from ddpcheck.run import submodules
+from ddpcheck.run.waiting import Gradients, Window, gradients
 
 _BUCKET = 1 << 20  # elements: what is copied to be reduced together
 
 
-def _nothing(_: PlainWrapper) -> None:
+def _nothing(_: Any) -> None:
     pass
 
 
@@ -39,6 +39,7 @@ class PlainWrapper(nn.Module):
     """
 
     before_forward: ClassVar[Callable[[PlainWrapper], None]] = staticmethod(_nothing)
+    after_forward: ClassVar[Callable[[Any], None]] = staticmethod(_nothing)
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         super().__init__()
@@ -74,12 +75,19 @@ class PlainWrapper(nn.Module):
         PlainWrapper.before_forward(self)
         if self.broadcasts_buffers and self.training and torch.is_grad_enabled():
             broadcast_buffers(self.module)
-        return self.module(*args, **kwargs)
+        output = self.module(*args, **kwargs)
+        PlainWrapper.after_forward(output)
+        return output
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """As DDP's; gradients are averaged after each backward, which is the same."""
-        yield
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
 
     @contextlib.contextmanager
     def join(self, *_: Any, **__: Any) -> Iterator[None]:
@@ -109,30 +117,33 @@ def replace_ddp(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def averaging(
-    parameters: Callable[[], dict[str, Tensor]], unused: Callable[[], set[str]]
+    parameters: Callable[[], dict[str, Tensor]], unused: Callable[[], dict[str, bool]]
 ) -> Iterator[None]:
     """Averages all gradients over ranks after each outermost backward.
 
-    Both are asked at that moment; `unused` takes the names without gradient when the
-    optimizer steps, or when their wrapper is called again after a backward: then DDP
-    has waited for them. Averaging twice is harmless, so gradients that accumulate over
-    several backwards come out right. Gradients made by `torch.autograd.grad` reach
-    `.grad` by hand: averaged before the optimizer steps.
+    Both are asked at that moment; `unused` takes the names that no backward has reached
+    when the optimizer steps, or when their wrapper is called again after a backward:
+    then DDP has waited for them. True: an output depends on them.
+
+    Averaging twice is harmless, so gradients that accumulate over several backwards
+    come out right. Gradients made by `torch.autograd.grad` reach `.grad` by hand:
+    averaged before the optimizer steps.
     """
     depth = 0
     backward = torch.autograd.backward
-    window = _Window()
+    window = Window()
     updates = 0  # that have begun and not ended: one may hand on to another
 
     def run(*args: Any, **kwargs: Any) -> None:
         nonlocal depth
+        before: Gradients = {} if depth else gradients(parameters())
         depth += 1
         try:
             backward(*args, **kwargs)
         finally:
             depth -= 1
         if depth == 0:
-            window.after_backward(parameters())
+            window.after_backward(before, parameters())
             average(parameters())
 
     def before_forward(wrapper: PlainWrapper) -> None:
@@ -142,7 +153,7 @@ def averaging(
         nonlocal updates
         del optimizer
         updates += 1
-        unused().update(window.take(set(parameters())))
+        unused().update(window.take(parameters()))
         if updates == 1:
             average(parameters())
 
@@ -153,6 +164,7 @@ def averaging(
 
     torch.autograd.backward = run
     PlainWrapper.before_forward = staticmethod(before_forward)
+    PlainWrapper.after_forward = staticmethod(window.after_forward)
     hooks = (
         register_optimizer_step_pre_hook(before_update),
         register_optimizer_step_post_hook(after_update),
@@ -162,41 +174,9 @@ def averaging(
     finally:
         torch.autograd.backward = backward
         PlainWrapper.before_forward = staticmethod(_nothing)
+        PlainWrapper.after_forward = staticmethod(_nothing)
         for hook in hooks:
             hook.remove()
-
-
-@dataclass(slots=True)
-class _Window:
-    """Which parameters no backward has reached yet, while DDP waits for them."""
-
-    unreached: dict[str, bool] = field(default_factory=dict)
-    called: set[int] = field(default_factory=set)  # wrappers, since the last backward
-    waited: set[int] = field(default_factory=set)  # called, and then a backward
-
-    def after_backward(self, parameters: Mapping[str, Tensor]) -> None:
-        """Notes what has a gradient of this rank's own."""
-        for name, p in parameters.items():
-            is_none = p.requires_grad and p.grad is None
-            self.unreached[name] = self.unreached.get(name, True) and is_none
-        self.waited |= self.called
-        self.called.clear()
-
-    def before_forward(
-        self, wrapper: nn.Module, parameters: Mapping[str, Tensor]
-    ) -> set[str]:
-        """Returns what the wrapper has waited for in vain, where it is called again."""
-        found: set[str] = set()
-        if id(wrapper) in self.waited:
-            own = {id(p) for p in wrapper.parameters()}
-            found = self.take({n for n, p in parameters.items() if id(p) in own})
-        self.waited.discard(id(wrapper))
-        self.called.add(id(wrapper))
-        return found
-
-    def take(self, names: set[str]) -> set[str]:
-        """Returns those of these that were not reached; begins anew for them."""
-        return {n for n in names if self.unreached.pop(n, False)}
 
 
 def average(parameters: Mapping[str, Tensor]) -> None:

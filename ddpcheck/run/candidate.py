@@ -291,13 +291,13 @@ class _Candidate:
     def _backward(self, training: Training) -> Any:
         """Returns what stands around the backward passes of this mode."""
         if self.spec.mode == "averaged":
-            unused: dict[int, set[str]] = {}
+            unused: dict[int, dict[str, bool]] = {}
             self.facts["local_none"] = unused
             self._rewrites = Rewrites(self._bare, training.optimizer)
             self.facts["rewritten_before"] = self._rewrites.before
             self.facts["rewritten_after"] = self._rewrites.after
             return averaged.averaging(
-                training.parameters, lambda: unused.setdefault(training.step, set())
+                training.parameters, lambda: unused.setdefault(training.step, {})
             )
         if self.spec.permute:
             return rounding.rescaled(training.parameters)

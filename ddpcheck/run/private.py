@@ -10,7 +10,8 @@ one of them no more.
     Module._apply           tensors are converted one by one; to, half, cuda, ... are
                             watched instead of what they call
     Tensor._version         0: writing is seen where values change; that weights were
-                            written during backward is not told
+                            written during backward is not told, nor which backward
+                            left a gradient as it was
     Tensor._backward_hooks  hooks are seen when they are registered; earlier ones
                             cannot be taken off, so the fix that does proves nothing
     Module._backward_hooks  hooks on modules are not told, and cannot be taken off
@@ -179,10 +180,9 @@ CONVERSIONS: tuple[str, ...] = (
     else ("to", "type", "half", "float", "double", "bfloat16", "cpu", "cuda")
 )
 
-# Grows when the tensor is written in place.
-version: Callable[[Tensor], int] = (
-    attrgetter("_version") if hasattr(Tensor, "_version") else _zero
-)
+# Grows when the tensor is written in place, where it is counted at all.
+COUNTS_VERSIONS = hasattr(Tensor, "_version")
+version: Callable[[Tensor], int] = attrgetter("_version") if COUNTS_VERSIONS else _zero
 # The hooks that are on a tensor; nothing, or None, where there are none.
 tensor_hooks: Callable[[Tensor], Any] = (
     attrgetter("_backward_hooks") if hasattr(Tensor, "_backward_hooks") else _none

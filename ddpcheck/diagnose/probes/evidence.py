@@ -223,7 +223,6 @@ class ReferenceEvidence:
     # Those whose samples lie otherwise than one per row, as "path*blocks@dimension".
     laid_outputs: tuple[str, ...] = ()
     direct_is_output: bool = False  # it uses them through such outputs alone
-    used: tuple[str, ...] = ()  # parameters that the model's outputs depend on
     draws: int | None = None  # random operations, but for those of data loaders
     # Shapes drawn with generators of the target's own.
     own_draws: tuple[tuple[int, ...], ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,23 +46,6 @@ class Flow:
     def _is_trained(self, variable: int) -> bool:
         """Returns whether a tensor, by its id, is a parameter or made of one."""
         return variable not in self.keys or self.keys[variable] in self.trained
-
-    def behind(self, is_output: Callable[[str], bool]) -> set[int]:
-        """Returns the ids of all tensors that the model's outputs are computed from.
-
-        Of every module's outputs where none is the model's: a step may call its parts.
-        """
-        open_keys = [k for k in self.reached if is_output(k)] or list(self.reached)
-        done: set[str] = set()
-        found: set[int] = set()
-        while open_keys:
-            key = open_keys.pop()
-            if key in done:
-                continue
-            done.add(key)
-            found |= self.reached.get(key, set())
-            open_keys += self.sources.get(key, ())
-        return found
 
     def frontier(self, keys: Iterable[str]) -> tuple[str, ...]:
         """Returns the modules behind which the loss lies, by keys it has gradients at.

@@ -113,8 +113,6 @@ class _Probe:
         grads, loss, direct = self._first_pass()
         held_draws = generators.states(self.model) != held
         self.shortcut.look_at(hooked(self.model), grads)
-        behind = self.flow.behind(lambda key: not module_of(key))
-        used = tuple(n for n, p in self.model.named_parameters() if id(p) in behind)
         for (number, key), grad in grads.items():
             self.writer.add("cut", number, [(key, grad)])
         self.writer.add("direct", 0, direct.items())
@@ -153,7 +151,6 @@ class _Probe:
             whole_outputs=whole,
             laid_outputs=self._laid(),
             direct_is_output=direct_is_output,
-            used=used,
             draws=draws,
             own_draws=own_draws,
             held_draws=held_draws,

@@ -8,8 +8,8 @@ The parameters behind it get no gradient, so their bucket is never complete: loc
 gradients in the first step, an error in the second forward.
 
 How it was found
-An output of the model depends on the parameters that have no gradient on any rank.
-DDP built anew with find_unused_parameters=True decides.
+An output of DDP depends on parameters that a backward leaves without gradient on
+every rank. DDP built anew with find_unused_parameters=True decides.
 
 Example
     import torch
@@ -65,8 +65,8 @@ def detect(case: Case) -> Proposal | None:
         summary="part of the model's output does not reach the loss, so the parameters behind it "
         "get no gradient and their bucket stays open",
         facts=(
-            f"{len(unused.everywhere)} trainable parameters get no gradient on any rank: "
-            f"{names(unused.everywhere)}",
+            "trainable parameters without gradient from a backward, on every rank: "
+            f"{len(unused.everywhere)}, {names(unused.everywhere)}",
             *unused.fault,
         ),
         fix="return only what the loss uses, or find_unused_parameters=True",

@@ -1,15 +1,15 @@
-"""A parameter never gets a gradient.
+"""A parameter gets no gradient.
 
 What it means
-A parameter never gets a gradient, and its bucket is never reduced.
+A parameter gets no gradient, and its bucket is not reduced.
 
 Why it happens
-DDP waits for all parameters of a bucket. One that no module uses keeps it open:
-local gradients in the first step, an error in the second.
+DDP waits for all parameters of a bucket. One that no module uses, or none in this
+call, keeps it open: local gradients first, an error in the next forward.
 
 How it was found
-Trainable parameters have no gradient on any rank, and no output of the model depends
-on them. DDP built anew with find_unused_parameters=True decides.
+A backward leaves trainable parameters without gradient on every rank, and no output
+of DDP depends on them. DDP built anew with find_unused_parameters=True decides.
 
 Example
     import torch
@@ -61,11 +61,11 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="parameters that never get a gradient keep their bucket open: the first step's "
-        "gradients stay local, the second step raises",
+        summary="parameters that a backward gives no gradient keep their bucket open: it "
+        "is not reduced, and DDP's next forward raises",
         facts=(
-            f"{len(unused.everywhere)} trainable parameters get no gradient on any rank: "
-            f"{names(unused.everywhere)}",
+            "trainable parameters without gradient from a backward, on every rank: "
+            f"{len(unused.everywhere)}, {names(unused.everywhere)}",
             *unused.fault,
         ),
         fix="find_unused_parameters=True, or remove the parameters",

@@ -3,8 +3,38 @@
 from __future__ import annotations
 
 from tests.diagnose.bugs.step import STEP
+from tests.diagnose.negative_controls import TWO_OUTPUTS
 
+_TASKS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 1)
+    def forward(self, x, task):
+        h = self.body(x).tanh()
+        return self.a(h) if task == "class" else self.b(h).flatten()
+model = Net()
+"""
+_TURNS = (
+    _TASKS
+    + STEP
+    + """
+    loss(model(x, "class"), y).backward()
+    model(x, "value").square().mean().backward()
+    optimizer.step()
+"""
+)
 SOUND = {
+    # DDP waits for nothing there: what the first backward leaves out is not missed.
+    "head-left-out-in-no-sync": _TASKS
+    + STEP
+    + """
+    with getattr(model, "no_sync", contextlib.nullcontext)():
+        loss(model(x, "class"), y).backward()
+    (model(x, "value").square().mean() + loss(model(x, "class"), y)).backward()
+    optimizer.step()
+import contextlib
+""",
     "flag-set-before-forward": """
 model = nn.Linear(4, 3)
 """
@@ -18,6 +48,18 @@ model = nn.Linear(4, 3)
 """,
 }
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Each head has its gradient at the end of the step, from one backward of two.
+    "heads-in-turns": (_TURNS, [("graph/unused-parameter", True)]),
+    "outputs-in-turns": (
+        TWO_OUTPUTS.replace("def loss", "def unused")
+        + STEP
+        + """
+    nn.functional.cross_entropy(model(x)[0], y).backward()
+    model(x)[1].square().mean().backward()
+    optimizer.step()
+""",
+        [("graph/output-unused", True)],
+    ),
     # What the wrapper hands on is the model's own, and its calls go past the wrapper.
     "wrapper-that-hands-on-attributes": (
         """

@@ -8,6 +8,19 @@ _NET = "model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))\n"
 _SLOPE = "torch.autograd.grad(output.sum(), x, create_graph=True)[0]"
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The penalty does not depend on the last bias, which the scores do.
+    "penalty-with-a-backward-of-its-own": (
+        "model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))\n"
+        + STEP
+        + """
+    model(x).mean().backward()
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    ((slope.norm(dim=1) - 1) ** 2).mean().backward()
+    optimizer.step()
+""",
+        [("ddp/autograd-grad", True)],
+    ),
     # Scores of real and fake against each other's mean; the penalty is of a call that
     # DDP does not see.
     "relative-scores-and-a-penalty-that-bypasses-ddp": (
