@@ -259,6 +259,7 @@ class _Candidate:
         self._batches, self._step = batches, 0
         emit = self.context.emit
         self.seen.on_collective = lambda c: emit(calls.at_step(c, self._step))
+        self.seen.written.parameters = training.parameters
         if self.is_rank and self.spec.watch and self.target.train_step is not None:
             row_numbers.watch(
                 self._bare, lambda told: emit(RowsSeen(step=self._step, rows=told))

@@ -26,6 +26,8 @@ from ddpcheck.target import Target
 
 _MARK = 1e-30
 _SAME = 1e-6
+_CLOSE = 1e-4  # factors of single numbers, which may be rounded in float32
+_FEW = 16  # numbers of each gradient that tell what became of it
 _LARGEST = 1e-20  # of what is left of a mark; gradients are larger
 
 
@@ -59,9 +61,11 @@ def step(
     optimizer.step = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
     if target.train_step is not None:
-        with _roots(before_backward) as roots:
+        samples = _Samples(model)
+        with _roots(before_backward, samples.take) as roots:
             target.train_step(model, optimizer, batch)
-        return Done(sum(roots) if roots else None, _take_marks(model))
+        factor = _take_marks(model, is_one=samples.have_one_factor())
+        return Done(sum(roots) if roots else None, factor)
     inputs, targets = split(target, batch)
     output = models.call(model, inputs)
     loss = loss_function(target, spec)
@@ -83,11 +87,41 @@ def _mark(parameter: nn.Parameter) -> Tensor:
     return mark.reshape(parameter.shape).to(parameter)
 
 
-def _take_marks(model: nn.Module) -> float:
+class _Samples:
+    """A few numbers of every gradient as the last backward left them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.taken: dict[str, Tensor] = {}
+
+    def take(self) -> None:
+        """Takes them."""
+        self.taken = dict(self._now())
+
+    def have_one_factor(self) -> bool:
+        """Returns whether all are now what they were, times one factor."""
+        pairs = [(self.taken[n], now) for n, now in self._now() if n in self.taken]
+        factors = [now[was != 0] / was[was != 0] for was, now in pairs]
+        every = torch.cat(factors) if factors else torch.ones(0)
+        if any(now[was == 0].any() for was, now in pairs):
+            return False
+        spread = float((every - every[0]).abs().max()) if every.numel() else 0.0
+        return not spread or spread <= _CLOSE * abs(float(every[0]))
+
+    def _now(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            grad = parameter.grad
+            if grad is None or grad.layout != torch.strided or grad.is_complex():
+                continue
+            yield name, grad.detach().flatten()[:_FEW].to(torch.float64, copy=True)
+
+
+def _take_marks(model: nn.Module, *, is_one: bool) -> float:
     """Returns what all marks were multiplied by, 1 where no one factor fits.
 
-    None does where gradients of ranks were added up. They are left as if they had begun
-    with zeros.
+    None does where gradients of ranks were added up, nor where the step did other
+    things to some gradients than to others. They are left as if they had begun with
+    zeros.
     """
     factors: list[Tensor] = []
     for parameter in model.parameters():
@@ -97,16 +131,18 @@ def _take_marks(model: nn.Module) -> float:
         if grad.numel() and float(grad.abs().max()) < _LARGEST:
             factors.append((grad.double() / _mark(parameter).double()).flatten())
             grad.zero_()
-    if not factors:
+    if not factors or not is_one:
         return 1.0
     every = torch.cat(factors)
     first = float(every[0])
-    is_one = float((every - first).abs().max()) <= _SAME * abs(first)
-    return first if is_one and first else 1.0
+    is_same = float((every - first).abs().max()) <= _SAME * abs(first)
+    return first if is_same and first else 1.0
 
 
 @contextlib.contextmanager
-def _roots(before_backward: Callable[[Tensor], None]) -> Iterator[list[float]]:
+def _roots(
+    before_backward: Callable[[Tensor], None], after_backward: Callable[[], None]
+) -> Iterator[list[float]]:
     """Yields the values of the scalars from which the step goes backward."""
     roots: list[float] = []
 
@@ -115,6 +151,7 @@ def _roots(before_backward: Callable[[Tensor], None]) -> Iterator[list[float]]:
             before_backward(tensors)
             roots.append(float(tensors.detach()))
         backward(tensors, *args, **kwargs)
+        after_backward()
 
     with backwards.outermost(run):
         yield roots

@@ -49,6 +49,8 @@ https://github.com/NVIDIA/apex/pull/1512
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import ranks_disagree
+from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import names
 
 SLUG = "sync/clip-before-reduce"
@@ -106,8 +108,10 @@ def _in_another_way(case: Case) -> Proposal | None:
     Gradients that a step writes between two backwards of an update, hooks on
     activations, or backwards of autograd functions that clip what they pass on.
     """
-    if not case.rest_is_broken or case.first_broken("gradients") is None:
+    if case.first_broken("gradients") is None:
         return None
+    if not case.rest_is_broken:
+        return _before_an_exchange(case)
     changed = max(case.rank_facts("early_changes", 0), default=0)
     if changed:
         return _on_trial(
@@ -122,6 +126,22 @@ def _in_another_way(case: Case) -> Proposal | None:
             "target.unhook_all",
         )
     return None
+
+
+def _before_an_exchange(case: Case) -> Proposal | None:
+    """Proposes it for a step that averages by itself what it has written into before.
+
+    Averaged right after backward, as DDP does, the step writes into means.
+    """
+    alone = max(case.rank_facts("changes_alone", 0), default=0)
+    reduces = any("F" in events for events in case.rank_facts("events", ""))
+    if not alone or reduces or ranks_disagree(case, "gradients", 0):
+        return None
+    fact = (
+        f"the step wrote into its own gradients before {alone} exchanges with other "
+        "ranks; averaged before that the runs are equal"
+    )
+    return replaced(_on_trial(fact, ""), fixes=(), by_hand=True, speculative=False)
 
 
 def _on_trial(fact: str, fix: str) -> Proposal:

@@ -23,6 +23,7 @@ from ddpcheck.run import private
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd
 from ddpcheck.run.watch import callers, calls, clipping, sync_flag
 from ddpcheck.run.watch.hook_sketches import Told, watched
+from ddpcheck.run.watch.written import Written
 
 _ASKED = ("is_initialized", "get_world_size", "get_rank", "is_available")
 _COLLECTIVES = (
@@ -117,8 +118,7 @@ class Observed:
     has_clipped: bool = False
     hooked: set[int] = field(default_factory=set)  # ids of parameters, by user code
     hooked_others: int = 0  # tensor hooks on what is no parameter, by user code
-    early_changes: int = 0  # backwards before which the step wrote into gradients
-    grads_left: int = 0  # versions of the gradients as the last backward left them
+    written: Written = field(default_factory=Written)  # gradients, by the step
     before_update: int = 0  # collectives up to the last optimizer step's beginning
 
     def clipped(self) -> None:
@@ -129,6 +129,7 @@ class Observed:
         """Notes the beginning of an optimizer step."""
         self.events.append("S")
         self.has_clipped = False
+        self.written.updated()
         self.before_update = len(self.collectives)
 
     @property
@@ -182,6 +183,8 @@ def _noting(seen: Observed, function: Any, *, name: str) -> Any:
             return function(*args, **kwargs)
         if name == "all_reduce":
             seen.reduced_after_clip |= seen.has_clipped
+        if name in _REDUCING:
+            seen.written.before_exchange()
         seen.collectives.append(name)
         count = len(seen.collectives)
         if not seen.on_collective:
@@ -246,8 +249,7 @@ def _running_backward(seen: Observed, function: Any) -> Any:
         if seen.depth:
             seen.nested_backwards += 1
             return function(*args, **kwargs)
-        if seen.is_accumulating and _versions_of_gradients(seen) > seen.grads_left:
-            seen.early_changes += 1
+        seen.written.before_backward(is_first=not seen.is_accumulating)
         seen.events.append("B")
         seen.early_clips += seen.has_clipped
         seen.has_clipped = False
@@ -260,7 +262,7 @@ def _running_backward(seen: Observed, function: Any) -> Any:
         finally:
             seen.depth -= 1
             seen.updates_in_backward |= _versions(seen) != before
-            seen.grads_left = _versions_of_gradients(seen)
+            seen.written.after_backward()
 
     return backward
 
@@ -269,12 +271,6 @@ def _versions(seen: Observed) -> int:
     """Returns a number that grows when a wrapped parameter is written."""
     tensors = [held.tensor for wrapped in seen.wrapped for held in wrapped.parameters]
     return sum(map(private.version, tensors))
-
-
-def _versions_of_gradients(seen: Observed) -> int:
-    """Returns a number that grows when a wrapped parameter's gradient is written."""
-    grads = (held.tensor.grad for w in seen.wrapped for held in w.parameters)
-    return sum(private.version(grad) for grad in grads if grad is not None)
 
 
 def _grading(seen: Observed, function: Any) -> Any:
