@@ -107,6 +107,30 @@ def measure(
     return replace(floor, following=_following(session, base, made, floor.limit))
 
 
+def where_changed(session: Session, outcome: RunOutcome, limit: Tolerance) -> Tolerance:
+    """Returns the tolerance for a run with fixes that change one process's training.
+
+    Gradients that were all clipped to one number do not round; without the clipping
+    they do. A run that is off by more than rounding is judged as all others are.
+    """
+    fixes = tuple(f for f in outcome.spec.fixes if f.startswith("target."))
+    run = assemble.to_run(outcome, limit.rtol)
+    off = assemble.worst_excess(run) * limit.rtol
+    is_set = limit.noise_floor is None and limit != tolerance.default(run.dtype)
+    if (
+        not fixes
+        or is_set
+        or not limit.rtol < off <= tolerance.LARGEST_FLOOR[run.dtype]
+    ):
+        return limit
+    base = outcome.spec.but(mode="single", world_size=1, fixes=fixes)
+    made = _made(session, base, [run])
+    if made is None or not made.is_rounding:
+        return limit
+    found = _with_float32(session, base, made).floor().limit
+    return found if found.rtol > limit.rtol else limit
+
+
 def _following(
     session: Session, base: RunSpec, made: _Repetition, limit: Tolerance
 ) -> dict[str, float]:

@@ -385,9 +385,12 @@ class Case:
         ]
 
     def mismatched(self, name: str, step: int) -> list[str]:
-        """Returns the tensors of a quantity that differ at a step on any rank."""
+        """Returns the tensors of a quantity that differ at a step on any rank.
+
+        By name alone, whichever of the step's updates it is.
+        """
         found = (
-            t.name
+            t.name.partition("@")[0]
             for quantity in self.step_quantity(name, step)
             for t in quantity.tensors
             if t.excess * self.outcome.spec.rtol > self.rtol

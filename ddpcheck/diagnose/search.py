@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ddpcheck import assemble
+from ddpcheck import assemble, noise_floor
 from ddpcheck.diagnose import findings, hook_weights
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import (
@@ -159,11 +159,13 @@ class Search:
         able = [spec for spec in specs if self.session.trains(spec)]
         outcomes = dict(zip(able, self.session.run(able), strict=True))
         return [
-            assemble.worst_excess(assemble.to_run(outcomes[spec], self.limit.rtol))
-            if spec in outcomes
-            else math.inf
+            self._off(outcomes[spec]) if spec in outcomes else math.inf
             for spec in specs
         ]
+
+    def _off(self, outcome: RunOutcome) -> float:
+        limit = noise_floor.where_changed(self.session, outcome, self.limit)
+        return assemble.worst_excess(assemble.to_run(outcome, limit.rtol))
 
     def _case(self, spec: RunSpec) -> Case:
         by_hand, watched = spec.but(mode="averaged"), self._watched(spec)

@@ -11,8 +11,8 @@ from ddpcheck.diagnose.case import Case
 class Unused:
     """`everywhere`: left out by backward on all ranks; `somewhere`: on some ranks only.
 
-    `in_output`: what the wrapped model has returned depends on some of the former.
-    `fault`: what DDP raised, as a fact.
+    In some step: a name may be in both. `in_output`: what the wrapped model has
+    returned depends on some of the former. `fault`: what DDP raised, as a fact.
     """
 
     everywhere: list[str]
@@ -28,7 +28,7 @@ def unused_parameters(case: Case) -> Unused:
     none = [{(s, name) for s, names in t.items() for name in names} for t in told]
     on_all = set.intersection(*none) if none else set()
     everywhere = sorted({name for _, name in on_all})
-    somewhere = sorted({name for _, name in set().union(*none)} - set(everywhere))
+    somewhere = sorted({name for _, name in set().union(*none) - on_all})
     behind = {(s, n) for t in told for s, names in t.items() for n in names if names[n]}
     fault = tuple(
         f"rank {f.rank} {'raises' if f.kind == 'raised' else 'ends'} in step "

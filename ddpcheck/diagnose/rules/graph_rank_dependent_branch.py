@@ -55,11 +55,11 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for parameters with a gradient on some ranks only."""
-    if not case.reduce_is_broken:
-        return None
     unused = unused_parameters(case)
     if not unused.somewhere:
         return None
+    if not case.reduce_is_broken:
+        return _of_ranks(case, unused.somewhere)
     outside = set(case.outcome.facts().get("outside", []))
     if outside.issuperset(unused.somewhere) and reduces_by_hand(case):
         return _of_averages(unused.somewhere)
@@ -78,6 +78,29 @@ def detect(case: Case) -> Proposal | None:
         fix="find_unused_parameters=True, or use every parameter with a factor of 0",
         code="DistributedDataParallel(model, find_unused_parameters=True)",
         fixes=("ddp.find_unused",),
+    )
+
+
+def _of_ranks(case: Case, somewhere: list[str]) -> Proposal | None:
+    """Proposes it on trial where DDP knows of it, and its mean is not one process's."""
+    asked = max(case.rank_facts("asks_rank", 0), default=0)
+    if not asked:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link="forward",
+        summary="a rank's number decides which parameters it uses: the others count as "
+        "zero in DDP's mean, and one process uses those of the first rank",
+        facts=(
+            f"{len(somewhere)} parameters get a gradient on some ranks only: "
+            f"{names(somewhere)}",
+            f"calls of get_rank: {asked}; with 0 for an answer the runs are equal",
+        ),
+        fix="choose alike on all ranks",
+        code="rng = random.Random(step)  # not of the rank",
+        fixes=("target.first_rank",),
+        speculative=True,
+        last_resort=True,
     )
 
 

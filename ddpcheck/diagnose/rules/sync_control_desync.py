@@ -60,6 +60,7 @@ from ddpcheck.diagnose.events import optimizer_runs_backwards, ranks_disagree, r
 from ddpcheck.diagnose.faults import backwards_of_ranks, skipped_in
 from ddpcheck.diagnose.text import listed, names
 from ddpcheck.diagnose.unlike_numbers import other_numbers
+from ddpcheck.diagnose.unused import unused_parameters
 
 SLUG = "sync/control-desync"
 LINK = "update"
@@ -84,7 +85,8 @@ def detect(case: Case) -> Proposal | None:
         return _of_update(case, step, decided)
     if (others := _of_all_ranks(case, first) or _of_some_ranks(case)) is not None:
         return others
-    return _of_later_step(first) if first and not case.run.faults else None
+    is_later = first and not case.run.faults
+    return _of_later_step(first or 0) if is_later else _of_the_rank(case)
 
 
 def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
@@ -173,6 +175,27 @@ def _of_later_step(first: int) -> Proposal:
         fix=FIX,
         code=CODE,
         fixes=(TOGETHER,),
+        speculative=True,
+        last_resort=True,
+    )
+
+
+def _of_the_rank(case: Case) -> Proposal | None:
+    """Returns the proposal for what a step does on some ranks, by their number."""
+    asked = max(case.rank_facts("asks_rank", 0), default=0)
+    if not asked or case.run.faults or unused_parameters(case).somewhere:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="a rank's number decides what its step does, and something of that "
+        "reaches the gradients or the weights",
+        facts=(f"calls of get_rank: {asked}; with 0 for an answer the runs are equal",),
+        fix="do on all ranks what changes the model, its mode or its data; leave the "
+        "first rank nothing but logs and files",
+        code="was_training = model.training\nlog(model.eval())\n"
+        "model.train(was_training)",
+        fixes=("target.first_rank",),
         speculative=True,
         last_resort=True,
     )

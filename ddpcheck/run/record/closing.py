@@ -20,6 +20,7 @@ def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]
     return {
         "collectives": len(seen.collectives),
         "asks_distributed": seen.asks_distributed,
+        "asks_rank": seen.asks_rank,
         "events": "".join(seen.events),
         "callers": seen.callers,
         "updates_in_backward": seen.updates_in_backward,

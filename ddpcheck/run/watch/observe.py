@@ -90,6 +90,7 @@ class Observed:
     """Facts of one run."""
 
     asks_distributed: bool = False
+    asks_rank: int = 0  # times that user code asked for its rank
     collectives: list[str] = field(default_factory=list)
     wrapped: list[Wrapped] = field(default_factory=list)
     # In order: F a DDP forward, B a backward, G autograd.grad of parameters called by
@@ -167,10 +168,11 @@ def _is_users(depth: int = 2) -> bool:
     return not name.startswith(("torch.", "ddpcheck."))
 
 
-def _asking(seen: Observed, function: Any) -> Any:
+def _asking(seen: Observed, function: Any, *, name: str) -> Any:
     def ask(*args: Any, **kwargs: Any) -> Any:
         if _is_users():
             seen.asks_distributed = True
+            seen.asks_rank += name == "get_rank"
         return function(*args, **kwargs)
 
     return ask
@@ -378,7 +380,7 @@ def _is_ours() -> bool:
 
 # What is replaced for the length of a run: whose, its name, what makes the other.
 _OBSERVED: tuple[tuple[Any, str, Callable[[Observed, Any], Any]], ...] = (
-    *((dist, name, _asking) for name in _ASKED),
+    *((dist, name, functools.partial(_asking, name=name)) for name in _ASKED),
     *(
         (dist, name, functools.partial(_noting, name=name))
         for name in _COLLECTIVES

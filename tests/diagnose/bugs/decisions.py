@@ -5,6 +5,49 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The first rank logs in eval mode, and stays in it, as one process does.
+    "mode-that-the-first-rank-forgets": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 3)
+    def forward(self, x):
+        return self.body(x) * (2 if self.training else 1)
+model = Net()
+"""
+        + STEP
+        + """
+    if rank() == 0:
+        model.eval()
+    loss(model(x), y).backward()
+    optimizer.step()
+""",
+        [("sync/control-desync", True)],
+    ),
+    # DDP knows that parameters may be unused, and divides by all ranks.
+    "adapter-chosen-by-the-rank": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.adapters = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    def forward(self, x, at):
+        return self.head(x + self.adapters[at](x).tanh())
+model = Net()
+def wrap(model):
+    return DDP(model, find_unused_parameters=True)
+turns = [0]
+"""
+        + STEP
+        + """
+    loss(model(x, (turns[0] + rank()) % 3), y).backward()
+    optimizer.step()
+    turns[0] += 1
+""",
+        [("graph/rank-dependent-branch", True)],
+    ),
     # The gradients are equal, and so are the numbers of the optimizer.
     "step-size-by-the-own-loss": (
         """

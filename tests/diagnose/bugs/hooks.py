@@ -40,6 +40,47 @@ def train_step(model, optimizer, batch):
 _STALE = _WEIGHED.replace("BEFORE", "").replace("AFTER", "share.count(y)")
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Without the hooks weights grow so that sines of them show what rounding does.
+    "hooks-that-keep-rounding-small": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 3)
+    def forward(self, x):
+        return self.body(x).sin()
+def model():
+    torch.manual_seed(1)
+    made = Net()
+    for p in made.parameters():
+        p.register_hook(lambda grad: grad.clamp(-3e4, 3e4) / 3e5)
+    return made
+def loss(output, target):
+    return 3e5 * nn.functional.cross_entropy(output, target)
+""",
+        [("sync/clip-before-reduce", True)],
+    ),
+    # A rate for each layer by its own gradient's norm, before the ranks average.
+    "rates-of-layers-before-an-exchange-by-hand": (
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+def wrap(model):
+    return model
+"""
+        + STEP
+        + """
+    loss(model(x), y).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.grad.mul_(p.norm() / p.grad.norm() if p.ndim > 1 else 0.1)
+        for p in model.parameters():
+            if world() > 1:
+                dist.all_reduce(p.grad)
+                p.grad /= world()
+    optimizer.step()
+""",
+        [("sync/clip-before-reduce", True)],
+    ),
     # One cause: with the shares of the same step all is well.
     "hook-that-weighs-by-the-shares-of-the-step-before": (
         _STALE.replace("FACTOR", "share.value"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.diagnose.bugs.step import STEP
+
 _CENTRES = """
 class Centres(nn.Module):
     def __init__(self):
@@ -27,6 +29,34 @@ _STEPS = """
 """
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # A temperature that the third of three updates trains.
+    "temperature-trained-beside-what-is-wrapped": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 3)
+        self.log_scale = nn.Parameter(torch.zeros(()))
+    def forward(self, x):
+        return self.body(x)
+model = Net()
+def wrap(model):
+    model.body = DDP(model.body)
+    return model
+def optimizer(params):
+    return torch.optim.Adam(params, lr=0.01)
+"""
+        + STEP
+        + """
+    output = model(x)
+    (nn.functional.cross_entropy(output, y) * model.log_scale.exp().detach()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    (model.log_scale * (output.detach().square().mean() - 0.3)).backward()
+    optimizer.step()
+""",
+        [("ddp/wrapper-missing", True)],
+    ),
     # A loss with weights: its tensors take no other's place.
     "centres-in-a-group-of-the-optimizer": (
         _CENTRES
