@@ -19,6 +19,7 @@ _PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
 _SCALES = {
     f"{what}.scale" for what in ("loss", "direct", "gradients", "terms", "outputs")
 }
+_LAST = 2  # Proposal.last_resort of what is tried where there is nothing else
 _EXACT = 1e-6  # of what a run is off by, where nothing but rounding was changed
 _SAME = 0.01  # powers this close: it is one
 _ONE_SIZE = (
@@ -56,6 +57,8 @@ def proposed(case: Case) -> list[Proposal]:
     if any(p.needs_no_proof and p.link == "data" for p in found):
         # What shows all samples to a rank mends any choice of them.
         found = [without_fallback(p) for p in found if not is_wide(p)]
+    if any(p.needs_no_proof for p in found):
+        found = [p for p in found if p.last_resort < _LAST]
     return sorted(found, key=lambda p: p.last_resort)
 
 

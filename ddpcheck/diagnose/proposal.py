@@ -26,8 +26,9 @@ class Proposal:
     precisely, for where `fixes` do not mend it.
 
     What it counts for:
-    `speculative`: nothing, unless its run verifies it. `last_resort`: it would mend
-    many causes, and is tried after all others. `needs_no_proof`: it is told whatever
+    `speculative`: nothing, unless its run verifies it. `last_resort`: 1, it would mend
+    many causes, and is tried after all others; 2, after these, and not beside what
+    needs no proof. `needs_no_proof`: it is told whatever
     its run says. `is_attempt`: a run that does not mend it says nothing against it.
     """
 
@@ -47,7 +48,7 @@ class Proposal:
     or_by_hand: bool = False
     evidence: dict[str, Any] = field(default_factory=dict)
     fallback: Proposal | None = None
-    last_resort: bool = False
+    last_resort: int = 0
     needs_no_proof: bool = False
     is_attempt: bool = False
     benign: bool = False

@@ -260,10 +260,11 @@ class Search:
     ) -> Cause | None:
         tested: dict[str, float] = {}
         refuted: set[str] = set()  # what mends the run, as its control does
-        for is_last in (False, True):  # what would mend much, if nothing else does
+        # What would mend much, if nothing else does.
+        for last in sorted({p.last_resort for p in proposals}):
             if any(x <= 1 for slug, x in tested.items() if slug not in refuted):
                 break
-            wanted = [p for p in proposals if p.last_resort is is_last and can_run(p)]
+            wanted = [p for p in proposals if p.last_resort == last and can_run(p)]
             found = self._test(wanted, taken)
             tested |= found
             refuted |= {

@@ -17,6 +17,7 @@ rounding       the same mathematics with other rounding
 sizing         how large a target's tensors are; finite: whether they are numbers
 data_parallel  nn.DataParallel on the CPU
 averaged       data parallelism by hand, without DDP's reducer
+waiting        which parameters the reducer would wait for meanwhile
 
 process/       what prepares a process: the target, its imports, its global state
 record/        the numbers of a run: written, or compared with those written

@@ -6,10 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-
-from ddpcheck.run.watch import callers
 
 
 @contextlib.contextmanager
@@ -26,23 +23,6 @@ def joining(*, counts_all: bool) -> Iterator[None]:
         yield
     finally:
         cls.join_hook = before  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def first_rank() -> Iterator[None]:
-    """User code that asks for its rank is told that of the first, as one process is."""
-    before = dist.get_rank
-
-    def get_rank(*args: Any, **kwargs: Any) -> int:
-        name = callers.module_of(callers.frame(1))
-        is_ours = name.startswith(("torch.", "ddpcheck."))
-        return before(*args, **kwargs) if is_ours else 0
-
-    dist.get_rank = get_rank
-    try:
-        yield
-    finally:
-        dist.get_rank = before
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from ddpcheck.run.noise import SampleNoise
 from ddpcheck.run.process import fingerprint
 from ddpcheck.run.virtual import ddp as virtual_ddp
 from ddpcheck.run.virtual.group import World
-from ddpcheck.run.watch import observe
+from ddpcheck.run.watch import held, observe
 from ddpcheck.run.watch.clipping import hooked_parameters
 from ddpcheck.run.watch.direct import scaled_direct_use
 from tests.run import without
@@ -152,19 +152,19 @@ def test_conversion_of_another_module_is_seen_where_it_rounds(
         assert seen.applied_after_wrap == is_seen
 
 
-def _wrapped(module: nn.Module) -> observe.Wrapped:
-    held = [observe.Held(p, True, p.dtype, ()) for p in module.parameters()]
+def _wrapped(module: nn.Module) -> held.Wrapped:
+    entries = [held.Held(p, True, p.dtype, ()) for p in module.parameters()]
     ddp = cast("Any", None)  # what it is does not matter
-    return observe.Wrapped(module=ddp, parameters=held)
+    return held.Wrapped(module=ddp, parameters=entries)
 
 
 def test_weights_written_in_backward_are_told_where_writes_are_counted() -> None:
     module = nn.Linear(1, 1)
-    held = observe.Held(module.weight, True, torch.float32, ())
+    entry = held.Held(module.weight, True, torch.float32, ())
     module.bias.register_hook(lambda _: _write(module.weight))
     with observe.observing() as seen:
         ddp = cast("Any", None)
-        seen.wrapped.append(observe.Wrapped(module=ddp, parameters=[held]))
+        seen.wrapped.append(held.Wrapped(module=ddp, parameters=[entry]))
         module(torch.ones(1, 1)).sum().backward()
     assert seen.updates_in_backward == (private.version(module.weight) > 0)
 

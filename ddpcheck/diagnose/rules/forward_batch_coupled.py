@@ -151,7 +151,7 @@ def _of_the_step(case: Case) -> Proposal | None:
         code="",
         fixes=global_loss_fix(case),
         speculative=True,
-        last_resort=True,
+        last_resort=1,
     )
 
 
@@ -182,7 +182,7 @@ def _of_fitted(case: Case) -> Proposal | None:
         control=control,
         module=first.name,
         speculative=True,
-        last_resort=True,
+        last_resort=1,
     )
 
 
@@ -214,7 +214,7 @@ def _of_gradients(case: Case) -> Proposal | None:
         fixes=tuple(f"module.global:{name}" for name in modules),
         module=modules[0],
         speculative=True,
-        last_resort=True,
+        last_resort=1,
     )
 
 

@@ -100,7 +100,7 @@ def _of_ranks(case: Case, somewhere: list[str]) -> Proposal | None:
         code="rng = random.Random(step)  # not of the rank",
         fixes=("target.first_rank",),
         speculative=True,
-        last_resort=True,
+        last_resort=2,
     )
 
 

@@ -148,7 +148,7 @@ def _unseen(case: Case) -> Proposal | None:
     if is_divided_by_counts(case) is not False:
         return None
     fact = "no factors of the ranks make one process's gradient of the ranks' own"
-    return dataclasses.replace(_of((fact,), fixes), speculative=True, last_resort=True)
+    return dataclasses.replace(_of((fact,), fixes), speculative=True, last_resort=1)
 
 
 def _on_the_way(case: Case) -> Proposal | None:
@@ -178,7 +178,7 @@ def _later(case: Case) -> Proposal | None:
         return None
     happened = f"gradients are right by the way the samples fall up to step {first}"
     found = _of((_coupled(case), happened), global_loss_fix(case))
-    return dataclasses.replace(found, speculative=True, last_resort=True)
+    return dataclasses.replace(found, speculative=True, last_resort=1)
 
 
 def _gradients_alone_differ(case: Case) -> bool:
@@ -204,7 +204,7 @@ def _inside_a_module(case: Case) -> Proposal | None:
         for name, (mean, reference) in found.items()
     )
     fixes = tuple(f"module.global:{name}" for name in found)
-    return dataclasses.replace(_of(facts, fixes), speculative=True, last_resort=True)
+    return dataclasses.replace(_of(facts, fixes), speculative=True, last_resort=1)
 
 
 def _of(facts: tuple[str, ...], fixes: tuple[str, ...]) -> Proposal:

@@ -118,7 +118,7 @@ def _unseen(case: Case) -> Proposal | None:
         evidence={},
         fallback=None,
         speculative=True,
-        last_resort=True,
+        last_resort=1,
     )
 
 

@@ -103,7 +103,7 @@ def _by_other_generators(case: Case) -> Proposal | None:
     if _ranks_alone_draw(case):
         return _by_ranks_alone()
     if draws_held(case) and not draws_alike(case):
-        return dataclasses.replace(_by_seed(), last_resort=False)
+        return dataclasses.replace(_by_seed(), last_resort=0)
     if wrong is not None or not case.facts["has_train_step"]:
         return None
     return _by_own_generators(case)
@@ -126,7 +126,7 @@ def _by_ranks_alone() -> Proposal:
         code="dist.broadcast(order, src=0)",
         fixes=("target.constant_draws",),
         speculative=True,
-        last_resort=True,
+        last_resort=1,
     )
 
 
@@ -153,7 +153,7 @@ def _by_seed() -> Proposal:
         fixes=("target.constant_draws",),
         benign=True,
         speculative=True,
-        last_resort=True,
+        last_resort=1,
     )
 
 
@@ -188,7 +188,7 @@ def _by_own_generators(case: Case) -> Proposal | None:
         fixes=("target.constant_draws",),
         benign=True,
         speculative=True,
-        last_resort=True,
+        last_resort=1,
     )
 
 

@@ -130,7 +130,7 @@ def _of_samples(case: Case) -> Proposal | None:
         code="model = DistributedDataParallel(model, broadcast_buffers=False)",
         fixes=("ddp.no_buffer_broadcast",),
         speculative=True,
-        last_resort=True,
+        last_resort=1,
     )
 
 
@@ -151,5 +151,5 @@ def _beside(case: Case) -> Proposal | None:
         "self.centre.lerp_(increment, 0.1)",
         fixes=found.fixes,
         speculative=True,
-        last_resort=found.are_numbers,  # what is decided by them comes first
+        last_resort=int(found.are_numbers),  # what is decided by them comes first
     )

@@ -176,7 +176,7 @@ def _of_later_step(first: int) -> Proposal:
         code=CODE,
         fixes=(TOGETHER,),
         speculative=True,
-        last_resort=True,
+        last_resort=1,
     )
 
 
@@ -197,7 +197,7 @@ def _of_the_rank(case: Case) -> Proposal | None:
         "model.train(was_training)",
         fixes=("target.first_rank",),
         speculative=True,
-        last_resort=True,
+        last_resort=2,
     )
 
 

@@ -130,6 +130,7 @@ from ddpcheck.run.fixes.autograd_collectives import autograd_collectives
 from ddpcheck.run.fixes.block_order import blocks_together
 from ddpcheck.run.fixes.collectives import averaged_grad, off_after_backward
 from ddpcheck.run.fixes.constant_draws import constant_draws
+from ddpcheck.run.fixes.first_rank import first_rank
 from ddpcheck.run.fixes.gather import (
     all_in_sight,
     alone_with_backward,
@@ -271,7 +272,7 @@ def around_training(
             "ddp.broadcast_forward": lambda: rewriting.broadcast_before(model()),
             "checkpoint.nonreentrant": overrides.nonreentrant_checkpoints,
             "target.clip_last": clipping.deferred,
-            "target.first_rank": overrides.first_rank,
+            "target.first_rank": first_rank,
             "target.constant_draws": lambda: constant_draws(model()),
             "target.keep_sums": lambda: clipping.kept_sums(model()),
             "target.unhook": lambda: unhooking.without_tensor_hooks(model()),

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from ddpcheck.run.process import compiling
 from ddpcheck.run.steps import Training
 from ddpcheck.run.watch import clipping, wrapping
-from ddpcheck.run.watch.observe import Observed, Wrapped
+from ddpcheck.run.watch.held import Wrapped
+from ddpcheck.run.watch.observe import Observed
 
 
 def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]:

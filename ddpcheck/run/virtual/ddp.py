@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run.virtual.group import NotSimulatedError, World
-from ddpcheck.run.watch.observe import accumulator
+from ddpcheck.run.watch.held import accumulator
 
 _UNFINISHED = (
     "Expected to have finished reduction in the prior iteration before starting a new "

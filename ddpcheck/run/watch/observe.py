@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader
 
 from ddpcheck.run import private
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd
-from ddpcheck.run.watch import callers, calls, clipping, sync_flag
+from ddpcheck.run.watch import callers, calls, clipping, held, sync_flag
+from ddpcheck.run.watch.held import Wrapped
 from ddpcheck.run.watch.hook_sketches import Told, watched
 from ddpcheck.run.watch.written import Written
 
@@ -54,43 +55,12 @@ _REDUCING = frozenset(_COLLECTIVES) - {
 _TIMED = ("init_process_group", "monitored_barrier", "new_group", "new_subgroups")
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A parameter as it was when DDP took it."""
-
-    tensor: torch.Tensor  # kept: ids are reused
-    required_grad: bool
-    dtype: torch.dtype
-    strides: tuple[int, ...]
-    address: int = 0  # of its first element; 0: not known
-    accumulator: Any = None  # the node that DDP's hooks are on; None: not known
-
-
-def accumulator(parameter: torch.Tensor) -> Any:
-    """Returns the node that adds to the parameter's gradient, None without gradient.
-
-    A conversion of dtype or device leaves the parameter with another one.
-    """
-    if not parameter.requires_grad:
-        return None
-    return torch.autograd.graph.get_gradient_edge(parameter).node
-
-
-@dataclass(slots=True)
-class Wrapped:
-    """What one DDP object saw when it was built."""
-
-    module: DistributedDataParallel
-    parameters: list[Held]
-    forwards: int = 0
-
-
 @dataclass(slots=True)
 class Observed:
     """Facts of one run."""
 
     asks_distributed: bool = False
-    asks_rank: int = 0  # times that user code asked for its rank
+    asks_rank: int = 0  # times that user code did so for its rank, not in a forward
     collectives: list[str] = field(default_factory=list)
     wrapped: list[Wrapped] = field(default_factory=list)
     # In order: F a DDP forward, B a backward, G autograd.grad of parameters called by
@@ -103,6 +73,7 @@ class Observed:
     loads: int = 0  # times that a DataLoader was iterated
     # Of each join: whether it divides by all ranks, also by those that have joined.
     joins: list[bool] = field(default_factory=list)
+    in_forward: bool = False  # of DDP
     slopes: int = 0  # calls of autograd.grad for other tensors: an input, a penalty
     opaque_output: str = ""  # type of an output in which DDP finds no tensors
     # Whether Module.to, .half, .cuda, ... was called after a DDP object was built, on a
@@ -172,7 +143,7 @@ def _asking(seen: Observed, function: Any, *, name: str) -> Any:
     def ask(*args: Any, **kwargs: Any) -> Any:
         if _is_users():
             seen.asks_distributed = True
-            seen.asks_rank += name == "get_rank"
+            seen.asks_rank += name == "get_rank" and not seen.in_forward
         return function(*args, **kwargs)
 
     return ask
@@ -212,20 +183,11 @@ def _timing(seen: Observed, function: Any) -> Any:
 
 def _building(seen: Observed, function: Any) -> Any:
     def build(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        before = [
-            Held(p, p.requires_grad, p.dtype, p.stride(), p.data_ptr(), accumulator(p))
-            if _is_dense(p)
-            else Held(p, p.requires_grad, p.dtype, ())
-            for p in module.parameters()
-        ]
+        before = held.parameters(module)
         function(self, module, *args, **kwargs)
         seen.wrapped.append(Wrapped(module=self, parameters=before))
 
     return build
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not torch.nn.parameter.is_lazy(tensor)
 
 
 def _forwarding(seen: Observed, function: Any) -> Any:
@@ -238,7 +200,11 @@ def _forwarding(seen: Observed, function: Any) -> Any:
             if wrapped.module is self:
                 wrapped.forwards += 1
                 seen.callers[-1] = number
-        output = function(self, *args, **kwargs)
+        seen.in_forward = True
+        try:
+            output = function(self, *args, **kwargs)
+        finally:
+            seen.in_forward = False
         if not _has_visible_tensors(output):
             seen.opaque_output = type(output).__name__
         return output
@@ -271,7 +237,7 @@ def _running_backward(seen: Observed, function: Any) -> Any:
 
 def _versions(seen: Observed) -> int:
     """Returns a number that grows when a wrapped parameter is written."""
-    tensors = [held.tensor for wrapped in seen.wrapped for held in wrapped.parameters]
+    tensors = [h.tensor for wrapped in seen.wrapped for h in wrapped.parameters]
     return sum(map(private.version, tensors))
 
 
@@ -355,8 +321,8 @@ def _ids(module: nn.Module) -> set[int]:
 
 def _is_wrapped(seen: Observed, ids: set[int]) -> bool:
     """Returns whether any of the parameters is one that DDP took."""
-    held = (parameter for wrapped in seen.wrapped for parameter in wrapped.parameters)
-    return any(id(parameter.tensor) in ids for parameter in held)
+    every = (parameter for wrapped in seen.wrapped for parameter in wrapped.parameters)
+    return any(id(parameter.tensor) in ids for parameter in every)
 
 
 def _has_other_precision(module: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.names import Names, shortener
-from ddpcheck.run.watch.observe import Wrapped, accumulator
+from ddpcheck.run.watch.held import Wrapped, accumulator
 
 
 def broadcast_buffers(model: nn.Module) -> list[str]:
