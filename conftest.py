@@ -109,7 +109,12 @@ def _random_state() -> dict[str, Any]:
     return {"random state of Python": hash(random.getstate())}
 
 
+def _hooks() -> dict[str, Any]:
+    return {"sys.excepthook": sys.excepthook, "threading's": threading.excepthook}
+
+
 _WATCHED: dict[str, Callable[[], Any]] = {
+    "hooks for exceptions": _hooks,
     "environment variables": _variables,
     "child processes": _children,
     "threads": _threads,

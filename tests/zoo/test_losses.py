@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from math import log
 from pathlib import Path
@@ -20,8 +21,9 @@ EVEN = torch.zeros(4, 2, dtype=torch.float64)
 
 
 @pytest.fixture
-def group_of_one(tmp_path: Path) -> Iterator[None]:
+def group_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A real gloo group with this process alone: the code path of a rank."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it
     dist.init_process_group(
         "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
     )
