@@ -1,4 +1,4 @@
-"""Digests of tensors, as `compare.digest` makes them, against each other."""
+"""Digests of tensors, as `summing.digest` makes them, against each other."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ddpcheck import compare, devices, raised, tree
+from ddpcheck import devices, raised, summing, tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import model as models
 from ddpcheck.run.process import isolation
@@ -61,7 +61,7 @@ def digests(batches: list[Any]) -> tuple[dict[str, tuple[float, ...]], ...]:
     """Returns numbers for each part of each batch, by which processes compare them."""
     return tuple(
         {
-            tree.batch_name(path): compare.digest({path: leaf})
+            tree.batch_name(path): summing.digest({path: leaf})
             for path, leaf in tree.tensors(batch)
         }
         for batch in batches

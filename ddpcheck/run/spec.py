@@ -9,7 +9,7 @@ from ddpcheck.errors import Problem
 from ddpcheck.ranks.messages import Raised
 from ddpcheck.report import Quantity
 
-Digest = tuple[float, ...]  # see compare.digest
+Digest = tuple[float, ...]  # see summing.digest
 FINE_RTOL = 1e-9  # that of float64; at it rounding in float32 is a difference
 SAMPLES = "samples"  # the countable that is the size of a shard
 
@@ -76,7 +76,7 @@ class StepResult:
     """What one rank says after one step.
 
     `digests` are filled where a quantity differs from the reference: ranks are then
-    compared by them (see compare.digest).
+    compared by them (see summing.digest).
     """
 
     step: int

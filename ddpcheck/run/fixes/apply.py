@@ -102,9 +102,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -112,8 +110,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck import tree
-from ddpcheck.run import batch_norm, overrides, private, submodules
+from ddpcheck.run import batch_norm, overrides, submodules
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.fix_names import argument
 from ddpcheck.run.fixes import (
@@ -126,16 +123,13 @@ from ddpcheck.run.fixes import (
     unhooking,
 )
 from ddpcheck.run.fixes import scales as fix_scales
+from ddpcheck.run.fixes.all_rows import see_all_rows
 from ddpcheck.run.fixes.autograd_collectives import autograd_collectives
 from ddpcheck.run.fixes.block_order import blocks_together
 from ddpcheck.run.fixes.collectives import averaged_grad, off_after_backward
 from ddpcheck.run.fixes.constant_draws import constant_draws
 from ddpcheck.run.fixes.first_rank import first_rank
 from ddpcheck.run.fixes.gather import (
-    all_in_sight,
-    alone_with_backward,
-    gathered,
-    rows_of_ranks,
     seen_again_in_the_end,
     without_ranks,
     without_ranks_in_backward,
@@ -168,7 +162,6 @@ _COMPILER_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 # Whether a module that computes now has the rows of all ranks: so have those inside.
-_sees_all: ContextVar[bool] = ContextVar("sees_all", default=False)
 
 
 def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
@@ -182,7 +175,7 @@ def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
     for fix in fixes:
         head, _, name = fix.partition(":")
         if head in ("module.global", "module.in_group"):
-            _see_all_rows(model.get_submodule(name), hides=head == "module.global")
+            see_all_rows(model.get_submodule(name), hides=head == "module.global")
     return model
 
 
@@ -339,72 +332,3 @@ def rebuild(
     for hook, state in hooks:
         made.register_comm_hook(state, hook)
     return made
-
-
-def _see_all_rows(module: nn.Module, *, hides: bool) -> None:
-    """Makes a module compute on the rows of all ranks and return this rank's."""
-    forward = _with_its_hooks(module)
-    compute = functools.partial(alone_with_backward, forward) if hides else forward
-
-    def global_forward(*args: Any, **kwargs: Any) -> Any:
-        with all_in_sight():
-            return of_all_ranks(*args, **kwargs)
-
-    def of_all_ranks(*args: Any, **kwargs: Any) -> Any:
-        if not (module.training and dist.is_initialized()) or _sees_all.get():
-            return forward(*args, **kwargs)
-        sizes: dict[str, tuple[int, ...]] = {}
-
-        def gather(path: str, t: Tensor) -> Tensor:
-            if t.dim() == 0:
-                return t
-            sizes[path] = rows_of_ranks(len(t))
-            return gathered(t, 0, sizes[path])
-
-        args, kwargs = tree.replace((args, kwargs), gather)
-        token = _sees_all.set(True)
-        try:
-            whole = compute(*args, **kwargs)
-        finally:
-            _sees_all.reset(token)
-        return _own_rows(whole, next(iter(sizes.values()), (1,)))
-
-    module.forward = global_forward
-
-
-def _with_its_hooks(module: nn.Module) -> Callable[..., Any]:
-    """Returns the forward with the hooks that are on the module, and takes them off."""
-    forward, hooks = module.forward, list(private.forward_hooks(module).values())
-    private.forward_hooks(module).clear()
-    takes_kwargs = {id(h): len(inspect.signature(h).parameters) > 3 for h in hooks}  # noqa: PLR2004
-
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        output = forward(*args, **kwargs)
-        for hook in hooks:
-            given = (args, kwargs) if takes_kwargs[id(hook)] else (args,)
-            changed = hook(module, *given, output)
-            output = output if changed is None else changed
-        return output
-
-    return hooked if hooks else forward
-
-
-def _own_rows(whole: Any, sizes: tuple[int, ...]) -> Any:
-    rank, total = dist.get_rank(), sum(sizes)
-
-    def rows(_: str, t: Tensor) -> Tensor:
-        dim = _row_dim(tuple(t.shape), total)
-        if dim is None:
-            return t
-        step = t.shape[dim] // total
-        return t.narrow(dim, sum(sizes[:rank]) * step, sizes[rank] * step)
-
-    return tree.replace(whole, rows)
-
-
-def _row_dim(shape: tuple[int, ...], total: int) -> int | None:
-    """Returns which dimension holds the samples; behind views or time it is another."""
-    if shape and shape[0] % total == 0:
-        return 0
-    found = [dim for dim, size in enumerate(shape) if size == total]
-    return found[0] if len(found) == 1 else None

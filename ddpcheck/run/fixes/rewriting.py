@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddpcheck import compare
+from ddpcheck import summing
 from ddpcheck.run.names import shortener
 
 Digest = tuple[float, ...]
@@ -57,7 +57,7 @@ class Rewrites:
     def _digest(self) -> Digest:
         named = self._model.named_parameters()
         # What is not trained, a teacher, is written as a part of the method.
-        return compare.digest({n: p for n, p in named if p.requires_grad})
+        return summing.digest({n: p for n, p in named if p.requires_grad})
 
 
 def broadcast(model: nn.Module, initial: Mapping[str, Tensor]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ddpcheck import compare
+from ddpcheck import summing
 from ddpcheck.run import model as models
 from ddpcheck.run.names import Names, shortener
 from ddpcheck.run.record import laid
@@ -55,9 +55,9 @@ def facts(reader: Reader, names: Names, wrapped: nn.Module) -> dict[str, Any]:
         "order": [short(name) for name, _ in wrapped.named_parameters()],
     }
     if differ:
-        found["start"] = compare.digest(dict(names.parameters(wrapped)))
+        found["start"] = summing.digest(dict(names.parameters(wrapped)))
     if buffers:
-        found["start_buffers"] = compare.digest(dict(names.buffers(wrapped)))
+        found["start_buffers"] = summing.digest(dict(names.buffers(wrapped)))
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ddpcheck import compare
+from ddpcheck import compare, summing
 from ddpcheck.report import Difference, Quantity
 from ddpcheck.run.record import groups, laid, scales
 from ddpcheck.run.record.sharing import Sharing, least_move
@@ -104,7 +104,7 @@ class ComparingRecorder:
         self._add(quantity, result)
         strict = quantity == "weights" and bool(self.floors)
         if (result.mismatched and quantity != "outputs") or strict:
-            values = compare.digest(_without_names(named, of_samples))
+            values = summing.digest(_without_names(named, of_samples))
             name = quantity.partition("@")[0]
             self.digests[name] = self.digests.get(name, ()) + values
         gradients = self.quantities.get("gradients")

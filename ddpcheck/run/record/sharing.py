@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ddpcheck import compare
+from ddpcheck import summing
 from ddpcheck.run.spec import Digest
 from ddpcheck.trace import Reader
 
@@ -31,13 +31,13 @@ class Sharing:
         if not self.is_wrong:
             return
         self.is_wrong = False
-        self._after[tuple(held)] = compare.digest(held)
+        self._after[tuple(held)] = summing.digest(held)
         self._reductions.append(reduces)
 
     def end(self, weights: Mapping[str, Tensor | None]) -> None:
         """Notes the same weights at the end of the step."""
         for names, after in self._after.items():
-            left = compare.digest({name: weights.get(name) for name in names})
+            left = summing.digest({name: weights.get(name) for name in names})
             self._ended.append((after, left))
 
     def finish(self) -> tuple[tuple[tuple[Digest, Digest], ...], bool]:

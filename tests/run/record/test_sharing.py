@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ddpcheck import compare
+from ddpcheck import summing
 from ddpcheck.run.record.sharing import Sharing
 
 
@@ -21,7 +21,7 @@ def test_weights_are_noted_after_the_update_and_at_the_end() -> None:
     sharing.updated(after, reduces=False)
     sharing.updated({"w": torch.zeros(2)}, reduces=True)  # of one that handed it on
     sharing.end(left | {"other": torch.ones(1)})
-    parted = ((compare.digest(after), compare.digest(left)),)
+    parted = ((summing.digest(after), summing.digest(left)),)
     assert sharing.finish() == (parted, False)
     assert sharing.finish() == ((), False)
 

@@ -1,0 +1,92 @@
+"""Modules that compute on the rows of all ranks, as one process does."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddpcheck import tree
+from ddpcheck.run import private
+from ddpcheck.run.fixes.gather import (
+    all_in_sight,
+    alone_with_backward,
+    gathered,
+    rows_of_ranks,
+)
+
+_sees_all: ContextVar[bool] = ContextVar("sees_all", default=False)
+
+
+def see_all_rows(module: nn.Module, *, hides: bool) -> None:
+    """Makes a module compute on the rows of all ranks and return this rank's."""
+    forward = _with_its_hooks(module)
+    compute = functools.partial(alone_with_backward, forward) if hides else forward
+
+    def global_forward(*args: Any, **kwargs: Any) -> Any:
+        with all_in_sight():
+            return of_all_ranks(*args, **kwargs)
+
+    def of_all_ranks(*args: Any, **kwargs: Any) -> Any:
+        if not (module.training and dist.is_initialized()) or _sees_all.get():
+            return forward(*args, **kwargs)
+        sizes: dict[str, tuple[int, ...]] = {}
+
+        def gather(path: str, t: Tensor) -> Tensor:
+            if t.dim() == 0:
+                return t
+            sizes[path] = rows_of_ranks(len(t))
+            return gathered(t, 0, sizes[path])
+
+        args, kwargs = tree.replace((args, kwargs), gather)
+        token = _sees_all.set(True)
+        try:
+            whole = compute(*args, **kwargs)
+        finally:
+            _sees_all.reset(token)
+        return _own_rows(whole, next(iter(sizes.values()), (1,)))
+
+    module.forward = global_forward
+
+
+def _with_its_hooks(module: nn.Module) -> Callable[..., Any]:
+    """Returns the forward with the hooks that are on the module, and takes them off."""
+    forward, hooks = module.forward, list(private.forward_hooks(module).values())
+    private.forward_hooks(module).clear()
+    takes_kwargs = {id(h): len(inspect.signature(h).parameters) > 3 for h in hooks}  # noqa: PLR2004
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        for hook in hooks:
+            given = (args, kwargs) if takes_kwargs[id(hook)] else (args,)
+            changed = hook(module, *given, output)
+            output = output if changed is None else changed
+        return output
+
+    return hooked if hooks else forward
+
+
+def _own_rows(whole: Any, sizes: tuple[int, ...]) -> Any:
+    rank, total = dist.get_rank(), sum(sizes)
+
+    def rows(_: str, t: Tensor) -> Tensor:
+        dim = _row_dim(tuple(t.shape), total)
+        if dim is None:
+            return t
+        step = t.shape[dim] // total
+        return t.narrow(dim, sum(sizes[:rank]) * step, sizes[rank] * step)
+
+    return tree.replace(whole, rows)
+
+
+def _row_dim(shape: tuple[int, ...], total: int) -> int | None:
+    """Returns which dimension holds the samples; behind views or time it is another."""
+    if shape and shape[0] % total == 0:
+        return 0
+    found = [dim for dim, size in enumerate(shape) if size == total]
+    return found[0] if len(found) == 1 else None
