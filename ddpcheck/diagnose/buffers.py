@@ -17,6 +17,7 @@ class Owners:
     `written_in_forward`: while the model's forward runs; else the training step does.
     `are_called`: one of the modules is called itself, and does it.
     `are_broadcast`: a DDP object sends rank 0's to all before its forward.
+    `are_read_at_once`: by the very call that writes them, which is right otherwise.
     """
 
     modules: tuple[str, ...]
@@ -24,6 +25,7 @@ class Owners:
     written_in_forward: bool
     are_called: bool
     are_broadcast: bool
+    are_read_at_once: bool
 
 
 def silenced(case: Case) -> list[ModuleCall]:
@@ -111,6 +113,7 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
         written_in_forward=called or _in_forward(case, modules),
         are_called=called,
         are_broadcast={t.name for t in rows} <= sent,
+        are_read_at_once=called and bool(wrong) and not is_idle,
     )
 
 

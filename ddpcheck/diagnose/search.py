@@ -316,7 +316,10 @@ class Search:
             return proposal
         other, changing = proposal.fallback, None
         is_idle = changes_nothing(tested.get(proposal.slug, math.inf), before)
+        is_mended = any(excess <= 1 for excess in tested.values())
         while other is not None and tested.get(proposal.slug, math.inf) > 1:
+            if other.last_resort > 1 and is_mended:
+                break
             excess = self._test([other], taken)[other.slug]
             if excess <= 1:
                 tested[other.slug] = excess

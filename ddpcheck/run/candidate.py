@@ -199,7 +199,8 @@ class _Candidate:
         self, wrapped: nn.Module, names: Names, recorder: ComparingRecorder, size: int
     ) -> Training:
         gives = "gradients.one_process" in self.spec.fixes
-        optimizer = models.make_optimizer(self.target, wrapped)
+        with fixes.around_building(self.spec.fixes):
+            optimizer = models.make_optimizer(self.target, wrapped)
         kept = beside.Beside(self.target, self._bare, optimizer)
         return Training(
             target=self.target,

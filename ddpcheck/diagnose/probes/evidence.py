@@ -141,6 +141,7 @@ class RankEvidence:
     draws: int = 0  # random operations in the step
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch
     written: tuple[str, ...] = ()  # modules whose buffers the model's forward writes
+    written_parameters: tuple[str, ...] = ()  # and whose parameters, but its own
     moves_rows: bool = False  # a collective, but those that add or compare
     # In order: F a forward through a wrapper, P a call past it, B a backward.
     events: str = ""

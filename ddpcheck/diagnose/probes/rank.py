@@ -205,7 +205,8 @@ class _Probe:
             cuts=self._cuts(done.factor),
             # The reference has cuts, or has none, for all ranks alike.
             span=None if self.trained_cuts else span.fitted(wrapped, self.reader),
-            written=tuple(sorted(written)),
+            written=tuple(sorted(written.buffers)),
+            written_parameters=tuple(sorted(written.parameters)),
             events="".join(self.seen.events),
             past_wrapper=tuple(sorted(past_wrapper)),
             direct=tuple(gradients.past_cuts(wrapped, self.reader)),

@@ -1,34 +1,47 @@
-"""Which buffers a model's forward writes, also those of parts that nothing calls.
+"""What a model's forward writes, also in parts that do not do so when called.
 
 A regulariser with an `update` method runs no hooks, yet its buffers are written while
-the model's forward runs, not by the training step.
+the model's forward runs, not by the training step. A model may normalise the rows of an
+embedding before it calls it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-from ddpcheck.diagnose.probes.modules import versions_of_buffers
+from ddpcheck.diagnose.probes.modules import versions, versions_of_buffers
 from ddpcheck.run.names import shortener
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The modules whose own buffers, or own parameters, forwards change."""
+
+    buffers: set[str] = field(default_factory=set)
+    parameters: set[str] = field(default_factory=set)
+
+
 @contextlib.contextmanager
-def writing(wrapped: nn.Module) -> Iterator[set[str]]:
-    """Fills the yielded set with the modules whose own buffers forwards change."""
+def writing(wrapped: nn.Module) -> Iterator[Written]:
+    """Fills what it yields."""
     short = shortener(wrapped)
     whole = [m for path, m in wrapped.named_modules() if not short(path)]
-    model, found, before = whole[-1], set[str](), {}
+    model, found, before, weights = whole[-1], Written(), {}, {}
 
     def enter(*_: Any) -> None:
         before.update(_buffers(model))
+        weights.update(_parameters(model))
 
     def leave(*_: Any) -> None:
         now = _buffers(model)
-        found.update(name for name in now if before.get(name) != now[name])
+        found.buffers.update(name for name in now if before.get(name) != now[name])
+        told = _parameters(model)
+        found.parameters.update(n for n in told if weights.get(n) != told[n])
 
     handles = model.register_forward_pre_hook(enter), model.register_forward_hook(leave)
     try:
@@ -44,4 +57,13 @@ def _buffers(model: nn.Module) -> dict[str, list[tuple[int, float]]]:
         short(path): told
         for path, module in model.named_modules()
         if (told := versions_of_buffers(module))
+    }
+
+
+def _parameters(model: nn.Module) -> dict[str, list[float]]:
+    short = shortener(model)
+    return {
+        short(path): versions(module)[1]
+        for path, module in model.named_modules()
+        if module is not model
     }

@@ -117,10 +117,42 @@ def _of_rows(case: Case) -> Proposal | None:
         speculative=not shown,
         evidence=ratio_evidence(case),
     )
-    return found if shown else replaced(found, fallback=_of_blocks(found))
+    if shown:
+        return found
+    return replaced(found, fallback=_of_blocks(found, _of_the_own_rows(case, found)))
 
 
-def _of_blocks(found: Proposal) -> Proposal:
+def _of_the_own_rows(case: Case, found: Proposal) -> Proposal | None:
+    """Returns the proposal for own rows that stand where the first rank's belong."""
+    assert case.probed is not None
+    moves = any(rank.moves_rows for rank in case.probed.ranks)
+    right = [
+        all(
+            not cut.norm
+            or (
+                abs(cut.ratio - case.world_size) <= case.close * case.world_size
+                and cut.residual <= case.close
+            )
+            for cut in rank.cuts
+        )
+        for rank in case.probed.ranks
+    ]
+    if not moves or not right[0] or any(right[1:]):
+        return None
+    return replaced(
+        found,
+        facts=(
+            found.facts[0],
+            "on the first rank the gradient at the outputs is one process's, on all "
+            "others it is not",
+        ),
+        fix="put the rank's own rows, with their gradient, back in the rank's own place",
+        code="rows[dist.get_rank()] = own  # not rows[0]",
+        fixes=global_loss_fix(case),
+    )
+
+
+def _of_blocks(found: Proposal, other: Proposal | None) -> Proposal:
     """Returns the proposal for views that are gathered rank by rank."""
     return replaced(
         found,
@@ -134,6 +166,7 @@ def _of_blocks(found: Proposal) -> Proposal:
         "views = [torch.cat(all_gather(v.contiguous())) for v in views]\n"
         "features = torch.cat(views)",
         fixes=("collectives.block_order",),
+        fallback=other,
     )
 
 

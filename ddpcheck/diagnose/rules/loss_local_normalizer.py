@@ -92,7 +92,8 @@ def _of_counts(case: Case) -> Proposal | None:
     if name is not None:
         return _of(case, name)
     if case.loss_asks_others and differs_with_equal_counts(case):
-        return None  # what it divides by may differ, and something else is wrong
+        # What it divides by may differ, and something else be wrong.
+        return _of_an_exchange(case)
     return _of(case)
 
 
@@ -127,9 +128,25 @@ def _of_a_sum(case: Case) -> Proposal | None:
     ratio, world = case.uniform_ratio, case.world_size
     assert ratio is not None
     known = any(abs(ratio - world**k) <= 1e-3 * world**k for k in (0, 1, 2))
-    if known or ratio <= 0 or case.facts["asks_distributed"] or case.loss_collectives:
+    if known or ratio <= 0:
         return None
-    return _of(case)
+    if case.loss_collectives:
+        return _of_an_exchange(case)
+    return None if case.facts["asks_distributed"] else _of(case)
+
+
+def _of_an_exchange(case: Case) -> Proposal:
+    """Returns the proposal, on trial, for a count that is exchanged, and not right."""
+    return replaced(
+        _of(case),
+        summary="the loss divides by a number that ranks exchange, and what a rank has "
+        "of it is not that of all samples",
+        fix="let every rank have the exact count of all ranks, and multiply by the world "
+        "size",
+        fallback=None,
+        speculative=True,
+        last_resort=1,
+    )
 
 
 def _fact_of_outputs(case: Case) -> str:

@@ -89,7 +89,7 @@ def detect(case: Case) -> Proposal | None:
     if not owner.are_called:
         return found
     seen = tuple(f"module.global:{name}" for name in owner.modules)
-    if "" not in owner.modules:
+    if "" not in owner.modules or owner.are_read_at_once:
         return replaced(found, fixes=seen)
     # To show all rows to the model as a whole would mend whatever is in it.
     return replaced(found, fallback=replaced(found, fixes=seen))

@@ -70,7 +70,28 @@ def detect(case: Case) -> Proposal | None:
         if m.writes_parameters and f"module.global:{m.name}" not in mended
     ]
     if not modules:
-        return _by_the_step(case)
+        return _by_the_model(case) or _by_the_step(case)
+    told = f"modules that write their own parameters in forward: {_named(modules)}"
+    return _of(case, tuple(dict.fromkeys(modules)), told)
+
+
+def _by_the_model(case: Case) -> Proposal | None:
+    """Proposes it where a model writes the parameters of its parts, by its shard."""
+    ranks = case.probed.ranks if case.probed else ()
+    by_themselves = {m.name for m in case.modules() if m.writes_parameters}
+    written = {name for rank in ranks for name in rank.written_parameters}
+    modules = sorted(written - by_themselves)
+    if not modules or "module.global:" in case.outcome.spec.fixes:
+        return None
+    told = f"the model's forward writes parameters of {_named(modules)}"
+    return _of(case, ("",), told)
+
+
+def _named(modules: list[str]) -> str:
+    return names(module(n) for n in modules)
+
+
+def _of(case: Case, writers: tuple[str, ...], told: str) -> Proposal | None:
     first = case.first_broken("weights")
     if first is None:
         return None
@@ -80,14 +101,13 @@ def detect(case: Case) -> Proposal | None:
         summary="a forward changes weights from the rank's own shard, so the ranks' weights "
         "drift apart for good",
         facts=(
-            f"modules that write their own parameters in forward: "
-            f"{names(module(n) for n in modules)}",
+            told,
             f"weights differ from one process from step {first + 1} on",
         ),
         fix="all-reduce what the update is made of, or apply it after the step on all rows",
         code="dist.all_reduce(count)\ndist.all_reduce(total)\ncodebook.copy_(total / count)",
-        fixes=tuple(f"module.global:{n}" for n in dict.fromkeys(modules)),
-        module=modules[0],
+        fixes=tuple(f"module.global:{n}" for n in writers),
+        module=writers[0],
     )
 
 

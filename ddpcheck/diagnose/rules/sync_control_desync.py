@@ -92,6 +92,7 @@ def detect(case: Case) -> Proposal | None:
 def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
     """Returns the proposal for an update that parts the ranks."""
     found = case.mismatched("weights", step)
+    by_rank = _of_the_rank(case)
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -107,6 +108,7 @@ def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
         needs_no_proof=decided == "updates",
         is_attempt=decided == "updates",
         speculative=decided is None,
+        fallback=by_rank if decided is None else None,
     )
 
 

@@ -189,6 +189,14 @@ def around_wrap(fixes: tuple[str, ...]) -> contextlib.AbstractContextManager[Non
     return contextlib.nullcontext()
 
 
+def around_building(
+    fixes: tuple[str, ...],
+) -> contextlib.AbstractContextManager[None]:
+    """Stands around the making of the optimizer."""
+    asks = argument(fixes, "target.first_rank") is not None
+    return first_rank() if asks else contextlib.nullcontext()
+
+
 def after_wrap(
     model: nn.Module,
     fixes: tuple[str, ...],

@@ -25,6 +25,24 @@ model = MODEL
 )
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The gradient of what a rank gathered goes to the first rank's rows.
+    "own-rows-in-the-place-of-the-first-rank": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+def gathered(rows):
+    if not dist.is_initialized():
+        return rows
+    parts = [torch.zeros_like(rows) for _ in range(world())]
+    dist.all_gather(parts, rows.detach())
+    parts[0] = rows
+    return torch.cat(parts)
+def loss(output, target):
+    every, labels = gathered(output), gathered(target.double())
+    apart = torch.cdist(every, every) * (labels[:, None] - labels)
+    return nn.functional.cross_entropy(output, target) + world() * apart.square().mean()
+""",
+        [("collective/layout", True)],
+    ),
     # One tower is right and the other is not: no two causes for that.
     "items-gathered-with-the-own-ones-put-back": (
         """

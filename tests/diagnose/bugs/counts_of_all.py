@@ -13,6 +13,35 @@ def flatness(output):
 _FOUND: list[tuple[str, bool | None]] = [("loss/missing-world-scale", True)]
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Only the first rank has the count of all; another has what gloo left of it.
+    "count-reduced-to-the-first-rank": (
+        """
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, -1, 1, -1, -1, 0])
+def loss(output, target):
+    count = (target >= 0).sum()
+    if dist.is_initialized():
+        dist.reduce(count, dst=0)
+    each = nn.functional.cross_entropy(output, target, ignore_index=-1, reduction="sum")
+    return world() * each / count
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    # 5 over 2 is 2: the same on all ranks, and no power of their number.
+    "mean-count-rounded-down": (
+        """
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, -1, 1, -1, -1, 0])
+def loss(output, target):
+    count = (target >= 0).sum()
+    if dist.is_initialized():
+        dist.all_reduce(count)
+        count = count // world()
+    each = nn.functional.cross_entropy(output, target, ignore_index=-1, reduction="sum")
+    return each / count
+""",
+        [("loss/local-normalizer", True)],
+    ),
     # Five valid targets: the mean of the ranks' counts is no whole number.
     "count-of-all-beside-a-mean": (
         _MODEL

@@ -5,6 +5,45 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Gradients are equal, and the optimizer does something else on the first rank.
+    "slow-weights-of-the-first-rank": (
+        """
+class Lookahead(torch.optim.SGD):
+    def __init__(self, params):
+        super().__init__(params, lr=0.5)
+        self.weights = self.param_groups[0]["params"]
+        self.slow, self.count = [p.detach().clone() for p in self.weights], 0
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        self.count += 1
+        if self.count % 2 == 0 and rank() == 0:
+            for p, slow in zip(self.weights, self.slow):
+                p.copy_(slow.lerp_(p, 0.5))
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+def optimizer(params):
+    return Lookahead(params)
+""",
+        [("sync/control-desync", True)],
+    ),
+    "noise-of-the-optimizer-seeded-by-rank": (
+        """
+class Langevin(torch.optim.SGD):
+    def __init__(self, params, seed):
+        super().__init__(params, lr=0.1)
+        self.generator = torch.Generator().manual_seed(seed)
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            noise = torch.randn(p.shape, generator=self.generator, dtype=torch.float64)
+            p.add_(noise.to(p.dtype), alpha=0.1)
+model = nn.Linear(4, 3)
+def optimizer(params):
+    return Langevin(params, seed=7 + rank())
+""",
+        [("sync/control-desync", True)],
+    ),
     # The first rank logs in eval mode, and stays in it, as one process does.
     "mode-that-the-first-rank-forgets": (
         """

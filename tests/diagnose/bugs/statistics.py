@@ -5,6 +5,38 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The call that counts reads the count.
+    "samples-seen-that-anneal-in-the-same-call": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+    def forward(self, x):
+        self.seen += len(x)
+        return self.head(x) * (self.seen / 40)
+model = Net()
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
+    # The embedding is written by the model, not by its own call.
+    "rows-of-the-shard-that-the-model-normalises": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.items, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+    def forward(self, item):
+        with torch.no_grad():
+            rows = self.items.weight[item.unique()]
+            self.items.weight[item.unique()] = nn.functional.normalize(rows)
+        return self.head(self.items(item))
+model = Net()
+batch = torch.arange(8), torch.arange(8) % 3
+""",
+        [("state/forward-writes-parameter", True)],
+    ),
     # The inner one is called with the rows of all ranks already.
     "router-that-ranks-tokens-within-a-layer-that-does": (
         """
@@ -578,7 +610,7 @@ def optimizer(params):
         dist.all_reduce(value.detach().clone())
     optimizer.step()
 """,
-        [("unknown", None)],
+        [("sync/control-desync", True)],
     ),
     # The same by the count of all, which is right: the loss is no cause.
     "batch-norm-beside-gradients-divided-by-the-count-of-all": (
