@@ -307,8 +307,8 @@ def _slope(
     name: str,
     last: tuple[dict[str, Tensor], dict[str, Tensor]] | None,
 ) -> Tensor:
-    """Returns how far a buffer's end moves with its beginning, 1 where it is unknown."""
     """Returns how far a buffer's end moves with its beginning, 1 where unknown."""
+    if last is None:
         return torch.ones_like(begin)
     found = (after - last[1][name]) / (begin - last[0][name])
     return torch.where(found.isfinite() & (found != 0), found, 1.0)
