@@ -28,8 +28,8 @@ class Proposal:
     What it counts for:
     `speculative`: nothing, unless its run verifies it. `last_resort`: 1, it would mend
     many causes, and is tried after all others; 2, after these, and not beside what
-    needs no proof. `needs_no_proof`: it is told whatever
-    its run says. `is_attempt`: a run that does not mend it says nothing against it.
+    needs no proof. `needs_no_proof`: it is told whatever its run says. `is_attempt`: a
+    run that does not mend it says nothing against it.
     """
 
     slug: str

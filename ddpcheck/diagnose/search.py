@@ -159,11 +159,11 @@ class Search:
         able = [spec for spec in specs if self.session.trains(spec)]
         outcomes = dict(zip(able, self.session.run(able), strict=True))
         return [
-            self._off(outcomes[spec]) if spec in outcomes else math.inf
+            self._excess_of(outcomes[spec]) if spec in outcomes else math.inf
             for spec in specs
         ]
 
-    def _off(self, outcome: RunOutcome) -> float:
+    def _excess_of(self, outcome: RunOutcome) -> float:
         limit = noise_floor.where_changed(self.session, outcome, self.limit)
         return assemble.worst_excess(assemble.to_run(outcome, limit.rtol))
 

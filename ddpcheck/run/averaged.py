@@ -27,7 +27,7 @@ from ddpcheck.run.waiting import Gradients, Window, gradients
 _BUCKET = 1 << 20  # elements: what is copied to be reduced together
 
 
-def _nothing(_: Any) -> None:
+def _nothing(*_: Any) -> None:
     pass
 
 
@@ -39,7 +39,9 @@ class PlainWrapper(nn.Module):
     """
 
     before_forward: ClassVar[Callable[[PlainWrapper], None]] = staticmethod(_nothing)
-    after_forward: ClassVar[Callable[[Any], None]] = staticmethod(_nothing)
+    after_forward: ClassVar[Callable[[PlainWrapper, Any], None]] = staticmethod(
+        _nothing
+    )
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         super().__init__()
@@ -76,7 +78,7 @@ class PlainWrapper(nn.Module):
         if self.broadcasts_buffers and self.training and torch.is_grad_enabled():
             broadcast_buffers(self.module)
         output = self.module(*args, **kwargs)
-        PlainWrapper.after_forward(output)
+        PlainWrapper.after_forward(self, output)
         return output
 
     @contextlib.contextmanager

@@ -38,7 +38,8 @@ class Window:
     # Wrappers called since the last backward, and before it; whether outside no_sync.
     called: dict[int, bool] = field(default_factory=dict)
     waited: dict[int, bool] = field(default_factory=dict)
-    outputs: list[Tensor] = field(default_factory=list)  # since anything was taken
+    # What wrappers have returned since their parameters were taken.
+    outputs: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def before_forward(
         self, wrapper: _Wrapper, parameters: Mapping[str, Tensor]
@@ -51,15 +52,16 @@ class Window:
         if id(wrapper) in self.waited:
             own = {id(p) for p in wrapper.parameters()}
             mine = {n: p for n, p in parameters.items() if id(p) in own}
-            found = self.take(mine)
+            found = self._taken(mine, self.outputs.pop(id(wrapper), []))
         has_waited = self.waited.pop(id(wrapper), False)
         self.called[id(wrapper)] = wrapper.require_backward_grad_sync
         return found if has_waited else {}
 
-    def after_forward(self, output: Any) -> None:
+    def after_forward(self, wrapper: _Wrapper, output: Any) -> None:
         """Keeps what the output is computed from."""
         tensors = (t for t in private.leaves(output) if isinstance(t, Tensor))
-        self.outputs += [t for t in tensors if t.requires_grad]
+        kept = self.outputs.setdefault(id(wrapper), [])
+        kept += [t for t in tensors if t.requires_grad]
 
     def after_backward(
         self, before: Gradients, parameters: Mapping[str, Tensor]
@@ -77,9 +79,15 @@ class Window:
 
         True: an output depends on the parameter.
         """
-        names = [n for n in parameters if self.unreached.pop(n, False)]
-        behind = _leaves(self.outputs) if names else set()
+        outputs = [t for kept in self.outputs.values() for t in kept]
         self.outputs.clear()
+        return self._taken(parameters, outputs)
+
+    def _taken(
+        self, parameters: Mapping[str, Tensor], outputs: list[Tensor]
+    ) -> dict[str, bool]:
+        names = [n for n in parameters if self.unreached.pop(n, False)]
+        behind = _leaves(outputs) if names else set()
         return {n: id(parameters[n]) in behind for n in names}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from torch import Tensor, nn
 
@@ -29,7 +31,7 @@ def _pass(net: Net, window: Window, head: str, *returned: str) -> dict[str, bool
     found = window.before_forward(net, parameters)
     x = parameters["a.weight"].new_ones(3, 2)
     outputs: dict[str, Tensor] = {n: getattr(net, n)(x) for n in {head, *returned}}
-    window.after_forward([outputs[name] for name in (head, *returned)])
+    window.after_forward(net, [outputs[name] for name in (head, *returned)])
     before = waiting.gradients(parameters)
     outputs[head].sum().backward()
     window.after_backward(before, parameters)
@@ -73,6 +75,22 @@ def test_nothing_is_waited_for_in_no_sync(net: Net) -> None:
     net.require_backward_grad_sync = True
     assert _pass(net, window, "a") == {}
     assert _ended(net, window) == {"b.weight": False, "b.bias": False}
+
+
+def test_wrapper_that_is_called_again_takes_no_output_of_another(net: Net) -> None:
+    window, parameters = Window(), dict(net.named_parameters())
+    x = parameters["a.weight"].new_ones(3, 2)
+    heads = [cast("Any", head) for head in (net.a, net.b)]
+    outputs = []
+    for head in heads:
+        head.require_backward_grad_sync = True
+        window.before_forward(head, parameters)
+        outputs.append(head(x))
+        window.after_forward(head, outputs[-1])
+    outputs[0].sum().backward()
+    window.after_backward({}, parameters)
+    assert window.before_forward(heads[0], parameters) == {}
+    assert _ended(net, window) == {"b.weight": True, "b.bias": True}
 
 
 def test_without_versions_only_a_gradient_that_is_none_is_left_out(

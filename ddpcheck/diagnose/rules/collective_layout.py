@@ -126,16 +126,10 @@ def _of_the_own_rows(case: Case, found: Proposal) -> Proposal | None:
     """Returns the proposal for own rows that stand where the first rank's belong."""
     assert case.probed is not None
     moves = any(rank.moves_rows for rank in case.probed.ranks)
+    world = case.world_size
     right = [
-        all(
-            not cut.norm
-            or (
-                abs(cut.ratio - case.world_size) <= case.close * case.world_size
-                and cut.residual <= case.close
-            )
-            for cut in rank.cuts
-        )
-        for rank in case.probed.ranks
+        abs(ratio - world) <= case.close * world and residual <= case.close
+        for ratio, residual in case.ratios()
     ]
     if not moves or not right[0] or any(right[1:]):
         return None

@@ -98,7 +98,7 @@ def _of_ranks(case: Case, somewhere: list[str]) -> Proposal | None:
         ),
         fix="choose alike on all ranks",
         code="rng = random.Random(step)  # not of the rank",
-        fixes=("target.first_rank",),
+        fixes=("rank.first",),
         speculative=True,
         last_resort=2,
     )

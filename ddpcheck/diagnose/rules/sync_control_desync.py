@@ -85,8 +85,9 @@ def detect(case: Case) -> Proposal | None:
         return _of_update(case, step, decided)
     if (others := _of_all_ranks(case, first) or _of_some_ranks(case)) is not None:
         return others
-    is_later = first and not case.run.faults
-    return _of_later_step(first or 0) if is_later else _of_the_rank(case)
+    return (
+        _of_later_step(first) if first and not case.run.faults else _of_the_rank(case)
+    )
 
 
 def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
@@ -197,7 +198,7 @@ def _of_the_rank(case: Case) -> Proposal | None:
         "first rank nothing but logs and files",
         code="was_training = model.training\nlog(model.eval())\n"
         "model.train(was_training)",
-        fixes=("target.first_rank",),
+        fixes=("rank.first",),
         speculative=True,
         last_resort=2,
     )

@@ -86,7 +86,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     data.lists             lists with as many numbers as samples are cut, too
     data.alone             batch() is called with no process group in sight
     data.filled            a rank with fewer batches than others goes on with empty ones
-    target.first_rank      user code that asks for its rank is told 0
+    rank.first             user code that asks for its rank is told 0
     target.orders          data are shuffled as one process shuffles them; it notes how
     ddp.join_all, ddp.join_left  join divides by all ranks, by those that are left
     compile.reducer        DDP as torch.compile wants it where it compiles the backward
@@ -193,7 +193,7 @@ def around_building(
     fixes: tuple[str, ...],
 ) -> contextlib.AbstractContextManager[None]:
     """Stands around the making of the optimizer."""
-    asks = argument(fixes, "target.first_rank") is not None
+    asks = argument(fixes, "rank.first") is not None
     return first_rank() if asks else contextlib.nullcontext()
 
 
@@ -273,7 +273,7 @@ def around_training(
             "ddp.broadcast_forward": lambda: rewriting.broadcast_before(model()),
             "checkpoint.nonreentrant": overrides.nonreentrant_checkpoints,
             "target.clip_last": clipping.deferred,
-            "target.first_rank": first_rank,
+            "rank.first": first_rank,
             "target.constant_draws": lambda: constant_draws(model()),
             "target.keep_sums": lambda: clipping.kept_sums(model()),
             "target.unhook": lambda: unhooking.without_tensor_hooks(model()),
