@@ -296,5 +296,22 @@ def whole_model_fix(case: Case) -> tuple[str, ...]:
     return ("module.global:",) if is_of_loss else ()
 
 
+def whole_step_fix(case: Case) -> tuple[str, ...]:
+    """Returns the widest fix for a step that takes slopes: it has all samples.
+
+    A slope is one of outputs by inputs, which no collective takes back to another rank.
+    """
+    slopes = max(case.rank_facts("slopes", 0), default=0)
+    is_of_loss = (
+        slopes > 0
+        and case.facts["has_train_step"]
+        and case.forward_is_sound
+        and case.run.ranks_agree
+        and not case.run.faults
+        and not case.reduce_is_broken
+    )
+    return ("data.whole",) if is_of_loss else ()
+
+
 def _is_within(name: str, outer: str) -> bool:
     return not outer or name.startswith(f"{outer}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ddpcheck.diagnose.probes.evidence import (
     RankEvidence,
@@ -18,15 +19,23 @@ from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import Session, is_quick
 
 
+class _Key(NamedTuple):
+    spec: RunSpec  # of the reference
+    world_size: int
+    trains_before: bool
+
+
 class References:
-    """What one process says of each reference that a search asks for, asked once."""
+    """What one process says of each reference that a search asks for, asked once.
+
+    `train_before`: probes train the steps before the one that they look at.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._known: dict[
-            tuple[RunSpec, int], tuple[ReferenceEvidence | None, str]
-        ] = {}
-        self._begun: dict[tuple[RunSpec, int], Task] = {}
+        self._known: dict[_Key, tuple[ReferenceEvidence | None, str]] = {}
+        self._begun: dict[_Key, Task] = {}
+        self.train_before = False
 
     @contextlib.contextmanager
     def ahead(self, spec: RunSpec, run: Run) -> Iterator[None]:
@@ -56,7 +65,7 @@ class References:
             self._known[key] = (value, "") if is_there else (None, _why([outcome]))
         return self._known[key]
 
-    def _key(self, spec: RunSpec, run: Run) -> tuple[RunSpec, int]:
+    def _key(self, spec: RunSpec, run: Run) -> _Key:
         """Returns the reference's spec, with the steps to look at, and the world size.
 
         On the CPU wherever the run was: evidence is exact there, and what it proposes
@@ -64,17 +73,17 @@ class References:
         """
         single = self._session.reference(spec.but(device="cpu")).spec
         assert single is not None
-        steps = _first_wrong_batch(run, spec.steps) + 1
-        return single.but(steps=steps), spec.world_size
+        steps = first_wrong_batch(run, spec.steps) + 1
+        return _Key(single.but(steps=steps), spec.world_size, self.train_before)
 
-    def _submit(self, key: tuple[RunSpec, int]) -> Task:
-        spec, world_size = key
+    def _submit(self, key: _Key) -> Task:
         job = Job(
             function="ddpcheck.diagnose.probes.reference:record",
             arguments={
                 "ref": self._session.ref,
-                "spec": spec,
-                "world_size": world_size,
+                "spec": key.spec,
+                "world_size": key.world_size,
+                "trains_before": key.trains_before,
             },
         )
         return self._session.pool.submit(job, SOLO, timeout_s=self._session.timeout_s)
@@ -85,13 +94,13 @@ def probe(
 ) -> tuple[StepEvidence | None, str]:
     """Returns the evidence of the run, or None and what ended the probe."""
     reference, failed = references.of(spec, run)
-    spec = spec.but(device="cpu", steps=_first_wrong_batch(run, spec.steps) + 1)
+    spec = spec.but(device="cpu", steps=first_wrong_batch(run, spec.steps) + 1)
     if reference is None:
         return None, failed
     # Indices of the reference's rows may be none of a shard's: with the ranks' own
     # where they raise, and the run does not.
     for feeds_indices in (True, False):
-        told = _of_ranks(session, spec, reference, feeds_indices)
+        told = _of_ranks(session, spec, reference, feeds_indices, references)
         ranks = [o.value for o in told if isinstance(o.value, RankEvidence)]
         raised = any(r.failed for r in ranks)
         if len(ranks) == len(told) and not raised:
@@ -110,6 +119,7 @@ def _of_ranks(
     spec: RunSpec,
     reference: ReferenceEvidence,
     feeds_indices: bool,  # noqa: FBT001
+    references: References,
 ) -> list[Outcome]:
     """Returns what the ranks say of every module and the loss."""
     job = Job(
@@ -120,6 +130,7 @@ def _of_ranks(
             "trace": reference.trace,
             "count_names": tuple(reference.counts),
             "feeds_indices": feeds_indices,
+            "trains_before": references.train_before,
         },
         files=("trace",),
     )
@@ -131,7 +142,7 @@ def _of_ranks(
     )
 
 
-def _first_wrong_batch(run: Run, steps: int) -> int:
+def first_wrong_batch(run: Run, steps: int) -> int:
     """Returns the step whose batch shows what is wrong, on the weights of the start.
 
     That of the first wrong gradients, where all weights and buffers before it are

@@ -28,7 +28,7 @@ from ddpcheck.diagnose.causes import (
 from ddpcheck.diagnose.choosing import as_good, changes_nothing
 from ddpcheck.diagnose.faults import busy_ranks
 from ddpcheck.diagnose.hidden import hidden
-from ddpcheck.diagnose.probing import References, probe
+from ddpcheck.diagnose.probing import References, first_wrong_batch, probe
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report import Control, Run, Tolerance
@@ -67,18 +67,32 @@ class Search:
             if several:
                 causes, self.rest = several, None
         if self.rest is not None and self.can_fall_back:
-            first, self.falls_back, self.refuted = self.rest, True, set()
-            again = self._attempt()
-            if self.rest is None:
-                causes = again
-            else:
-                self.rest = first
+            self.falls_back = True
+            causes = self._again(causes)
+        if self.rest is not None and self.fix and self._is_late():
+            self.references.train_before = True
+            causes = self._again(causes)
         if self.case is not None and self.rest is None:
             causes = hook_weights.as_one(self.case, causes)
             causes += hidden(self.case, causes)
         for cause in causes:
             cause.where = self._place(cause.proposal)
         return causes
+
+    def _again(self, causes: list[Cause]) -> list[Cause]:
+        """Returns the causes of another attempt, or these if it explains no more."""
+        first = self.case, self.rest
+        self.case, self.refuted = None, set()
+        again = self._attempt()
+        if self.rest is None:
+            return again
+        self.case, self.rest = first
+        return causes
+
+    def _is_late(self) -> bool:
+        """Returns whether all is right up to a later step, where probes can begin."""
+        run = assemble.to_run(self.outcome, self.limit.rtol)
+        return first_wrong_batch(run, self.spec.steps) > 0
 
     def _attempt(self) -> list[Cause]:
         causes: list[Cause] = []

@@ -2,7 +2,7 @@
 
 reference  the reference's side: one process, the first wrong batch, all recorded
 rank       a rank's side: every module and the loss against the reference's
-training   one training step of a probe
+training   one training step of a probe; earlier: those before it
 evidence   what they say: plain data
 
 How one link is judged alone:

@@ -141,7 +141,8 @@ class RankEvidence:
     draws: int = 0  # random operations in the step
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch
     written: tuple[str, ...] = ()  # modules whose buffers the model's forward writes
-    written_parameters: tuple[str, ...] = ()  # and whose parameters, but its own
+    # And whose own parameters, with the sums that are left of them.
+    written_parameters: dict[str, tuple[float, ...]] = field(default_factory=dict)
     moves_rows: bool = False  # a collective, but those that add or compare
     # In order: F a forward through a wrapper, P a call past it, B a backward.
     events: str = ""

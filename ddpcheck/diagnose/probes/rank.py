@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ddpcheck import tree
 from ddpcheck.diagnose.probes import (
     addends,
+    earlier,
     gradients,
     micro,
     modules,
@@ -23,7 +24,12 @@ from ddpcheck.diagnose.probes import (
     with_buffers,
 )
 from ddpcheck.diagnose.probes.attached import Attached
-from ddpcheck.diagnose.probes.evidence import Cut, ModuleCall, RankEvidence
+from ddpcheck.diagnose.probes.evidence import (
+    Cut,
+    ModuleCall,
+    RankEvidence,
+    Span,
+)
 from ddpcheck.diagnose.probes.group import with_what_others_say
 from ddpcheck.diagnose.probes.kept import Kept
 from ddpcheck.diagnose.probes.teacher import (
@@ -43,11 +49,12 @@ from ddpcheck.diagnose.probes.teacher import (
 )
 from ddpcheck.diagnose.probes.written import writing
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import averaged, batch_norm, private
+from ddpcheck.run import averaged, batch_norm, private, shards
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.fixes import apply as fixes
 from ddpcheck.run.fixes import exact
+from ddpcheck.run.names import Names
 from ddpcheck.run.noise import DrawCounter
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import borrowed
@@ -69,10 +76,12 @@ def judge(
     trace: str,
     count_names: tuple[str, ...] = (),
     feeds_indices: bool = True,
+    trains_before: bool = False,
 ) -> RankEvidence:
     """Returns what this rank found; what user code raises is in `failed`.
 
     `feeds_indices`: whole numbers that modules are called with are the reference's too.
+    `trains_before`: the steps before the last are trained.
     """
     rank = context.seat.rank
     try:
@@ -85,6 +94,7 @@ def judge(
         ):
             probe = _Probe(target, spec, Reader(Path(trace)), rank, seen)
             probe.feeds_indices = feeds_indices
+            probe.trains_before = trains_before
             found = probe.run(count_names)
             ddp = [w.module for w in seen.wrapped]
             defects += exact.judge_reducers(ddp, context.seat.device)
@@ -120,6 +130,7 @@ class _Probe:
         self.open: list[tuple[str, str]] = []
         self.silent: dict[str, list[nn.Module]] = {}
         self.feeds_indices = True
+        self.trains_before = False
         self.rng = 0  # of the state of torch's generator when the forward begins
         self.held_rng = 0  # of the states of numpy's and Python's that the target holds
         self.rows_first = True  # of the module call that ended last
@@ -136,7 +147,8 @@ class _Probe:
             self.target, spec, seed=spec.seed + 1 + self.rank, rank=self.rank
         )
         model = fixes.before_wrap(model, spec.fixes)
-        batch = batches_of(self.target, spec)[-1]
+        names = Names(model)
+        *before, batch = batches_of(self.target, spec)
         order = self.reader.index.facts["order"]
         if order is not None:
             batch = tree.permute(batch, order)
@@ -146,6 +158,8 @@ class _Probe:
             models.wrap(self.target, model, find_unused=False)
         )
         wrapped = fixes.after_wrap(wrapped, spec.fixes)
+        if self.trains_before:
+            self._train(earlier.Trained(wrapped, model, names), before)
         start, kept = snapshot(wrapped), Kept(self.target, wrapped)
         found = self.observed(wrapped, model, batch, count_names)
         if not found.collectives and not self.seen.asks_distributed:
@@ -160,6 +174,15 @@ class _Probe:
             return other.observed(wrapped, model, batch, count_names)
 
         return with_what_others_say(found, again)
+
+    def _train(self, trained: earlier.Trained, batches: list[Any]) -> None:
+        """Trains the steps before; nothing is told of them."""
+        mine = shards.of_rank(batches, self.spec.but(mode="averaged"), self.rank)
+        size = batch_size(self.target, batches[0])
+        rows = (*tree.shard_range(size, self.rank, self.spec.world_size), size)
+        earlier.train(self.target, self.spec, trained, mine, rows)
+        self.seen.collectives.clear()
+        self.seen.events.clear()
 
     def observed(
         self,
@@ -203,10 +226,9 @@ class _Probe:
             rank=self.rank,
             modules=tuple(self.modules),
             cuts=self._cuts(done.factor),
-            # The reference has cuts, or has none, for all ranks alike.
-            span=None if self.trained_cuts else span.fitted(wrapped, self.reader),
+            span=self._span(wrapped),
             written=tuple(sorted(written.buffers)),
-            written_parameters=tuple(sorted(written.parameters)),
+            written_parameters=dict(sorted(written.parameters.items())),
             events="".join(self.seen.events),
             past_wrapper=tuple(sorted(past_wrapper)),
             direct=tuple(gradients.past_cuts(wrapped, self.reader)),
@@ -223,6 +245,14 @@ class _Probe:
                 tuple(self.cursor.sizes), start, targets, count_names
             ),
         )
+
+    def _span(self, wrapped: nn.Module) -> Span | None:
+        """Returns it where cuts may not tell: all ranks ask, or none."""
+        if self.attached:
+            return span.fitted(wrapped, self.reader, "every")
+        if self.trained_cuts:
+            return None
+        return span.fitted(wrapped, self.reader, "direct")
 
     def _note_addends(self, loss: Tensor) -> None:
         own = [leaf for leaf in self.leaves if not leaf.module]

@@ -17,6 +17,7 @@ from ddpcheck.diagnose.probes import (
     addends,
     coupling,
     doubled,
+    earlier,
     gradients,
     micro,
     order,
@@ -48,6 +49,7 @@ from ddpcheck.run import model as models
 from ddpcheck.run import sizing
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.fixes import apply as fixes
+from ddpcheck.run.names import Names
 from ddpcheck.run.noise import DrawCounter
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import borrowed
@@ -60,18 +62,27 @@ from ddpcheck.trace import Writer
 
 
 def record(
-    context: Context, *, ref: TargetRef, spec: RunSpec, world_size: int
+    context: Context,
+    *,
+    ref: TargetRef,
+    spec: RunSpec,
+    world_size: int,
+    trains_before: bool = False,
 ) -> ReferenceEvidence:
     """Returns what the reference's probe found; its trace holds the tensors.
 
-    `spec` is the reference's. `world_size` says how the shards will look.
+    `spec` is the reference's. `world_size` says how the shards will look,
+    `trains_before` whether the steps before the last are trained.
     """
     name = f"probe-{context.seat.name}-{time.monotonic_ns()}"
     folder = Path(context.seat.folder)
     writer = Writer(folder / name, folders.on_disk(folder))
     try:
         with borrowed(ref) as target, isolation.isolated():
-            return _Probe(target, spec, world_size, writer).run()
+            batches = batches_of(target, spec)
+            if not trains_before:
+                del batches[:-1]
+            return _Probe(target, spec, world_size, writer, batches).run()
     except Exception as error:  # noqa: BLE001 (user code under hooks; told as data)
         writer.discard()
         return ReferenceEvidence(failed=describe(error).stack)
@@ -79,16 +90,26 @@ def record(
 
 class _Probe:
     def __init__(
-        self, target: Target, spec: RunSpec, world_size: int, writer: Writer
+        self,
+        target: Target,
+        spec: RunSpec,
+        world_size: int,
+        writer: Writer,
+        batches: list[Any],
     ) -> None:
         self.target, self.spec = target, spec
         self.world_size, self.writer = world_size, writer
         torch.set_default_dtype(torch.float32)
         self.model = models.build(target, spec, seed=0)
         sizing.use_cores(self.model)  # until `isolated` ends
-        self.batch = batches_of(target, spec)[-1]
+        self.batch = batches[-1]
         self.size = batch_size(target, self.batch)
         set_default_dtype(spec)
+        if batches[:-1]:
+            isolation.seed_everything(spec.seed)
+            rows = 0, self.size, self.size
+            model = earlier.Trained(self.model, self.model, Names(self.model))
+            earlier.train(target, spec, model, batches[:-1], rows)
         self.start, self.kept = snapshot(self.model), Kept(target, self.model)
         self.windows = micro.Windows(sizes=(self.size,))
         self.shard_rows = tree.shard_range(self.size, 0, world_size)[1]
@@ -116,6 +137,9 @@ class _Probe:
         for (number, key), grad in grads.items():
             self.writer.add("cut", number, [(key, grad)])
         self.writer.add("direct", 0, direct.items())
+        if self.attached:
+            every = gradients.of_parameters(self.model)
+            self.writer.add("every", 0, every.items())
         whole = tuple(sorted(paths_of(self.whole) - paths_of(self._own_cuts())))
         direct_is_output = bool(direct) and self._is_used_through_outputs()
         own_draws, draws = tuple(self.draws.own), self.draws.count

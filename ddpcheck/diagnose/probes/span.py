@@ -17,15 +17,20 @@ from ddpcheck.run.watch.sketch import SIZE, sketch
 from ddpcheck.trace import Reader
 
 
-def fitted(model: nn.Module, reader: Reader) -> Span | None:
+def fitted(model: nn.Module, reader: Reader, quantity: str) -> Span | None:
     """Returns the best combination of the ranks' gradients.
 
     A collective: all ranks ask. Gradients are compared by sums of their numbers, with
     signs at random. None for as many ranks as sums, or as numbers, or
     without a gradient.
+
+    Args:
+        model: with this rank's gradients.
+        reader: of the reference's trace.
+        quantity: what it calls one process's gradients.
     """
     world_size = dist.get_world_size()
-    mine, reference = _sketches(model, reader)
+    mine, reference = _sketches(model, reader, quantity)
     every = [torch.zeros_like(mine) for _ in range(world_size)]
     dist.all_gather(every, mine)
     size = float(reference.norm())
@@ -38,14 +43,14 @@ def fitted(model: nn.Module, reader: Reader) -> Span | None:
     return Span(residual=left, weights=tuple(weights[:, 0].tolist()))
 
 
-def _sketches(model: nn.Module, reader: Reader) -> tuple[Tensor, Tensor]:
+def _sketches(model: nn.Module, reader: Reader, quantity: str) -> tuple[Tensor, Tensor]:
     """Returns those of this rank's gradient and of one process's."""
     mine = torch.zeros(SIZE, dtype=torch.float64)
     reference = torch.zeros_like(mine)
-    known, short = reader.names("direct", 0), shortener(model)
+    known, short = reader.names(quantity, 0), shortener(model)
     for number, (path, parameter) in enumerate(model.named_parameters()):
         name = short(path)
-        right = reader.get("direct", 0, name) if name in known else None
+        right = reader.get(quantity, 0, name) if name in known else None
         if right is None:
             continue
         reference += sketch(right, _signs(number))

@@ -20,10 +20,13 @@ from ddpcheck.run.names import shortener
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The modules whose own buffers, or own parameters, forwards change."""
+    """The modules whose own buffers, or own parameters, forwards change.
+
+    Of parameters the sums that are left: ranks that write the same have the same.
+    """
 
     buffers: set[str] = field(default_factory=set)
-    parameters: set[str] = field(default_factory=set)
+    parameters: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -41,7 +44,11 @@ def writing(wrapped: nn.Module) -> Iterator[Written]:
         now = _buffers(model)
         found.buffers.update(name for name in now if before.get(name) != now[name])
         told = _parameters(model)
-        found.parameters.update(n for n in told if weights.get(n) != told[n])
+        found.parameters.update(
+            (name, tuple(sums))
+            for name, sums in told.items()
+            if weights.get(name) != sums
+        )
 
     handles = model.register_forward_pre_hook(enter), model.register_forward_hook(leave)
     try:
@@ -62,8 +69,4 @@ def _buffers(model: nn.Module) -> dict[str, list[tuple[int, float]]]:
 
 def _parameters(model: nn.Module) -> dict[str, list[float]]:
     short = shortener(model)
-    return {
-        short(path): versions(module)[1]
-        for path, module in model.named_modules()
-        if module is not model
-    }
+    return {short(path): versions(module)[1] for path, module in model.named_modules()}

@@ -137,7 +137,7 @@ def _of_the_step(case: Case) -> Proposal | None:
         return _of_gradients(case)
     if not case.facts["has_train_step"]:
         return None
-    return Proposal(
+    proposal = Proposal(
         slug=SLUG,
         link=LINK,
         summary="the training step mixes samples before it calls the model: what it makes "
@@ -153,6 +153,9 @@ def _of_the_step(case: Case) -> Proposal | None:
         speculative=True,
         last_resort=1,
     )
+    # What it makes by slopes of outputs comes back from no other rank.
+    last = dataclasses.replace(proposal, fixes=("data.whole",), last_resort=2)
+    return dataclasses.replace(proposal, fallback=last)
 
 
 def _of_fitted(case: Case) -> Proposal | None:

@@ -66,6 +66,7 @@ from ddpcheck.diagnose.loss import (
     ratio_evidence,
     ratio_fact,
     whole_model_fix,
+    whole_step_fix,
 )
 from ddpcheck.diagnose.text import module, number
 
@@ -143,6 +144,7 @@ def _is_by_the_step(case: Case) -> bool:
 def _unseen(case: Case) -> Proposal | None:
     """Proposes it on trial for a loss that the model makes of what no module returns."""
     fixes = whole_model_fix(case) or global_loss_of_other_rows(case)
+    fixes = fixes or whole_step_fix(case)
     if not fixes or common_factor(case) is not None:
         return None
     if is_divided_by_counts(case) is not False:

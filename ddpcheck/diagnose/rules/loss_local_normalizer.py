@@ -62,6 +62,7 @@ from ddpcheck.diagnose.loss import (
     ratio_evidence,
     ratio_fact,
     whole_model_fix,
+    whole_step_fix,
 )
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import listed, number
@@ -108,7 +109,7 @@ def _unseen(case: Case) -> Proposal | None:
     fixes, name = whole_model_fix(case), counted_by(case)
     if not fixes and name not in (None, SAMPLES) and case.forward_is_sound:
         return replaced(_of(case, name), fallback=None)
-    fixes = fixes or global_loss_of_other_rows(case)
+    fixes = fixes or global_loss_of_other_rows(case) or whole_step_fix(case)
     if not fixes:
         return None
     fact = "a factor for each rank makes one process's gradient of the ranks' own"

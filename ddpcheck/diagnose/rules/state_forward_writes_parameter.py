@@ -52,6 +52,8 @@ https://github.com/espnet/espnet/pull/6284
 
 from __future__ import annotations
 
+import math
+
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import rewritten
 from ddpcheck.diagnose.loss import differs_with_equal_counts, global_loss_fix
@@ -64,10 +66,13 @@ LINK = "forward"
 def detect(case: Case) -> Proposal | None:
     """Proposes it for modules that change their parameters in forward."""
     mended = case.outcome.spec.fixes  # these write what one process writes
+    alike = _written_alike(case)
     modules = [
         m.name
         for m in case.modules()
-        if m.writes_parameters and f"module.global:{m.name}" not in mended
+        if m.writes_parameters
+        and m.name not in alike
+        and f"module.global:{m.name}" not in mended
     ]
     if not modules:
         return _by_the_model(case) or _by_the_step(case)
@@ -80,11 +85,32 @@ def _by_the_model(case: Case) -> Proposal | None:
     ranks = case.probed.ranks if case.probed else ()
     by_themselves = {m.name for m in case.modules() if m.writes_parameters}
     written = {name for rank in ranks for name in rank.written_parameters}
-    modules = sorted(written - by_themselves)
+    modules = sorted(written - by_themselves - _written_alike(case) - {""})
     if not modules or "module.global:" in case.outcome.spec.fixes:
         return None
     told = f"the model's forward writes parameters of {_named(modules)}"
     return _of(case, ("",), told)
+
+
+def _written_alike(case: Case) -> set[str]:
+    """Returns the modules whose parameters all ranks write alike.
+
+    An average of other weights, which steps have not parted yet.
+    """
+    ranks = case.probed.ranks if case.probed else ()
+    told = [rank.written_parameters for rank in ranks]
+    return {
+        name
+        for name in set().union(*told)
+        if all(_is_close(told[0].get(name, ()), t.get(name, ()), case) for t in told)
+    }
+
+
+def _is_close(ours: tuple[float, ...], others: tuple[float, ...], case: Case) -> bool:
+    return len(ours) == len(others) and all(
+        math.isclose(a, b, rel_tol=case.close)
+        for a, b in zip(ours, others, strict=True)
+    )
 
 
 def _named(modules: list[str]) -> str:

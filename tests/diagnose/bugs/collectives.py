@@ -445,6 +445,30 @@ def loss(output, target):
 """,
         [("loss/batch-coupled", True)],
     ),
+    # The momentum encoder is the same on all ranks: what differs is the labels.
+    "gathered-keys-of-an-encoder-that-forward-moves": (
+        """
+class Moco(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(4, 5), nn.Linear(4, 5)
+        self.key.requires_grad_(False)
+    def forward(self, x):
+        with torch.no_grad():
+            for q, k in zip(self.query.parameters(), self.key.parameters()):
+                k.mul_(0.9).add_(q, alpha=0.1)
+            keys = self.key(x.flip(1))
+            if dist.is_initialized():
+                every = [torch.empty_like(keys) for _ in range(world())]
+                dist.all_gather(every, keys)
+                keys = torch.cat(every)
+        logits = self.query(x) @ keys.T
+        return nn.functional.cross_entropy(logits, torch.arange(len(x)))
+model = Moco()
+loss = lambda output, target: output
+""",
+        [("collective/layout", True)],
+    ),
 }
 # Without buffers nothing is sent, and the module inside sends nothing ever.
 SOUND = {

@@ -140,4 +140,67 @@ model = Net()
 """,
         [("loss/batch-coupled", True)],
     ),
+    # The slope's length is held against the mean of the shard's.
+    "path-lengths-against-their-mean": (
+        """
+class Generator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.style = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(0.2))
+        self.synthesis = nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 5))
+    def forward(self, z):
+        style = self.style(z)
+        return self.synthesis(style), style
+model = Generator()
+batch = torch.randn(8, 4) * torch.linspace(0.2, 3, 8)[:, None], torch.randn(8, 5)
+"""
+        + STEP
+        + """
+    image, style = model(x)
+    (slope,) = torch.autograd.grad((image * y).sum(), style, create_graph=True)
+    lengths = slope.square().sum(1).sqrt()
+    (lengths - 0.3 * lengths.mean()).square().mean().add(0 * image[0, 0]).backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    "path-lengths-over-those-that-are-long": (
+        """
+class Generator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.style = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(0.2))
+        self.synthesis = nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 5))
+    def forward(self, z):
+        style = self.style(z)
+        return self.synthesis(style), style
+model = Generator()
+batch = torch.randn(8, 4) * torch.linspace(0.2, 3, 8)[:, None], torch.arange(8) > 2
+"""
+        + STEP
+        + """
+    image, style = model(x)
+    (slope,) = torch.autograd.grad(image.sum(), style, create_graph=True)
+    lengths = slope.square().sum(1)
+    ((lengths * y).sum() / y.sum() + 0 * image[0, 0]).backward()
+    optimizer.step()
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    # The direction that moves the outputs most, of one length for the whole shard.
+    "adversarial-direction-of-one-length": (
+        _NET
+        + "batch = (torch.randn(8, 4) * torch.linspace(0.2, 3, 8)[:, None]), batch[1]\n"
+        + STEP
+        + """
+    direction = (0.1 * x).requires_grad_()
+    own = model(x)
+    moved = (model(x + direction) - own.detach()).square().sum(1).mean()
+    (slope,) = torch.autograd.grad(moved, direction)
+    worst = (model(x + slope / slope.norm()) - own.detach()).square().sum(1).mean()
+    (nn.functional.cross_entropy(own, y) + worst).backward()
+    optimizer.step()
+""",
+        [("forward/batch-coupled", True)],
+    ),
 }

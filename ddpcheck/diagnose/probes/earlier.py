@@ -1,0 +1,77 @@
+"""The steps before the one that a probe looks at, trained as the run trains them.
+
+A probe puts the batch of the first wrong step on the weights of the start. What begins
+later, a schedule, a term that waits for its epoch, shows only behind the steps before;
+up to there the ranks are what one process is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from ddpcheck.run import averaged
+from ddpcheck.run import model as models
+from ddpcheck.run.fixes import apply as fixes
+from ddpcheck.run.names import Names
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.steps import Training
+from ddpcheck.run.surroundings import bound_noise, loss_function
+from ddpcheck.run.watch import countables
+from ddpcheck.target import Target
+
+Rows = tuple[int, int, int]  # first, how many, of how many
+
+
+class Trained(NamedTuple):
+    """What is trained: a model, which it is without its wrapper, and its names then."""
+
+    model: nn.Module
+    bare: nn.Module
+    names: Names
+
+
+class _Nobody:
+    def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
+        """Records nothing."""
+
+
+def train(
+    target: Target,
+    spec: RunSpec,
+    trained: Trained,
+    batches: list[Any],
+    rows: Rows,
+) -> None:
+    """Trains one step per batch, on all ranks or in one process.
+
+    Args:
+        target: whose loss, or step, it is.
+        spec: the run, or the reference.
+        trained: the model.
+        batches: this process's own.
+        rows: which of the global batch they are.
+    """
+    model, bare, names = trained
+    start, size, total = rows
+    training = Training(
+        target=target,
+        model=model,
+        optimizer=models.make_optimizer(target, model),
+        names=names,
+        recorder=_Nobody(),
+        loss=loss_function(target, spec),
+        around_step=lambda _: bound_noise(spec, total, start, size),
+    )
+    by_hand = averaged.averaging(training.parameters, dict)
+    with (
+        fixes.around_training(
+            spec.fixes,
+            lambda: countables.targets_of(target, batches[training.step]),
+            lambda: bare,
+        ),
+        contextlib.nullcontext() if model is bare else by_hand,
+    ):
+        training.run(iter(batches))

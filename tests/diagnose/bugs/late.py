@@ -1,0 +1,58 @@
+"""Bugs that begin in a later step: up to there all ranks are what one process is."""
+
+from __future__ import annotations
+
+from tests.diagnose.bugs.step import STEP
+
+_COUNTING = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        self.epoch = 0
+    def forward(self, x):
+        return self.net(x)
+model = Net()
+"""
+
+BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Deferred re-weighting: a mean of class weights divides by those of the shard.
+    "class-weights-from-the-second-step-on": (
+        _COUNTING
+        + STEP
+        + """
+    own = getattr(model, "module", model)
+    weight = torch.tensor([1.0, 3.0, 9.0]) ** min(own.epoch, 1)
+    nn.functional.cross_entropy(model(x), y, weight.to(x)).backward()
+    optimizer.step()
+    own.epoch += 1
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    "contrast-of-samples-from-the-third-step-on": (
+        _COUNTING
+        + STEP
+        + """
+    own = getattr(model, "module", model)
+    output = model(x)
+    value = nn.functional.cross_entropy(output, y)
+    if own.epoch > 1:
+        value = value + 0.1 * (output @ output.T).logsumexp(1).mean()
+    value.backward()
+    optimizer.step()
+    own.epoch += 1
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    "standardised-by-a-module-that-waits": (
+        """
+class Standard(nn.Module):
+    calls = 0
+    def forward(self, x):
+        self.calls += 1
+        return (x - x.mean(0)) / (x.std(0) + 1) if self.calls > 1 else x
+model = nn.Sequential(nn.Linear(4, 6), Standard(), nn.Linear(6, 3))
+""",
+        [("forward/batch-coupled", True)],
+    ),
+}
