@@ -7,6 +7,7 @@ began with. Fixtures of wider scope start before and end after the check.
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import gc
 import os
@@ -24,11 +25,13 @@ import pytest
 def _keep_compiled_modules() -> None:
     """Undoes PYTHONDONTWRITEBYTECODE: the tests start a hundred Pythons.
 
-    Each would compile ddpcheck again, and pytest would rewrite the tests again.
+    Each would compile ddpcheck again, and pytest would rewrite the tests again. A fork
+    server takes the flag over from this Python: it finds all of ddpcheck compiled.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         sys.dont_write_bytecode = False
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        compileall.compile_dir(Path(__file__).parent / "ddpcheck", quiet=2)
 
 
 _keep_compiled_modules()

@@ -46,7 +46,13 @@ Progress = Callable[[str], None]
 PRELOAD_FIRST = ("torch", "ddpcheck.run.process.temporary", "ddpcheck.run.jobs")
 # No mistake in the target's file needs it.
 PRELOAD_LATER = ("ddpcheck.run.process.later",)
-PRELOAD_MODULES = PRELOAD_FIRST + PRELOAD_LATER
+# Of a session of many checks: some will diverge, and its ranks may be replaced.
+PRELOAD_MODULES = (
+    *PRELOAD_FIRST,
+    *PRELOAD_LATER,
+    "ddpcheck.diagnose.probes.reference",
+    "ddpcheck.diagnose.probes.rank",
+)
 _OPENED_AHEAD = 16  # ranks, forked before it is known whether they are wanted
 
 _MOST_OF_ROOM = 0.8  # the rest is for activations, which nobody knows before

@@ -12,8 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddpcheck import checking
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.suite import runner
+
+_MODULES = ("torch._dynamo", *runner.PRELOAD_MODULES, *checking.PRELOAD_MODULES)
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +25,7 @@ def pool() -> Iterator[Pool]:
 
     Without the compiler every rank in which something asks for it would import it.
     """
-    with Pool(Preload(modules=("torch._dynamo", *runner.PRELOAD_MODULES))) as made:
+    with Pool(Preload(modules=_MODULES)) as made:
         made.start()
         made.wait_for_imports()
         yield made

@@ -10,7 +10,10 @@ it makes every gradient W times too large.
 How it was found
 d loss / d output is W * W times the reference's on every rank (W is right), and the
 ranks' losses differ. Numbers are equal within 1e-6, or 10 times the tolerance where
-that is more. The run with the loss divided by W decides.
+that is more. The run with the loss divided by W decides. Or the gradients of some
+parameters are W times one process's and all others are right, in a loss that asks other
+ranks: the factor makes up for gathered outputs whose gradient stays on their rank, and
+a temperature gets it too. The run with these gradients divided by W decides.
 
 Example
     import torch
@@ -39,7 +42,9 @@ https://github.com/ultralytics/ultralytics/issues/18616
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact, shrinks, with_scale
+from ddpcheck.diagnose.text import names
 
 SLUG = "loss/double-world-scale"
 LINK = "loss"
@@ -49,11 +54,45 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it for a ratio of W * W on every rank, the losses not replicated."""
     ratio = case.uniform_ratio
     world = case.world_size
-    if ratio is None or world == 1 or abs(ratio / world**2 - 1) > case.close:
+    if world == 1:
         return None
+    if ratio is None or abs(ratio / world**2 - 1) > case.close:
+        return _of_some(case)
     if case.losses_are_one or shrinks(case):
         return None
     return with_scale(case, proposal(case, (ratio_fact(case),)), 1 / world)
+
+
+def _of_some(case: Case) -> Proposal | None:
+    """Proposes it on trial for parameters that the loss of all samples itself uses.
+
+    The factor makes up for outputs whose gradient stays on their rank. A temperature,
+    or the proxies of classes, have theirs in full on every rank.
+    """
+    factor, world = common_factor(case), case.world_size
+    if factor is None or abs(factor / world - 1) > case.close:
+        return None
+    found = case.mismatched("gradients", 0)
+    is_of_some = len(found) < case.facts["num_tensors"]
+    if not is_of_some or not case.loss_asks_others or case.reduce_is_broken:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary=f"the loss of all samples is multiplied by {world} on every rank, which "
+        "outputs need whose gradient stays on their rank; parameters that the loss "
+        f"itself uses get {world} times one process's gradient",
+        facts=(
+            f"gradients that are {world} times one process's: {names(found)}",
+            "all others are right",
+        ),
+        fix="gather with gradient, and leave the factor out",
+        code="features = torch.cat(torch.distributed.nn.functional.all_gather(features))",
+        fixes=(f"gradients.scale:{1 / world!r}|{','.join(found)}",),
+        evidence={"factor": factor},
+        speculative=True,
+        last_resort=1,
+    )
 
 
 def proposal(case: Case, facts: tuple[str, ...]) -> Proposal:

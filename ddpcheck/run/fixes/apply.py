@@ -18,7 +18,8 @@ changes one thing, so that a run with it proves or disproves one cause.
                            own loss
     direct.scale:FACTOR    parameters used outside their own module, as in a penalty,
                            get FACTOR times the gradient
-    gradients.scale:FACTOR  parameters get FACTOR times the gradient of every backward
+    gradients.scale:FACTOR|NAMES  these parameters, or all, get FACTOR times the
+                           gradient of every backward
     gradients.filled       parameters with a gradient on any rank have one on all ranks
     gradients.contiguous   gradients lie in memory as those of contiguous parameters do
     gradients.one_process  every update takes the gradients that one process has there

@@ -47,15 +47,18 @@ def enter(
         stack.enter_context(_scaled_backward(weigh))
     for name, scaled in (
         ("direct.scale", scaled_direct_use),
-        ("gradients.scale", scaled_parameters),
         ("terms.scale", scaled_terms),
     ):
         if (each := argument(fixes, name)) is not None:
             stack.enter_context(scaled(model(), float(each)))
-    outputs = argument(fixes, "outputs.scale")
-    if outputs is not None:
-        factor, _, paths = outputs.partition("|")
-        stack.enter_context(scaled_outputs(model(), float(factor), paths.split(",")))
+    for name, of_some in (
+        ("gradients.scale", scaled_parameters),
+        ("outputs.scale", scaled_outputs),
+    ):
+        if (each := argument(fixes, name)) is not None:
+            factor, _, listed = each.partition("|")
+            which = listed.split(",") if listed else []
+            stack.enter_context(of_some(model(), float(factor), which))
 
 
 def _scaled_backward(

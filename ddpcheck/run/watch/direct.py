@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from ddpcheck import tree
 from ddpcheck.run import private
+from ddpcheck.run.names import shortener
 
 # Attribute access and bookkeeping: the parameter itself is wanted.
 _NOT_USES = frozenset(
@@ -41,9 +42,19 @@ def scaled_gradient(value: Tensor, factor: float) -> Tensor:
 
 
 @contextlib.contextmanager
-def scaled_parameters(model: nn.Module, factor: float) -> Iterator[None]:
-    """Gives all parameters `factor` times the gradient of every backward."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+def scaled_parameters(
+    model: nn.Module, factor: float, names: Collection[str] = ()
+) -> Iterator[None]:
+    """Gives parameters `factor` times the gradient of every backward.
+
+    Those of these names, or all.
+    """
+    short = shortener(model)
+    trained = [
+        p
+        for path, p in model.named_parameters()
+        if p.requires_grad and (not names or short(path) in names)
+    ]
     hooks = [p.register_hook(lambda grad: grad * factor) for p in trained]
     try:
         yield

@@ -445,6 +445,30 @@ def loss(output, target):
 """,
         [("loss/batch-coupled", True)],
     ),
+    # Rows get their gradient on their own rank, the temperature on every rank.
+    "own-rows-among-gathered-ones-times-world-and-a-temperature": (
+        """
+class Clip(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 5), nn.Linear(4, 5)
+        self.scale = nn.Parameter(torch.tensor(0.3))
+    def forward(self, x):
+        return self.a(x), self.b(x.flip(1)), self.scale.exp()
+model = Clip()
+def everyone(rows):
+    if world() == 1:
+        return rows
+    every = [torch.empty_like(rows) for _ in range(world())]
+    dist.all_gather(every, rows.detach())
+    every[rank()] = rows
+    return torch.cat(every)
+def loss(output, target):
+    logits = output[2] * everyone(output[0]) @ everyone(output[1]).T
+    return world() * nn.functional.cross_entropy(logits, torch.arange(len(logits)))
+""",
+        [("loss/double-world-scale", True)],
+    ),
     # The momentum encoder is the same on all ranks: what differs is the labels.
     "gathered-keys-of-an-encoder-that-forward-moves": (
         """
