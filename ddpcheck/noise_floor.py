@@ -141,7 +141,7 @@ def _following(
     """
     found = _worst(made.outcome, ("weights", "buffers"), limit)
     trained = _amplified(made.outcome, limit)
-    epsilon = made.outcome.facts().get("epsilon", 0.0)
+    epsilon = made.epsilon
     if found.keys() <= trained.keys() or not epsilon:
         return {}
     again = _Repetition.make(session, base, 0, jitter=epsilon)
@@ -161,8 +161,8 @@ def _with_float32(session: Session, base: RunSpec, made: _Repetition) -> _Repeti
     A permuted batch has as many rows: its products round as they did, those of a shard
     do not. What float32 computes for no gradient changes none.
     """
-    is_exact = made.outcome.facts().get("epsilon", 0.0) < tolerance.FLOAT32_EPSILON
-    if base.dtype != "float64" or is_exact or not made.is_rounding:
+    is_exact = made.epsilon < tolerance.FLOAT32_EPSILON
+    if made.dtype != "float64" or is_exact or not made.is_rounding:
         return made
     permute = made.outcome.spec.permute
     again = _Repetition.make(session, base, permute, reround=True)
@@ -175,7 +175,7 @@ def _is_noise(session: Session, base: RunSpec, made: _Repetition) -> bool:
     A computation that blows rounding up does so with weights that are rounded once
     more; a term that joins neighbours does not care.
     """
-    epsilon = made.outcome.facts().get("epsilon", 0.0)
+    epsilon = made.epsilon
     again = _Repetition.make(session, base, 0, jitter=epsilon) if epsilon else None
     return again is None or made.gradients <= _MOST_NOISE * again.gradients
 
@@ -236,10 +236,23 @@ class _Repetition:
         )
 
     @property
+    def epsilon(self) -> float:
+        """Of the lowest precision that any operation computed in, 0 if unknown."""
+        found: float = self.outcome.facts().get("epsilon", 0.0)
+        return found
+
+    @property
+    def dtype(self) -> str:
+        """What rounds: the dtype of the run, or a lower precision inside that shows."""
+        own = self.outcome.spec.dtype
+        if tolerance.is_rounding(own, self.first, self.gradients):
+            return own
+        return tolerance.lower_precision(self.epsilon) or own
+
+    @property
     def is_rounding(self) -> bool:
         """Whether the gradients differ by no more than rounding can."""
-        dtype = self.outcome.spec.dtype
-        return tolerance.is_rounding(dtype, self.first, self.gradients)
+        return tolerance.is_rounding(self.dtype, self.first, self.gradients)
 
     def floor(self) -> Floor:
         """Returns the tolerance that follows."""
@@ -249,13 +262,17 @@ class _Repetition:
             what += " with float32 rounded otherwise"
         if self.is_rounding:
             limit = tolerance.from_floor(
-                spec.dtype, self.gradients, self.first, permuted=what
+                self.dtype, self.gradients, self.first, permuted=what
             )
+            if self.dtype != spec.dtype:
+                limit = tolerance.inside(limit, self.dtype)
             if weights := _amplified(self.outcome, limit):
                 return Floor(limit=limit, weights=weights)
         judged = (self.run.gradients, self.run.weights)
         worst = max(q.worst.excess for q in judged if q.worst) * spec.rtol
-        limit = tolerance.from_floor(spec.dtype, worst, self.first, permuted=what)
+        limit = tolerance.from_floor(self.dtype, worst, self.first, permuted=what)
+        if self.dtype != spec.dtype and self.is_rounding:
+            limit = tolerance.inside(limit, self.dtype)
         return Floor(limit=limit, weights={})
 
 

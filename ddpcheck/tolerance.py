@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ddpcheck import settings
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.report import Tolerance
@@ -56,6 +58,11 @@ def is_rounding(dtype: str, first: float, worst: float) -> bool:
     return first <= LARGEST_FLOOR[dtype] and worst <= _LARGEST_GROWN[dtype]
 
 
+def lower_precision(epsilon: float) -> str | None:
+    """Returns the dtype of 16 bits with this epsilon, None for any other."""
+    return {2.0**-7: "bfloat16", 2.0**-10: "float16"}.get(epsilon)
+
+
 def default(dtype: str) -> Tolerance:
     """Returns the tolerance of a dtype before any noise was measured."""
     return Tolerance(rtol=DEFAULT_RTOL[dtype], origin=f"{dtype} default")
@@ -93,6 +100,12 @@ def by_order(base: Tolerance, floor: float, *, permuted: str = "batch") -> Toler
         "too much for rounding: the order of the samples matters to this target"
     )
     return Tolerance(rtol=base.rtol, origin=origin, noise_floor=floor)
+
+
+def inside(limit: Tolerance, dtype: str) -> Tolerance:
+    """Returns the tolerance of a lower precision, which says that it is inside."""
+    origin = f"{limit.origin}; the model computes in {dtype} inside"
+    return replace(limit, origin=origin)
 
 
 def from_floor(

@@ -20,6 +20,7 @@ from ddpcheck.diagnose.rules import (
     loss_double_world_scale,
     norm_local_batch_stats,
     sync_control_desync,
+    sync_scaler_desync,
 )
 from ddpcheck.diagnose.text import listed
 
@@ -40,6 +41,8 @@ def hidden(case: Case, causes: list[Cause]) -> list[Cause]:
         proposals.append(_scale(case))
     if sync_control_desync.SLUG not in slugs:
         proposals.append(_desync(case))
+    if sync_scaler_desync.SLUG not in slugs:
+        proposals.append(_scales(case))
     if ddp_wrapper_missing.SLUG not in slugs:
         proposals.append(_outside(case))
     known = slugs | {p.slug for p in proposals if p is not None}
@@ -96,6 +99,16 @@ def _desync(case: Case) -> Proposal | None:
         ),
         fix=sync_control_desync.FIX,
         code=sync_control_desync.CODE,
+    )
+
+
+def _scales(case: Case) -> Proposal | None:
+    found = sync_scaler_desync.by_scales(case)
+    if found is None:
+        return None
+    told = "no run tells it apart: where all ranks see one loss, they scale it alike"
+    return dataclasses.replace(
+        found, facts=(*found.facts, told), fixes=(), needs_no_proof=False
     )
 
 

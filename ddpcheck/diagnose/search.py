@@ -53,7 +53,10 @@ class Search:
         self.refuted: set[str] = set()
         self.repeats = True
         self.falls_back = False
-        self.firm: dict[str, Proposal] = {}  # proposals of all rounds that can be run
+        # Proposals of all rounds that can be run; narrow ones may be on trial, and none
+        # would mend many causes.
+        self.firm: dict[str, Proposal] = {}
+        self.narrow: dict[str, Proposal] = {}
         self.can_fall_back = False  # where one was taken up, some had a fallback
 
     def run(self) -> list[Cause]:
@@ -63,9 +66,12 @@ class Search:
         """
         causes = self._attempt()
         if self.rest is not None and self.fix:
-            several = self._together()
+            several = self._together(list(self.firm.values()))
             if several:
                 causes, self.rest = several, None
+        elif len(causes) == 1 and causes[0].proposal.last_resort:
+            # It mends many: two that say more may do as well.
+            causes = self._together(list(self.narrow.values())) or causes
         if self.rest is not None and self.can_fall_back:
             self.falls_back = True
             causes = self._again(causes)
@@ -137,6 +143,8 @@ class Search:
         for p in found:
             if can_run(p) and not (p.speculative or p.noise):
                 self.firm.setdefault(p.slug, p)
+            if can_run(p) and not (p.last_resort or p.noise):
+                self.narrow.setdefault(p.slug, p)
         return found
 
     def _place(self, proposal: Proposal) -> str | None:
@@ -346,13 +354,12 @@ class Search:
         proposal, tested[proposal.slug] = changing
         return proposal
 
-    def _together(self) -> list[Cause]:
-        """Returns the fewest firm proposals that together mend the run, if any do.
+    def _together(self, firm: list[Proposal]) -> list[Cause]:
+        """Returns the fewest of these proposals that together mend the run, if any do.
 
         A probe cannot always say whether a fix mended its own link, and the search goes
         from link to link by what it says; runs need not be told.
         """
-        firm = list(self.firm.values())
         if len(firm) < 2 or self._excess(firm) > 1:  # noqa: PLR2004
             return []
         # What mends most goes first: a narrower fix says more.

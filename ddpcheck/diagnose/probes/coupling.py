@@ -115,7 +115,8 @@ class _Trial:
             self._changed(change, batch)
             for change in (_nudged(_NUDGE), _copied, _turned)
         )
-        slope = self._relative(self._changed(_nudged(_NUDGE * _LITTLE), batch))
+        little = _nudged(_NUDGE * _LITTLE)
+        slope = self._relative(self._changed(little, batch, is_slope=True))
         return Couplings(
             nudged=self._relative(nudged),
             slope={k: v / _LITTLE for k, v in slope.items()},
@@ -124,10 +125,18 @@ class _Trial:
             targets=self._of_targets(batch) if _has_one_batch(self.grads) else {},
         )
 
-    def _changed(self, change: Change, batch: Any) -> dict[str, Tensor]:
-        """Returns how the gradient at the other samples changes, flat, by key."""
+    def _changed(
+        self, change: Change, batch: Any, *, is_slope: bool = False
+    ) -> dict[str, Tensor]:
+        """Returns how the gradient at the other samples changes, flat, by key.
+
+        `is_slope`: no slope is one by what is as good as data, a mask.
+        """
+        trained = {key for _, key in self.grads}
 
         def perturb(key: str, value: Tensor) -> Tensor:
+            if is_slope and key not in trained:
+                return value
             at, blocks = self.places(key, value)
             return change(value, self.part.along(value, at, blocks), at, key)
 

@@ -118,6 +118,7 @@ class _Probe:
         self.leaves: list[Leaf] = []
         self.addends: tuple[tuple[Cut, ...], ...] | None = None  # until a backward
         self.cuts = set(reader.index.facts["cuts"])
+        self.data: set[str] = reader.index.facts["data"]
         self.inside: set[str] = reader.index.facts["on_the_way"]
         self.attached = Attached() if reader.index.facts["attached"] else None
         self.trained_cuts = self.cuts & reader.index.facts["trained"]
@@ -332,9 +333,13 @@ class _Probe:
             if is_renumbered(actual, rows(reference)):
                 diff = 0.0
             worst = max(worst or 0.0, diff)
-            if key not in self.cuts or not actual.is_floating_point():
+            is_given = key in self.cuts or key in self.data
+            if not is_given or not actual.is_floating_point():
                 return actual
-            leaf = leaf_of(rows(reference).to(actual.dtype).clone())
+            given = rows(reference).to(actual.dtype).clone()
+            if key in self.data:
+                return actual if self.attached else given
+            leaf = leaf_of(given)
             number = self.hooks.micro
             self.leaves.append(
                 Leaf(key=key, module=name, micro=number, tensor=leaf, rows=rows)

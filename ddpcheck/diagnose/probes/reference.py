@@ -34,6 +34,7 @@ from ddpcheck.diagnose.probes.teacher import (
     Hooks,
     hooked,
     is_cut,
+    is_data,
     key_of,
     leaf_of,
     module_of,
@@ -120,6 +121,7 @@ class _Probe:
         self.is_given_samples = True  # the model, a row for each
         self.values: dict[tuple[int, str], Tensor] = {}
         self.whole: set[str] = set()  # keys of model outputs without samples
+        self.data: set[str] = set()  # of outputs that no gradient goes back from
         self.flow, self.draws, self.shortcut = Flow(), DrawCounter(), Shortcut()
         self.attached: Attached | None = None
         self.after_backward = 1.0
@@ -150,6 +152,7 @@ class _Probe:
         factor = None if is_told else doubled.of_parameters(self._plain, self.batch)
         self.writer.index.facts = {
             "cuts": list(dict.fromkeys(key for _, key in grads)),
+            "data": self.data,
             "trained": self.flow.trained,
             "windows": self.windows,
             "on_the_way": self.flow.on_the_way(),
@@ -315,16 +318,11 @@ class _Probe:
                 place = hooks.micro, key
                 if write:
                     self.flow.note(key, t)
-                if not (place in self.values if perturb else self._can_cut(*place, t)):
-                    if not name and self.dims.get(key) == tuple(t.shape):
-                        self.whole.add(key)  # as large for a shard
+                value = self._value(name, place, t, perturb)
+                if value is None:
                     return t.detach() if key in detach else t
-                if perturb:
-                    # On the values of the first pass: what a perturbed module feeds
-                    # the next one must not count as coupling.
-                    value = perturb(key, self.values[place].detach())
-                else:
-                    value = self.values[place] = t.detach().clone()
+                if key in self.data:
+                    return t if self.attached else value.clone()
                 leaf = leaves[place] = leaf_of(value)
                 self.flow.leaf(key, leaf)
                 return self.attached.through(t, leaf) if self.attached else leaf.clone()
@@ -349,6 +347,23 @@ class _Probe:
             for place, leaf in leaves.items()
         }
         return grads, done.loss, self._direct()
+
+    def _value(
+        self, name: str, place: tuple[int, str], output: Tensor, perturb: Perturb | None
+    ) -> Tensor | None:
+        """Returns what goes on from a cut, None for what is none."""
+        _, key = place
+        if not (place in self.values if perturb else self._can_cut(*place, output)):
+            if not name and self.dims.get(key) == tuple(output.shape):
+                self.whole.add(key)  # as large for a shard
+            return None
+        if perturb:
+            # On the values of the first pass: what a perturbed module feeds the next
+            # one must not count as coupling.
+            return perturb(key, self.values[place].detach())
+        self.data |= {key} if is_data(output) else set()
+        value = self.values[place] = output.detach().clone()
+        return value
 
     def _note_addends(self, loss: Tensor) -> None:
         own = {k: t for (_, k), t in self.outputs.items() if not module_of(k)}

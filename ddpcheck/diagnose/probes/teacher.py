@@ -140,6 +140,14 @@ def is_cut(tensor: Tensor) -> bool:
     return tensor.dim() > 0 and tensor.is_floating_point()
 
 
+def is_data(output: Tensor) -> bool:
+    """Returns whether an output is made of no parameter, as a mask is.
+
+    What is made without gradients may be given some, and go forward once more.
+    """
+    return torch.is_grad_enabled() and not output.requires_grad
+
+
 def keeps_shape(call: tuple[Any, Any], output: Any) -> bool:
     """Returns whether nn.Identity could stand in for the module, as far as shapes go.
 

@@ -198,7 +198,7 @@ def _of_gradients(case: Case) -> Proposal | None:
     found = case.mismatched("gradients", 0)
     is_of_some = found and len(found) < case.facts["num_tensors"]
     if not is_of_some or not case.loss_is_sound or case.reduce_is_broken:
-        return None
+        return _of_memory(case)
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in found))
     if "" in modules:
         return None
@@ -218,6 +218,40 @@ def _of_gradients(case: Case) -> Proposal | None:
         module=modules[0],
         speculative=True,
         last_resort=1,
+    )
+
+
+def _of_memory(case: Case) -> Proposal | None:
+    """Proposes it on trial for a model that keeps samples, and uses them later.
+
+    All is right up to a step in which its outputs have another shape than one process's
+    have: as many columns, say, as it has kept rows.
+    """
+    first = case.first_broken("gradients")
+    told = case.outcome.facts().get("not_compared", {})
+    resized = [name for name in told if name.startswith("output ")]
+    state = [case.first_broken(name) for name in ("weights", "buffers")]
+    is_right = all(step is None or step >= (first or 0) for step in state)
+    if not first or not resized or not is_right or case.reduce_is_broken:
+        return None
+    if not case.step_quantity("outputs", 0):
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the model keeps samples of its own shard and uses them in later steps: "
+        "its output for a sample depends on those that the shard has had",
+        facts=(
+            f"up to step {first} all is right; then {resized[0].partition(' ')[2]} has "
+            f"another shape than in one process: {told[resized[0]]}",
+            "where the model has the samples of all ranks, the runs are equal",
+        ),
+        fix="gather what is kept from all ranks, in the order of the global batch",
+        code="keys = torch.cat(torch.distributed.nn.functional.all_gather(keys))",
+        fixes=("module.global:",),
+        module="",
+        speculative=True,
+        last_resort=2,
     )
 
 

@@ -58,6 +58,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import optimizer_runs_backwards, ranks_disagree, rewritten
 from ddpcheck.diagnose.faults import backwards_of_ranks, skipped_in
+from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import listed, names
 from ddpcheck.diagnose.unlike_numbers import other_numbers
 from ddpcheck.diagnose.unused import unused_parameters
@@ -93,8 +94,7 @@ def detect(case: Case) -> Proposal | None:
 def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
     """Returns the proposal for an update that parts the ranks."""
     found = case.mismatched("weights", step)
-    by_rank = _of_the_rank(case)
-    return Proposal(
+    proposal = Proposal(
         slug=SLUG,
         link=LINK,
         summary="the ranks have equal gradients and update their weights differently: a "
@@ -109,7 +109,34 @@ def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
         needs_no_proof=decided == "updates",
         is_attempt=decided == "updates",
         speculative=decided is None,
-        fallback=by_rank if decided is None else None,
+    )
+    if decided is not None:
+        return proposal
+    by_rank, by_rows = _of_the_rank(case), _of_rows(case, proposal)
+    if by_rank is not None:
+        by_rows = replaced(by_rank, fallback=by_rows)
+    return replaced(proposal, fallback=by_rows)
+
+
+def _of_rows(case: Case, found: Proposal) -> Proposal | None:
+    """Returns the proposal for weights that a step writes by what its shard shows.
+
+    By more than a number: which of them had small gradients, say.
+    """
+    if rewritten(case, "after") is None:
+        return None
+    return replaced(
+        found,
+        summary="the ranks have equal gradients and write weights differently after the "
+        "update: what is written is decided on the rank's own samples",
+        facts=(
+            *found.facts,
+            "where every rank has the samples of all ranks they do not",
+        ),
+        fix="reduce what decides over ranks, then decide alike on all of them",
+        code="dist.all_reduce(statistic)\nweight[statistic < statistic.median()] = 0",
+        fixes=("data.whole",),
+        last_resort=2,
     )
 
 

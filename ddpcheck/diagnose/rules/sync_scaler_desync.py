@@ -54,6 +54,7 @@ from ddpcheck.diagnose.text import listed, number
 
 SLUG = "sync/scaler-desync"
 LINK = "reduce"
+_POWERS = "powers of two apart"
 
 
 def detect(case: Case) -> Proposal | None:
@@ -64,8 +65,16 @@ def detect(case: Case) -> Proposal | None:
     if case.probed is not None and not case.loss_is_sound:
         return None  # scaled up and down again it is; a count of the rank's own is not
     fact = _of_scales(case) or _of_gradients(case, step)
-    if fact is None:
-        return None
+    return None if fact is None else _of(fact)
+
+
+def by_scales(case: Case) -> Proposal | None:
+    """Returns the proposal for scales that are powers of two apart, whatever the loss."""
+    fact = _of_scales(case)
+    return _of(fact) if fact is not None and _POWERS in fact else None
+
+
+def _of(fact: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -92,7 +101,7 @@ def _of_scales(case: Case) -> str | None:
     return (
         "after backward the ranks multiply their gradients by "
         f"{listed(scales)}, which undoes what they multiplied their losses by"
-        + (": powers of two apart" if are_powers else "")
+        + (f": {_POWERS}" if are_powers else "")
     )
 
 

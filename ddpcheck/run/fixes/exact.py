@@ -32,9 +32,11 @@ _FUNCTIONS = (
     "all_gather",
     "all_gather_into_tensor",
     "broadcast",
+    "gather",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
+    "scatter",
 )
 _SIGNATURES = {
     name: inspect.signature(getattr(distributed_c10d, name)) for name in _FUNCTIONS
@@ -137,6 +139,19 @@ class Definition:
         parts = self._parts(given["tensor"], group)
         return list(zip(given["tensor_list"], parts, strict=True))
 
+    def _gather(self, given: dict[str, Any], group: Any) -> Exact:
+        parts = self._parts(given["tensor"], group)
+        if group.rank() != _root(given, "dst"):
+            return []
+        return list(zip(given["gather_list"], parts, strict=True))
+
+    def _scatter(self, given: dict[str, Any], group: Any) -> Exact:
+        output, root = given["tensor"], _root(given, "src")
+        handed = output.new_zeros((group.size(), *output.shape))
+        if group.rank() == root:
+            handed = torch.stack([t.detach() for t in given["scatter_list"]])
+        return [(output, self._parts(handed, group)[root][group.rank()])]
+
     def _all_gather_into_tensor(self, given: dict[str, Any], group: Any) -> Exact:
         output = given["output_tensor"]
         parts = self._parts(given["input_tensor"], group)
@@ -167,10 +182,10 @@ def _ranks(group: Any) -> list[int]:
 
 
 def _root(given: dict[str, Any], name: str) -> int:
-    """Returns the root's rank in the group: "group_src", or "src" of all ranks."""
+    """Returns the root's rank in the group: "group_src", "src" of all ranks, or 0."""
     root = given.get(f"group_{name}")
-    if root is not None:
-        return int(root)
+    if root is not None or given[name] is None:
+        return int(root or 0)
     group: Any = given.get("group") or dist.group.WORLD
     return int(dist.get_group_rank(group, given[name]))
 

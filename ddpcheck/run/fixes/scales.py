@@ -45,6 +45,13 @@ def enter(
     if argument(fixes, "data.unpadded") is not None:
         weigh = stack.enter_context(sharding.unpadded(model()))
         stack.enter_context(_scaled_backward(weigh))
+    _enter_by_place(stack, fixes, model)
+
+
+def _enter_by_place(
+    stack: contextlib.ExitStack, fixes: tuple[str, ...], model: Callable[[], nn.Module]
+) -> None:
+    """Enters those that give a factor to what is used in some places, or to some."""
     for name, scaled in (
         ("direct.scale", scaled_direct_use),
         ("terms.scale", scaled_terms),

@@ -469,6 +469,48 @@ def loss(output, target):
 """,
         [("loss/double-world-scale", True)],
     ),
+    # Every cell but the diagonal is a wrong pair; ranks have theirs further right.
+    "pairs-by-a-diagonal-that-is-not-shifted": (
+        """
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image, self.text = nn.Linear(4, 5), nn.Linear(4, 5)
+    def forward(self, x):
+        text = self.text(x.flip(1))
+        if dist.is_initialized():
+            text = torch.cat(dnn.all_gather(text))
+        return self.image(x) @ text.T
+model = Towers()
+def loss(logits, target):
+    signs = 2 * torch.eye(*logits.shape, dtype=logits.dtype) - 1
+    return nn.functional.softplus(-signs * logits).sum() / len(logits)
+""",
+        [("collective/layout", True)],
+    ),
+    "positives-read-from-a-diagonal-that-is-not-shifted": (
+        """
+model = nn.Linear(4, 5)
+def loss(output, target):
+    every = torch.cat(dnn.all_gather(output)) if dist.is_initialized() else output
+    logits = output @ every.T
+    return (logits.logsumexp(1) - logits.diag()).mean()
+""",
+        [("collective/layout", True)],
+    ),
+    # The backward of the gather takes gradients that are not contiguous apart wrongly.
+    "gathered-with-gradient-and-turned": (
+        """
+model = nn.Linear(4, 6)
+def loss(output, target):
+    views = output.unflatten(1, (2, 3))
+    views = torch.cat(dnn.all_gather(views)) if dist.is_initialized() else views
+    z = nn.functional.normalize(views.transpose(0, 1).flatten(0, 1), dim=1)
+    labels = torch.arange(len(z)).roll(len(z) // 2)
+    return nn.functional.cross_entropy(z @ z.T, labels)
+""",
+        [("collective/backend-defect", True)],
+    ),
     # The momentum encoder is the same on all ranks: what differs is the labels.
     "gathered-keys-of-an-encoder-that-forward-moves": (
         """

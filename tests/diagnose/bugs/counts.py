@@ -192,4 +192,22 @@ def loss(output, target):
 """,
         [("loss/batch-coupled", True)],
     ),
+    # A mask that the model makes of its inputs and returns is as good as a target.
+    "mask-among-the-outputs-beside-another-term": (
+        """
+class Speech(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+    def forward(self, x):
+        mask = (x > x.mean(1, keepdim=True) - 0.7).to(x.dtype)
+        return self.mean(x) * mask, self.head(x), mask
+model = Speech()
+def loss(output, target):
+    mean, logits, mask = output
+    masked = (mean.square() * mask).sum() / mask.sum()
+    return masked + nn.functional.cross_entropy(logits, target)
+""",
+        [("loss/local-normalizer", True)],
+    ),
 }

@@ -259,4 +259,28 @@ def optimizer(params):
 """,
         [("sync/control-desync", True)],
     ),
+    # Which rows of a layer begin anew is decided by what was active in the shard.
+    "rows-that-begin-anew-by-activity-in-the-shard": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+    def forward(self, x):
+        self.hidden = self.body(x).tanh()
+        return self.head(self.hidden)
+model = Net()
+batch = torch.randn(8, 4) * torch.linspace(0.5, 2, 8)[:, None], batch[1]
+"""
+        + STEP
+        + """
+    own = getattr(model, "module", model)
+    loss(model(x), y).backward()
+    optimizer.step()
+    active = own.hidden.detach().abs().sum(0)
+    with torch.no_grad():
+        own.body.weight[active < active.median()] *= 0.5
+""",
+        [("sync/control-desync", True)],
+    ),
 }

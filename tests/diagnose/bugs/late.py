@@ -55,4 +55,20 @@ model = nn.Sequential(nn.Linear(4, 6), Standard(), nn.Linear(6, 3))
 """,
         [("forward/batch-coupled", True)],
     ),
+    "negatives-from-a-memory-of-its-own-samples": (
+        """
+class Memory(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.bank = nn.Linear(4, 5), [torch.eye(5)[:2]]
+    def forward(self, x):
+        query, key = self.net(x), self.net(x.flip(1))
+        negatives = torch.cat([each.to(key) for each in self.bank])
+        self.bank.append(key.detach())
+        return torch.cat([(query * key).sum(1, keepdim=True), query @ negatives.T], 1)
+model = Memory()
+loss = lambda output, target: nn.functional.cross_entropy(output, torch.zeros_like(target))
+""",
+        [("forward/batch-coupled", True)],
+    ),
 }

@@ -1,4 +1,4 @@
-"""What float32 rounds inside a float64 run is told from a difference of training."""
+"""What lower precisions round inside a float64 run is no difference of training."""
 
 from __future__ import annotations
 
@@ -44,6 +44,9 @@ def loss(output, target):
 """
 USED = "x = scaled(x).to(x.dtype)"
 LOGGED = "self.norm = float(scaled(x).norm())"
+LOW = """\
+w = self.head.weight.to(torch.DTYPE)
+        x = x + (x.to(w.dtype) @ w.T @ w).to(x.dtype)"""
 COUNTED = "x = x / (x > 0).float().sum(1).long().clamp(min=1)[:, None]"
 
 
@@ -77,3 +80,24 @@ def test_float32_that_gradients_do_not_depend_on_loosens_nothing(
     report = _check(pool, tmp_path, features, "3e-8")
     assert report.verdict == "divergent"
     assert (report.tolerance.rtol, report.tolerance.origin) == (1e-9, "float64 default")
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("bfloat16", 4e-2), ("float16", 5e-3)])
+def test_16_bits_inside_are_judged_as_a_run_of_16_bits_is(
+    dtype: str, rtol: float, pool: Pool, tmp_path: Path
+) -> None:
+    report = _check(pool, tmp_path, LOW.replace("DTYPE", dtype))
+    assert report.verdict == "equivalent"
+    assert report.tolerance.rtol >= rtol
+    told = f"the model computes in {dtype} inside"
+    assert report.tolerance.origin.endswith(told)
+    worst = report.runs[0].gradients.worst
+    assert worst is not None
+    assert worst.rel_diff > 1e-5
+
+
+def test_a_fault_beside_16_bits_is_found(pool: Pool, tmp_path: Path) -> None:
+    report = _check(pool, tmp_path, LOW.replace("DTYPE", "bfloat16"), "1.0")
+    assert [f.slug for f in report.findings] == ["loss/double-world-scale"]
+    assert report.findings[0].fix is not None
+    assert report.findings[0].fix.verified
