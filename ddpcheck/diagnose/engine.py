@@ -201,8 +201,8 @@ def _explained(
         broke_off = bool(runs[index].faults)
         return {i for i in others if bool(runs[i].faults) == broke_off}
     specs = [
-        search.with_fixes(outcomes[i].spec, [c.proposal for c in causes])
+        search.trials.with_fixes(outcomes[i].spec, [c.proposal for c in causes])
         for i in others
     ]
-    mended = search.excesses(specs)
+    mended = search.trials.excesses(specs)
     return {i for i, excess in zip(others, mended, strict=True) if excess <= 1}

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ddpcheck import assemble, noise_floor
+from ddpcheck import assemble
 from ddpcheck.diagnose import findings, hook_weights
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import (
@@ -23,12 +23,12 @@ from ddpcheck.diagnose.causes import (
     is_wide,
     mended,
     proposed,
-    scaled_to,
 )
 from ddpcheck.diagnose.choosing import as_good, changes_nothing
 from ddpcheck.diagnose.faults import busy_ranks
 from ddpcheck.diagnose.hidden import hidden
 from ddpcheck.diagnose.probing import References, first_wrong_batch, probe
+from ddpcheck.diagnose.trials import Trials
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report import Control, Run, Tolerance
@@ -47,6 +47,7 @@ class Search:
     ) -> None:
         self.session, self.limit, self.fix = session, limit, fix
         self.spec, self.outcome = outcome.spec, outcome
+        self.trials = Trials(session, outcome.spec, limit)
         self.references = References(session)
         self.case: Case | None = None
         self.rest: Case | None = None  # what no cause explains
@@ -105,7 +106,7 @@ class Search:
         before: Case | None = None
         for _ in range(_MAX_ROUNDS):
             taken = [c.proposal for c in causes]
-            case = self._case(self.with_fixes(self.spec, taken))
+            case = self._case(self.trials.with_fixes(self.spec, taken))
             if self.case is None:
                 self.case = case
             if case.run.verdict == "equivalent":
@@ -156,38 +157,12 @@ class Search:
         value = self.session.pool.run(job, SOLO)[0].value
         return value if isinstance(value, str) else None
 
-    def with_fixes(self, spec: RunSpec, proposals: list[Proposal]) -> RunSpec:
-        """Returns the spec with the interventions of these proposals."""
-        fixes = tuple(dict.fromkeys(f for p in proposals for f in p.fixes))
-        noise = next((p.noise for p in proposals if p.noise), spec.noise)
-        mode = "averaged" if any(p.by_hand for p in proposals) else spec.mode
-        scaled = tuple(
-            scaled_to(f, self.spec.world_size, spec.world_size) for f in fixes
-        )
-        return spec.but(fixes=spec.fixes + scaled, noise=noise, mode=mode)
-
     def mended(self, causes: list[Cause]) -> Callable[[RunSpec], RunSpec] | None:
         """Returns what puts the fixes of all causes into a spec, if runs prove each."""
         proposals = [cause.proposal for cause in causes if cause.verified]
         if not proposals or len(proposals) < len(causes):
             return None
-        return lambda spec: self.with_fixes(spec, proposals)
-
-    def excesses(self, specs: list[RunSpec]) -> list[float]:
-        """Returns the worst excess of every spec, inf where it faults.
-
-        Or where one process does not train so: changed, a step may find no number.
-        """
-        able = [spec for spec in specs if self.session.trains(spec)]
-        outcomes = dict(zip(able, self.session.run(able), strict=True))
-        return [
-            self._excess_of(outcomes[spec]) if spec in outcomes else math.inf
-            for spec in specs
-        ]
-
-    def _excess_of(self, outcome: RunOutcome) -> float:
-        limit = noise_floor.where_changed(self.session, outcome, self.limit)
-        return assemble.worst_excess(assemble.to_run(outcome, limit.rtol))
+        return lambda spec: self.trials.with_fixes(spec, proposals)
 
     def _case(self, spec: RunSpec) -> Case:
         by_hand, watched = spec.but(mode="averaged"), self._watched(spec)
@@ -287,19 +262,19 @@ class Search:
             if any(x <= 1 for slug, x in tested.items() if slug not in refuted):
                 break
             wanted = [p for p in proposals if p.last_resort == last and can_run(p)]
-            found = self._test(wanted, taken)
+            found = self.trials.of(wanted, taken)
             tested |= found
             refuted |= {
                 p.slug
                 for p in wanted
-                if found[p.slug] <= 1 and not self._passes_control(p, taken)
+                if found[p.slug] <= 1 and not self.trials.passes_control(p, taken)
             }
         first_tried = proposals
         proposals = [self._or_fallback(p, tested, taken, before) for p in proposals]
         refuted |= {
             p.slug
             for p in proposals
-            if p not in first_tried and not self._passes_control(p, taken)
+            if p not in first_tried and not self.trials.passes_control(p, taken)
         }
         firm = [p for p in proposals if not p.speculative]
         for proposal in proposals:
@@ -342,7 +317,7 @@ class Search:
         while other is not None and tested.get(proposal.slug, math.inf) > 1:
             if other.last_resort > 1 and is_mended:
                 break
-            excess = self._test([other], taken)[other.slug]
+            excess = self.trials.of([other], taken)[other.slug]
             if excess <= 1:
                 tested[other.slug] = excess
                 return other
@@ -360,37 +335,20 @@ class Search:
         A probe cannot always say whether a fix mended its own link, and the search goes
         from link to link by what it says; runs need not be told.
         """
-        if len(firm) < 2 or self._excess(firm) > 1:  # noqa: PLR2004
+        if len(firm) < 2 or self.trials.together(firm) > 1:  # noqa: PLR2004
             return []
         # What mends most goes first: a narrower fix says more.
         for proposal in sorted(firm, key=is_wide, reverse=True):
             rest = [p for p in firm if p is not proposal]
-            if self._excess(rest) <= 1:
+            if self.trials.together(rest) <= 1:
                 firm = rest
         if len(firm) < 2:  # noqa: PLR2004
             return []  # its control spoke against it
-        causes = [Cause(p, after=self._excess(firm), verified=True) for p in firm]
+        causes = [
+            Cause(p, after=self.trials.together(firm), verified=True) for p in firm
+        ]
         self._leave_one_out(causes)
         return causes
-
-    def _excess(self, proposals: list[Proposal]) -> float:
-        """Returns the worst excess with the fixes of these proposals."""
-        combined = self.with_fixes(self.spec, proposals)
-        return math.inf if combined == self.spec else self.excesses([combined])[0]
-
-    def _passes_control(self, proposal: Proposal, taken: list[Proposal]) -> bool:
-        """Returns whether the proposal's control, if any, mends the run as well."""
-        if not proposal.control:
-            return True
-        control = dataclasses.replace(proposal, fixes=proposal.control)
-        return self.excesses([self.with_fixes(self.spec, [*taken, control])])[0] <= 1
-
-    def _test(
-        self, proposals: list[Proposal], taken: list[Proposal]
-    ) -> dict[str, float]:
-        specs = [self.with_fixes(self.spec, [*taken, p]) for p in proposals]
-        values = self.excesses(specs)
-        return {p.slug: v for p, v in zip(proposals, values, strict=True)}
 
     def _verified(
         self, proposal: Proposal, before: float, tested: dict[str, float]
@@ -415,9 +373,10 @@ class Search:
             return
         after = causes[-1].after
         specs = [
-            self.with_fixes(self.spec, [p for p in every if p is not q]) for q in every
+            self.trials.with_fixes(self.spec, [p for p in every if p is not q])
+            for q in every
         ]
-        for cause, before in zip(causes, self.excesses(specs), strict=True):
+        for cause, before in zip(causes, self.trials.excesses(specs), strict=True):
             cause.before, cause.after = before, after
             cause.verified = before > 1 >= after
         told = [c for c in causes if c.verified]

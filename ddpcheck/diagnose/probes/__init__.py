@@ -8,6 +8,7 @@ evidence   what they say: plain data
 How one link is judged alone:
 teacher    hooks that feed every module what the reference fed it, and cut the
            network at module outputs; attached: cuts that stay in the graph
+cuts       which outputs one process's model is cut at, and their values
 kept       what a step remembers from call to call, put back for every pass
 shortcut   passes without the modules behind which no gradient of the loss begins
 flow       which cut quantities others are computed from

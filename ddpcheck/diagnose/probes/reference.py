@@ -25,20 +25,17 @@ from ddpcheck.diagnose.probes import (
 )
 from ddpcheck.diagnose.probes.attached import Attached
 from ddpcheck.diagnose.probes.coupling import Grads, Perturb
+from ddpcheck.diagnose.probes.cuts import Cuts
 from ddpcheck.diagnose.probes.evidence import Couplings, ReferenceEvidence
-from ddpcheck.diagnose.probes.flow import Flow
 from ddpcheck.diagnose.probes.kept import Kept
 from ddpcheck.diagnose.probes.shortcut import Shortcut
 from ddpcheck.diagnose.probes.sorting import order_of_calls
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
     hooked,
-    is_cut,
-    is_data,
     key_of,
     leaf_of,
     module_of,
-    num_blocks,
     paths_of,
     restore,
     snapshot,
@@ -112,17 +109,10 @@ class _Probe:
             model = earlier.Trained(self.model, self.model, Names(self.model))
             earlier.train(target, spec, model, batches[:-1], rows)
         self.start, self.kept = snapshot(self.model), Kept(target, self.model)
-        self.windows = micro.Windows(sizes=(self.size,))
-        self.shard_rows = tree.shard_range(self.size, 0, world_size)[1]
+        self.cuts = Cuts(self.size, tree.shard_range(self.size, 0, world_size)[1])
         self.rows: list[int] = []  # of every call of the model
         self.order: Tensor | None = None  # in which the batch is given; None: its own
-        self.dims: dict[str, tuple[int, ...]] = {}
-        self.shard_outputs: dict[str, Tensor] = {}  # of the model, on the first shard
-        self.is_given_samples = True  # the model, a row for each
-        self.values: dict[tuple[int, str], Tensor] = {}
-        self.whole: set[str] = set()  # keys of model outputs without samples
-        self.data: set[str] = set()  # of outputs that no gradient goes back from
-        self.flow, self.draws, self.shortcut = Flow(), DrawCounter(), Shortcut()
+        self.draws, self.shortcut = DrawCounter(), Shortcut()
         self.attached: Attached | None = None
         self.after_backward = 1.0
         self.outputs: dict[tuple[int, str], Tensor] = {}  # leaves of the pass
@@ -131,7 +121,7 @@ class _Probe:
     def run(self) -> ReferenceEvidence:
         """Trains one step under hooks; writes the trace."""
         self._find_windows()
-        self.dims = self._shard_shapes()
+        self.cuts.dims = self._shard_shapes()
         held = generators.states(self.model)
         grads, loss, direct = self._first_pass()
         held_draws = generators.states(self.model) != held
@@ -142,7 +132,7 @@ class _Probe:
         if self.attached:
             every = gradients.of_parameters(self.model)
             self.writer.add("every", 0, every.items())
-        whole = tuple(sorted(paths_of(self.whole) - paths_of(self._own_cuts())))
+        whole = tuple(sorted(paths_of(self.cuts.whole) - paths_of(self.cuts.own())))
         direct_is_output = bool(direct) and self._is_used_through_outputs()
         own_draws, draws = tuple(self.draws.own), self.draws.count
         couplings = self._measure_couplings(grads)
@@ -152,10 +142,10 @@ class _Probe:
         factor = None if is_told else doubled.of_parameters(self._plain, self.batch)
         self.writer.index.facts = {
             "cuts": list(dict.fromkeys(key for _, key in grads)),
-            "data": self.data,
-            "trained": self.flow.trained,
-            "windows": self.windows,
-            "on_the_way": self.flow.on_the_way(),
+            "data": self.cuts.data,
+            "trained": self.cuts.flow.trained,
+            "windows": self.cuts.windows,
+            "on_the_way": self.cuts.flow.on_the_way(),
             "attached": self.attached is not None,
             "order": self.order,
             "addends": self._kinds_of_addends(),
@@ -171,12 +161,12 @@ class _Probe:
             couplings=couplings,
             doubled=factor,
             counts={n: countables.count(n, targets) for n in names},
-            frontier=self.flow.frontier(begin),
-            micros=micro.described(self.windows.sizes, 0, targets, names),
+            frontier=self.cuts.flow.frontier(begin),
+            micros=micro.described(self.cuts.windows.sizes, 0, targets, names),
             addends=self._kinds_of_addends(),
             direct=tuple(direct),
             whole_outputs=whole,
-            laid_outputs=self._laid(),
+            laid_outputs=self.cuts.laid(),
             direct_is_output=direct_is_output,
             draws=draws,
             own_draws=own_draws,
@@ -216,7 +206,7 @@ class _Probe:
         if self.target.train_step is None:
             return
         order = self._look_at_calls()
-        if order is None or self.windows.count > 1:
+        if order is None or self.cuts.has_micros:
             return
         batch, self.batch = self.batch, tree.permute(self.batch, order)
         if self._look_at_calls() is None:
@@ -230,7 +220,7 @@ class _Probe:
         self.rows, order = order_of_calls(
             self.model, batch, lambda hooks: self._step(batch, hooks)
         )
-        self.windows = micro.windows(self.rows, self.size)
+        self.cuts.windows = micro.windows(self.rows, self.size)
         return order
 
     def _shard_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -242,31 +232,24 @@ class _Probe:
             for path, t in tensors_of(output):
                 shapes.setdefault(key_of(name, call, path), tuple(t.shape))
                 if not name:
-                    self.shard_outputs[key_of(name, call, path)] = t.detach()
+                    self.cuts.shard_outputs[key_of(name, call, path)] = t.detach()
 
-        hooks = Hooks(calls_per_micro=self.windows.calls)
+        hooks = Hooks(calls_per_micro=self.cuts.windows.calls)
         hooks.attach(self.model, counted.before, after)
         shard = tree.shard(self.batch, 0, self.world_size)
         self._begin()
         try:
-            with bound_noise(self.spec, self.size, rows=self.shard_rows):
+            with bound_noise(self.spec, self.size, rows=self.cuts.shard_rows):
                 self._trained(shard)
         except Exception:  # noqa: BLE001, S110 (a shard may be too small for the loss)
             pass
         finally:
             hooks.remove()
-        self.windows = micro.picked(self.rows, counted.rows, self.windows)
-        if counted.rows and (self.windows.picks or self.windows.count > 1):
-            self.shard_rows = counted.rows[0]
-        self.is_given_samples = set(counted.rows) == {self.shard_rows}
+        self.cuts.windows = micro.picked(self.rows, counted.rows, self.cuts.windows)
+        if counted.rows and (self.cuts.windows.picks or self.cuts.has_micros):
+            self.cuts.shard_rows = counted.rows[0]
+        self.cuts.is_given_samples = set(counted.rows) == {self.cuts.shard_rows}
         return shapes
-
-    def _can_cut(self, number: int, key: str, tensor: Tensor) -> bool:
-        mine = self.dims.get(key)
-        if mine is None or not is_cut(tensor):
-            return False
-        shape = tuple(tensor.shape)
-        return micro.has_shard(self.windows, number, shape, mine, self.shard_rows)
 
     def _first_pass(self) -> tuple[Grads, float | None, dict[str, Tensor | None]]:
         """Cuts behind every module, or behind the model alone.
@@ -278,14 +261,9 @@ class _Probe:
         for _ in ("all", "outputs"):
             with contextlib.suppress(Exception):
                 return self._cut_pass(self.batch, write=True)
-            self._cut_outputs_alone()
+            self.cuts.of_the_model_alone()
         self.attached = Attached()
         return self._cut_pass(self.batch, write=True)
-
-    def _cut_outputs_alone(self) -> None:
-        self.dims = {k: shape for k, shape in self.dims.items() if not module_of(k)}
-        self.values.clear()
-        self.flow = Flow()
 
     def _cut_pass(
         self,
@@ -317,21 +295,21 @@ class _Probe:
                 key = key_of(name, call, path or "output")
                 place = hooks.micro, key
                 if write:
-                    self.flow.note(key, t)
-                value = self._value(name, place, t, perturb)
+                    self.cuts.flow.note(key, t)
+                value = self.cuts.value(name, place, t, perturb)
                 if value is None:
                     return t.detach() if key in detach else t
-                if key in self.data:
+                if key in self.cuts.data:
                     return t if self.attached else value.clone()
                 leaf = leaves[place] = leaf_of(value)
-                self.flow.leaf(key, leaf)
+                self.cuts.flow.leaf(key, leaf)
                 return self.attached.through(t, leaf) if self.attached else leaf.clone()
 
             made = tree.replace(output, cut)
-            self.shortcut.note((hooks.micro, name, call), output, self.values)
+            self.shortcut.note((hooks.micro, name, call), output, self.cuts.values)
             return made
 
-        hooks = Hooks(calls_per_micro=self.windows.calls)
+        hooks = Hooks(calls_per_micro=self.cuts.windows.calls)
         hooks.attach(self.model, before, after)
         # It sees every operation: a third of the time of the many passes to come.
         drawn = DrawCounter() if write else None
@@ -348,29 +326,12 @@ class _Probe:
         }
         return grads, done.loss, self._direct()
 
-    def _value(
-        self, name: str, place: tuple[int, str], output: Tensor, perturb: Perturb | None
-    ) -> Tensor | None:
-        """Returns what goes on from a cut, None for what is none."""
-        _, key = place
-        if not (place in self.values if perturb else self._can_cut(*place, output)):
-            if not name and self.dims.get(key) == tuple(output.shape):
-                self.whole.add(key)  # as large for a shard
-            return None
-        if perturb:
-            # On the values of the first pass: what a perturbed module feeds the next
-            # one must not count as coupling.
-            return perturb(key, self.values[place].detach())
-        self.data |= {key} if is_data(output) else set()
-        value = self.values[place] = output.detach().clone()
-        return value
-
     def _note_addends(self, loss: Tensor) -> None:
         own = {k: t for (_, k), t in self.outputs.items() if not module_of(k)}
         self.addends.note(loss, own)
 
     def _kinds_of_addends(self) -> tuple[str, ...]:
-        is_one = self.windows.count == 1 and self.after_backward == 1
+        is_one = not self.cuts.has_micros and self.after_backward == 1
         return self.addends.kinds if is_one else ()
 
     def _direct(self) -> dict[str, Tensor | None]:
@@ -384,34 +345,14 @@ class _Probe:
 
         A temperature is such an output; a penalty uses parameters themselves.
         """
-        if not self.whole:
+        if not self.cuts.whole:
             return False
         try:
             return not self._cut_pass(
-                self.batch, perturb=lambda _, t: t, detach=self.whole
+                self.batch, perturb=lambda _, t: t, detach=self.cuts.whole
             )[2]
         except RuntimeError:  # the loss itself is such an output
             return False
-
-    def _dim(self, key: str, value: Tensor) -> int:
-        return micro.shard_dim(value, self.dims[key], self.shard_rows)
-
-    def _place(self, key: str, value: Tensor) -> tuple[int, int]:
-        """Returns the dimension of the samples, and how many blocks of all it has."""
-        mine, whole = self.shard_outputs.get(key), self.values.get((0, key))
-        if mine is None or whole is None or self.windows.count > 1:
-            return self._dim(key, value), 1
-        rows = (0, self.shard_rows, self.windows.sizes[0])
-        return self._dim(key, value), num_blocks(mine, whole, rows)
-
-    def _own_cuts(self) -> set[str]:
-        """Returns the keys of the model's own outputs that have samples."""
-        return {key for _, key in self.values if key in self.shard_outputs}
-
-    def _laid(self) -> tuple[str, ...]:
-        own = ((k, v) for (_, k), v in self.values.items() if k in self.shard_outputs)
-        places = {key: self._place(key, value) for key, value in own}
-        return micro.laid(places, are_given_samples=self.is_given_samples)
 
     def _perturbed(self, perturb: Perturb, batch: Any) -> Grads:
         """Returns the gradients at changed outputs."""
@@ -425,10 +366,10 @@ class _Probe:
         return self._cut_pass(batch, perturb=perturb)[0]
 
     def _measure_couplings(self, grads: Grads) -> Couplings:
-        given = grads, self._place, self.batch, self.world_size
+        given = grads, self.cuts.place, self.batch, self.world_size
         found = coupling.measure(self._perturbed, *given)
         # Micro-batches have other shards; what sorts its samples moves them back.
-        if self.windows.count > 1 or self.order is not None:
+        if self.cuts.has_micros or self.order is not None:
             return found
         # All modules: what they return besides rows, a length, follows the samples.
         ordered = order.measure(self._perturbed_whole, *given, self.spec.seed)
@@ -436,10 +377,10 @@ class _Probe:
 
     def _write_doubled(self, grads: Grads) -> bool:
         """Returns whether there is anything to write."""
-        if self.windows.count > 1 or self.order is not None:  # as for couplings
+        if self.cuts.has_micros or self.order is not None:  # as for couplings
             return False
-        self.addends.is_twice(self._dim if self._kinds_of_addends() else None)
-        found = list(doubled.at_cuts(self._perturbed, grads, self._dim, self.batch))
+        self.addends.is_twice(self.cuts.dim if self._kinds_of_addends() else None)
+        found = list(doubled.at_cuts(self._perturbed, grads, self.cuts.dim, self.batch))
         self.addends.is_twice(None)
         for number, key, half in found:
             self.writer.add("doubled", number, [(key, half)])
