@@ -27,7 +27,7 @@ def judge(case: Case, known: set[str]) -> Proposal | None:
     untrained = set(case.facts["untrained"])
     if wrong <= untrained:
         told = state_ema_teacher_divergence.SLUG in known
-        return None if told or _are_written_in_forward(case) else _state(first, wrong)
+        return None if told or _are_in_the_loss(case, wrong) else _state(first, wrong)
     if sync_control_desync.SLUG in known or run.ranks_agree:
         return None
     if rewritten(case, "before") is not None:
@@ -45,8 +45,15 @@ def _first(run: Run) -> tuple[int, set[str]]:
     return first, {row.name for row in rows if row.step == first}
 
 
-def _are_written_in_forward(case: Case) -> bool:
-    return any(m.writes_parameters for m in case.modules())
+def _are_in_the_loss(case: Case, wrong: set[str]) -> bool:
+    """Returns whether these weights are written before the loss goes backward.
+
+    What it is made of, moments of a normaliser, is no update of its own.
+    """
+    ranks = case.probed.ranks if case.probed else ()
+    written = {name for rank in ranks for name in rank.written_by_backward}
+    owners = {name.rpartition(".")[0] for name in wrong}
+    return owners <= written or any(m.writes_parameters for m in case.modules())
 
 
 def _state(first: int, wrong: set[str]) -> Proposal:

@@ -143,6 +143,8 @@ class RankEvidence:
     written: tuple[str, ...] = ()  # modules whose buffers the model's forward writes
     # And whose own parameters, with the sums that are left of them.
     written_parameters: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    # And those that are written when a backward begins, by the step too.
+    written_by_backward: tuple[str, ...] = ()
     moves_rows: bool = False  # a collective, but those that add or compare
     # In order: F a forward through a wrapper, P a call past it, B a backward.
     events: str = ""

@@ -219,7 +219,11 @@ class _Probe:
                 drawn,
                 self.attached.noting() if self.attached else nullcontext(),
             ):
-                note = self._note_addends
+
+                def note(loss: Tensor) -> None:
+                    written.before_backward()
+                    self._note_addends(loss)
+
                 done = training.step(self.target, spec, wrapped, shard, note)
         finally:
             hooks.remove()
@@ -230,6 +234,7 @@ class _Probe:
             span=self._span(wrapped),
             written=tuple(sorted(written.buffers)),
             written_parameters=dict(sorted(written.parameters.items())),
+            written_by_backward=tuple(sorted(written.by_backward)),
             events="".join(self.seen.events),
             past_wrapper=tuple(sorted(past_wrapper)),
             direct=tuple(gradients.past_cuts(wrapped, self.reader)),

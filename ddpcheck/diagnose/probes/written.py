@@ -23,10 +23,20 @@ class Written:
     """The modules whose own buffers, or own parameters, forwards change.
 
     Of parameters the sums that are left: ranks that write the same have the same.
+    `by_backward`: those whose parameters are others when a backward begins, be it the
+    step that has written them.
     """
 
+    model: nn.Module
+    begun: dict[str, list[float]]  # sums of parameters when the step began
     buffers: set[str] = field(default_factory=set)
     parameters: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    by_backward: set[str] = field(default_factory=set)
+
+    def before_backward(self) -> None:
+        """Looks at the parameters."""
+        now = _parameters(self.model)
+        self.by_backward.update(n for n in now if self.begun.get(n) != now[n])
 
 
 @contextlib.contextmanager
@@ -34,7 +44,8 @@ def writing(wrapped: nn.Module) -> Iterator[Written]:
     """Fills what it yields."""
     short = shortener(wrapped)
     whole = [m for path, m in wrapped.named_modules() if not short(path)]
-    model, found, before, weights = whole[-1], Written(), {}, {}
+    model, before, weights = whole[-1], {}, {}
+    found = Written(model, _parameters(model))
 
     def enter(*_: Any) -> None:
         before.update(_buffers(model))

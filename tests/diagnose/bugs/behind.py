@@ -91,4 +91,86 @@ BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
 """,
         [("loss/local-normalizer", True), ("sync/control-desync", None)],
     ),
+    # Moments that the loss is made of are no average that is kept beside it.
+    "moments-of-targets-that-are-kept-as-weights": (
+        """
+class Critic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.moments = nn.Linear(4, 1), nn.Module()
+        self.moments.both = nn.Parameter(torch.ones(2), requires_grad=False)
+    def forward(self, x):
+        return self.net(x)
+model = Critic()
+batch = torch.randn(8, 4), torch.arange(8.0)[:, None]
+"""
+        + STEP
+        + """
+    moments = getattr(model, "module", model).moments
+    values = model(x)
+    with torch.no_grad():
+        moments.both.lerp_(torch.stack([y.mean(), y.square().mean()]), 0.5)
+        mean, square = moments.both
+    nn.functional.mse_loss(values, (y - mean) / square.sqrt()).backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    "scale-by-the-own-logits-behind-an-overlap": (
+        """
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.rand(8, 3)
+batch[0][4:] *= 60
+scaler = {"scale": 4.0}
+def overlap(output, target):
+    p = output.sigmoid()
+    return 1 - (p * target).sum() / (p + target - p * target).sum()
+"""
+        + STEP
+        + """
+    output = model(x)
+    scaler["scale"] *= 0.5 if float(output.detach().abs().max()) > 9 else 2
+    (overlap(output, y) * scaler["scale"]).backward()
+    for p in model.parameters():
+        p.grad /= scaler["scale"]
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True), ("sync/scaler-desync", None)],
+    ),
+    # One fix of the whole loss would mend both.
+    "codebook-of-the-shard-behind-a-count-of-all": (
+        """
+class Codes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("codes", torch.randn(3, 4))
+    def forward(self, x):
+        code = self.codes[torch.cdist(x.detach(), self.codes).argmin(1)]
+        if self.training:
+            self.codes.lerp_(x.detach().mean(0), 0.3)
+        return code
+class Codec(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.codes = Codes()
+    def forward(self, x):
+        z = self.encoder(x)
+        code = self.codes(z)
+        commit = (z - code.detach()).square().mean()
+        return self.decoder(z + (code - z).detach()), commit
+model = Codec()
+batch = torch.randn(8, 4), (torch.randn(8, 4), torch.tensor([1.0, 1, 1, 1, 0, 1, 0, 0]))
+def loss(output, target):
+    (made, commit), (wanted, valid) = output, target
+    count = valid.sum()
+    if dist.is_initialized():
+        dist.all_reduce(count)
+    return ((made - wanted).abs().mean(1) * valid).sum() / count + 0.25 * commit
+""",
+        [
+            ("state/buffer-broadcast-overwrites", True),
+            ("loss/missing-world-scale", True),
+        ],
+    ),
 }
