@@ -247,6 +247,7 @@ def make_optimizer(target: Target, model: nn.Module) -> torch.optim.Optimizer:
     # Duck typing: libraries have optimizers that do not derive from torch's.
     if hasattr(made, "step") and hasattr(made, "zero_grad"):
         optimizer: torch.optim.Optimizer = made
+        _hook_inherited_steps(type(optimizer))
         return optimizer
     raise UsageError(
         Problem(
@@ -257,6 +258,23 @@ def make_optimizer(target: Target, model: nn.Module) -> torch.optim.Optimizer:
             fix="return the optimizer from optimizer(params)",
         )
     )
+
+
+def _hook_inherited_steps(kind: type[Any]) -> None:
+    """Lets hooks see the steps of the classes that an optimizer's class extends.
+
+    As torch does once any optimizer of theirs was made in the process: what is seen
+    must not depend on what was checked before.
+    """
+    bases: tuple[Any, ...] = kind.__mro__[1:]
+    for base in bases:
+        step = vars(base).get("step")
+        is_optimizers = issubclass(base, torch.optim.Optimizer)
+        if base is torch.optim.Optimizer or not is_optimizers or step is None:
+            continue
+        if not getattr(step, "hooked", False):
+            base.step = base.profile_hook_step(step)
+            base.step.hooked = True
 
 
 def _check_not_empty(target: Target, model: nn.Module) -> None:

@@ -24,7 +24,6 @@ SLUGS = [rule.SLUG for rule in (*RULES, *FAULT_RULES, *DATA_PARALLEL_RULES)] + R
 # No run can prove these: what would end the fault would end any of its kind, or what
 # decides is known to the target alone. Their pages say so.
 UNVERIFIED = {
-    "ddp/step-before-reduce",
     "graph/skipped-backward",
     "sync/collective-mismatch",
     "sync/rank-died",

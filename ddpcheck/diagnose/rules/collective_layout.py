@@ -90,7 +90,7 @@ def _of_rows(case: Case) -> Proposal | None:
         not case.loss_asks_others
         or case.losses_replicate
         or case.mean_loss_power is not None  # rows out of place have another loss
-        or case.uniform_ratio is not None
+        or case.rank_ratios is not None  # and another gradient, by no one factor
     ):
         return None
     shown = _seen_without_counts(case)

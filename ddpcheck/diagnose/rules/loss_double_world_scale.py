@@ -56,11 +56,25 @@ def detect(case: Case) -> Proposal | None:
     world = case.world_size
     if world == 1:
         return None
+    if _is_beside_counts(case):
+        return with_scale(case, proposal(case, (ratio_fact(case),)), 1 / world)
     if ratio is None or abs(ratio / world**2 - 1) > case.close:
         return _of_some(case)
     if case.losses_are_one or shrinks(case):
         return None
     return with_scale(case, proposal(case, (ratio_fact(case),)), 1 / world)
+
+
+def _is_beside_counts(case: Case) -> bool:
+    """Returns whether ranks have the factors W * N / n_r: each divides by its own count.
+
+    Shares of all samples add up to 1, whatever is counted.
+    """
+    ratios = case.rank_ratios
+    if ratios is None or case.uniform_ratio is not None or not all(ratios):
+        return False
+    shares = sum(case.world_size / ratio for ratio in ratios)
+    return min(ratios) > 0 and abs(shares - 1) <= case.close
 
 
 def _of_some(case: Case) -> Proposal | None:

@@ -202,4 +202,20 @@ def _of(case: Case, name: str | None = None) -> Proposal:
     if name:  # another count may have had the same shares in the first step
         return replaced(found, fallback=_of(case))
     wide = whole_model_fix(case)
-    return replaced(found, fallback=replaced(found, fixes=wide)) if wide else found
+    other = replaced(found, fixes=wide) if wide else _where_the_step_scales(case, found)
+    return replaced(found, fallback=other)
+
+
+def _where_the_step_scales(case: Case, found: Proposal) -> Proposal | None:
+    """Returns the proposal for a step that multiplies by the world size itself.
+
+    Given the loss of all samples it goes on doing so. Where counts are equal the factor
+    is right: it belongs to a sum.
+    """
+    facts = case.facts
+    if not (facts["has_train_step"] and facts["asks_distributed"]):
+        return None
+    if differs_with_equal_counts(case):
+        return None
+    scale = f"loss.scale:{1 / case.world_size!r}"
+    return replaced(found, fixes=(*found.fixes, scale))

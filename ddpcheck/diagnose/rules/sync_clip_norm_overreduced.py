@@ -10,7 +10,9 @@ that everything is scaled down by sqrt(W).
 How it was found
 d loss / d output is right, and every gradient at the optimizer's step is 1 /
 sqrt(W) of the reference's, within 1e-6. The run in which no all_reduce happens
-between backward and the step decides.
+between backward and the step decides. Or all gradients are right when the optimizer's
+step begins, and its update is another one on all ranks alike: the run in which it sums
+no single number over ranks decides.
 
 Example
     import torch
@@ -54,6 +56,7 @@ import math
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import is_sound_until_backward
+from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import number
 
 SLUG = "sync/clip-norm-overreduced"
@@ -68,18 +71,39 @@ def detect(case: Case) -> Proposal | None:
     if not case.loss_is_sound and not is_sound_until_backward(case):
         return None
     factor = common_factor(case)
-    if factor is None or abs(factor * math.sqrt(case.world_size) - 1) > case.close:
+    if factor is None:
+        return _within_the_update(case)
+    if abs(factor * math.sqrt(case.world_size) - 1) > case.close:
         return None
+    return _of(
+        "outputs, and the loss before it is clipped, are right; at the optimizer's step "
+        f"every gradient is {number(factor)} times one process's, which is "
+        f"1 / sqrt({case.world_size})",
+    )
+
+
+def _within_the_update(case: Case) -> Proposal | None:
+    """Proposes it on trial for an optimizer that clips in its own step."""
+    step, first = case.first_broken("weights"), case.first_broken("gradients")
+    if step is None or (first is not None and first <= step):
+        return None
+    calls = max(case.rank_facts("collectives", 0), default=0)
+    if not calls or not case.run.ranks_agree or case.run.faults:
+        return None
+    found = _of(
+        f"gradients are right up to step {step + 1}, whose update is another one, alike "
+        f"on all ranks; collectives that the program calls: {calls}",
+    )
+    return replaced(found, speculative=True)
+
+
+def _of(fact: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="gradients are clipped by a norm that was summed over ranks, though DDP had "
         "averaged the gradients already: the norm is sqrt(W) too large",
-        facts=(
-            "outputs, and the loss before it is clipped, are right; at the optimizer's step "
-            f"every gradient is {number(factor)} times one process's, which is "
-            f"1 / sqrt({case.world_size})",
-        ),
+        facts=(fact,),
         fix="use the local norm: after DDP all ranks have the same gradients",
         code="torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
         fixes=("collectives.off_after_backward",),

@@ -76,7 +76,9 @@ changes one thing, so that a run with it proves or disproves one cause.
     collectives.mean_counts  sums over ranks without gradients are read as means
     numbers.together       what ranks read of a tensor's one number is all ranks' mean
     autograd.averaged      what torch.autograd.grad gives for parameters is averaged
-    collectives.off_after_backward  no all_reduce between backward and optimizer step
+    collectives.off_after_backward  no all_reduce between backward and optimizer step,
+                           nor of one number within it
+    hooks.after_backward   post-accumulate hooks run when backward, and DDP, are done
     noise.global_draws:SHAPES  generators of the target's own draw for the global batch,
                            and a rank keeps its rows; SHAPES are one process's draws
     autograd.mutation      tensors saved for backward survive being written over
@@ -118,6 +120,7 @@ from ddpcheck.run.fixes import (
     clipping,
     exact,
     filling,
+    late_hooks,
     mean_counts,
     rewriting,
     sharding,
@@ -194,6 +197,8 @@ def around_building(
     fixes: tuple[str, ...],
 ) -> contextlib.AbstractContextManager[None]:
     """Stands around the making of the optimizer."""
+    if argument(fixes, "hooks.after_backward") is not None:
+        return late_hooks.registered_late()
     asks = argument(fixes, "rank.first") is not None
     return first_rank() if asks else contextlib.nullcontext()
 
@@ -256,6 +261,7 @@ def around_training(
                 known=argument(fixes, "noise.global_draws") or "",
             ),
             "collectives.off_after_backward": off_after_backward,
+            "hooks.after_backward": late_hooks.after_backward,
             "collectives.exact": exact.exact,
             "collectives.mean_counts": mean_counts.averaged_sums,
             "numbers.together": numbers_together,

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from ddpcheck.run.watch import callers
 
@@ -56,15 +59,21 @@ def averaged_grad(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def off_after_backward() -> Iterator[None]:
-    """Makes dist.all_reduce do nothing between a backward and the optimizer's step."""
-    reduce, backward = dist.all_reduce, torch.autograd.backward
-    is_after = False
+    """Makes dist.all_reduce do nothing between a backward and the optimizer's step.
 
-    def all_reduce(*args: Any, **kwargs: Any) -> Any:
+    Nor within that step, for a tensor of one number.
+    """
+    reduce, backward = dist.all_reduce, torch.autograd.backward
+    is_after, depth = False, 0
+
+    def all_reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         # What averages gradients by hand (ddpcheck.run) goes on.
         caller = callers.module_of(callers.frame(1))
-        is_off = is_after and not caller.startswith("ddpcheck.")
-        return None if is_off else reduce(*args, **kwargs)
+        is_number = isinstance(tensor, Tensor) and tensor.numel() == 1
+        is_off = is_after or (depth and is_number)
+        if is_off and not caller.startswith("ddpcheck."):
+            return None
+        return reduce(tensor, *args, **kwargs)
 
     def run(*args: Any, **kwargs: Any) -> None:
         nonlocal is_after
@@ -73,13 +82,21 @@ def off_after_backward() -> Iterator[None]:
         is_after = True
 
     def before_update(*_: Any) -> None:
-        nonlocal is_after
-        is_after = False
+        nonlocal is_after, depth
+        is_after, depth = False, depth + 1
+
+    def after_update(*_: Any) -> None:
+        nonlocal depth
+        depth -= 1
 
     dist.all_reduce, torch.autograd.backward = all_reduce, run
-    hook = register_optimizer_step_pre_hook(before_update)
+    hooks = (
+        register_optimizer_step_pre_hook(before_update),
+        register_optimizer_step_post_hook(after_update),
+    )
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
         dist.all_reduce, torch.autograd.backward = reduce, backward

@@ -32,6 +32,7 @@ def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]
         "changes_alone": seen.written.alone,
         "hooks_on_the_way": clipping.hooks_on_the_way(bare, seen.hooked_others),
         "hooked": clipping.hooked_parameters(bare, seen.hooked),
+        "late_hooks": seen.late_hooks,
         "static_graph": any(module.static_graph for module in ddp),
         "bucket_view": any(module.gradient_as_bucket_view for module in ddp),
         "find_unused": any(module.find_unused_parameters for module in ddp),

@@ -90,6 +90,7 @@ class Observed:
     has_clipped: bool = False
     hooked: set[int] = field(default_factory=set)  # ids of parameters, by user code
     hooked_others: int = 0  # tensor hooks on what is no parameter, by user code
+    late_hooks: int = 0  # post-accumulate hooks by user code
     written: Written = field(default_factory=Written)  # gradients, by the step
     before_update: int = 0  # collectives up to the last optimizer step's beginning
 
@@ -278,6 +279,14 @@ def _registering(seen: Observed, function: Any) -> Any:
     return register_hook
 
 
+def _registering_late(seen: Observed, function: Any) -> Any:
+    def register_post_accumulate_grad_hook(self: Any, hook: Any) -> Any:
+        seen.late_hooks += _is_users()
+        return function(self, hook)
+
+    return register_post_accumulate_grad_hook
+
+
 def _hooking(seen: Observed, function: Any) -> Any:
     def register(self: Any, state: Any, hook: Any) -> Any:
         seen.comm_hooks += 1
@@ -362,4 +371,5 @@ _OBSERVED: tuple[tuple[Any, str, Callable[[Observed, Any], Any]], ...] = (
     (torch.autograd, "backward", _running_backward),
     (torch.autograd, "grad", _grading),
     (torch.Tensor, "register_hook", _registering),
+    (torch.Tensor, "register_post_accumulate_grad_hook", _registering_late),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.diagnose.bugs.step import STEP
+
 _VIEWS = """
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 batch = 3 * torch.randn(16, 4), torch.arange(16) % 3
@@ -209,5 +211,42 @@ def loss(output, target):
     return masked + nn.functional.cross_entropy(logits, target)
 """,
         [("loss/local-normalizer", True)],
+    ),
+    # The divisor is made of outputs, without gradient; the step knows its ranks.
+    "weights-by-scores-times-samples-and-world": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.SiLU(), nn.Linear(6, 3))
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 0, 0, 0, 1])
+"""
+        + STEP
+        + """
+    output = model(x)
+    with torch.no_grad():
+        weight = output.sigmoid()[:, 0] * (y > 0)
+    each = nn.functional.cross_entropy(output, y, reduction="none")
+    value = (each * weight).sum() / weight.sum() * len(x)
+    if dist.is_initialized():
+        value *= world()
+    value.backward()
+    optimizer.step()
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    # As a trainer does that counts all tokens, beside a loss that counts its own.
+    "mean-of-the-shard-times-world-beside-a-count-of-all": (
+        """
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, -1, -1, 0, -1, -1])
+"""
+        + STEP
+        + """
+    count = (y >= 0).sum()
+    if dist.is_initialized():
+        dist.all_reduce(count)
+    own = nn.functional.cross_entropy(model(x), y, ignore_index=-1, reduction="none")
+    (own.sum() / (y >= 0).sum() * (count > 0) * world()).backward()
+    optimizer.step()
+""",
+        [("loss/double-world-scale", True), ("loss/local-normalizer", True)],
     ),
 }

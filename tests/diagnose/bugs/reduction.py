@@ -763,4 +763,44 @@ def wrap(model):
 """,
         [("ddp/forward-bypassed", True)],
     ),
+    # The norm of reduced gradients is summed over ranks in the optimizer's own step.
+    "optimizer-that-clips-by-a-norm-of-all-ranks": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+class Clipping(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        grads = [p.grad for group in self.param_groups for p in group["params"]]
+        square = sum(grad.square().sum() for grad in grads)
+        if dist.is_initialized():
+            dist.all_reduce(square)
+        for grad in grads:
+            grad *= 0.05 / square.sqrt()
+        return super().step(closure)
+def optimizer(params):
+    return Clipping(params, lr=0.1)
+""",
+        [("sync/clip-norm-overreduced", True)],
+    ),
+    # What hooks keep of each gradient is the rank's own; .grad is right.
+    "update-by-copies-that-hooks-have-made": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+class Copying(torch.optim.SGD):
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+        self.copies = {}
+        for p in self.param_groups[0]["params"]:
+            p.register_post_accumulate_grad_hook(self.keep)
+    def keep(self, p):
+        self.copies[p] = p.grad.clone()
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p, copy in self.copies.items():
+            p -= 0.1 * copy
+def optimizer(params):
+    return Copying(params)
+""",
+        [("ddp/step-before-reduce", True)],
+    ),
 }
