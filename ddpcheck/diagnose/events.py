@@ -29,6 +29,18 @@ def is_torn(events: str) -> bool:
     return False
 
 
+def asks_before_backward(events: str) -> bool:
+    """Returns whether autograd.grad looks at what the next backward goes back through.
+
+    A term's weight is made of such gradients; a step towards higher loss (SAM) goes
+    forward again.
+
+    >>> asks_before_backward("FGGBS"), asks_before_backward("FGFBS")
+    (True, False)
+    """
+    return "GB" in events.replace("S", "")
+
+
 def ends_unsynchronised(events: str) -> bool:
     """Returns whether a step's last backward before the update is inside no_sync.
 

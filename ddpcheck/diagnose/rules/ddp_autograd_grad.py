@@ -48,7 +48,7 @@ from __future__ import annotations
 import dataclasses
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import has_later_backward
+from ddpcheck.diagnose.events import asks_before_backward, has_later_backward
 from ddpcheck.diagnose.text import names
 from ddpcheck.diagnose.unused import unused_parameters
 
@@ -68,7 +68,9 @@ def detect(case: Case) -> Proposal | None:
         f"backward: {events[0].count('B')}"
     )
     if not case.reduce_is_broken:
-        weighs = case.has_cuts and not case.loss_is_sound  # loss/batch-coupled
+        weighs = not case.loss_is_sound and (  # loss/batch-coupled
+            case.has_cuts or asks_before_backward(events[0])
+        )
         return None if weighs else _beside_backward(calls)
     found = _by_hand(
         "gradients are made by torch.autograd.grad, which runs none of the hooks that DDP "

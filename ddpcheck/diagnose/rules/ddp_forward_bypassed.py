@@ -10,8 +10,8 @@ unwrapped twin leave it idle, without an error.
 
 How it was found
 A DDP object was never called in a run that went backward, or a backward followed
-calls of what is inside it alone; and gradients are not the mean of the local ones, or
-the ranks raise. Averaging by hand decides.
+calls of what is inside it alone, or ran before DDP's forward had ended; and gradients
+are not the mean of the local ones, or the ranks raise. Averaging by hand decides.
 
 Example
     import torch
@@ -68,6 +68,13 @@ def detect(case: Case) -> Proposal | None:
             "is never armed and every rank trains alone",
             f"DDP.forward was called 0 times on {idle} of {len(counts)} DDP objects, "
             f"backward {events[0].count('B')} times",
+        )
+    inside = max(case.rank_facts("backwards_in_forward", 0), default=0)
+    if inside:
+        return _of(
+            "backward runs inside DistributedDataParallel's forward, whose end arms the "
+            "reducer: gradients stay local",
+            f"backwards inside DDP.forward: {inside} of {events[0].count('B')}",
         )
     return _in_a_part_of_the_step(case)
 

@@ -55,7 +55,11 @@ from __future__ import annotations
 import dataclasses
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import common_factor, input_diff
+from ddpcheck.diagnose.events import (
+    asks_before_backward,
+    common_factor,
+    input_diff,
+)
 from ddpcheck.diagnose.loss import (
     global_loss_fix,
     global_loss_of_other_rows,
@@ -80,7 +84,7 @@ def detect(case: Case) -> Proposal | None:
         inside = _inside_a_module(case) if _gradients_alone_differ(case) else None
         return _on_the_way(case) or inside or _later(case)
     if not case.has_cuts:
-        return _unseen(case)
+        return _unseen(case) or _by_gradients_alone(case)
     if not case.couples:
         return _by_gradients(case)
     if case.losses_replicate:
@@ -131,6 +135,12 @@ def _by_gradients(case: Case) -> Proposal | None:
         "    dist.all_reduce(grad.div_(dist.get_world_size()))",
         speculative=True,
     )
+
+
+def _by_gradients_alone(case: Case) -> Proposal | None:
+    """Proposes the same where no output can be cut for them."""
+    events = case.rank_facts("events", "")
+    return _by_gradients(case) if events and asks_before_backward(events[0]) else None
 
 
 def _is_by_the_step(case: Case) -> bool:

@@ -74,6 +74,7 @@ class Observed:
     # Of each join: whether it divides by all ranks, also by those that have joined.
     joins: list[bool] = field(default_factory=list)
     in_forward: bool = False  # of DDP
+    backwards_in_forward: int = 0
     slopes: int = 0  # calls of autograd.grad for other tensors: an input, a penalty
     opaque_output: str = ""  # type of an output in which DDP finds no tensors
     # Whether Module.to, .half, .cuda, ... was called after a DDP object was built, on a
@@ -220,6 +221,7 @@ def _running_backward(seen: Observed, function: Any) -> Any:
             return function(*args, **kwargs)
         seen.written.before_backward(is_first=not seen.is_accumulating)
         seen.events.append("B")
+        seen.backwards_in_forward += seen.in_forward
         seen.early_clips += seen.has_clipped
         seen.has_clipped = False
         if seen.on_backward:

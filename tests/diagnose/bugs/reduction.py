@@ -803,4 +803,24 @@ def optimizer(params):
 """,
         [("ddp/step-before-reduce", True)],
     ),
+    # A step that is called through DDP's forward, and goes backward by itself.
+    "backward-inside-the-forward": (
+        """
+class Module(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+    def forward(self, x, y):
+        value = nn.functional.cross_entropy(self.net(x), y)
+        value.backward()
+        return value.detach()
+model = Module()
+"""
+        + STEP
+        + """
+    model(x, y)
+    optimizer.step()
+""",
+        [("ddp/forward-bypassed", True)],
+    ),
 }
