@@ -265,7 +265,7 @@ class Case:
         """Whether the loss at one sample depends on others, where it is wrong."""
         if any(c.selects or c.ratio < 0 for c in self._wrong_cuts()):
             return True  # others decide which samples count, or in which direction
-        if self.rank_ratios is not None and self._are_shares():
+        if not self.is_part and self.rank_ratios is not None and self._are_shares():
             return False  # whatever a divisor is made of, it is one for all samples
         strongest = self.couplings.strongest()
         if strongest is None:

@@ -1,7 +1,8 @@
 """Evidence: what each link of the chain does, measured inside the ranks.
 
 reference  the reference's side: one process, the first wrong batch, all recorded
-rank       a rank's side: every module and the loss against the reference's
+rank       a rank's side: every module and the loss against the reference's;
+           calls: what a module is fed with there, and what it makes of that
 training   one training step of a probe; earlier: those before it
 evidence   what they say: plain data
 

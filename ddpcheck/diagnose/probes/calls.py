@@ -1,0 +1,232 @@
+"""The calls of modules in a rank: given what the reference gave them, and compared."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddpcheck import tree
+from ddpcheck.diagnose.probes import micro, modules, with_buffers
+from ddpcheck.diagnose.probes.attached import Attached
+from ddpcheck.diagnose.probes.evidence import ModuleCall
+from ddpcheck.diagnose.probes.teacher import (
+    Hooks,
+    Leaf,
+    closest,
+    distance,
+    has_fractions,
+    is_renumbered,
+    is_term,
+    keeps_shape,
+    key_of,
+    leaf_of,
+    pairs,
+)
+from ddpcheck.run import batch_norm, private
+from ddpcheck.run.watch import generators, observe
+from ddpcheck.trace import Reader
+
+
+class Calls:
+    """What the calls of one step show; the cuts that they leave behind.
+
+    `feeds_indices`: whole numbers that modules are called with are the reference's too.
+
+    Args:
+        reader: of the reference's trace.
+        seen: what user code does meanwhile.
+    """
+
+    def __init__(self, reader: Reader, seen: observe.Observed) -> None:
+        self.reader, self.seen = reader, seen
+        self.modules: list[ModuleCall] = []
+        self.leaves: list[Leaf] = []
+        facts = reader.index.facts
+        self.cuts, self.data = set(facts["cuts"]), set(facts["data"])
+        self.inside: set[str] = facts["on_the_way"]
+        self.attached = Attached() if facts["attached"] else None
+        self.windows: micro.Windows = facts["windows"]
+        self.hooks = Hooks(calls_per_micro=self.windows.calls)
+        self.inputs: dict[str, float] = {}
+        self.before: dict[str, tuple[int, list[tuple[int, float]], list[float]]] = {}
+        self.calls: dict[str, Any] = {}
+        self.callers: dict[str, tuple[str, str]] = {}
+        self.open: list[tuple[str, str]] = []
+        self.silent: dict[str, list[nn.Module]] = {}
+        self.feeds_indices = True
+        self.rng = 0  # of the state of torch's generator when the forward begins
+        self.held_rng = 0  # of the states of numpy's and Python's that the target holds
+        self.rows_first = True  # of the module call that ended last
+
+    def watch(self, wrapped: nn.Module, model: nn.Module, cursor: micro.Cursor) -> None:
+        """Attaches the hooks; remove `hooks` after the step.
+
+        Args:
+            wrapped: what is called.
+            model: inside it.
+            cursor: which of the reference's rows this rank has.
+        """
+        called = {key.partition("#")[0] for key in self.reader.names("inputs", 0)}
+        self.silent = modules.silent_parts(wrapped, called)
+        self.model, self.cursor = model, cursor
+        self.hooks.attach(wrapped, self._before, self._after)
+
+    def _before(
+        self, name: str, call: int, module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        if not self.rng:
+            self.rng = zlib.crc32(torch.get_rng_state().numpy().tobytes())
+            self.held_rng = generators.states(self.model)
+        if not name and not call:
+            self.cursor.enter(args, kwargs, self._recorded)
+        worst = 0.0
+
+        def take(path: str, actual: Tensor) -> Tensor:
+            nonlocal worst
+            if not (self.feeds_indices or has_fractions(actual)):
+                return actual
+            key = key_of(name, call, path or "output")
+            reference = self._recorded("inputs", key, actual)
+            if reference is None or reference.dtype != actual.dtype:
+                return actual
+            rows, diff = closest(actual, reference, self.cursor.rows)
+            if rows is None:
+                return actual
+            value = rows(reference)
+            if is_renumbered(actual, value):
+                return actual
+            worst = max(worst, diff)
+            if not actual.requires_grad:
+                return value.clone()
+            # The value is the reference's, the graph stays the rank's own.
+            return actual + (value - actual.detach())
+
+        new = tree.replace((args, kwargs), take)
+        key = f"{name}#{call}"
+        self.inputs[key] = worst
+        told = modules.versions(module, self.silent.get(name, ()))
+        self.before[key] = (len(self.seen.collectives), *told)
+        self.calls[key] = new
+        self.callers[key] = self.open[-1] if self.open else ("", "")
+        self.open.append((name, type(module).__name__))
+        return new
+
+    def _after(self, name: str, call: int, module: nn.Module, output: Any) -> Any:
+        worst: float | None = None
+        numbers: list[tuple[float, float]] = []
+        self.rows_first = True
+
+        def take(path: str, actual: Tensor) -> Tensor:
+            nonlocal worst
+            key = key_of(name, call, path or "output")
+            reference = self._recorded("outputs", key, actual)
+            if reference is None:
+                return actual
+            if actual.shape[1:] != reference.shape[1:]:
+                self.rows_first = False
+            is_number = not actual.dim()
+            rows, diff = closest(actual, reference, self.cursor.rows)
+            if rows is None or is_number:
+                if is_term(actual, reference) and (is_number or key not in self.inside):
+                    numbers.extend(pairs(actual, reference))
+                elif reference.shape == actual.shape and not is_number:
+                    # No samples in it: the same on every rank or a shared quantity.
+                    worst = max(worst or 0.0, distance(actual, reference))
+                return actual
+            if is_renumbered(actual, rows(reference)):
+                diff = 0.0
+            worst = max(worst or 0.0, diff)
+            is_given = key in self.cuts or key in self.data
+            if not is_given or not actual.is_floating_point():
+                return actual
+            given = rows(reference).to(actual.dtype).clone()
+            if key in self.data:
+                return actual if self.attached else given
+            leaf = leaf_of(given)
+            number = self.hooks.micro
+            self.leaves.append(
+                Leaf(key=key, module=name, micro=number, tensor=leaf, rows=rows)
+            )
+            return (
+                self.attached.through(actual, leaf) if self.attached else leaf.clone()
+            )
+
+        new = tree.replace(output, take)
+        keeps = keeps_shape(self.calls[f"{name}#{call}"], output)
+        self._note(name, call, module, worst, numbers=tuple(numbers), keeps=keeps)
+        return new
+
+    def _note(
+        self,
+        name: str,
+        call: int,
+        module: nn.Module,
+        rel_diff: float | None,
+        *,
+        numbers: tuple[tuple[float, float], ...],
+        keeps: bool,
+    ) -> None:
+        key = f"{name}#{call}"
+        collectives, buffers, parameters = self.before[key]
+        args, kwargs = self.calls.pop(key)
+        self.open.pop()
+        caller, caller_kind = self.callers.pop(key)
+        now = modules.versions(module, self.silent.get(name, ()))
+        writes = now[0] != buffers
+        called = len(self.seen.collectives) - collectives
+        is_norm = isinstance(module, private.BATCH_NORMS)
+        synchronized = is_norm and batch_norm.is_synchronized(module)
+        with self.hooks.paused():
+            invariant = bool(writes or called) and modules.is_scale_invariant(
+                module, args, kwargs
+            )
+            # The slope only where it costs no collective: each is judged.
+            normalises = is_norm or (
+                writes
+                and not called
+                and modules.is_norm_like(module, args, kwargs, is_invariant=invariant)
+            )
+            # Not where it calls others, who may not ask: they are right.
+            this = with_buffers.Call(key, module, args, kwargs, writes=writes)
+            is_right = (bool(rel_diff) and not called) and with_buffers.is_right(
+                this, self._recorded, self.cursor.rows
+            )
+        # Those that were called only to see what it does are not its caller's.
+        del self.seen.collectives[collectives + called :]
+        self.modules.append(
+            ModuleCall(
+                name=name,
+                kind="SyncBatchNorm" if synchronized else type(module).__name__,
+                call=call,
+                rel_diff=rel_diff,
+                caller=caller,
+                caller_kind=caller_kind,
+                input_diff=self.inputs[key],
+                rows_first=self.rows_first,
+                numbers=numbers,
+                keeps_shape=keeps,
+                collectives=called,
+                writes_buffers=writes,
+                through_buffers=is_right,
+                writes_parameters=now[1] != parameters,
+                scales_by_frequency=bool(getattr(module, "scale_grad_by_freq", False)),
+                is_batch_norm=is_norm,
+                is_synchronized=synchronized,
+                is_scale_invariant=invariant,
+                normalises=normalises,
+            )
+        )
+
+    def _recorded(self, quantity: str, key: str, actual: Tensor) -> Tensor | None:
+        shape, rows = tuple(actual.shape), self.cursor.rows[1]
+        return micro.recorded(self.reader, self.windows, quantity, key, shape, rows)
+
+    def recorded_at(self, quantity: str, leaf: Leaf) -> Tensor | None:
+        """Returns what the reference had at a cut."""
+        shape, rows = tuple(leaf.tensor.shape), self.cursor.rows_in(leaf.micro)
+        return micro.recorded(
+            self.reader, self.windows, quantity, leaf.key, shape, rows
+        )
