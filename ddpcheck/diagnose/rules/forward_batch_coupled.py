@@ -134,7 +134,7 @@ def _of_the_step(case: Case) -> Proposal | None:
     if case.diverging():
         return _of_fitted(case)
     if worst <= case.close:
-        return _of_gradients(case)
+        return _of_gradients(case) or _of_memory(case)
     if not case.facts["has_train_step"]:
         return None
     proposal = Proposal(
@@ -198,7 +198,7 @@ def _of_gradients(case: Case) -> Proposal | None:
     found = case.mismatched("gradients", 0)
     is_of_some = found and len(found) < case.facts["num_tensors"]
     if not is_of_some or not case.loss_is_sound or case.reduce_is_broken:
-        return _of_memory(case)
+        return None
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in found))
     if "" in modules:
         return None

@@ -6,6 +6,18 @@ from tests.diagnose.bugs.step import STEP
 
 _NET = "model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))\n"
 _SLOPE = "torch.autograd.grad(output.sum(), x, create_graph=True)[0]"
+_GENERATOR = """
+class Generator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.style = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(0.2))
+        self.synthesis = nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 5))
+    def forward(self, z):
+        style = self.style(z)
+        return self.synthesis(style), style
+model = Generator()
+batch = torch.randn(8, 4) * torch.linspace(0.2, 3, 8)[:, None], torch.randn(8, 5)
+"""
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
     # The penalty does not depend on the last bias, which the scores do.
@@ -142,18 +154,7 @@ model = Net()
     ),
     # The slope's length is held against the mean of the shard's.
     "path-lengths-against-their-mean": (
-        """
-class Generator(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.style = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(0.2))
-        self.synthesis = nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 5))
-    def forward(self, z):
-        style = self.style(z)
-        return self.synthesis(style), style
-model = Generator()
-batch = torch.randn(8, 4) * torch.linspace(0.2, 3, 8)[:, None], torch.randn(8, 5)
-"""
+        _GENERATOR
         + STEP
         + """
     image, style = model(x)
@@ -165,18 +166,8 @@ batch = torch.randn(8, 4) * torch.linspace(0.2, 3, 8)[:, None], torch.randn(8, 5
         [("loss/batch-coupled", True)],
     ),
     "path-lengths-over-those-that-are-long": (
-        """
-class Generator(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.style = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(0.2))
-        self.synthesis = nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 5))
-    def forward(self, z):
-        style = self.style(z)
-        return self.synthesis(style), style
-model = Generator()
-batch = torch.randn(8, 4) * torch.linspace(0.2, 3, 8)[:, None], torch.arange(8) > 2
-"""
+        _GENERATOR
+        + "batch = batch[0], torch.arange(8) > 2\n"
         + STEP
         + """
     image, style = model(x)
