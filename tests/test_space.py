@@ -87,7 +87,7 @@ def test_large_record_is_placed_where_it_fits(
 ) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(folders, "temporary", lambda: tmp_path)
     disk = folders.on_disk(memory)
     free.update({memory: 64 * MIB, disk: 100 * MIB})
     assert folders.place(memory, 50 * MIB) == memory

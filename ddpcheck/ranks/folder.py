@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 import tempfile
@@ -73,7 +74,18 @@ def on_disk(folder: Path) -> Path:
     Made by whoever needs it, among temporary files, under the same name: whoever knows
     one folder can remove the other.
     """
-    return Path(tempfile.gettempdir()) / f"{folder.name}-large"
+    return temporary() / f"{folder.name}-large"
+
+
+@functools.cache
+def temporary() -> Path:
+    """Returns the folder of temporary files, as it was when first asked for.
+
+    Ranks inherit the answer from their fork server, whatever user code makes of
+    `tempfile.tempdir`. Nor does who knows it wait for the lock of `tempfile`, which
+    a process that is told of its parent's end may hold at that moment.
+    """
+    return Path(tempfile.gettempdir())
 
 
 def place(folder: Path, size: int) -> Path:

@@ -48,6 +48,7 @@ def main(settings: dict[str, Any]) -> None:
     except FileNotFoundError:
         os._exit(0)  # the tool ended and cleaned up while this Python started
     faulthandler.register(signals.STACK, file=stack, all_threads=True)
+    folders.temporary()
 
     # The server ends when the tool does, however that ended (SIGKILL too): the last
     # chance to remove the session's folder, and what user code started in ranks.

@@ -33,10 +33,11 @@ PROGRAM = """
 import sys, time
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool, Preload
-modules = {"stuck": ("sleeper",), "importing": ("torch",), "busy": ()}[sys.argv[1]]
+sleeps = {"stuck": ("sleeper",), "locked": ("lock", "sleeper")}
+modules = {"importing": ("torch",), "busy": (), **sleeps}[sys.argv[1]]
 pool = Pool(Preload(modules=modules))
 pool.start()
-if sys.argv[1] == "stuck":
+if "sleeper" in modules:
     while not (pool.folder / "stuck").exists():
         time.sleep(0.01)
 if sys.argv[1] == "busy":
@@ -56,7 +57,7 @@ time.sleep(600)
 
 def _wait_until_gone(pids: list[int], folder: Path) -> None:
     # Looks are counted, not seconds: in those a machine may have stood still.
-    for _ in range(600):
+    for _ in range(200):  # fewer than a fork server takes that hangs in its own end
         if not folder.exists() and not any(map(_is_alive, pids)):
             return
         time.sleep(0.05)
@@ -105,11 +106,20 @@ time.sleep(600)
 """
 
 
+# Asks for the folder of temporary files and gets no further.
+LOCK = """
+import tempfile
+tempfile._once_lock.acquire()
+tempfile.tempdir = None
+"""
+
+
 @pytest.mark.parametrize(
     ("when", "number"),
     [
         ("importing", signal.SIGTERM),
         ("stuck", signal.SIGKILL),
+        ("locked", signal.SIGKILL),
         ("busy", signal.SIGKILL),
         ("busy", signal.SIGTERM),
     ],
@@ -118,6 +128,7 @@ def test_killed_tool_leaves_no_process_and_no_folder(
     when: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     (tmp_path / "sleeper.py").write_text(SLEEPER, encoding="utf-8")
+    (tmp_path / "lock.py").write_text(LOCK, encoding="utf-8")
     path = os.pathsep.join([str(ROOT), str(tmp_path)])
     tool = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, when],
