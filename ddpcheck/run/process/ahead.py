@@ -18,12 +18,16 @@ from ddpcheck.ranks import preload
 from ddpcheck.run.process import dynamo
 
 _SYMBOLS = "torch.fx.experimental.symbolic_shapes"
+_BACKENDS = "torch._dynamo.backends.common"  # what every backend of the compiler needs
+_COMPILED = "torch.distributed.tensor.experimental._attention"
 # What a file says that needs a module. A word too many costs its import, once.
 _WORDS = {
     dynamo.NAME: (
         r"(?<!re\.)\bcompile\b|_dynamo|checkpoint|deterministic|profiler"
         r"|functorch|torch\.func\b"
     ),
+    _BACKENDS: r"(?<!re)\.compile\b",
+    _COMPILED: r"compiled_autograd",
     _SYMBOLS: (
         r"distributions|broadcast_shapes|grad_outputs|grad_tensors|autograd\.backward"
         r"|\.backward\([^)]"

@@ -17,6 +17,8 @@ from ddpcheck.run.process import ahead, dynamo
 from ddpcheck.target import TargetRef
 
 _SYMBOLS = "torch.fx.experimental.symbolic_shapes"
+_BACKENDS = "torch._dynamo.backends.common"
+_COMPILED = "torch.distributed.tensor.experimental._attention"
 
 
 @pytest.fixture
@@ -38,14 +40,15 @@ def _prepare(monkeypatch: pytest.MonkeyPatch, path: str | None) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("model = torch.compile(model)", dynamo.NAME),
-        ("model.compile(backend='eager')", dynamo.NAME),
-        ("import torch._dynamo", dynamo.NAME),
-        ("model.gradient_checkpointing_enable()", dynamo.NAME),
-        ("torch.use_deterministic_algorithms(True)", dynamo.NAME),
-        ("from torch.distributions import Normal", _SYMBOLS),
-        ("loss.backward(torch.ones_like(loss))", _SYMBOLS),
-        ("grad(out, x, grad_outputs=ones)", _SYMBOLS),
+        ("model = torch.compile(model)", (dynamo.NAME, _BACKENDS)),
+        ("model.compile(backend='eager')", (dynamo.NAME, _BACKENDS)),
+        ("import torch._dynamo", (dynamo.NAME,)),
+        ("model.gradient_checkpointing_enable()", (dynamo.NAME,)),
+        ("torch.use_deterministic_algorithms(True)", (dynamo.NAME,)),
+        ("torch._dynamo.config.compiled_autograd = True", (dynamo.NAME, _COMPILED)),
+        ("from torch.distributions import Normal", (_SYMBOLS,)),
+        ("loss.backward(torch.ones_like(loss))", (_SYMBOLS,)),
+        ("grad(out, x, grad_outputs=ones)", (_SYMBOLS,)),
     ],
 )
 def test_module_that_the_file_speaks_of_is_imported(
@@ -53,12 +56,12 @@ def test_module_that_the_file_speaks_of_is_imported(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     line: str,
-    expected: str,
+    expected: tuple[str, ...],
 ) -> None:
     path = tmp_path / "target.py"
     path.write_text(f"import torch\n{line}\n", encoding="utf-8")
     _prepare(monkeypatch, str(path))
-    assert imports == [expected, "off"]
+    assert imports == [*expected, "off"]
 
 
 def test_file_that_speaks_of_none_imports_none(
