@@ -6,8 +6,8 @@ by itself. What the target has imported, or speaks of in its file, is there for 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -49,7 +49,7 @@ def prepare() -> None:
     if not dynamo.can_wait() or _is_held():
         needed.add(dynamo.NAME)
     for module in sorted(needed):
-        if importlib.util.find_spec(module) is not None:
+        with contextlib.suppress(ImportError):  # other versions of torch lack some
             importlib.import_module(module)
     dynamo.put_off()
 

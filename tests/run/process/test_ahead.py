@@ -121,11 +121,15 @@ def test_compiler_that_cannot_wait_is_imported(
 def test_module_that_a_torch_lacks_is_no_error(
     imports: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    def lacks(name: str) -> None:
+        imports.append(name)
+        raise ModuleNotFoundError(name)
+
     path = tmp_path / "target.py"
     path.write_text("compile distributions", encoding="utf-8")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib, "import_module", lacks)
     _prepare(monkeypatch, str(path))
-    assert imports == ["off"]
+    assert imports == [dynamo.NAME, _SYMBOLS, "off"]
 
 
 def test_modules_are_those_of_torch() -> None:
