@@ -21,9 +21,10 @@ class Proposal:
     `fixes`: names of run/fixes/apply.py, in force in the run that decides; `noise`:
     its noise mode. `by_hand`: that run averages gradients by hand instead of by DDP;
     `or_by_hand`: so may it (what is found is a fact about the wrapper, which user
-    code may bring about again after `fixes` mended it). `control`: fixes that must
-    mend the run as well, or the cause is another one. `fallback`: the same cause less
-    precisely, for where `fixes` do not mend it.
+    code may bring about again after `fixes` mended it); `local`: the parameters whose
+    gradients it leaves to each rank, where it leaves others alone. `control`: fixes
+    that must mend the run as well, or the cause is another one. `fallback`: the same
+    cause less precisely, for where `fixes` do not mend it.
 
     What it counts for:
     `speculative`: nothing, unless its run verifies it. `last_resort`: 1, it would mend
@@ -42,6 +43,7 @@ class Proposal:
     fixes: tuple[str, ...] = ()
     control: tuple[str, ...] = ()
     by_hand: bool = False
+    local: tuple[str, ...] = ()
     noise: str | None = None
     module: str | None = None
     speculative: bool = False

@@ -28,6 +28,7 @@ from ddpcheck.diagnose.choosing import as_good, changes_nothing
 from ddpcheck.diagnose.faults import busy_ranks
 from ddpcheck.diagnose.hidden import hidden
 from ddpcheck.diagnose.probing import References, first_wrong_batch, probe
+from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.trials import Trials
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
@@ -73,6 +74,7 @@ class Search:
         elif len(causes) == 1 and causes[0].proposal.last_resort:
             # It mends many: two that say more may do as well.
             causes = self._together(list(self.narrow.values())) or causes
+        causes = self._apart(causes)
         if self.rest is not None and self.can_fall_back:
             self.falls_back = True
             causes = self._again(causes)
@@ -349,6 +351,20 @@ class Search:
         ]
         self._leave_one_out(causes)
         return causes
+
+    def _apart(self, causes: list[Cause]) -> list[Cause]:
+        """Returns what one average by hand mended, apart by the parameters of each."""
+        by_hand = next((c for c in causes if c.verified and c.proposal.by_hand), None)
+        if by_hand is None or not by_hand.proposal.local:
+            return causes
+        found = {slug: p for slug, p in self.firm.items() if p.local}
+        others = [c.proposal for c in causes if c.proposal.slug not in found]
+        fix = "gradients.averaged:"
+        parts = [
+            replaced(p, fixes=(fix + ",".join(p.local),), by_hand=False)
+            for p in found.values()
+        ]
+        return (len(parts) > 1 and self._together(others + parts)) or causes
 
     def _verified(
         self, proposal: Proposal, before: float, tested: dict[str, float]

@@ -46,6 +46,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import goes_past_the_wrapper, is_backward_past
+from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import module, names
 
 SLUG = "ddp/forward-bypassed"
@@ -60,15 +61,16 @@ def detect(case: Case) -> Proposal | None:
         return None
     # One that holds nothing that is trained here is rightly not called.
     unused = set(case.facts["unused"])
-    counts = [count for count, names in forwards[0] if not set(names) <= unused]
-    idle = sum(count == 0 for count in counts)
+    used = [(count, held) for count, held in forwards[0] if not set(held) <= unused]
+    idle = [held for count, held in used if count == 0]
     if idle:
-        return _of(
+        found = _of(
             "the forward does not go through DistributedDataParallel, so its reducer "
             "is never armed and every rank trains alone",
-            f"DDP.forward was called 0 times on {idle} of {len(counts)} DDP objects, "
+            f"DDP.forward was called 0 times on {len(idle)} of {len(used)} DDP objects, "
             f"backward {events[0].count('B')} times",
         )
+        return replaced(found, local=tuple(name for held in idle for name in held))
     inside = max(case.rank_facts("backwards_in_forward", 0), default=0)
     if inside:
         return _of(

@@ -66,5 +66,6 @@ def detect(case: Case) -> Proposal | None:
         fix="copy values into the existing parameters, or wrap last",
         code="module.load_state_dict(state)  # assign=False",
         fixes=("ddp.rewrap",),
+        local=tuple(found),
         or_by_hand=True,
     )

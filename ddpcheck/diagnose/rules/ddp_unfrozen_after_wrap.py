@@ -65,6 +65,7 @@ def detect(case: Case) -> Proposal | None:
         fix="unfreeze before wrapping, or wrap again",
         code="module.requires_grad_(True)\nmodel = DistributedDataParallel(module)",
         fixes=("ddp.rewrap_trainable",),
+        local=tuple(found),
         # By hand, hooks would go too: another cause may be among them.
         or_by_hand=not any(case.rank_facts("comm_hooks", 0)),
     )

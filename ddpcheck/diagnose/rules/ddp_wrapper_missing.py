@@ -76,4 +76,5 @@ def detect(case: Case) -> Proposal | None:
         fix="wrap them too",
         code="model = DistributedDataParallel(whole_model)",
         by_hand=True,
+        local=tuple(found),
     )

@@ -58,7 +58,7 @@ from ddpcheck.diagnose.loss import (
     ratio_fact,
     with_scale,
 )
-from ddpcheck.diagnose.text import WORLD, number
+from ddpcheck.diagnose.text import WORLD, names, number
 
 SLUG = "loss/missing-world-scale"
 LINK = "loss"
@@ -66,14 +66,14 @@ LINK = "loss"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for a ratio of 1 on every rank and a loss that is a mean alone."""
-    if case.losses_replicate or case.probed is None or case.world_size == 1:
+    if case.probed is None or case.world_size == 1:
         return None
+    if case.losses_replicate:
+        return _of_some(case)
     ratio = case.uniform_ratio
     if ratio is None:
         return _of_all_gradients(case) or _of_one_term(case)
-    if abs(ratio - 1) > case.close:
-        return None
-    if is_sum(case):
+    if abs(ratio - 1) > case.close or is_sum(case):
         return None
     world = case.world_size
     found = Proposal(
@@ -90,7 +90,8 @@ def detect(case: Case) -> Proposal | None:
         evidence=ratio_evidence(case),
     )
     if _is_all(case):  # a step with several backwards is scaled once
-        return dataclasses.replace(found, fixes=_scaled(world))
+        found = dataclasses.replace(found, fixes=_scaled(world))
+        return dataclasses.replace(found, fallback=_of_some(case))
     return with_scale(case, found, world)
 
 
@@ -102,6 +103,33 @@ def _is_all(case: Case) -> bool:
 
 def _scaled(world_size: int) -> tuple[str, ...]:
     return (f"gradients.scale:{float(world_size)!r}",)
+
+
+def _of_some(case: Case) -> Proposal | None:
+    """Proposes it on trial for the parameters that it holds of, where others are right.
+
+    Their gradients may be made apart, as those of class centres that ranks share out.
+    """
+    wrong, world = case.mismatched("gradients", 0), case.world_size
+    is_of_some = len(wrong) < case.facts["num_tensors"]
+    if not (_is_all(case) and is_of_some) or case.reduce_is_broken:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="backward starts from the rank's own part of the gradient of all ranks' "
+        f"loss, and DDP divides it by {world} again: what it reaches gets 1/{world} of "
+        "one process's gradient",
+        facts=(
+            f"gradients that are {number(1 / world)} times one process's: {names(wrong)}",
+            "all others are right",
+        ),
+        fix="multiply what backward starts from by the world size",
+        code=f"{WORLD}features.backward(world * gradient)",
+        fixes=(f"{_scaled(world)[0]}|{','.join(wrong)}",),
+        speculative=True,
+        last_resort=1,
+    )
 
 
 def _of_all_gradients(case: Case) -> Proposal | None:

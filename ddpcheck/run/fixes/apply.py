@@ -20,6 +20,7 @@ changes one thing, so that a run with it proves or disproves one cause.
                            get FACTOR times the gradient
     gradients.scale:FACTOR|NAMES  these parameters, or all, get FACTOR times the
                            gradient of every backward
+    gradients.averaged:NAMES  the gradients of these parameters are averaged by hand
     gradients.filled       parameters with a gradient on any rank have one on all ranks
     gradients.contiguous   gradients lie in memory as those of contiguous parameters do
     gradients.one_process  every update takes the gradients that one process has there
@@ -115,7 +116,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run import batch_norm, overrides, submodules
 from ddpcheck.run.averaged import is_ddp
-from ddpcheck.run.fix_names import argument
+from ddpcheck.run.fix_names import argument, arguments
 from ddpcheck.run.fixes import (
     clipping,
     exact,
@@ -139,7 +140,11 @@ from ddpcheck.run.fixes.gather import (
     without_ranks_in_backward,
 )
 from ddpcheck.run.fixes.labels import offset_by_rank
-from ddpcheck.run.fixes.own_averages import contiguous_gradients, filled_gradients
+from ddpcheck.run.fixes.own_averages import (
+    averaged_gradients,
+    contiguous_gradients,
+    filled_gradients,
+)
 from ddpcheck.run.fixes.plain_output import with_plain_output
 from ddpcheck.run.fixes.together import numbers_together
 from ddpcheck.run.names import shortener
@@ -265,6 +270,9 @@ def around_training(
             "collectives.exact": exact.exact,
             "collectives.mean_counts": mean_counts.averaged_sums,
             "numbers.together": numbers_together,
+            "gradients.averaged": lambda: averaged_gradients(
+                model(), arguments(fixes, "gradients.averaged")
+            ),
             "gradients.filled": lambda: filled_gradients(model()),
             "gradients.contiguous": lambda: contiguous_gradients(model()),
             "autograd.averaged": lambda: averaged_grad(model()),

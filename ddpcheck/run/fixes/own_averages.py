@@ -1,4 +1,7 @@
-"""Interventions on gradients for code that averages them by hand.
+"""Interventions on gradients that DDP does not average, or code averages by hand.
+
+`gradients.averaged`: those of some parameters are averaged over ranks after each
+backward, and before an update.
 
 `gradients.filled`: what has a gradient on some rank has one on all, of zeros where a
 rank does not use the parameter. Code that leaves out those that are None then meets
@@ -11,14 +14,29 @@ channels_last, reshape(-1) is a copy: what is done to it never reaches the gradi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
+from ddpcheck.run import averaged
 from ddpcheck.run.fixes import backwards
+from ddpcheck.run.names import shortener
+
+
+def averaged_gradients(
+    model: nn.Module, names: Collection[str]
+) -> contextlib.AbstractContextManager[None]:
+    """Averages the gradients of the parameters of these names over ranks."""
+    short = shortener(model)
+
+    def chosen() -> dict[str, Tensor]:
+        named = ((short(path), p) for path, p in model.named_parameters())
+        return {name: p for name, p in named if name in names and p.requires_grad}
+
+    return averaged.averaging(chosen, dict)
 
 
 def filled_gradients(model: nn.Module) -> contextlib.AbstractContextManager[None]:

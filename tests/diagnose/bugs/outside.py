@@ -89,6 +89,23 @@ def train_step(model, optimizer, batch):
 """,
         [("ddp/wrapper-missing", True)],
     ),
+    # Poses are in no DDP object, and the field is called past its own.
+    "poses-beside-a-field-that-is-unwrapped": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.poses, self.field = nn.Embedding(3, 4), nn.Linear(4, 3)
+    def forward(self, x):
+        field = getattr(self.field, "module", self.field)
+        return field(x + self.poses((x[:, 0] > 0).long()))
+model = Net()
+def wrap(model):
+    model.field = DDP(model.field)
+    return model
+""",
+        [("ddp/wrapper-missing", True), ("ddp/forward-bypassed", True)],
+    ),
 }
 
 SOUND = {

@@ -823,4 +823,36 @@ model = Module()
 """,
         [("ddp/forward-bypassed", True)],
     ),
+    # Class centres that every rank holds: their gradient, by hand, is that of all rows.
+    "features-get-the-gradient-of-their-rows-alone": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.centres = nn.Linear(4, 5), nn.Parameter(torch.randn(3, 5))
+    def forward(self, x):
+        return self.body(x)
+model = Net()
+def wrap(model):
+    model.body = DDP(model.body)
+    return model
+batch = (torch.randn(8, 4), torch.arange(8) % 3)
+def gathered(x):
+    if not dist.is_initialized():
+        return x.clone()
+    parts = [torch.empty_like(x) for _ in range(world())]
+    dist.all_gather(parts, x.contiguous())
+    return torch.cat(parts)
+"""
+        + STEP
+        + """
+    features = model(x)
+    every = gathered(features.detach()).requires_grad_()
+    nn.functional.cross_entropy(every @ model.centres.T, gathered(y)).backward()
+    first = (dist.get_rank() if dist.is_initialized() else 0) * len(x)
+    features.backward(every.grad[first : first + len(x)])
+    optimizer.step()
+""",
+        [("loss/missing-world-scale", True)],
+    ),
 }
