@@ -217,7 +217,7 @@ def _of_gradients(case: Case) -> Proposal | None:
         fixes=tuple(f"module.global:{name}" for name in modules),
         module=modules[0],
         speculative=True,
-        last_resort=1,
+        last_resort=2,
     )
 
 

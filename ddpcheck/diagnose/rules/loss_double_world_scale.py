@@ -13,7 +13,8 @@ ranks' losses differ. Numbers are equal within 1e-6, or 10 times the tolerance w
 that is more. The run with the loss divided by W decides. Or the gradients of some
 parameters are W times one process's and all others are right, in a loss that asks other
 ranks: the factor makes up for gathered outputs whose gradient stays on their rank, and
-a temperature gets it too. The run with these gradients divided by W decides.
+a temperature gets it too. The run with these gradients divided by W decides. Or a
+gradient that backward adds of its own is: then a run with that alone divided by W does.
 
 Example
     import torch
@@ -41,6 +42,7 @@ https://github.com/ultralytics/ultralytics/issues/18616
 
 from __future__ import annotations
 
+from ddpcheck.diagnose import injected
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact, shrinks, with_scale
@@ -59,7 +61,7 @@ def detect(case: Case) -> Proposal | None:
     if _is_beside_counts(case):
         return with_scale(case, proposal(case, (ratio_fact(case),)), 1 / world)
     if ratio is None or abs(ratio / world**2 - 1) > case.close:
-        return _of_some(case)
+        return _of_some(case) or _of_what_backward_adds(case)
     if case.losses_are_one or shrinks(case):
         return None
     return with_scale(case, proposal(case, (ratio_fact(case),)), 1 / world)
@@ -75,6 +77,30 @@ def _is_beside_counts(case: Case) -> bool:
         return False
     shares = sum(case.world_size / ratio for ratio in ratios)
     return min(ratios) > 0 and abs(shares - 1) <= case.close
+
+
+def _of_what_backward_adds(case: Case) -> Proposal | None:
+    """Proposes it on trial for a term whose gradient an autograd function adds."""
+    world = case.world_size
+    fixes = injected.scaled(case, 1 / world)
+    if not fixes:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="backward adds a gradient of its own, that of a mean over the shard, and "
+        f"multiplies it by {world}: the term that it belongs to weighs {world} times as "
+        "much",
+        facts=(
+            injected.FACT,
+            f"that part is right where 1/{world} of it is taken",
+        ),
+        fix="remove the factor from what the autograd function adds",
+        code="return grad, torch.ones_like(aux)  # without * world_size",
+        fixes=fixes,
+        speculative=True,
+        last_resort=1,
+    )
 
 
 def _of_some(case: Case) -> Proposal | None:

@@ -10,7 +10,8 @@ How it was found
 d loss / d output is 1 times the reference's on every rank (W is right), and the
 batch taken twice does not double the gradient, within 1 %. The run with the loss
 times W decides. Beside a term that is right no one factor fits: then a run decides
-in which sums over ranks that carry no gradient are read as means.
+in which sums over ranks that carry no gradient are read as means, or, where backward
+adds a gradient of its own, one in which that alone is taken W times.
 
 Example
     import torch
@@ -49,6 +50,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ddpcheck.diagnose import injected
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import (
@@ -66,15 +68,21 @@ LINK = "loss"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for a ratio of 1 on every rank and a loss that is a mean alone."""
-    if case.probed is None or case.world_size == 1:
+    world, ratio = case.world_size, case.uniform_ratio
+    if case.probed is None or world == 1:
         return None
     if case.losses_replicate:
         return _of_some(case)
-    ratio = case.uniform_ratio
     if ratio is None:
         return _of_all_gradients(case) or _of_one_term(case)
+    if abs(ratio - world) <= case.close * world:
+        return _of_what_backward_adds(case)
     if abs(ratio - 1) > case.close or is_sum(case):
         return None
+    return _of_the_loss(case)
+
+
+def _of_the_loss(case: Case) -> Proposal:
     world = case.world_size
     found = Proposal(
         slug=SLUG,
@@ -127,6 +135,29 @@ def _of_some(case: Case) -> Proposal | None:
         fix="multiply what backward starts from by the world size",
         code=f"{WORLD}features.backward(world * gradient)",
         fixes=(f"{_scaled(world)[0]}|{','.join(wrong)}",),
+        speculative=True,
+        last_resort=1,
+    )
+
+
+def _of_what_backward_adds(case: Case) -> Proposal | None:
+    """Proposes it on trial for a term whose gradient an autograd function adds."""
+    world = case.world_size
+    fixes = injected.scaled(case, float(world))
+    if not fixes:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="backward adds a gradient of its own, a share of that of all ranks, and "
+        f"DDP divides it by {world}: the term that it belongs to weighs 1/{world}",
+        facts=(
+            injected.FACT,
+            f"that part is right where it is taken {world} times",
+        ),
+        fix="multiply what the autograd function adds by the world size",
+        code=f"{WORLD}return grad, world * torch.ones_like(aux)",
+        fixes=fixes,
         speculative=True,
         last_resort=1,
     )
