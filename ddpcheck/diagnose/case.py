@@ -399,6 +399,11 @@ class Case:
         )
         return list(dict.fromkeys(found))
 
+    @property
+    def untrained(self) -> set[str]:
+        """Parameters that ask for no gradient, or get none in one process either."""
+        return {*self.facts["untrained"], *self.facts["unused"]}
+
     def first_broken(self, name: str) -> int | None:
         """Returns the first step at which a quantity differs."""
         steps = range(self.outcome.spec.steps)

@@ -24,7 +24,7 @@ def judge(case: Case, known: set[str]) -> Proposal | None:
     if run.faults or run.gradients.mismatched or not run.weights.mismatched:
         return None
     first, wrong = _first(run)
-    untrained = set(case.facts["untrained"])
+    untrained = case.untrained
     if wrong <= untrained:
         told = state_ema_teacher_divergence.SLUG in known
         return None if told or _are_in_the_loss(case, wrong) else _state(first, wrong)

@@ -90,7 +90,7 @@ def _rewritten(case: Case) -> Proposal | None:
             "first forward they are not",
         )
     step = rewritten(case, "after")
-    if step is None:
+    if step is None or _is_of_an_average(case):
         return None
     return _broadcast(
         case,
@@ -100,6 +100,12 @@ def _rewritten(case: Case) -> Proposal | None:
         f"after the optimizer's step {step + 1} the ranks' weights are equal, at the end "
         "of the training step they are not",
     )
+
+
+def _is_of_an_average(case: Case) -> bool:
+    """Returns whether what parts first is trained by no optimizer: a teacher, say."""
+    parted = set(case.mismatched("weights", 0))
+    return bool(parted) and parted <= case.untrained
 
 
 def _broadcast(case: Case, fix: str, summary: str, fact: str) -> Proposal:

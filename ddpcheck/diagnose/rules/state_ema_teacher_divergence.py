@@ -72,14 +72,15 @@ def detect(case: Case) -> Proposal | None:
         for t in q.tensors
         if t.excess * case.outcome.spec.rtol > case.rtol
     ]
-    untrained = set(case.facts["untrained"])
     found = list(dict.fromkeys(t.name for t in rows))
     if not found:
         return _of_buffers(case)
-    if not set(found) <= untrained:
+    if not set(found) <= case.untrained:
         return None
     if case.run.ranks_agree:
         return _by_numbers(found)
+    # What asks for gradients, and gets none, is sent with all that is trained.
+    asks = not set(found) <= set(case.facts["untrained"])
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -91,7 +92,7 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="make the same update on all ranks",
         code="update_teacher(teacher, student)  # not under `if rank == 0`",
-        fixes=("state.broadcast",),
+        fixes=("ddp.broadcast_after" if asks else "state.broadcast",),
     )
 
 

@@ -264,7 +264,7 @@ def _step_of_update(case: Case) -> int | None:
     step = case.first_broken("weights")
     if step is None or not ranks_disagree(case, "weights", step):
         return None
-    trained = set(case.mismatched("weights", step)) - set(case.facts["untrained"])
+    trained = set(case.mismatched("weights", step)) - case.untrained
     return step if trained else None
 
 

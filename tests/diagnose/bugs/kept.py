@@ -223,4 +223,34 @@ model = Stream()
 """,
         [("state/buffer-broadcast-overwrites", True)],
     ),
+    # A copy for the average asks for gradients, as its original does, and gets none.
+    "average-on-the-first-rank-that-asks-for-gradients": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3)
+    def forward(self, x):
+        return self.body(x)
+model = Net()
+def wrap(model):
+    model.body = DDP(model.body)
+    return model
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+"""
+        + STEP
+        + """
+    with torch.no_grad():
+        guide = model.teacher(x).softmax(-1)
+    output = model(x)
+    (loss(output, y) + (output.softmax(-1) - guide).square().sum(1).mean()).backward()
+    optimizer.step()
+    if rank() == 0:
+        with torch.no_grad():
+            for a, b in zip(model.teacher.parameters(), model.body.parameters()):
+                a.lerp_(b, 0.3)
+""",
+        [("state/ema-teacher-divergence", True)],
+    ),
 }
