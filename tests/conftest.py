@@ -16,7 +16,9 @@ from ddpcheck import checking
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.suite import runner
 
-_MODULES = ("torch._dynamo", *runner.PRELOAD_MODULES, *checking.PRELOAD_MODULES)
+# The compiler, and what its backends import.
+_COMPILER = ("torch._dynamo", "torch._dynamo.backends.common")
+_MODULES = (*_COMPILER, *runner.PRELOAD_MODULES, *checking.PRELOAD_MODULES)
 
 
 @pytest.fixture(scope="session")

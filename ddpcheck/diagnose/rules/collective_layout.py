@@ -69,6 +69,7 @@ from ddpcheck.run.spec import Defect
 
 SLUG = "collective/layout"
 LINK = "loss"
+_LABELS = "with labels that start at the rank's first row the loss is right"
 
 
 def detect(case: Case) -> Proposal | None:
@@ -96,6 +97,7 @@ def _of_rows(case: Case) -> Proposal | None:
     shown = _seen_without_counts(case)
     if not shown and not case.couples:
         return None
+    are_labels = not shown or _are_labels(case)
     # With all counts equal the loss is right: labels may still point at the rows of
     # another rank, or views stand rank by rank, which only a run can tell.
     found = Proposal(
@@ -105,21 +107,27 @@ def _of_rows(case: Case) -> Proposal | None:
         "process does: order, axis or labels",
         facts=(
             f"{case.loss_collectives} collectives called in one step",
-            *(
-                shown
-                or ["with labels that start at the rank's first row the loss is right"]
-            ),
+            *shown,
+            *([_LABELS] if are_labels else []),
         ),
         fix="fix the layout (labels offset by rank, cat or stack, order of views); test that "
         "one rank equals no group",
         code="labels = torch.arange(len(a)) + dist.get_rank() * len(a)",
-        fixes=global_loss_fix(case) if shown else (_offset(case),),
+        fixes=(_offset(case),) if are_labels else global_loss_fix(case),
         speculative=not shown,
         evidence=ratio_evidence(case),
     )
     if shown:
         return found
     return replaced(found, fallback=_of_blocks(found, _of_the_own_rows(case, found)))
+
+
+def _are_labels(case: Case) -> bool:
+    """Returns whether labels are all that is wrong but for what DDP reduces."""
+    if not case.reduce_is_broken:
+        return False
+    fixes = (*case.outcome.spec.fixes, _offset(case))
+    return bool(case.vary(mode="averaged", fixes=fixes).verdict == "equivalent")
 
 
 def _of_the_own_rows(case: Case, found: Proposal) -> Proposal | None:

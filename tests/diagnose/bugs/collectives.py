@@ -535,6 +535,31 @@ loss = lambda output, target: output
 """,
         [("collective/layout", True)],
     ),
+    # Two towers in no_sync, and nothing wrong but where the labels start.
+    "labels-without-offset-beside-towers-in-no-sync": (
+        """
+import contextlib
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+    def forward(self, x):
+        return nn.functional.normalize(self.net(x), dim=1)
+model = Net()
+batch = (torch.randn(8, 4), torch.randn(8, 4))
+def loss(output, target):
+    keys = torch.cat(dnn.all_gather(target)) if dist.is_initialized() else target
+    return nn.functional.cross_entropy(6 * output @ keys.T, torch.arange(len(output)))
+"""
+        + STEP
+        + """
+    with model.no_sync() if dist.is_initialized() else contextlib.nullcontext():
+        queries, keys = model(x), model(y)
+    loss(queries, keys).backward()
+    optimizer.step()
+""",
+        [("collective/layout", True), ("sync/no-sync-scope", True)],
+    ),
 }
 # Without buffers nothing is sent, and the module inside sends nothing ever.
 SOUND = {
