@@ -92,14 +92,26 @@ def lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
         yield from lists(child, f"{path}.{key}" if path else str(key))
 
 
-def cut_lists(value: Any, paths: Collection[str], rows: slice, path: str = "") -> Any:
+def cut_lists(value: Any, paths: Collection[str], rows: slice) -> Any:
     """Returns the same structure with these lists cut."""
+    return change_at(value, paths, lambda items: items[rows])
+
+
+def is_below(path: str, outers: Collection[str]) -> bool:
+    """Returns whether a path leads into one of these, "" being the whole value."""
+    return any(not outer or path.startswith(f"{outer}.") for outer in outers)
+
+
+def change_at(
+    value: Any, paths: Collection[str], change: Callable[[Any], Any], path: str = ""
+) -> Any:
+    """Returns the same structure with what is at these paths changed."""
     if path in paths:
-        return value[rows]
+        return change(value)
     if not is_container(value):
         return value
     new = {
-        key: cut_lists(child, paths, rows, f"{path}.{key}" if path else str(key))
+        key: change_at(child, paths, change, f"{path}.{key}" if path else str(key))
         for key, child in _children(value)
     }
     return _rebuild(value, new)

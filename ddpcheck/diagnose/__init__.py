@@ -23,6 +23,7 @@ probing        the evidence of one run, from probes/, which measure it inside th
 loss, events, buffers, rows, other_rows, unused, faults, agreement, unlike_numbers,
 kept_beside
                facts that several rules share, by subject
+injected       gradients that backward adds of its own, and what they lack
 rank_table     what every rank of a faulty run did last
 text           numbers and names as facts show them
 combination    of what vectors another one is made

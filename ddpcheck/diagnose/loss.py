@@ -172,13 +172,17 @@ def global_loss_fix(case: Case) -> tuple[str, ...]:
 
 
 def global_loss_of_other_rows(case: Case) -> tuple[str, ...]:
-    """Returns the same where outputs are rows of tokens or nodes; () for others."""
+    """Returns the same where outputs are rows of tokens or nodes, or lists of samples.
+
+    () for others.
+    """
     if case.has_cuts or not case.forward_is_sound:
         return ()
     if not other_rows.are_returned(case.probed):
         return ()
     told = [what.partition(" ") for what in case.outcome.facts()["not_compared"]]
     paths = [f"{path}*1@0" for kind, _, path in told if kind == "output"]
+    paths += [f"{path}[]" for path in case.outcome.facts().get("sample_lists", [])]
     return ("loss.global:||" + ",".join(paths),) if paths else ()
 
 

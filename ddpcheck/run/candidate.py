@@ -163,6 +163,7 @@ class _Candidate:
             self._tell_rows(mine)
         self._train(training, recorder, mine)
         self.facts["not_compared"] = recorder.not_compared
+        self.facts["sample_lists"] = sorted(recorder.sample_lists)
         self.facts["epsilon"] = self._precision.epsilon
         self.facts |= closing.facts(self.seen, training, self._bare)
         if spec.mode == "ddp":

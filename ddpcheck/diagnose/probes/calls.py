@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from ddpcheck import tree
 from ddpcheck.diagnose.probes import micro, modules, with_buffers
 from ddpcheck.diagnose.probes.attached import Attached
 from ddpcheck.diagnose.probes.evidence import ModuleCall
+from ddpcheck.diagnose.probes.segments import SAME
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
     Leaf,
@@ -26,6 +29,7 @@ from ddpcheck.diagnose.probes.teacher import (
     pairs,
 )
 from ddpcheck.run import batch_norm, private
+from ddpcheck.run.record import lists
 from ddpcheck.run.watch import generators, observe
 from ddpcheck.trace import Reader
 
@@ -118,12 +122,17 @@ class Calls:
         worst: float | None = None
         numbers: list[tuple[float, float]] = []
         self.rows_first = True
+        others = self._counterparts(key_of(name, call, ""), output)
 
         def take(path: str, actual: Tensor) -> Tensor:
             nonlocal worst
-            key = key_of(name, call, path or "output")
+            key = key_of(name, call, others.get(path, path) or "output")
             reference = self._recorded("outputs", key, actual)
             if reference is None:
+                return actual
+            if path in others:
+                diff = _as_one_sample(actual, reference)
+                worst = worst if diff <= SAME else max(worst or 0.0, diff)
                 return actual
             if actual.shape[1:] != reference.shape[1:]:
                 self.rows_first = False
@@ -139,25 +148,35 @@ class Calls:
             if is_renumbered(actual, rows(reference)):
                 diff = 0.0
             worst = max(worst or 0.0, diff)
-            is_given = key in self.cuts or key in self.data
-            if not is_given or not actual.is_floating_point():
+            if not actual.is_floating_point():
                 return actual
-            given = rows(reference).to(actual.dtype).clone()
-            if key in self.data:
-                return actual if self.attached else given
-            leaf = leaf_of(given)
-            number = self.hooks.micro
-            self.leaves.append(
-                Leaf(key=key, module=name, micro=number, tensor=leaf, rows=rows)
-            )
-            return (
-                self.attached.through(actual, leaf) if self.attached else leaf.clone()
-            )
+            return self._given(name, key, actual, reference, rows)
 
         new = tree.replace(output, take)
         keeps = keeps_shape(self.calls[f"{name}#{call}"], output)
         self._note(name, call, module, worst, numbers=tuple(numbers), keeps=keeps)
         return new
+
+    def _given(
+        self,
+        name: str,
+        key: str,
+        actual: Tensor,
+        reference: Tensor,
+        rows: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """Returns the rank's rows of the reference at a cut, else `actual`."""
+        if key not in self.cuts and key not in self.data:
+            return actual
+        given = rows(reference).to(actual.dtype).clone()
+        if key in self.data:
+            return actual if self.attached else given
+        leaf = leaf_of(given)
+        number = self.hooks.micro
+        self.leaves.append(
+            Leaf(key=key, module=name, micro=number, tensor=leaf, rows=rows)
+        )
+        return self.attached.through(actual, leaf) if self.attached else leaf.clone()
 
     def _note(
         self,
@@ -220,6 +239,15 @@ class Calls:
             )
         )
 
+    def _counterparts(self, prefix: str, output: Any) -> dict[str, str]:
+        """Returns which item of one process's list an item of the rank's list is."""
+        if not tree.is_container(output):
+            return {}
+        mine = [path for path, _ in tree.tensors(output)]
+        keys = self.reader.names("outputs", 0)
+        theirs = [k.removeprefix(prefix) for k in keys if k.startswith(prefix)]
+        return lists.counterparts(mine, theirs, self.cursor.rows)
+
     def _recorded(self, quantity: str, key: str, actual: Tensor) -> Tensor | None:
         shape, rows = tuple(actual.shape), self.cursor.rows[1]
         return micro.recorded(self.reader, self.windows, quantity, key, shape, rows)
@@ -230,3 +258,8 @@ class Calls:
         return micro.recorded(
             self.reader, self.windows, quantity, leaf.key, shape, rows
         )
+
+
+def _as_one_sample(actual: Tensor, reference: Tensor) -> float:
+    """Returns how far a sample is from one process's, infinite for another shape."""
+    return distance(actual, reference) if actual.shape == reference.shape else math.inf

@@ -27,6 +27,7 @@ def selects(grad: Tensor, rows: Tensor) -> bool:
     """Returns whether some rows have a gradient on one side and none on the other.
 
     What a count divides has the same rows on both; what is chosen among others has not.
+    Where each side has all rows or none, nothing is chosen: a term may vanish.
     """
     if grad.dim() == 0 or not grad.numel() or grad.shape != rows.shape:
         return False
@@ -37,7 +38,11 @@ def selects(grad: Tensor, rows: Tensor) -> bool:
     if not bool(mine.any()):
         return False  # a shard with nothing to count
     least_mine, least_theirs = _NOTHING * mine.max(), _NOTHING * theirs.max()
-    return bool(((mine > least_mine) != (theirs > least_theirs)).any())
+    has_mine, has_theirs = mine > least_mine, theirs > least_theirs
+    is_partly = any(
+        bool(has.any()) and not bool(has.all()) for has in (has_mine, has_theirs)
+    )
+    return is_partly and bool((has_mine != has_theirs).any())
 
 
 def row_spread(tensor: Tensor) -> float:

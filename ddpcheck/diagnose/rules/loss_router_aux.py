@@ -130,9 +130,12 @@ def _is_smooth(case: Case, broken: list[Cut]) -> bool:
 def _counts(case: Case, broken: list[Cut]) -> bool:
     """Returns whether the gradient changes when other tokens become copies of one.
 
-    Where it does not, the shares are none of the tokens': sizes of graphs, masks.
+    Where it does not, the shares are none of the tokens': sizes of graphs, masks. Nor
+    is it where others choose the tokens: each has its part in the mean probability.
     """
     assert case.probed is not None
+    if any(c.selects for c in broken):
+        return False
     copied = case.probed.reference.couplings.only({c.key for c in broken}).copied
     return not copied or max(copied.values()) > case.close
 

@@ -73,15 +73,27 @@ def _with_its_hooks(module: nn.Module) -> Callable[..., Any]:
 
 def _own_rows(whole: Any, sizes: tuple[int, ...]) -> Any:
     rank, total = dist.get_rank(), sum(sizes)
+    start, size = sum(sizes[:rank]), sizes[rank]
+    lists = [path for path, items in tree.lists(whole) if _is_of_samples(items, total)]
+    if lists:
+        whole = tree.cut_lists(whole, lists, slice(start, start + size))
 
-    def rows(_: str, t: Tensor) -> Tensor:
+    def rows(path: str, t: Tensor) -> Tensor:
+        if tree.is_below(path, lists):
+            return t
         dim = _row_dim(tuple(t.shape), total)
         if dim is None:
             return t
         step = t.shape[dim] // total
-        return t.narrow(dim, sum(sizes[:rank]) * step, sizes[rank] * step)
+        return t.narrow(dim, start * step, size * step)
 
     return tree.replace(whole, rows)
+
+
+def _is_of_samples(items: list[Any], total: int) -> bool:
+    """Returns whether a list has an item for each sample, and no rows of all in one."""
+    shapes = [tuple(t.shape) for t in tree.held(items)]
+    return len(items) == total and any(_row_dim(s, total) is None for s in shapes)
 
 
 def _row_dim(shape: tuple[int, ...], total: int) -> int | None:

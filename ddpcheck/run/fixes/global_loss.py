@@ -21,6 +21,7 @@ Loss = Callable[[Any, Any], Any]
 Layout = tuple[int, int]
 
 _NO_SAMPLES: Layout = (0, 0)
+_LIST = "[]"
 _LAID = re.compile(r"(?P<path>.*)\*(?P<blocks>\d+)@(?P<dim>\d+)")
 
 
@@ -40,7 +41,8 @@ def global_loss(
         what: "MODULES|PARAMETERS|PATHS": the modules of `bare` whose outputs are
             gathered, "" for the model as a whole, the parameters that the loss itself
             uses, and the model's outputs that have no samples, or, as
-            "PATH*BLOCKS@DIMENSION", blocks of all samples one after the other there.
+            "PATH*BLOCKS@DIMENSION", blocks of all samples one after the other there,
+            or, as "PATH[]", lists with an item per sample.
         shard: (first row, rows) of this rank.
     """
     names, direct, paths = (part.split(",") for part in f"{what}||".split("|", 3)[:3])
@@ -128,7 +130,11 @@ def _local_rows(value: Any, shard: tuple[int, int]) -> tuple[Any, int]:
 
 
 def _gather_output(output: Any, size: int, layouts: Mapping[str, Layout]) -> Any:
+    lists = {path.removesuffix(_LIST) for path in layouts if path.endswith(_LIST)}
+
     def gather(path: str, t: Tensor) -> Tensor:
+        if tree.is_below(path, lists):
+            return t
         usual = 1, int(t.dim() > 1 and len(t) % size > 0)
         number, dim = layouts.get(path or "output", usual)
         if dim >= t.dim() > 0:  # of another call
@@ -139,7 +145,16 @@ def _gather_output(output: Any, size: int, layouts: Mapping[str, Layout]) -> Any
         whole = own_live(parts, dim + 1, rows_of_ranks(parts.shape[dim + 1]))
         return whole.flatten(dim, dim + 1)
 
-    return tree.replace(output, gather)
+    return tree.change_at(tree.replace(output, gather), lists, _items_of_all)
+
+
+def _items_of_all(items: Any) -> Any:
+    """Returns the items of all ranks, of which only this rank's carry gradient."""
+    every: list[Any] = [None] * dist.get_world_size()
+    own = list(items)
+    dist.all_gather_object(every, tree.replace(own, lambda _, t: t.detach()))
+    every[dist.get_rank()] = own
+    return type(items)(item for part in every for item in part)
 
 
 def without_sight_of_ranks(loss: Loss) -> Loss:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ddpcheck import compare, summing
 from ddpcheck.report import Difference, Quantity
-from ddpcheck.run.record import groups, laid, scales
+from ddpcheck.run.record import groups, laid, lists, scales
 from ddpcheck.run.record.sharing import Sharing, least_move
 from ddpcheck.run.spec import StepResult
 from ddpcheck.trace import PART, Reader, Writer
@@ -54,6 +54,8 @@ class ComparingRecorder:
     DataParallel adds up copies that nothing has used.
     `floors` has an rtol for weights and buffers that are not judged by the common one;
     the weights of ranks are then always compared with each other too.
+    `sample_lists`: paths of lists among outputs that were seen to hold an item per
+    sample.
     """
 
     reader: Reader
@@ -67,6 +69,7 @@ class ComparingRecorder:
     quantities: dict[str, Quantity] = field(default_factory=dict)
     digests: dict[str, tuple[float, ...]] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
+    sample_lists: set[str] = field(default_factory=set)
     sharing: Sharing = field(default_factory=Sharing)
     _of_zeros: set[str] = field(default_factory=set)
     _least_move: float = 0.0
@@ -364,12 +367,17 @@ class ComparingRecorder:
         """Returns the leaves that are rows of the reference's, and those rows."""
         mine: dict[str, Tensor | None] = {}
         theirs: dict[str, Tensor | None] = {}
+        others = lists.counterparts(named, references, self.rows)
+        self.sample_lists |= lists.of_samples(named, references, self.rows)
         for name, tensor in named.items():
-            reference = references.get(name)
+            reference = references.get(others.get(name, name))
             if tensor is None or reference is None:
                 self.not_compared[f"output {name}"] = "only one side returns it"
                 continue
-            part = groups.rows_of(reference, tuple(tensor.shape), self.rows)
+            if name in others:  # all of it is one sample's
+                part = reference if reference.shape == tensor.shape else None
+            else:
+                part = groups.rows_of(reference, tuple(tensor.shape), self.rows)
             if part is None:
                 self.not_compared[f"output {name}"] = (
                     f"shape {tuple(tensor.shape)} on a rank is no part of "
