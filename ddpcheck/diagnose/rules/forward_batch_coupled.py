@@ -56,6 +56,7 @@ from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import input_diff
 from ddpcheck.diagnose.loss import global_loss_fix, modules_of_the_loss
 from ddpcheck.diagnose.text import module, names, number
+from ddpcheck.run.spec import ONE_SIDED
 
 SLUG = "forward/batch-coupled"
 LINK = "forward"
@@ -134,7 +135,7 @@ def _of_the_step(case: Case) -> Proposal | None:
     if case.diverging():
         return _of_fitted(case)
     if worst <= case.close:
-        return _of_gradients(case) or _of_memory(case)
+        return _of_gradients(case) or _of_memory(case) or _of_a_choice(case)
     if not case.facts["has_train_step"]:
         return None
     proposal = Proposal(
@@ -248,6 +249,39 @@ def _of_memory(case: Case) -> Proposal | None:
         ),
         fix="gather what is kept from all ranks, in the order of the global batch",
         code="keys = torch.cat(torch.distributed.nn.functional.all_gather(keys))",
+        fixes=("module.global:",),
+        module="",
+        speculative=True,
+        last_resort=2,
+    )
+
+
+def _of_a_choice(case: Case) -> Proposal | None:
+    """Proposes it on trial for a model that returns other outputs on some ranks.
+
+    What it computes for a sample follows from all samples that it is given: it stops
+    early, say, where each of them is sure.
+    """
+    told = case.rank_facts("not_compared", {})
+    found = {
+        rank: [what for what, why in named.items() if why == ONE_SIDED]
+        for rank, named in enumerate(told)
+    }
+    first = next((rank for rank, outputs in found.items() if outputs), None)
+    if first is None or case.run.faults or case.reduce_is_broken:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="which outputs the model makes follows from all samples that it is given, "
+        "and a shard's make it choose otherwise than the batch does",
+        facts=(
+            f"only one of rank {first} and one process returns {names(found[first])}",
+            "where the model has the samples of all ranks, the runs are equal",
+        ),
+        fix="choose for each sample, or by what the samples of all ranks say together",
+        code="sure = confident.all().float()\n"
+        "dist.all_reduce(sure, op=dist.ReduceOp.MIN)",
         fixes=("module.global:",),
         module="",
         speculative=True,

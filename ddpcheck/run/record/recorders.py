@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ddpcheck import compare, summing
+from ddpcheck import compare, summing, tree
 from ddpcheck.report import Difference, Quantity
 from ddpcheck.run.record import groups, laid, lists, scales
 from ddpcheck.run.record.sharing import Sharing, least_move
-from ddpcheck.run.spec import StepResult
+from ddpcheck.run.spec import ONE_SIDED, StepResult
 from ddpcheck.trace import PART, Reader, Writer
 
 # DataParallel adds up what its copies of a parameter got: zeros, where that is nothing.
@@ -76,6 +76,7 @@ class ComparingRecorder:
 
     def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
         """Compares the group; keeps rows only where it differs."""
+        self._note_missing(quantity, step, named)
         if self._is_plain(quantity) and self._take_at_once(quantity, step, named):
             return
         if not named and not self.reader.names(quantity, step):
@@ -361,6 +362,20 @@ class ComparingRecorder:
                 found.add(name)
         return found
 
+    def _note_missing(
+        self, quantity: str, step: int, named: dict[str, Tensor | None]
+    ) -> None:
+        """Notes the outputs of one process that the rank's model does not return."""
+        if quantity != "outputs":
+            return
+        references = self.reader.names(quantity, step)
+        if len(named) >= len(references):
+            return
+        listed = lists.of_samples(named, references, self.rows)
+        for name in references:
+            if name not in named and not tree.is_below(name, listed):
+                self.not_compared[f"output {name}"] = ONE_SIDED
+
     def _outputs(
         self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]
     ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
@@ -372,7 +387,7 @@ class ComparingRecorder:
         for name, tensor in named.items():
             reference = references.get(others.get(name, name))
             if tensor is None or reference is None:
-                self.not_compared[f"output {name}"] = "only one side returns it"
+                self.not_compared[f"output {name}"] = ONE_SIDED
                 continue
             if name in others:  # all of it is one sample's
                 part = reference if reference.shape == tensor.shape else None

@@ -74,6 +74,26 @@ def loss(output, target):
 """,
         [("loss/local-normalizer", True)],
     ),
+    # Where all samples are near, the far head is left out.
+    "head-left-out-by-all-samples-of-the-shard": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.near, self.far = nn.Linear(4, 3), nn.Linear(4, 3)
+    def forward(self, x):
+        heads = [self.near] if (x.norm(dim=1) < 1).all() else [self.near, self.far]
+        return [head(x) for head in heads]
+model = Net()
+def wrap(model):
+    return DDP(model, find_unused_parameters=True)
+batch = torch.randn(8, 4) * torch.tensor([9.0] * 4 + [0.01] * 4)[:, None], batch[1]
+def loss(output, target):
+    each = [nn.functional.cross_entropy(o, target) for o in output]
+    return sum(each) / len(each)
+""",
+        [("forward/batch-coupled", True)],
+    ),
 }
 SOUND = {
     "mean-of-a-list": _LISTS + _MEANS,
