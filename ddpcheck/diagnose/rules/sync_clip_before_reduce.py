@@ -13,7 +13,8 @@ Outputs and d loss / d output are right, and parameters have tensor hooks, or
 clip_grad_norm_ was followed by another backward of the same step, or by an
 all_reduce; or gradients were written between two backwards in another way, or changed
 by hooks and autograd functions on their way back. The run without them, in one process
-too, decides.
+too, decides. Where micro-batches are samples, each clipped by itself (DP-SGD), it is a
+run with gradients that stay local until the optimizer steps.
 
 Example
     import torch
@@ -69,7 +70,9 @@ CODE = (
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for tensor hooks on parameters, or a clipping that backward follows."""
-    if not case.forward_is_sound or (case.has_cuts and not case.loss_is_sound):
+    if case.forward_is_sound and case.has_cuts and not case.loss_is_sound:
+        return _of_samples(case)
+    if not case.forward_is_sound:
         return None
     hooked: list[str] = next((h for h in case.rank_facts("hooked", []) if h), [])
     early = max(case.rank_facts("early_clips", 0), default=0)
@@ -99,6 +102,36 @@ def detect(case: Case) -> Proposal | None:
         fixes=tuple(fixes),
         # What was reduced after a clipping may be a metric.
         speculative=not hooked and not early,
+    )
+
+
+def _of_samples(case: Case) -> Proposal | None:
+    """Proposes it on trial for gradients of samples that are clipped one by one.
+
+    Each has a backward of its own, so DDP hands back the mean of as many samples as
+    there are ranks, and that is what is clipped.
+    """
+    clips = max(case.rank_facts("early_clips", 0), default=0)
+    if not clips or case.run.faults or not case.run.ranks_agree:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the gradient of each micro-batch is clipped by itself, as that of a "
+        "sample, and DDP has averaged it with those of the other ranks by then",
+        facts=(
+            f"{clips} clippings by norm came before a backward of their step",
+            "with gradients that stay local until the optimizer steps, and are averaged "
+            "then, the runs are equal",
+        ),
+        fix="clip in no_sync, add up, and average over ranks what was added up",
+        code="with model.no_sync():\n"
+        "    loss(model(x), y).backward()  # then clip and add up\n"
+        "for p in model.parameters():\n"
+        "    dist.all_reduce(p.grad)\n"
+        "    p.grad /= dist.get_world_size()",
+        fixes=("gradients.at_update",),
+        speculative=True,
     )
 
 

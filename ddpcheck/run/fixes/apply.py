@@ -21,6 +21,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     gradients.scale:FACTOR|NAMES  these parameters, or all, get FACTOR times the
                            gradient of every backward
     gradients.averaged:NAMES  the gradients of these parameters are averaged by hand
+    gradients.at_update    no backward is reduced; gradients are averaged by hand when
+                           an optimizer steps
     gradients.filled       parameters with a gradient on any rank have one on all ranks
     gradients.contiguous   gradients lie in memory as those of contiguous parameters do
     gradients.one_process  every update takes the gradients that one process has there
@@ -141,6 +143,7 @@ from ddpcheck.run.fixes.gather import (
 )
 from ddpcheck.run.fixes.labels import offset_by_rank
 from ddpcheck.run.fixes.own_averages import (
+    averaged_at_updates,
     averaged_gradients,
     contiguous_gradients,
     filled_gradients,
@@ -273,6 +276,7 @@ def around_training(
             "gradients.averaged": lambda: averaged_gradients(
                 model(), arguments(fixes, "gradients.averaged")
             ),
+            "gradients.at_update": lambda: averaged_at_updates(model()),
             "gradients.filled": lambda: filled_gradients(model()),
             "gradients.contiguous": lambda: contiguous_gradients(model()),
             "autograd.averaged": lambda: averaged_grad(model()),

@@ -3,6 +3,9 @@
 `gradients.averaged`: those of some parameters are averaged over ranks after each
 backward, and before an update.
 
+`gradients.at_update`: no backward is reduced; all gradients are averaged over ranks
+when an optimizer steps.
+
 `gradients.filled`: what has a gradient on some rank has one on all, of zeros where a
 rank does not use the parameter. Code that leaves out those that are None then meets
 the same parameters on every rank.
@@ -14,16 +17,18 @@ channels_last, reshape(-1) is a copy: what is done to it never reaches the gradi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddpcheck.run import averaged
 from ddpcheck.run.fixes import backwards
 from ddpcheck.run.names import shortener
+from ddpcheck.run.watch import sync_flag
 
 
 def averaged_gradients(
@@ -37,6 +42,22 @@ def averaged_gradients(
         return {name: p for name, p in named if name in names and p.requires_grad}
 
     return averaged.averaging(chosen, dict)
+
+
+@contextlib.contextmanager
+def averaged_at_updates(model: nn.Module) -> Iterator[None]:
+    """Leaves gradients local until an optimizer steps, and averages them then."""
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+    def before_update(*_: Any) -> None:
+        averaged.average(parameters)
+
+    hook = register_optimizer_step_pre_hook(before_update)
+    try:
+        with sync_flag.never_set():
+            yield
+    finally:
+        hook.remove()
 
 
 def filled_gradients(model: nn.Module) -> contextlib.AbstractContextManager[None]:

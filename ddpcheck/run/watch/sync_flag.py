@@ -40,6 +40,17 @@ def always_set() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def never_set() -> Iterator[None]:
+    """No backward is reduced, as if the whole step were in no_sync."""
+
+    def keep(ddp: Any, value: Any) -> None:
+        vars(ddp)[_NAME] = value
+
+    with _replaced(property(lambda _: False, keep)):
+        yield
+
+
+@contextlib.contextmanager
 def _replaced(flag: property) -> Iterator[None]:
     cls: Any = DistributedDataParallel
     before = vars(cls).get(_NAME)

@@ -234,6 +234,24 @@ model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
 """,
         [("norm/local-batch-stats", True)],
     ),
+    # As DP-SGD does: a backward for every sample, which DDP averages with the others.
+    "samples-clipped-one-by-one-through-the-wrapper": (
+        f"""{_LINEAR}batch = torch.randn(8, 4), torch.arange(8) % 3
+{STEP}
+    parameters = list(model.parameters())
+    sums = [torch.zeros_like(p) for p in parameters]
+    for i in range(len(x)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
+        nn.utils.clip_grad_norm_(parameters, 0.5)
+        for total, p in zip(sums, parameters):
+            total += p.grad
+    for total, p in zip(sums, parameters):
+        p.grad = total / len(x)
+    optimizer.step()
+""",
+        [("sync/clip-before-reduce", True)],
+    ),
 }
 
 SOUND = {

@@ -35,3 +35,13 @@ def test_held_flag_is_set_until_the_end() -> None:
         assert ddp.require_backward_grad_sync
     ddp.require_backward_grad_sync = False
     assert not ddp.require_backward_grad_sync
+
+
+def test_held_flag_is_unset_until_the_end() -> None:
+    ddp = _ddp()
+    ddp.require_backward_grad_sync = True
+    with sync_flag.never_set():
+        ddp.require_backward_grad_sync = True
+        assert not ddp.require_backward_grad_sync
+    assert ddp.require_backward_grad_sync
+    assert _NAME not in vars(DistributedDataParallel)
