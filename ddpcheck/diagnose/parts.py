@@ -17,6 +17,7 @@ from ddpcheck.diagnose.probes.evidence import Cut
 FIX = "loss.partial"
 
 Detect = Callable[[Case], list[Proposal]]
+_Kind = tuple[float | None, ...]  # the factor of every rank, None where it has none
 
 
 def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposal]:
@@ -94,18 +95,41 @@ def _taken(case: Case) -> set[str]:
 
 def _groups(case: Case, taken: set[str]) -> list[set[str]]:
     """Returns the keys of wrong outputs, by how they are wrong."""
-    groups: dict[tuple[float, ...] | None, set[str]] = {}
+    groups: dict[_Kind | None, set[str]] = {}
+    sound: _Kind = (_rounded(case.world_size),) * case.world_size
     for key, cuts in _by_key(case).items():
-        if _path(key) in taken or all(c.norm == 0 and c.residual == 0 for c in cuts):
+        if _path(key) in taken or all(map(_is_silent, cuts)):
             continue
-        if any(c.residual > case.close for c in cuts):
-            kind = None
-        else:
-            kind = tuple(_rounded(c.ratio) for c in cuts)
-            if kind == (_rounded(case.world_size),) * len(cuts):
+        kind = None
+        if all(c.residual <= case.close for c in cuts):
+            kind = tuple(None if _is_silent(c) else _rounded(c.ratio) for c in cuts)
+            if _is_like(kind, sound):
                 continue
         groups.setdefault(kind, set()).add(key)
+    return _with_silent_ones(groups)
+
+
+def _with_silent_ones(groups: dict[_Kind | None, set[str]]) -> list[set[str]]:
+    """Returns the groups; one with a silent rank is of the kind that it is like else.
+
+    A level of a pyramid where a shard has no object tells no factor of that rank.
+    """
+    for kind in [k for k in groups if k is not None and None in k]:
+        like = (k for k in groups if k != kind and k is not None and _is_like(kind, k))
+        other = next(like, None)
+        if other is not None:
+            groups[other] = groups[other] | groups.pop(kind)
     return list(groups.values())
+
+
+def _is_like(some: _Kind, other: _Kind) -> bool:
+    return None not in other and all(
+        a in (None, b) for a, b in zip(some, other, strict=True)
+    )
+
+
+def _is_silent(cut: Cut) -> bool:
+    return cut.norm == 0 and cut.residual == 0
 
 
 def _some_are_sound(case: Case) -> bool:

@@ -314,11 +314,12 @@ def _apart(
     found = {}
     for key in set(first) & set(second):
         a, b = first[key].double(), second[key].double()
-        square = float(torch.dot(b, b))
-        along = b * (float(torch.dot(a, b)) / square) if square else torch.zeros_like(b)
-        left = a - along
-        if not left.numel() or not tops.get(key):
+        if not a.numel() or not tops.get(key):
             continue
-        # A change that the other has not at all says nothing of its direction.
-        found[key] = float(left.abs().max()) / tops[key] if square else 0.0
+        if float(b.abs().max()) <= _NOTHING * tops[key]:
+            # But for rounding none: that says nothing of the other's direction.
+            found[key] = 0.0
+            continue
+        left = a - b * (float(torch.dot(a, b)) / float(torch.dot(b, b)))
+        found[key] = float(left.abs().max()) / tops[key]
     return found

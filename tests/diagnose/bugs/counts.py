@@ -26,6 +26,38 @@ batch = (ids[:, :-1], lengths), (ids[:, 1:], lengths)
 """
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Two levels with one count; at one of them the first shard has nothing.
+    "count-of-two-levels-with-none-at-one": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.levels = nn.ModuleList(nn.Linear(4, 2) for _ in range(2))
+        self.score = nn.Linear(4, 3)
+    def forward(self, x):
+        return self.score(x), [level(x) for level in self.levels]
+model = Net()
+found = torch.tensor([[1, 0, 1, 1, 0, 1, 1, 1], [0, 0, 0, 0, 1, 0, 1, 1]]).T
+batch = torch.randn(8, 4), {"label": torch.arange(8) % 3, "found": found}
+def loss(output, target):
+    score, levels = output
+    boxes, mask = torch.stack(levels, 1), target["found"].bool()
+    near = boxes[mask].square().sum() / mask.sum()
+    return nn.functional.cross_entropy(score, target["label"]) + near
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    # Weights of the targets' shape, which no factor on targets changes but by rounding.
+    "divided-by-weights-of-the-shape-of-targets": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+batch = torch.randn(8, 4), torch.rand(8, 2) + 0.2
+def loss(output, target):
+    weights = (target.amin(1) / target.amax(1)).sqrt()
+    return ((output - target).abs().sum(1) * weights).sum() / weights.sum()
+""",
+        [("loss/local-normalizer", True)],
+    ),
     # No output has a row per sample: tokens without padding, all the way.
     "mean-over-tokens-without-padding": (
         f"""{_TOKENS}
