@@ -123,9 +123,9 @@ def _with_silent_ones(groups: dict[_Kind | None, set[str]]) -> list[set[str]]:
 
 
 def _is_like(some: _Kind, other: _Kind) -> bool:
-    return None not in other and all(
-        a in (None, b) for a, b in zip(some, other, strict=True)
-    )
+    if None in other or len(some) != len(other):  # of an output that a rank has not
+        return False
+    return all(a in (None, b) for a, b in zip(some, other, strict=True))
 
 
 def _is_silent(cut: Cut) -> bool:

@@ -141,6 +141,14 @@ def _ordered(
     return order.measure(run, grads, lambda *_: (0, 1), TARGETS, world_size, SEED)
 
 
+def test_direction_of_what_moves_by_rounding_alone_says_nothing() -> None:
+    moved = {"a": torch.tensor([0.5, 0.25])}
+    rounding = {"a": torch.tensor([0.0, 1e-17])}
+    apart = coupling._apart  # noqa: SLF001
+    assert apart(moved, rounding, {"a": 2.0}) == {"a": 0.0}
+    assert apart(moved, {"a": torch.tensor([0.0, 1.0])}, {"a": 2.0}) == {"a": 0.25}
+
+
 @pytest.mark.parametrize(
     ("loss", "is_ordered"),
     [
@@ -155,14 +163,6 @@ def _ordered(
     ids=["neighbours' targets", "neighbours", "own targets", "counts", "groups"],
 )
 @pytest.mark.usefixtures("seeded", "same_generators")
-def test_direction_of_what_moves_by_rounding_alone_says_nothing() -> None:
-    moved = {"a": torch.tensor([0.5, 0.25])}
-    rounding = {"a": torch.tensor([0.0, 1e-17])}
-    apart = coupling._apart  # noqa: SLF001
-    assert apart(moved, rounding, {"a": 2.0}) == {"a": 0.0}
-    assert apart(moved, {"a": torch.tensor([0.0, 1.0])}, {"a": 2.0}) == {"a": 0.25}
-
-
 def test_order_matters_to_what_knows_its_neighbours(
     loss: Callable[[Tensor, Tensor], Tensor],
     is_ordered: bool,  # noqa: FBT001
