@@ -60,6 +60,7 @@ TEXTS: dict[str, Callable[[], object]] = {
     "_are_functorch_transforms_active": lambda: vmap(
         lambda _: torch.full((), torch._C._are_functorch_transforms_active())  # noqa: SLF001
     )(torch.ones(1)).all(),
+    "_attention": lambda: _of("torch.distributed.tensor.experimental._attention"),
     "_clip_grads_with_norm_": lambda: clip_grad._clip_grads_with_norm_,
     "_comm_hooks": lambda: "self._comm_hooks" in _source_of_ddp(),
     "_ddp_params_and_buffers_to_ignore": lambda: (

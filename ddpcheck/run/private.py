@@ -31,6 +31,7 @@ one of them no more.
 
 Looked up as text; where a torch lacks one, nothing is done that needs it:
 
+    _attention                                     process/ahead: ranks import it
     _clip_grads_with_norm_                         clipping: it is not noticed
     _comm_hooks                                    fixes: DDP is built anew without them
     _former_parameters, _is_replica                fixes/replicas: as _parameters
