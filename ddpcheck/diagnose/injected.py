@@ -20,7 +20,7 @@ FACT = (
 def scaled(case: Case, factor: float) -> tuple[str, ...]:
     """Returns the fixes that give what backward adds of its own `factor` times as much.
 
-    None where something else is wrong before: outputs, the loss, what DDP reduces.
+    () where something else is wrong before: outputs, the loss, what DDP reduces.
     """
     is_wrong = case.mismatched("gradients", 0) and not case.reduce_is_broken
     if not (is_wrong and case.loss_is_sound) or case.loss_is_global or case.diverging():

@@ -230,7 +230,11 @@ def _of_memory(case: Case) -> Proposal | None:
     """
     first = case.first_broken("gradients")
     told = case.outcome.facts().get("not_compared", {})
-    resized = [name for name in told if name.startswith("output ")]
+    resized = [
+        name
+        for name, why in told.items()
+        if name.startswith("output ") and why != ONE_SIDED
+    ]
     state = [case.first_broken(name) for name in ("weights", "buffers")]
     is_right = all(step is None or step >= (first or 0) for step in state)
     if not first or not resized or not is_right or case.reduce_is_broken:
