@@ -59,3 +59,9 @@ class Proposal:
 def replaced(proposal: Proposal, **changes: Any) -> Proposal:
     """Returns the proposal with some fields changed."""
     return replace(proposal, **changes)
+
+
+def with_own_average(proposal: Proposal) -> Proposal:
+    """Returns it with a run that averages only what it leaves local, beside DDP."""
+    fix = f"gradients.averaged:{','.join(proposal.local)}"
+    return replace(proposal, fixes=(fix,), by_hand=False)

@@ -28,7 +28,7 @@ from ddpcheck.diagnose.choosing import as_good, changes_nothing
 from ddpcheck.diagnose.faults import busy_ranks
 from ddpcheck.diagnose.hidden import hidden
 from ddpcheck.diagnose.probing import References, first_wrong_batch, probe
-from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.diagnose.proposal import with_own_average
 from ddpcheck.diagnose.trials import Trials
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
@@ -359,11 +359,7 @@ class Search:
             return causes
         found = {slug: p for slug, p in self.firm.items() if p.local}
         others = [c.proposal for c in causes if c.proposal.slug not in found]
-        fix = "gradients.averaged:"
-        parts = [
-            replaced(p, fixes=(fix + ",".join(p.local),), by_hand=False)
-            for p in found.values()
-        ]
+        parts = [with_own_average(p) for p in found.values()]
         return (len(parts) > 1 and self._together(others + parts)) or causes
 
     def _verified(

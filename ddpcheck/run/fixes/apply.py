@@ -118,13 +118,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run import batch_norm, overrides, submodules
 from ddpcheck.run.averaged import is_ddp
-from ddpcheck.run.fix_names import argument, arguments
+from ddpcheck.run.fix_names import argument
 from ddpcheck.run.fixes import (
     clipping,
     exact,
     filling,
     late_hooks,
     mean_counts,
+    own_averages,
     rewriting,
     sharding,
     unhooking,
@@ -142,12 +143,6 @@ from ddpcheck.run.fixes.gather import (
     without_ranks_in_backward,
 )
 from ddpcheck.run.fixes.labels import offset_by_rank
-from ddpcheck.run.fixes.own_averages import (
-    averaged_at_updates,
-    averaged_gradients,
-    contiguous_gradients,
-    filled_gradients,
-)
 from ddpcheck.run.fixes.plain_output import with_plain_output
 from ddpcheck.run.fixes.together import numbers_together
 from ddpcheck.run.names import shortener
@@ -252,6 +247,7 @@ def around_training(
     with contextlib.ExitStack() as stack:
         stack.enter_context(seen_again_in_the_end())
         fix_scales.enter(stack, fixes, shard_targets, model)
+        own_averages.enter(stack, fixes, model)
         for name, context in {
             "collectives.autograd": autograd_collectives,
             "collectives.label_offset": lambda: offset_by_rank(
@@ -273,17 +269,11 @@ def around_training(
             "collectives.exact": exact.exact,
             "collectives.mean_counts": mean_counts.averaged_sums,
             "numbers.together": numbers_together,
-            "gradients.averaged": lambda: averaged_gradients(
-                model(), arguments(fixes, "gradients.averaged")
-            ),
-            "gradients.at_update": lambda: averaged_at_updates(model()),
-            "gradients.filled": lambda: filled_gradients(model()),
-            "gradients.contiguous": lambda: contiguous_gradients(model()),
             "autograd.averaged": lambda: averaged_grad(model()),
             "data.stride": sharding.stride,
             "data.part": sharding.part,
             "data.filled": filling.filled,
-            "ddp.always_sync": sync_flag.always_set,
+            "ddp.always_sync": lambda: sync_flag.held(is_set=True),
             "ddp.join_all": lambda: overrides.joining(counts_all=True),
             "ddp.join_left": lambda: overrides.joining(counts_all=False),
             "compile.reducer": lambda: _compiler("compile.reducer"),

@@ -26,9 +26,26 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddpcheck.run import averaged
+from ddpcheck.run.fix_names import argument, arguments
 from ddpcheck.run.fixes import backwards
 from ddpcheck.run.names import shortener
 from ddpcheck.run.watch import sync_flag
+
+
+def enter(
+    stack: contextlib.ExitStack, fixes: tuple[str, ...], model: Callable[[], nn.Module]
+) -> None:
+    """Enters the interventions of this module that are among the fixes."""
+    names = arguments(fixes, "gradients.averaged")
+    if names:
+        stack.enter_context(averaged_gradients(model(), names))
+    for name, context in {
+        "gradients.at_update": averaged_at_updates,
+        "gradients.filled": filled_gradients,
+        "gradients.contiguous": contiguous_gradients,
+    }.items():
+        if argument(fixes, name) is not None:
+            stack.enter_context(context(model()))
 
 
 def averaged_gradients(
@@ -54,7 +71,7 @@ def averaged_at_updates(model: nn.Module) -> Iterator[None]:
 
     hook = register_optimizer_step_pre_hook(before_update)
     try:
-        with sync_flag.never_set():
+        with sync_flag.held(is_set=False):
             yield
     finally:
         hook.remove()

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ddpcheck import compare, summing, tree
+from ddpcheck import compare, summing
 from ddpcheck.report import Difference, Quantity
-from ddpcheck.run.record import groups, laid, lists, scales
+from ddpcheck.run.record import groups, laid, lists, outputs, scales
 from ddpcheck.run.record.sharing import Sharing, least_move
 from ddpcheck.run.spec import ONE_SIDED, StepResult
 from ddpcheck.trace import PART, Reader, Writer
@@ -54,8 +54,7 @@ class ComparingRecorder:
     DataParallel adds up copies that nothing has used.
     `floors` has an rtol for weights and buffers that are not judged by the common one;
     the weights of ranks are then always compared with each other too.
-    `sample_lists`: paths of lists among outputs that were seen to hold an item per
-    sample.
+    `sample_lists`: paths of lists among outputs that hold an item per sample.
     """
 
     reader: Reader
@@ -365,42 +364,21 @@ class ComparingRecorder:
     def _note_missing(
         self, quantity: str, step: int, named: dict[str, Tensor | None]
     ) -> None:
-        """Notes the outputs of one process that the rank's model does not return."""
-        if quantity != "outputs":
-            return
-        references = self.reader.names(quantity, step)
-        if len(named) >= len(references):
-            return
-        listed = lists.of_samples(named, references, self.rows)
-        for name in references:
-            if name not in named and not tree.is_below(name, listed):
-                self.not_compared[f"output {name}"] = ONE_SIDED
+        if quantity == "outputs":
+            every = self.reader.names(quantity, step)
+            lacking = outputs.missing(named, every, self.rows)
+            self._leave_out(dict.fromkeys(lacking, ONE_SIDED))
 
     def _outputs(
         self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]
     ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
-        """Returns the leaves that are rows of the reference's, and those rows."""
-        mine: dict[str, Tensor | None] = {}
-        theirs: dict[str, Tensor | None] = {}
-        others = lists.counterparts(named, references, self.rows)
         self.sample_lists |= lists.of_samples(named, references, self.rows)
-        for name, tensor in named.items():
-            reference = references.get(others.get(name, name))
-            if tensor is None or reference is None:
-                self.not_compared[f"output {name}"] = ONE_SIDED
-                continue
-            if name in others:  # all of it is one sample's
-                part = reference if reference.shape == tensor.shape else None
-            else:
-                part = groups.rows_of(reference, tuple(tensor.shape), self.rows)
-            if part is None:
-                self.not_compared[f"output {name}"] = (
-                    f"shape {tuple(tensor.shape)} on a rank is no part of "
-                    f"{tuple(reference.shape)} by samples"
-                )
-                continue
-            mine[name], theirs[name] = tensor, part
+        mine, theirs, left_out = outputs.paired(named, references, self.rows)
+        self._leave_out(left_out)
         return mine, theirs
+
+    def _leave_out(self, found: dict[str, str]) -> None:
+        self.not_compared |= {f"output {name}": why for name, why in found.items()}
 
 
 def _stands_for_none(

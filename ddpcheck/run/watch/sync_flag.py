@@ -29,24 +29,13 @@ def watched(note: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def always_set() -> Iterator[None]:
-    """Every backward is reduced, in no_sync as well."""
+def held(*, is_set: bool) -> Iterator[None]:
+    """Every backward is reduced, in no_sync as well; or none is, as within it."""
 
     def keep(ddp: Any, value: Any) -> None:
         vars(ddp)[_NAME] = value
 
-    with _replaced(property(lambda _: True, keep)):
-        yield
-
-
-@contextlib.contextmanager
-def never_set() -> Iterator[None]:
-    """No backward is reduced, as if the whole step were in no_sync."""
-
-    def keep(ddp: Any, value: Any) -> None:
-        vars(ddp)[_NAME] = value
-
-    with _replaced(property(lambda _: False, keep)):
+    with _replaced(property(lambda _: is_set, keep)):
         yield
 
 

@@ -31,7 +31,7 @@ def test_changes_are_told_and_nothing_stays() -> None:
 def test_held_flag_is_set_until_the_end() -> None:
     ddp = _ddp()
     ddp.require_backward_grad_sync = True
-    with sync_flag.always_set(), ddp.no_sync():
+    with sync_flag.held(is_set=True), ddp.no_sync():
         assert ddp.require_backward_grad_sync
     ddp.require_backward_grad_sync = False
     assert not ddp.require_backward_grad_sync
@@ -40,7 +40,7 @@ def test_held_flag_is_set_until_the_end() -> None:
 def test_held_flag_is_unset_until_the_end() -> None:
     ddp = _ddp()
     ddp.require_backward_grad_sync = True
-    with sync_flag.never_set():
+    with sync_flag.held(is_set=False):
         ddp.require_backward_grad_sync = True
         assert not ddp.require_backward_grad_sync
     assert ddp.require_backward_grad_sync
