@@ -29,6 +29,7 @@ _SPARSE = (
     torch.sparse_bsc,
 )
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
+_PLAIN_KINDS = frozenset(_PLAIN)
 
 
 def tensors(
@@ -55,6 +56,8 @@ def held(value: Any) -> list[Tensor]:
 
 def _add_held(value: Any, found: list[Tensor]) -> None:
     kind = type(value)
+    if kind in _PLAIN_KINDS:
+        return
     if isinstance(value, Tensor):
         found.append(value)
     elif kind is tuple or kind is list:
@@ -63,7 +66,7 @@ def _add_held(value: Any, found: list[Tensor]) -> None:
     elif kind is dict:
         for child in value.values():
             _add_held(child, found)
-    elif kind not in _PLAIN:
+    else:
         for _, child in _children(value):
             _add_held(child, found)
 

@@ -10,6 +10,7 @@ wrappers. A model may have parts of these names, too: they are marked as its own
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
@@ -45,9 +46,10 @@ class Names:
         `extra` are tensors that optimizers train and the model may not hold.
         """
         modules = list(model.named_modules())
-        short = _shortener(modules)
+        # Nearly always every one is known, and no path is looked at.
+        short = functools.cache(functools.partial(_shortener, modules))
         found: dict[str, Tensor] = {
-            self._name(short(path), parameter): parameter
+            self._known.get(id(parameter)) or self._by_path(short()(path)): parameter
             for path, parameter in _parameters(modules)
         }
         seen = {id(parameter) for parameter in found.values()}
@@ -65,10 +67,11 @@ class Names:
 
     def buffers(self, model: nn.Module) -> dict[str, Tensor]:
         """Returns the wrapped model's buffers by the bare model's names."""
-        short = shortener(model)
+        held = dict(model.named_buffers())
+        short = shortener(model) if held else str
         return {
             self._short_buffers.get(name, name): buffer
-            for path, buffer in model.named_buffers()
+            for path, buffer in held.items()
             for name in [short(path)]
         }
 
@@ -82,9 +85,8 @@ class Names:
         """Returns whether the model was built with this very tensor."""
         return id(parameter) in self._known
 
-    def _name(self, short: str, parameter: nn.Parameter) -> str:
-        known = self._known.get(id(parameter))
-        return self._short.get(short, short) if known is None else known
+    def _by_path(self, short: str) -> str:
+        return self._short.get(short, short)
 
 
 def keep_own(model: nn.Module) -> None:
