@@ -261,7 +261,9 @@ class _Candidate:
         self._batches, self._step = batches, 0
         emit = self.context.emit
         self.seen.on_collective = lambda c: emit(calls.at_step(c, self._step))
-        self.seen.written.parameters = training.parameters
+        if self.target.train_step or self.target.optimizer:
+            # Nothing else writes into gradients.
+            self.seen.written.parameters = training.parameters
         if self.is_rank and self.spec.watch and self.target.train_step is not None:
             row_numbers.watch(
                 self._bare, lambda told: emit(RowsSeen(step=self._step, rows=told))
@@ -337,7 +339,8 @@ class _Candidate:
 
     def _note_frozen(self, training: Training) -> None:
         # What is frozen now; a later step may make it trainable again.
-        self._frozen |= dict.fromkeys(self._wrapping(training)["frozen"])
+        parameters = training.parameters()
+        self._frozen |= dict.fromkeys(wrapping.frozen(self.seen.wrapped, parameters))
 
     def _wrapping(self, training: Training) -> dict[str, list[str]]:
         return wrapping.facts(self.seen.wrapped, training.parameters(), training.names)

@@ -39,19 +39,25 @@ def in_use(
     return [w for w in wrapped if any(id(p.tensor) in trained for p in w.parameters)]
 
 
+def frozen(wrapped: list[Wrapped], parameters: dict[str, Tensor]) -> list[str]:
+    """Returns the names of parameters that required a gradient when DDP was built."""
+    known = {id(h.tensor) for w in wrapped for h in w.parameters if h.required_grad}
+    return [n for n, p in parameters.items() if not p.requires_grad and id(p) in known]
+
+
 def facts(
     wrapped: list[Wrapped], parameters: dict[str, Tensor], names: Names
 ) -> dict[str, Any]:
     """Returns, by parameter name, how each trained tensor relates to the reducers.
 
     `outside`: in no DDP object, in nobody's place; `replaced`: in no DDP object, and
-    not the tensor that the model was built with; `unfrozen`, `frozen`: requires_grad
-    was False, True when DDP was built; `converted`: its dtype or its strides (memory
-    format) were others, or were others in between, which leaves DDP's hooks on a node
-    that no backward comes to; `moved`: its memory was another.
+    not the tensor that the model was built with; `unfrozen`: requires_grad was
+    False when DDP was built; `converted`: its dtype or its strides (memory format) were
+    others, or were others in between, which leaves DDP's hooks on a node that no
+    backward comes to; `moved`: its memory was another.
     """
     held = {id(entry.tensor): entry for w in wrapped for entry in w.parameters}
-    kinds = ("outside", "replaced", "unfrozen", "frozen", "converted", "moved")
+    kinds = ("outside", "replaced", "unfrozen", "converted", "moved")
     found: dict[str, list[str]] = {key: [] for key in kinds}
     is_whole = names.are_all_in(parameters)
     for name, parameter in parameters.items():
@@ -66,8 +72,6 @@ def facts(
         is_left = node is not None and accumulator(parameter) not in (None, node)
         if parameter.requires_grad and not required:
             found["unfrozen"].append(name)
-        if required and not parameter.requires_grad:
-            found["frozen"].append(name)
         turned = bool(entry.strides) and entry.strides != parameter.stride()
         if entry.dtype != parameter.dtype or turned or is_left:
             found["converted"].append(name)
