@@ -40,7 +40,8 @@ ATTRIBUTES: dict[str, Callable[[], object]] = {
     ),
     "_backward_hooks": lambda: _hooked()._backward_hooks,  # noqa: SLF001
     "_buffers": lambda: "running_mean" in nn.BatchNorm1d(1)._buffers,  # noqa: SLF001
-    "_forward_hooks": lambda: _with_a_hook()._forward_hooks,  # noqa: SLF001
+    "_forward_hooks": lambda: _with_hooks()._forward_hooks,  # noqa: SLF001
+    "_forward_pre_hooks": lambda: _with_hooks()._forward_pre_hooks,  # noqa: SLF001
     "_modules": lambda: list(nn.Sequential(nn.ReLU())._modules) == ["0"],  # noqa: SLF001
     "_parameters": lambda: list(nn.Linear(1, 1)._parameters) == ["weight", "bias"],  # noqa: SLF001
     "_pytree": lambda: torch.utils._pytree.tree_leaves({"a": [1, 2]}) == [1, 2],  # noqa: SLF001
@@ -97,8 +98,9 @@ _OTHER = {
 }
 
 
-def _with_a_hook() -> nn.Module:
+def _with_hooks() -> nn.Module:
     module = nn.Linear(1, 1)
+    module.register_forward_pre_hook(lambda *_: None)
     module.register_forward_hook(lambda *_: None)
     return module
 

@@ -132,7 +132,9 @@ class Case:
         norms = {m.name: m for m in self.modules() if m.is_batch_norm or m.normalises}
         writers = {m.name for m in self.modules() if m.writes_parameters}
         for m in self.modules():
-            if m.input_diff > self.close and (m.caller or m.name):
+            if m.input_diff > self.close and m.remakes_input:
+                found.setdefault(m.name, dataclasses.replace(m, rel_diff=m.input_diff))
+            elif m.input_diff > self.close and (m.caller or m.name):
                 # A norm may hold an activation, which is called with its rows.
                 own = norms.get(m.caller)
                 caller = dataclasses.replace(

@@ -212,7 +212,7 @@ def input_diff(case: Case) -> float:
 
     In the first step, on the worst rank; 0 where they cannot be compared.
     """
-    given = [m for m in case.modules() if not m.name and not m.caller]
+    given = [m for m in case.modules() if not (m.name or m.caller or m.remakes_input)]
     return max((m.input_diff for m in given), default=0.0)
 
 

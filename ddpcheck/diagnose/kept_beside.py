@@ -60,6 +60,24 @@ def before_gradients(case: Case) -> KeptBeside | None:
     )
 
 
+def own_samples(case: Case) -> list[str]:
+    """Returns what holds a rank's own samples after a step, where a later one differs.
+
+    And where no factor per rank makes the later gradients one process's: what divides
+    a loss needs no memory.
+    """
+    first = case.first_broken("gradients")
+    if not first or not case.probed or case.rank_ratios is not None:
+        return []
+    found = {
+        name
+        for facts in case.rank_facts("beside", {})
+        for name, told in facts.items()
+        if told.has_fewer_rows and told.step < first
+    }
+    return sorted(found)
+
+
 def drawn_weights(case: Case) -> list[str]:
     """Returns weights beside the model that each rank has drawn for itself.
 

@@ -17,6 +17,8 @@ one of them no more.
     Module._backward_hooks  hooks on modules are not told, and cannot be taken off
     Module._forward_hooks   what a hook keeps of its own rows is not made of all ranks',
                             so the fix that does proves nothing
+    Module._forward_pre_hooks  the same, and an input that a hook makes is taken for one
+                            that the module is called with
     _BatchNorm              the documented classes; BatchNorm1d as a base
     _pytree                 ddpcheck.tree: it sees more, so that an output hides its
                             tensors from DDP may not be told
@@ -161,6 +163,12 @@ children: Named = attrgetter("_modules") if hasattr(_ANY, "_modules") else _Chil
 # The forward hooks that are on a module, live; none where torch hides them.
 forward_hooks: Callable[[nn.Module], MutableMapping[int, Any]] = (
     attrgetter("_forward_hooks") if hasattr(_ANY, "_forward_hooks") else _no_hooks
+)
+# The same of those that are called before it.
+forward_pre_hooks: Callable[[nn.Module], MutableMapping[int, Any]] = (
+    attrgetter("_forward_pre_hooks")
+    if hasattr(_ANY, "_forward_pre_hooks")
+    else _no_hooks
 )
 # The same of those that see gradients.
 backward_hooks: Callable[[nn.Module], MutableMapping[int, Any]] = (

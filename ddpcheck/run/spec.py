@@ -171,12 +171,14 @@ class KeptOtherwise:
 
     `step`: after which it differed first, by `rel_diff`. `is_weight`: a parameter, as
     those of an average of the model are. `is_number`: one number alone.
+    `has_fewer_rows`: it holds the rank's own samples, and is not compared.
     """
 
     step: int
-    rel_diff: float
-    is_weight: bool
-    is_number: bool
+    rel_diff: float = 0.0
+    is_weight: bool = False
+    is_number: bool = False
+    has_fewer_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ NAMES = (
     *("buffers", "parameters", "children", "convert", "CONVERSIONS", "version"),
     *("tensor_hooks", "leaves", "no_torch_function", "BATCH_NORMS", "BatchNorm"),
     *("data_parallel_functions", "DispatchMode", "DISPATCHES", "transforms"),
-    *("forward_hooks", "backward_hooks", "COUNTS_VERSIONS"),
+    *("forward_hooks", "forward_pre_hooks", "backward_hooks", "COUNTS_VERSIONS"),
 )
 
 

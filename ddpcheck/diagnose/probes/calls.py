@@ -224,6 +224,7 @@ class Calls:
                 caller=caller,
                 caller_kind=caller_kind,
                 input_diff=self.inputs[key],
+                remakes_input=key in self.hooks.remade,
                 rows_first=self.rows_first,
                 numbers=numbers,
                 keeps_shape=keeps,

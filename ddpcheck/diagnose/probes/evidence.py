@@ -27,6 +27,7 @@ class ModuleCall:
     caller: str = ""
     caller_kind: str = ""
     input_diff: float = 0.0
+    remakes_input: bool = False  # a hook of the target's on the module makes its input
     rows_first: bool = True  # the samples are dimension 0 of its output
     # Its outputs of no dimension, a term of the loss for one: own, one process's.
     numbers: tuple[tuple[float, float], ...] = ()
@@ -49,6 +50,7 @@ def worst_of(calls: list[ModuleCall]) -> ModuleCall:
     return replace(
         max(calls, key=lambda c: c.rel_diff or 0.0),
         input_diff=max(c.input_diff for c in calls),
+        remakes_input=any(c.remakes_input for c in calls),
         collectives=max(c.collectives for c in calls),
         writes_buffers=any(c.writes_buffers for c in calls),
         writes_parameters=any(c.writes_parameters for c in calls),

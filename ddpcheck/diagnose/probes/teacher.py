@@ -54,6 +54,8 @@ class Hooks:
     calls: dict[str, int] = field(default_factory=dict)
     open: list[str] = field(default_factory=list)
     is_paused: bool = False
+    # Calls, as "name#call", whose input a hook of the target's on the module has made.
+    remade: set[str] = field(default_factory=set)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -79,7 +81,13 @@ class Hooks:
             self._attach(name, module, before, after)
 
     def _attach(self, name: str, module: nn.Module, before: Any, after: Any) -> None:
+        given: list[list[Tensor]] = []  # before any hook of the target's
+
+        def note(_: nn.Module, args: Any, kwargs: Any) -> None:
+            given.append(tree.held((args, kwargs)))
+
         def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            before_hooks = given.pop() if given else None
             if self.is_paused or private.transforms():
                 return None
             if not name and self.calls.get("", 0) == self.calls_per_micro > 0:
@@ -88,6 +96,8 @@ class Hooks:
             call = self.calls.get(name, 0)
             self.calls[name] = call + 1
             self.open.append(f"{name}#{call}")
+            if before_hooks and _differ(before_hooks, tree.held((args, kwargs))):
+                self.remade.add(self.open[-1])
             return before(name, call, module, args, kwargs) if before else None
 
         def leave(_: nn.Module, __: Any, output: Any) -> Any:
@@ -96,6 +106,11 @@ class Hooks:
             call = int(self.open.pop().rpartition("#")[2])
             return after(name, call, module, output)
 
+        if private.forward_pre_hooks(module):
+            first = module.register_forward_pre_hook(
+                note, prepend=True, with_kwargs=True
+            )
+            self.handles.append(first)
         self.handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         self.handles.append(module.register_forward_hook(leave))
 
@@ -103,6 +118,11 @@ class Hooks:
         """Takes all hooks off."""
         for handle in self.handles:
             handle.remove()
+
+
+def _differ(tensors: list[Tensor], others: list[Tensor]) -> bool:
+    """Returns whether these are not the same objects."""
+    return [id(t) for t in tensors] != [id(t) for t in others]
 
 
 def hooked(model: nn.Module) -> dict[str, nn.Module]:

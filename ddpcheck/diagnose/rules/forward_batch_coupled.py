@@ -13,7 +13,8 @@ How it was found
 The module is fed with the reference's own input rows and its submodules return the
 reference's own outputs; its output or what it passes on still differs, by more than
 1e-6. The run in which it sees the rows of all ranks decides. Or the model is given
-other rows, and the run whose step has the samples of all ranks decides. Or all of that
+other rows, and the run whose step has the samples of all ranks decides. What a hook
+before a module's forward makes of its input is the module's own. Or all of that
 is right, and gradients of some modules' parameters are not: the first run again. What
 DataParallel alone has is found on ranks whose model sees no process group, as replicas
 have none, where their gradients are off by as much.

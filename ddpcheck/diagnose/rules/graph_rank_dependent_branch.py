@@ -11,6 +11,8 @@ adds up those of different parameters.
 How it was found
 A parameter has a gradient on some ranks and none on others. DDP built anew with
 find_unused_parameters=True decides; by hand, that with zeros for gradients of None.
+Where DDP knows of it, the run in which all ranks are told that they are the first, as
+the model is wrapped, too.
 
 Example
     import torch

@@ -16,7 +16,9 @@ in which the loss sees the outputs and targets of all ranks, with gradients, dec
 term that a module computes may pass by all outputs: where its mean over ranks is not
 one process's, the module sees all rows; and so does one that returns a number, where it
 passes on other rows than in one process. Where a factor differs and no sample moves it,
-and gradients are taken of parameters, the run with their mean over ranks decides.
+and gradients are taken of parameters, the run with their mean over ranks decides. A
+memory of earlier samples is no output that could be moved: there the first gradients
+are right, and what ranks keep beside the model has fewer rows than in one process.
 
 Example
     import torch
@@ -60,6 +62,7 @@ from ddpcheck.diagnose.events import (
     common_factor,
     input_diff,
 )
+from ddpcheck.diagnose.kept_beside import own_samples
 from ddpcheck.diagnose.loss import (
     global_loss_fix,
     global_loss_of_other_rows,
@@ -72,7 +75,7 @@ from ddpcheck.diagnose.loss import (
     whole_model_fix,
     whole_step_fix,
 )
-from ddpcheck.diagnose.text import module, number
+from ddpcheck.diagnose.text import module, names, number
 
 SLUG = "loss/batch-coupled"
 LINK = "loss"
@@ -86,7 +89,7 @@ def detect(case: Case) -> Proposal | None:
     if not case.has_cuts:
         return _unseen(case) or _by_gradients_alone(case)
     if not case.couples:
-        return _by_gradients(case)
+        return _by_memory(case) or _by_gradients(case)
     if case.losses_replicate:
         return None  # the value is global: collective/no-autograd and its kin
     if _is_by_the_step(case):
@@ -107,6 +110,30 @@ def detect(case: Case) -> Proposal | None:
         _of(facts, global_loss_fix(case)),
         evidence=ratio_evidence(case),
         fallback=dataclasses.replace(narrower, fallback=whole) if narrower else whole,
+    )
+
+
+def _by_memory(case: Case) -> Proposal | None:
+    """Proposes it for a memory of samples that holds the rank's own.
+
+    Those of earlier steps are constants: moving an output moves no other's gradient.
+    """
+    found = own_samples(case)
+    if not found:
+        return None
+    fact = (
+        f"beside the model ranks keep rows of their own samples alone: {names(found)}; "
+        "gradients differ from the step after that on"
+    )
+    return dataclasses.replace(
+        _of((fact, ratio_fact(case)), global_loss_fix(case)),
+        summary="the loss compares samples with a memory of earlier ones, and a rank's "
+        "memory holds its own samples alone",
+        fix="gather what goes into the memory from all ranks",
+        code="rows = [torch.empty_like(z) for _ in range(dist.get_world_size())]\n"
+        "dist.all_gather(rows, z.detach().contiguous())\n"
+        "memory.push(torch.cat(rows))",
+        evidence=ratio_evidence(case),
     )
 
 

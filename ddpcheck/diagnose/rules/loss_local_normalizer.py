@@ -53,6 +53,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import common_factor
+from ddpcheck.diagnose.kept_beside import own_samples
 from ddpcheck.diagnose.loss import (
     counted_by,
     differs_with_equal_counts,
@@ -88,8 +89,8 @@ def detect(case: Case) -> Proposal | None:
 def _of_counts(case: Case) -> Proposal | None:
     """Returns the proposal for factors that follow a count, or for several of them."""
     name = counted_by(case)
-    if name == SAMPLES:
-        return None  # loss/uneven-shard
+    if name == SAMPLES or own_samples(case):
+        return None  # loss/uneven-shard; loss/batch-coupled
     if name is not None:
         return _of(case, name)
     if case.loss_asks_others and differs_with_equal_counts(case):

@@ -9,10 +9,10 @@ that follows the size of the shard.
 
 How it was found
 After a step all trained weights are equal and untrained ones are not. The run in
-which rank 0's are sent to all after each step decides; where the ranks agree, the one
-in which they are one process's after each step. Or weights of a module beside
-the model, kept by a trainer or in a global, differ before gradients do: then the run in
-which they are one process's after each step.
+which rank 0's are sent to all after each step decides; where the ranks agree, or rank
+0's are not right, either, the one in which they are one process's after each step. Or
+weights of a module beside the model, kept by a trainer or in a global, differ before
+gradients do: then the run in which they are one process's after each step.
 
 Example
     import torch
@@ -54,6 +54,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.buffers import diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.kept_beside import before_gradients, drawn_weights
+from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import names
 
 SLUG = "state/ema-teacher-divergence"
@@ -93,6 +94,26 @@ def detect(case: Case) -> Proposal | None:
         fix="make the same update on all ranks",
         code="update_teacher(teacher, student)  # not under `if rank == 0`",
         fixes=("ddp.broadcast_after" if asks else "state.broadcast",),
+        fallback=_from_own_data(found),
+    )
+
+
+def _from_own_data(found: list[str]) -> Proposal:
+    """Returns the proposal for an update that no rank makes as one process does.
+
+    By a rate that follows the rank's own samples: the first rank's is not right, either.
+    """
+    return replaced(
+        _by_numbers(found),
+        summary="weights that no optimizer trains (an average, a teacher) are updated by "
+        "numbers of the rank's own samples",
+        facts=(
+            f"after the first step {len(found)} untrained parameters differ between ranks, "
+            f"and from one process on each of them: {names(found)}; all trained ones are "
+            "equal",
+        ),
+        fix="make the update by numbers of all ranks: reduce what it follows",
+        code="dist.all_reduce(disagreement)\ndisagreement /= dist.get_world_size()",
     )
 
 

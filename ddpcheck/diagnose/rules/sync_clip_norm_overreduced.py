@@ -11,8 +11,8 @@ How it was found
 d loss / d output is right, and every gradient at the optimizer's step is 1 /
 sqrt(W) of the reference's, within 1e-6. The run in which no all_reduce happens
 between backward and the step decides. Or all gradients are right when the optimizer's
-step begins, and its update is another one on all ranks alike: the run in which it sums
-no single number over ranks decides.
+step begins, and its update is another one on all ranks alike: the run decides in which
+it sums nothing over ranks of no more numbers than it has parameters.
 
 Example
     import torch
@@ -94,7 +94,12 @@ def _within_the_update(case: Case) -> Proposal | None:
         f"gradients are right up to step {step + 1}, whose update is another one, alike "
         f"on all ranks; collectives that the program calls: {calls}",
     )
-    return replaced(found, speculative=True)
+    return replaced(
+        found,
+        summary="the optimizer's step uses norms of gradients that it sums over ranks, "
+        "though DDP had averaged the gradients already: they are sqrt(W) too large",
+        speculative=True,
+    )
 
 
 def _of(fact: str) -> Proposal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -56,19 +56,38 @@ def see_all_rows(module: nn.Module, *, hides: bool) -> None:
 
 def _with_its_hooks(module: nn.Module) -> Callable[..., Any]:
     """Returns the forward with the hooks that are on the module, and takes them off."""
-    forward, hooks = module.forward, list(private.forward_hooks(module).values())
-    private.forward_hooks(module).clear()
-    takes_kwargs = {id(h): len(inspect.signature(h).parameters) > 3 for h in hooks}  # noqa: PLR2004
+    forward = module.forward
+    pre_hooks = _taken_off(private.forward_pre_hooks(module), plain=2)
+    hooks = _taken_off(private.forward_hooks(module), plain=3)
 
     def hooked(*args: Any, **kwargs: Any) -> Any:
+        for hook, takes_kwargs in pre_hooks:
+            if takes_kwargs:
+                args, kwargs = hook(module, args, kwargs) or (args, kwargs)
+                continue
+            changed = hook(module, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
         output = forward(*args, **kwargs)
-        for hook in hooks:
-            given = (args, kwargs) if takes_kwargs[id(hook)] else (args,)
+        for hook, takes_kwargs in hooks:
+            given = (args, kwargs) if takes_kwargs else (args,)
             changed = hook(module, *given, output)
             output = output if changed is None else changed
         return output
 
-    return hooked if hooks else forward
+    return hooked if hooks or pre_hooks else forward
+
+
+def _taken_off(
+    hooks: MutableMapping[int, Any], *, plain: int
+) -> list[tuple[Callable[..., Any], bool]]:
+    """Returns hooks, and whether each takes keyword arguments, and takes them off.
+
+    `plain`: what those that do not are called with.
+    """
+    found = [(h, len(inspect.signature(h).parameters) > plain) for h in hooks.values()]
+    hooks.clear()
+    return found
 
 
 def _own_rows(whole: Any, sizes: tuple[int, ...]) -> Any:

@@ -80,7 +80,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     numbers.together       what ranks read of a tensor's one number is all ranks' mean
     autograd.averaged      what torch.autograd.grad gives for parameters is averaged
     collectives.off_after_backward  no all_reduce between backward and optimizer step,
-                           nor of one number within it
+                           nor of few numbers within it
     hooks.after_backward   post-accumulate hooks run when backward, and DDP, are done
     noise.global_draws:SHAPES  generators of the target's own draw for the global batch,
                            and a rank keeps its rows; SHAPES are one process's draws
@@ -188,6 +188,8 @@ def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
 
 def around_wrap(fixes: tuple[str, ...]) -> contextlib.AbstractContextManager[None]:
     """Stands around wrapping, with the interventions that change how DDP is built."""
+    if argument(fixes, "rank.first") is not None:
+        return first_rank()
     if argument(fixes, "compile.off") is not None:
         return compiling.off()
     for fix, settings in _COMPILER_SETTINGS.items():
@@ -261,7 +263,7 @@ def around_training(
             "noise.global_draws": lambda: GlobalDraws(
                 rank=dist.get_rank(),
                 world_size=dist.get_world_size(),
-                samples=lambda: countables.samples(shard_targets()),
+                samples=lambda: _samples_of_rank(fixes, shard_targets()),
                 known=argument(fixes, "noise.global_draws") or "",
             ),
             "collectives.off_after_backward": off_after_backward,
@@ -292,6 +294,13 @@ def around_training(
             if argument(fixes, name) is not None:
                 stack.enter_context(context())
         yield
+
+
+def _samples_of_rank(fixes: tuple[str, ...], targets: Any) -> int:
+    """Returns how many samples the rank computes of a batch with these targets."""
+    found = countables.samples(targets)
+    is_whole = argument(fixes, "loss.global") is not None  # the step has all samples
+    return found // dist.get_world_size() if is_whole else found
 
 
 def after_step(model: nn.Module, fixes: tuple[str, ...]) -> None:

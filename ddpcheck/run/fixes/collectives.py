@@ -61,16 +61,17 @@ def averaged_grad(model: nn.Module) -> Iterator[None]:
 def off_after_backward() -> Iterator[None]:
     """Makes dist.all_reduce do nothing between a backward and the optimizer's step.
 
-    Nor within that step, for a tensor of one number.
+    Nor within that step, for a tensor of no more numbers than it trains parameters,
+    which is none of their gradients: norms of them, say.
     """
     reduce, backward = dist.all_reduce, torch.autograd.backward
-    is_after, depth = False, 0
+    is_after = False
+    steps: list[list[Tensor]] = []  # parameters of the optimizers that are stepping
 
     def all_reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         # What averages gradients by hand (ddpcheck.run) goes on.
         caller = callers.module_of(callers.frame(1))
-        is_number = isinstance(tensor, Tensor) and tensor.numel() == 1
-        is_off = is_after or (depth and is_number)
+        is_off = is_after or any(_is_beside(tensor, trained) for trained in steps)
         if is_off and not caller.startswith("ddpcheck."):
             return None
         return reduce(tensor, *args, **kwargs)
@@ -81,13 +82,13 @@ def off_after_backward() -> Iterator[None]:
         backward(*args, **kwargs)
         is_after = True
 
-    def before_update(*_: Any) -> None:
-        nonlocal is_after, depth
-        is_after, depth = False, depth + 1
+    def before_update(optimizer: Any, *_: Any) -> None:
+        nonlocal is_after
+        is_after = False
+        steps.append([p for group in optimizer.param_groups for p in group["params"]])
 
     def after_update(*_: Any) -> None:
-        nonlocal depth
-        depth -= 1
+        steps.pop()
 
     dist.all_reduce, torch.autograd.backward = all_reduce, run
     hooks = (
@@ -100,3 +101,11 @@ def off_after_backward() -> Iterator[None]:
         for hook in hooks:
             hook.remove()
         dist.all_reduce, torch.autograd.backward = reduce, backward
+
+
+def _is_beside(tensor: Any, trained: list[Tensor]) -> bool:
+    """Returns whether a tensor is made of gradients, and is none of them."""
+    if not isinstance(tensor, Tensor) or tensor.numel() > max(1, len(trained)):
+        return False
+    grads = [p.grad for p in trained if p.grad is not None]
+    return all(tensor.data_ptr() != grad.data_ptr() for grad in grads)

@@ -116,8 +116,13 @@ def look(
     asked = arguments(spec.fixes, "state.beside")
     for name in written.keys() & places.keys():
         reference, place = reader.get(QUANTITY, step, name), places[name]
-        if reference is None or place.value.shape != reference.shape:
-            continue  # it may hold the rank's own samples
+        if reference is None:
+            continue
+        if place.value.shape != reference.shape:
+            if _has_fewer_rows(place.value, reference):
+                told = KeptOtherwise(step=step, has_fewer_rows=True)
+                noted.setdefault(name, told)
+            continue
         apart = _apart(place.value, reference)
         if apart:
             told = KeptOtherwise(
@@ -129,6 +134,12 @@ def look(
             noted.setdefault(name, told)
         if name in asked:
             place.write(reference)
+
+
+def _has_fewer_rows(value: Tensor, reference: Tensor) -> bool:
+    if not value.dim() or value.shape[1:] != reference.shape[1:]:
+        return False
+    return 0 < len(value) < len(reference)
 
 
 def _apart(value: Tensor, reference: Tensor) -> float:

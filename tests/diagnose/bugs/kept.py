@@ -253,4 +253,60 @@ def rank():
 """,
         [("state/ema-teacher-divergence", True)],
     ),
+    # No rank's own teacher is one process's: to send the first rank's mends nothing.
+    "teacher-at-a-pace-of-the-own-samples": (
+        """
+import copy
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.teacher.requires_grad_(False)
+    def forward(self, x):
+        return self.student(x), self.teacher(x)
+model = Pair()
+batch = torch.randn(8, 4) * torch.arange(1.0, 9)[:, None]
+batch = batch, torch.zeros(8)
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    ours, theirs = model(batch[0])
+    (ours - theirs).square().mean().backward()
+    optimizer.step()
+    net = getattr(model, "module", model)
+    pace = torch.exp(-(ours - theirs).detach().abs().amax(1)).mean()
+    with torch.no_grad():
+        for t, s in zip(net.teacher.parameters(), net.student.parameters()):
+            t.mul_(1 - pace).add_(pace * s)
+""",
+        [("state/ema-teacher-divergence", True)],
+    ),
+    # Earlier samples are constants: no output moves another's gradient.
+    "memory-of-the-own-samples": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.memory = nn.Linear(4, 3), []
+    def forward(self, x):
+        return self.embed(x)
+def model():
+    torch.manual_seed(0)
+    return Net()
+batch = torch.randn(8, 4) * torch.arange(1.0, 9)[:, None], torch.arange(8) % 3
+def train_step(model, optimizer, batch):
+    x, y = batch
+    memory = getattr(model, "module", model).memory
+    optimizer.zero_grad()
+    z = model(x)
+    value = nn.functional.cross_entropy(z, y)
+    if memory:
+        past, labels = (torch.cat(column) for column in zip(*memory))
+        same = (y[:, None] == labels).to(z)
+        value = value + ((z @ past.T).tanh() * (0.5 - same)).mean()
+    value.backward()
+    optimizer.step()
+    memory.append((z.detach().clone(), y))
+""",
+        [("loss/batch-coupled", True)],
+    ),
 }

@@ -855,4 +855,23 @@ def gathered(x):
 """,
         [("loss/missing-world-scale", True)],
     ),
+    # One number per parameter, of gradients that DDP has averaged.
+    "norms-of-an-optimizer-summed-in-one-table": (
+        """
+class Scaled(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        params = [p for g in self.param_groups for p in g["params"]]
+        table = torch.stack([p.grad.square().sum() for p in params])
+        if dist.is_initialized():
+            dist.all_reduce(table)
+        for p, square in zip(params, table):
+            p.sub_(0.1 * p.norm() * p.grad / square.sqrt())
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+optimizer = lambda params: Scaled(params, lr=0.1)
+""",
+        [("sync/clip-norm-overreduced", True)],
+    ),
 }

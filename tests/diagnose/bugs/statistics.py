@@ -692,4 +692,35 @@ def loss(output, target):
 """,
         [("state/buffer-broadcast-overwrites", True)],
     ),
+    # A hook before the forward is a part of the model, whose caller passes rows on.
+    "hook-that-standardises-what-the-model-is-given": (
+        """
+class Standardised:
+    def __call__(self, module, args):
+        std, mean = torch.std_mean(args[0], 0, keepdim=True)
+        return ((args[0] - mean) / (std + 1e-5),)
+def model():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    net.register_forward_pre_hook(Standardised())
+    return net
+batch = torch.randn(8, 4) * torch.arange(1.0, 9)[:, None], torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+""",
+        [("forward/batch-coupled", True)],
+    ),
+    "hook-that-centres-what-a-layer-is-given": (
+        """
+def model():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    def centre(layer, args, kwargs):
+        return (args[0] - args[0].mean(0, keepdim=True),), kwargs
+    net[2].register_forward_pre_hook(centre, with_kwargs=True)
+    return net
+batch = torch.randn(8, 4) * torch.arange(1.0, 9)[:, None], torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+""",
+        [("forward/batch-coupled", True)],
+    ),
 }
