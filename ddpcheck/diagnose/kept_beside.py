@@ -12,6 +12,7 @@ from ddpcheck.session import RunOutcome
 
 _FIX = "state.beside"
 _FAR = 0.05  # relative: what no update of a step does
+_FEW = 16  # numbers: a weight per task
 _VISIBLE = 1e-3  # relative: far above rounding in any dtype
 
 
@@ -20,11 +21,11 @@ class KeptBeside:
     """The facts about what differs, and the run that would prove it.
 
     `has_weights`: some of it are parameters, as those of an average of the model are.
-    `are_numbers`: all of it are single numbers, by which a step may decide.
+    `are_few`: all of it are single numbers or a few, by which a step may decide.
     """
 
     has_weights: bool
-    are_numbers: bool
+    are_few: bool
     facts: tuple[str, ...]
     fixes: tuple[str, ...]
 
@@ -38,13 +39,13 @@ def before_gradients(case: Case) -> KeptBeside | None:
     if not first or any(f.startswith(_FIX) for f in case.outcome.spec.fixes):
         return None
     worst: dict[str, float] = {}
-    weights, numbers = False, True
+    weights, are_few = False, True
     for found in case.rank_facts("beside", {}):
         for name, told in found.items():
             if told.step < first and told.rel_diff > case.close:
                 worst[name] = max(worst.get(name, 0.0), told.rel_diff)
                 weights |= told.is_weight
-                numbers &= told.is_number
+                are_few &= told.size <= _FEW
     if not worst:
         return None
     largest = max(worst, key=lambda name: worst[name])
@@ -55,9 +56,7 @@ def before_gradients(case: Case) -> KeptBeside | None:
         "every step the runs are equal",
     )
     fixes = (f"{_FIX}:{','.join(sorted(worst))}",)
-    return KeptBeside(
-        has_weights=weights, are_numbers=numbers, facts=facts, fixes=fixes
-    )
+    return KeptBeside(has_weights=weights, are_few=are_few, facts=facts, fixes=fixes)
 
 
 def own_samples(case: Case) -> list[str]:
@@ -106,7 +105,7 @@ def warnings(outcomes: Sequence[RunOutcome], runs: Sequence[Run]) -> list[str]:
         worst: dict[str, float] = {}
         for rank in range(len(outcome.ranks)):
             for name, told in outcome.facts(rank).get("beside", {}).items():
-                if told.rel_diff > _VISIBLE and not told.is_number:
+                if told.rel_diff > _VISIBLE and told.size > 1:
                     worst[name] = max(worst.get(name, 0.0), told.rel_diff)
         if worst:
             return [

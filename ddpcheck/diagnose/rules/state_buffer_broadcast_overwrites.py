@@ -151,5 +151,5 @@ def _beside(case: Case) -> Proposal | None:
         "self.centre.lerp_(increment, 0.1)",
         fixes=found.fixes,
         speculative=True,
-        last_resort=int(found.are_numbers),  # what is decided by them comes first
+        last_resort=int(found.are_few),  # what is decided by them comes first
     )

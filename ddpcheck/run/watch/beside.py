@@ -129,7 +129,7 @@ def look(
                 step=step,
                 rel_diff=apart,
                 is_weight=place.is_weight,
-                is_number=reference.numel() == 1,
+                size=reference.numel(),
             )
             noted.setdefault(name, told)
         if name in asked:
