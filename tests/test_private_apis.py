@@ -95,6 +95,7 @@ _OTHER = {
     "_ddpcheck_wrapper",
     "_ddpcheck_own_part",
     "_ddpcheck_place",
+    "_ddpcheck_as_built",
 }
 
 

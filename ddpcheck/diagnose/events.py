@@ -207,6 +207,19 @@ def factor_between_ranks(case: Case, quantity: str, step: int) -> float | None:
     return largest if largest > 1 + case.close else None
 
 
+def sums_in_its_step(case: Case) -> int:
+    """Returns how many collectives a program calls that may do so in an update.
+
+    0 where gradients are wrong before an update is, or the ranks' updates differ.
+    """
+    step, first = case.first_broken("weights"), case.first_broken("gradients")
+    if step is None or (first is not None and first <= step):
+        return 0
+    if not case.run.ranks_agree or case.run.faults:
+        return 0
+    return max(case.rank_facts("collectives", 0), default=0)
+
+
 def input_diff(case: Case) -> float:
     """Returns how far the model's own inputs are from one process's, relative.
 

@@ -21,11 +21,11 @@ class KeptBeside:
     """The facts about what differs, and the run that would prove it.
 
     `has_weights`: some of it are parameters, as those of an average of the model are.
-    `are_few`: all of it are single numbers or a few, by which a step may decide.
+    `decides`: all of it are a few numbers, by which a step may decide, and no buffers.
     """
 
     has_weights: bool
-    are_few: bool
+    decides: bool
     facts: tuple[str, ...]
     fixes: tuple[str, ...]
 
@@ -39,13 +39,13 @@ def before_gradients(case: Case) -> KeptBeside | None:
     if not first or any(f.startswith(_FIX) for f in case.outcome.spec.fixes):
         return None
     worst: dict[str, float] = {}
-    weights, are_few = False, True
+    weights, decides = False, True
     for found in case.rank_facts("beside", {}):
         for name, told in found.items():
             if told.step < first and told.rel_diff > case.close:
                 worst[name] = max(worst.get(name, 0.0), told.rel_diff)
                 weights |= told.is_weight
-                are_few &= told.size <= _FEW
+                decides &= told.size <= _FEW and not told.is_buffer
     if not worst:
         return None
     largest = max(worst, key=lambda name: worst[name])
@@ -56,18 +56,14 @@ def before_gradients(case: Case) -> KeptBeside | None:
         "every step the runs are equal",
     )
     fixes = (f"{_FIX}:{','.join(sorted(worst))}",)
-    return KeptBeside(has_weights=weights, are_few=are_few, facts=facts, fixes=fixes)
+    return KeptBeside(has_weights=weights, decides=decides, facts=facts, fixes=fixes)
 
 
 def own_samples(case: Case) -> list[str]:
-    """Returns what holds a rank's own samples after a step, where a later one differs.
-
-    And where no factor per rank makes the later gradients one process's: what divides
-    a loss needs no memory.
-    """
-    first = case.first_broken("gradients")
-    if not first or not case.probed or case.rank_ratios is not None:
-        return []
+    """Returns what holds a rank's own samples after a step, where the next differs."""
+    first, broken = (case.first_broken(name) for name in ("gradients", "weights"))
+    if not first or (broken is not None and broken < first):
+        return []  # an update has parted the ranks before
     found = {
         name
         for facts in case.rank_facts("beside", {})

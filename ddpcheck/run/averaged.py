@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 
 from ddpcheck.run import submodules
 from ddpcheck.run.waiting import Gradients, Window, gradients
+from ddpcheck.run.watch.held import AS_BUILT
 
 _BUCKET = 1 << 20  # elements: what is copied to be reduced together
 
@@ -52,6 +53,10 @@ class PlainWrapper(nn.Module):
         self.gradient_as_bucket_view = ddp.gradient_as_bucket_view
         self.require_backward_grad_sync = True
         self.stands_for = type(ddp)
+        # What has been hung on it since. Nothing of DDP's own: its reducer has to go.
+        held = vars(ddp)
+        for name in held.keys() - held.get(AS_BUILT, held) - {AS_BUILT}:
+            vars(self).setdefault(name, held[name])
 
     def __getattr__(self, name: str) -> Any:
         """Returns what a class of the user's, made of DDP's, has besides."""

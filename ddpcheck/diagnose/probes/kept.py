@@ -115,11 +115,13 @@ class Kept:
 
     def _note_attributes(
         self,
-        held: dict[str, Any],
+        held: dict[str, Any] | types.MappingProxyType[str, Any],
         only: AbstractSet[str] | None = None,
         but: AbstractSet[str] = frozenset(),
     ) -> None:
         """Notes the plain values among named ones; new ones are taken away again."""
+        if not isinstance(held, dict):
+            return  # a class shows its own, and takes nothing there
 
         def mine() -> dict[str, Any]:
             names = set(held if only is None else only) - but

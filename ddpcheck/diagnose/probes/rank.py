@@ -38,7 +38,7 @@ from ddpcheck.run.fixes import apply as fixes
 from ddpcheck.run.fixes import exact
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import DrawCounter
-from ddpcheck.run.process import isolation
+from ddpcheck.run.process import compiling, isolation
 from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.spec import Defect, RunSpec
 from ddpcheck.run.steps import batch_size
@@ -71,6 +71,7 @@ def judge(
         with (
             borrowed(ref) as target,
             isolation.isolated(),
+            compiling.off(),
             exact.judged(defects),
             observe.observing() as seen,
         ):

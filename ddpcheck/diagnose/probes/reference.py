@@ -49,7 +49,7 @@ from ddpcheck.run.batches import batches_of
 from ddpcheck.run.fixes import apply as fixes
 from ddpcheck.run.names import Names
 from ddpcheck.run.noise import DrawCounter
-from ddpcheck.run.process import isolation
+from ddpcheck.run.process import compiling, isolation
 from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import batch_size
@@ -76,7 +76,8 @@ def record(
     folder = Path(context.seat.folder)
     writer = Writer(folder / name, folders.on_disk(folder))
     try:
-        with borrowed(ref) as target, isolation.isolated():
+        # A compiled function is no place for hooks, and computes the same without.
+        with borrowed(ref) as target, isolation.isolated(), compiling.off():
             batches = batches_of(target, spec)
             if not trains_before:
                 del batches[:-1]

@@ -5,7 +5,7 @@ Trained parameters are in no DDP object.
 
 Why it happens
 What is not inside the wrapped module is not reduced: a head beside the backbone, a
-loss with weights, a learned temperature.
+loss with weights, a learned temperature. Nor is what DDP is told to ignore.
 
 How it was found
 Parameters of the model that the optimizer changes belong to no DDP object, and

@@ -18,7 +18,8 @@ one process's, the module sees all rows; and so does one that returns a number, 
 passes on other rows than in one process. Where a factor differs and no sample moves it,
 and gradients are taken of parameters, the run with their mean over ranks decides. A
 memory of earlier samples is no output that could be moved: there the first gradients
-are right, and what ranks keep beside the model has fewer rows than in one process.
+are right, and what ranks keep beside the model has fewer rows than in one process. The
+same run decides, or where they are trained again that with the samples of all ranks.
 
 Example
     import torch
@@ -82,7 +83,11 @@ LINK = "loss"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where one sample's gradient depends on other samples' outputs."""
+    """Proposes it where one sample's gradient depends on other samples."""
+    return _by_outputs(case) or _replayed(case)
+
+
+def _by_outputs(case: Case) -> Proposal | None:
     if case.loss_is_sound:
         inside = _inside_a_module(case) if _gradients_alone_differ(case) else None
         return _on_the_way(case) or inside or _later(case)
@@ -119,7 +124,8 @@ def _by_memory(case: Case) -> Proposal | None:
     Those of earlier steps are constants: moving an output moves no other's gradient.
     """
     found = own_samples(case)
-    if not found:
+    # What divides a loss needs no memory.
+    if not found or case.rank_ratios is not None:
         return None
     fact = (
         f"beside the model ranks keep rows of their own samples alone: {names(found)}; "
@@ -134,6 +140,27 @@ def _by_memory(case: Case) -> Proposal | None:
         "dist.all_gather(rows, z.detach().contiguous())\n"
         "memory.push(torch.cat(rows))",
         evidence=ratio_evidence(case),
+    )
+
+
+def _replayed(case: Case) -> Proposal | None:
+    """Proposes it on trial for a step that trains on earlier samples of the rank's."""
+    found = own_samples(case)
+    if not found or not case.facts["has_train_step"]:
+        return None
+    facts = (
+        f"beside the model ranks keep rows of their own samples alone: {names(found)}; "
+        "gradients differ from the step after that on",
+        "with the samples of all ranks on each of them the runs are equal",
+    )
+    return dataclasses.replace(
+        _of(facts, ("data.whole",)),
+        summary="later steps train on samples that a rank has kept of its own, which are "
+        "others than those that one process keeps of all",
+        fix="choose among the samples of all ranks what is kept, and divide it",
+        code="",
+        speculative=True,
+        last_resort=2,
     )
 
 

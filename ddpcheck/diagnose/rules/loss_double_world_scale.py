@@ -11,10 +11,12 @@ How it was found
 d loss / d output is W * W times the reference's on every rank (W is right), and the
 ranks' losses differ. Numbers are equal within 1e-6, or 10 times the tolerance where
 that is more. The run with the loss divided by W decides. Or the gradients of some
-parameters are W times one process's and all others are right, in a loss that asks other
-ranks: the factor makes up for gathered outputs whose gradient stays on their rank, and
-a temperature gets it too. The run with these gradients divided by W decides. Or a
+parameters are W times one process's and all others are right: a hook has multiplied
+them, or the factor makes up for gathered outputs whose gradient stays on their rank,
+and a temperature gets it too. The run with these gradients divided by W decides. Or a
 gradient that backward adds of its own is: then a run with that alone divided by W does.
+Or gradients are right until the optimizer's step: then a run in which that sums nothing
+over ranks.
 
 Example
     import torch
@@ -44,7 +46,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose import injected
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import common_factor
+from ddpcheck.diagnose.events import common_factor, sums_in_its_step
 from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact, shrinks, with_scale
 from ddpcheck.diagnose.text import names
 
@@ -61,7 +63,7 @@ def detect(case: Case) -> Proposal | None:
     if _is_beside_counts(case):
         return with_scale(case, proposal(case, (ratio_fact(case),)), 1 / world)
     if ratio is None or abs(ratio / world**2 - 1) > case.close:
-        return _of_some(case) or _of_what_backward_adds(case)
+        return _of_some(case) or _in_the_update(case) or _of_what_backward_adds(case)
     if case.losses_are_one or shrinks(case):
         return None
     return with_scale(case, proposal(case, (ratio_fact(case),)), 1 / world)
@@ -114,8 +116,10 @@ def _of_some(case: Case) -> Proposal | None:
         return None
     found = case.mismatched("gradients", 0)
     is_of_some = len(found) < case.facts["num_tensors"]
-    if not is_of_some or not case.loss_asks_others or case.reduce_is_broken:
+    if not is_of_some or case.reduce_is_broken:
         return None
+    if not case.loss_asks_others:
+        return _on_the_way(case, found)
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -131,6 +135,51 @@ def _of_some(case: Case) -> Proposal | None:
         "features = torch.cat(all_gather(features))",
         fixes=(f"gradients.scale:{1 / world!r}|{','.join(found)}",),
         evidence={"factor": factor},
+        speculative=True,
+        last_resort=1,
+    )
+
+
+def _on_the_way(case: Case, found: list[str]) -> Proposal:
+    """Returns the proposal, on trial, for gradients multiplied behind the loss."""
+    world = case.world_size
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary=f"gradients of some parameters are multiplied by {world} on their way, by "
+        "a hook or an autograd function say, though DDP averages what each rank has",
+        facts=(
+            f"gradients that are {world} times one process's: {names(found)}",
+            "all others are right, and so is the loss's gradient at the outputs",
+        ),
+        fix="leave the factor out",
+        code="return grad * factor  # without * world_size",
+        fixes=(f"gradients.scale:{1 / world!r}|{','.join(found)}",),
+        speculative=True,
+        last_resort=1,
+    )
+
+
+def _in_the_update(case: Case) -> Proposal | None:
+    """Proposes it on trial for gradients that are summed over ranks once more.
+
+    In the optimizer's step, or in a hook before it.
+    """
+    if not sums_in_its_step(case):
+        return None
+    world = case.world_size
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the optimizer's step, or a hook before it, sums gradients over ranks that "
+        f"DDP has averaged already: it goes by {world} times one process's",
+        facts=(
+            "gradients are right when the step begins, and its update is another one, "
+            "alike on all ranks; where it sums nothing over ranks the runs are equal",
+        ),
+        fix="leave the sum out: after DDP all ranks have the same gradients",
+        code="optimizer.step()  # without dist.all_reduce(p.grad)",
+        fixes=("collectives.off_after_backward:gradients",),
         speculative=True,
         last_resort=1,
     )

@@ -89,8 +89,10 @@ def detect(case: Case) -> Proposal | None:
 def _of_counts(case: Case) -> Proposal | None:
     """Returns the proposal for factors that follow a count, or for several of them."""
     name = counted_by(case)
-    if name == SAMPLES or own_samples(case):
-        return None  # loss/uneven-shard; loss/batch-coupled
+    if name == SAMPLES:
+        return None  # loss/uneven-shard
+    if own_samples(case) and case.rank_ratios is None:
+        return None  # loss/batch-coupled
     if name is not None:
         return _of(case, name)
     if case.loss_asks_others and differs_with_equal_counts(case):

@@ -10,9 +10,7 @@ rank 0's k - 1 steps and its own last one.
 How it was found
 A buffer that forward writes differs from the reference's while outputs of the first
 step are right. The run in which its module sees the rows of all ranks decides, or the
-one in which it has one process's value after every step. So does that run for what is
-kept beside the model's buffers and differs before gradients do: the centre in a
-criterion, a plain attribute, an array in a list.
+one in which it has one process's value after every step.
 
 Example
     import torch
@@ -55,7 +53,6 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.buffers import Owners, diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.kept_beside import before_gradients
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import names
 
@@ -67,7 +64,7 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it for other modules whose buffers differ after a step."""
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None:
-        return _beside(case) or _of_samples(case)
+        return _of_samples(case)
     if not owner.written_in_forward:
         return _by_the_step(owner) if owner.are_broadcast else None
     found = Proposal(
@@ -131,25 +128,4 @@ def _of_samples(case: Case) -> Proposal | None:
         fixes=("ddp.no_buffer_broadcast",),
         speculative=True,
         last_resort=1,
-    )
-
-
-def _beside(case: Case) -> Proposal | None:
-    """Proposes it on trial for statistics that are kept in no buffer of the model."""
-    found = before_gradients(case)
-    if found is None or found.has_weights:
-        return None
-    return Proposal(
-        slug=SLUG,
-        link=LINK,
-        summary="a state beside the model's parameters and buffers is updated from the "
-        "rank's own shard: DDP does not send it, and every rank goes on with its own "
-        "data's",
-        facts=found.facts,
-        fix="all-reduce what it is updated with, on all ranks alike",
-        code="dist.all_reduce(increment)\nincrement /= dist.get_world_size()\n"
-        "self.centre.lerp_(increment, 0.1)",
-        fixes=found.fixes,
-        speculative=True,
-        last_resort=int(found.are_few),  # what is decided by them comes first
     )

@@ -6,13 +6,15 @@ The ranks compute with different buffers from the first forward on.
 Why it happens
 broadcast_buffers=False leaves them to the ranks, in the constructor and before each
 forward. Or model() makes others where there is a group: all ranks have the same then.
-Or the step writes them on some ranks, before its forward.
+Or the step writes them on some ranks, before its forward. Or they are no part of the
+model that DDP wraps: the centre in a criterion, a table in a plain attribute.
 
 How it was found
 Before the first step a rank's buffer is not the reference's. The run in which rank
 0's state is sent after wrapping decides. Where the step writes them, a module returns
 other rows than in one process and the same with one process's buffers; there the run
-in which DDP broadcasts buffers decides.
+in which DDP broadcasts buffers decides. What is kept beside the model differs before
+gradients do: there the run with one process's values after every step decides.
 
 Example
     import torch
@@ -52,6 +54,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.agreement import digests_differ
 from ddpcheck.diagnose.buffers import diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.kept_beside import before_gradients
 from ddpcheck.diagnose.text import names
 
 SLUG = "state/buffer-not-synced"
@@ -63,7 +66,7 @@ def detect(case: Case) -> Proposal | None:
     per_rank = case.rank_facts("start_buffers_differ", [])
     wrong = [(rank, found) for rank, found in enumerate(per_rank) if found]
     if not wrong:
-        return _written_by_some(case)
+        return _written_by_some(case) or _beside(case)
     rank, found = wrong[-1]
     buffers = "1 buffer" if len(found) == 1 else f"{len(found)} buffers"
     where = f"differs from one process in {buffers}: {names(found)}"
@@ -97,6 +100,26 @@ def _written_by_some(case: Case) -> Proposal | None:
         code="model = DistributedDataParallel(model)  # broadcast_buffers=True",
         fixes=("ddp.buffer_broadcast",),
         module=owner.modules[0],
+        speculative=True,
+    )
+
+
+def _beside(case: Case) -> Proposal | None:
+    """Proposes it on trial for statistics that are kept in no buffer of the model."""
+    found = before_gradients(case)
+    if found is None or found.has_weights or found.decides:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link="update",
+        summary="a state beside the model's parameters and buffers is updated from the "
+        "rank's own shard: DDP does not send it, and every rank goes on with its own "
+        "data's",
+        facts=found.facts,
+        fix="all-reduce what it is updated with, on all ranks alike",
+        code="dist.all_reduce(increment)\nincrement /= dist.get_world_size()\n"
+        "self.centre.lerp_(increment, 0.1)",
+        fixes=found.fixes,
         speculative=True,
     )
 

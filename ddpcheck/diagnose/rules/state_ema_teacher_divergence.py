@@ -67,19 +67,14 @@ def detect(case: Case) -> Proposal | None:
         return None
     if drawn := drawn_weights(case):
         return _drawn(drawn)
-    rows = [
-        t
-        for q in case.step_quantity("weights", 0)
-        for t in q.tensors
-        if t.excess * case.outcome.spec.rtol > case.rtol
-    ]
-    found = list(dict.fromkeys(t.name for t in rows))
+    step, found = _first_differing(case)
     if not found:
         return _of_buffers(case)
     if not set(found) <= case.untrained:
         return None
+    when = f"after step {step + 1}" if step else "after the first step"
     if case.run.ranks_agree:
-        return _by_numbers(found)
+        return _by_numbers(found, when)
     # What asks for gradients, and gets none, is sent with all that is trained.
     asks = not set(found) <= set(case.facts["untrained"])
     return Proposal(
@@ -88,27 +83,47 @@ def detect(case: Case) -> Proposal | None:
         summary="weights that no optimizer trains (an average, a teacher) are updated on "
         "some ranks only, or from the rank's own data",
         facts=(
-            f"after the first step {len(found)} untrained parameters differ between ranks: "
+            f"{when} {len(found)} untrained parameters differ between ranks: "
             f"{names(found)}; all trained ones are equal",
         ),
         fix="make the same update on all ranks",
         code="update_teacher(teacher, student)  # not under `if rank == 0`",
         fixes=("ddp.broadcast_after" if asks else "state.broadcast",),
-        fallback=_from_own_data(found),
+        fallback=_from_own_data(found, when),
     )
 
 
-def _from_own_data(found: list[str]) -> Proposal:
+def _first_differing(case: Case) -> tuple[int, list[str]]:
+    """Returns the first step after which weights differ, and their names.
+
+    None where gradients do before: what trained weights do then says nothing.
+    """
+    first = case.first_broken("gradients")
+    for step in range(case.outcome.spec.steps):
+        if step and first is not None and first <= step:
+            break
+        rows = [
+            t
+            for q in case.step_quantity("weights", step)
+            for t in q.tensors
+            if t.excess * case.outcome.spec.rtol > case.rtol
+        ]
+        if rows:
+            return step, list(dict.fromkeys(t.name for t in rows))
+    return 0, []
+
+
+def _from_own_data(found: list[str], when: str) -> Proposal:
     """Returns the proposal for an update that no rank makes as one process does.
 
     By a rate that follows the rank's own samples: the first rank's is not right, either.
     """
     return replaced(
-        _by_numbers(found),
+        _by_numbers(found, when),
         summary="weights that no optimizer trains (an average, a teacher) are updated by "
         "numbers of the rank's own samples",
         facts=(
-            f"after the first step {len(found)} untrained parameters differ between ranks, "
+            f"{when} {len(found)} untrained parameters differ between ranks, "
             f"and from one process on each of them: {names(found)}; all trained ones are "
             "equal",
         ),
@@ -117,7 +132,7 @@ def _from_own_data(found: list[str]) -> Proposal:
     )
 
 
-def _by_numbers(found: list[str]) -> Proposal:
+def _by_numbers(found: list[str], when: str) -> Proposal:
     """Returns the proposal, on trial, for ranks that make one and the same update.
 
     By another number than one process: a rate that follows the size of a shard.
@@ -130,7 +145,7 @@ def _by_numbers(found: list[str]) -> Proposal:
         "alike on all ranks, and otherwise than in one process: by the size of a shard, "
         "or how often a step is made",
         facts=(
-            f"after the first step {len(found)} untrained parameters are not one "
+            f"{when} {len(found)} untrained parameters are not one "
             f"process's: {names(found)}; all trained ones are, and the ranks agree",
         ),
         fix="make the update by the numbers of the global batch",

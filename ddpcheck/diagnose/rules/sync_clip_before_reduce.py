@@ -13,7 +13,8 @@ Outputs and d loss / d output are right, and parameters have tensor hooks, or
 clip_grad_norm_ was followed by another backward of the same step, or by an
 all_reduce; or gradients were written between two backwards in another way, or changed
 by hooks and autograd functions on their way back. The run without them, in one process
-too, decides. Where micro-batches are samples, each clipped by itself (DP-SGD), it is a
+too, decides; of post-accumulate hooks the run in which they wait until backward is
+done. Where micro-batches are samples, each clipped by itself (DP-SGD), it is a
 run with gradients that stay local until the optimizer steps.
 
 Example
@@ -151,6 +152,13 @@ def _in_another_way(case: Case) -> Proposal | None:
             f"the step wrote into gradients before {changed} backwards that added to "
             "them; with that left out the runs are equal",
             "target.keep_sums",
+        )
+    late = max(case.rank_facts("late_hooks", 0), default=0)
+    if late:
+        return _on_trial(
+            f"{late} post-accumulate hooks see the local gradients, before DDP reduces "
+            "them; where hooks run when backward is done the runs are equal",
+            "hooks.after_backward",
         )
     if any(case.rank_facts("hooks_on_the_way", False)):
         return _on_trial(

@@ -54,7 +54,7 @@ from __future__ import annotations
 import math
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import common_factor
+from ddpcheck.diagnose.events import common_factor, sums_in_its_step
 from ddpcheck.diagnose.loss import is_sound_until_backward
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import number
@@ -84,11 +84,8 @@ def detect(case: Case) -> Proposal | None:
 
 def _within_the_update(case: Case) -> Proposal | None:
     """Proposes it on trial for an optimizer that clips in its own step."""
-    step, first = case.first_broken("weights"), case.first_broken("gradients")
-    if step is None or (first is not None and first <= step):
-        return None
-    calls = max(case.rank_facts("collectives", 0), default=0)
-    if not calls or not case.run.ranks_agree or case.run.faults:
+    step, calls = case.first_broken("weights"), sums_in_its_step(case)
+    if step is None or not calls:
         return None
     found = _of(
         f"gradients are right up to step {step + 1}, whose update is another one, alike "

@@ -14,7 +14,9 @@ Up to a step all gradients are equal, and after its update trained weights diffe
 between ranks; so do learning rates or their like, or how often the optimizer steps.
 The run with one process's numbers decides, or where ranks that read a tensor's number
 read the mean over ranks; a skip or a stop may be decided in other ways. Where they do
-not differ and the target draws, the run with equal draws on all ranks decides.
+not differ and the target draws, the run with equal draws on all ranks decides. Where a
+few numbers that are kept beside the model differ before gradients do, the run in which
+they are one process's after every step decides.
 
 Example
     import torch
@@ -58,6 +60,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import optimizer_runs_backwards, ranks_disagree, rewritten
 from ddpcheck.diagnose.faults import backwards_of_ranks, skipped_in
+from ddpcheck.diagnose.kept_beside import before_gradients
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import listed, names
 from ddpcheck.diagnose.unlike_numbers import other_numbers
@@ -71,6 +74,33 @@ CODE = "dist.all_reduce(metric)\nscheduler.step(metric / dist.get_world_size())"
 
 
 def detect(case: Case) -> Proposal | None:
+    """Proposes it where ranks decide differently: by what they read, or have kept."""
+    found, kept = _by_numbers(case), _by_kept(case)
+    if found is None or kept is None or found.fallback is not None:
+        return found or kept
+    return replaced(found, fallback=kept)
+
+
+def _by_kept(case: Case) -> Proposal | None:
+    """Proposes it on trial for a few numbers that are kept beside the model."""
+    found = before_gradients(case)
+    if found is None or found.has_weights or not found.decides:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="numbers that training code keeps beside the model (a weight of a loss, a "
+        "scale, a threshold) follow the rank's own samples, and later steps go by them",
+        facts=found.facts,
+        fix="reduce what they are made of over ranks, then update them alike on all ranks",
+        code="dist.all_reduce(value)\nself.history.append(value / dist.get_world_size())",
+        fixes=found.fixes,
+        speculative=True,
+        last_resort=1,
+    )
+
+
+def _by_numbers(case: Case) -> Proposal | None:
     """Proposes it where trained weights differ between ranks after equal gradients."""
     if optimizer_runs_backwards(case):
         return _of_closures(case)

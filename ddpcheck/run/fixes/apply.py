@@ -80,7 +80,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     numbers.together       what ranks read of a tensor's one number is all ranks' mean
     autograd.averaged      what torch.autograd.grad gives for parameters is averaged
     collectives.off_after_backward  no all_reduce between backward and optimizer step,
-                           nor of few numbers within it
+                           nor of few numbers within it; with ":gradients", nor of
+                           any
     hooks.after_backward   post-accumulate hooks run when backward, and DDP, are done
     noise.global_draws:SHAPES  generators of the target's own draw for the global batch,
                            and a rank keeps its rows; SHAPES are one process's draws
@@ -266,7 +267,9 @@ def around_training(
                 samples=lambda: _samples_of_rank(fixes, shard_targets()),
                 known=argument(fixes, "noise.global_draws") or "",
             ),
-            "collectives.off_after_backward": off_after_backward,
+            "collectives.off_after_backward": lambda: off_after_backward(
+                of_gradients=bool(argument(fixes, "collectives.off_after_backward"))
+            ),
             "hooks.after_backward": late_hooks.after_backward,
             "collectives.exact": exact.exact,
             "collectives.mean_counts": mean_counts.averaged_sums,

@@ -58,11 +58,11 @@ def averaged_grad(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def off_after_backward() -> Iterator[None]:
+def off_after_backward(*, of_gradients: bool) -> Iterator[None]:
     """Makes dist.all_reduce do nothing between a backward and the optimizer's step.
 
     Nor within that step, for a tensor of no more numbers than it trains parameters,
-    which is none of their gradients: norms of them, say.
+    which is none of their gradients: norms of them, say. `of_gradients`: for any.
     """
     reduce, backward = dist.all_reduce, torch.autograd.backward
     is_after = False
@@ -71,7 +71,9 @@ def off_after_backward() -> Iterator[None]:
     def all_reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         # What averages gradients by hand (ddpcheck.run) goes on.
         caller = callers.module_of(callers.frame(1))
-        is_off = is_after or any(_is_beside(tensor, trained) for trained in steps)
+        is_off = is_after or any(
+            of_gradients or _is_beside(tensor, trained) for trained in steps
+        )
         if is_off and not caller.startswith("ddpcheck."):
             return None
         return reduce(tensor, *args, **kwargs)

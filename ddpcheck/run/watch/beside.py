@@ -13,7 +13,7 @@ import itertools
 import types
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,13 +42,14 @@ class Place:
     """A number or tensor that is kept somewhere, and how it is written.
 
     `mark` is another one when the value has been written or replaced. `is_weight`: it
-    is a parameter of some module, as in a copy of the model.
+    is a parameter of some module, as in a copy of the model; `is_buffer`: a buffer.
     """
 
     value: Tensor
     write: Callable[[Tensor], object]
     mark: tuple[Any, ...]
     is_weight: bool = False
+    is_buffer: bool = False
 
 
 class Beside:
@@ -129,6 +130,7 @@ def look(
                 step=step,
                 rel_diff=apart,
                 is_weight=place.is_weight,
+                is_buffer=place.is_buffer,
                 size=reference.numel(),
             )
             noted.setdefault(name, told)
@@ -216,7 +218,10 @@ class _Walk:
             *module.named_buffers(recurse=False),
         ]
         for name, tensor in own:
-            self.visit(f"{path}.{name}", tensor, None)
+            inner = f"{path}.{name}"
+            self.visit(inner, tensor, None)
+            if not isinstance(tensor, nn.Parameter) and inner in self.found:
+                self.found[inner] = replace(self.found[inner], is_buffer=True)
         for name, child in module.named_children():
             self.visit(f"{path}.{name}", child, None)
         self.attributes(path, module)

@@ -9,6 +9,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+# On a DDP object: the names of the attributes that its constructor gave it.
+AS_BUILT = "_ddpcheck_as_built"
+# Names that DDP is told to leave out, on the module that it wraps.
+_IGNORED = "_ddp_params_and_buffers_to_ignore"
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -42,12 +47,14 @@ class Wrapped:
 
 
 def parameters(module: nn.Module) -> list[Held]:
-    """Returns a module's parameters as they are."""
+    """Returns the parameters of a module that DDP takes, as they are."""
+    ignored = getattr(module, _IGNORED, ())
     return [
         Held(p, p.requires_grad, p.dtype, p.stride(), p.data_ptr(), accumulator(p))
         if _is_dense(p)
         else Held(p, p.requires_grad, p.dtype, ())
-        for p in module.parameters()
+        for name, p in module.named_parameters()
+        if name not in ignored
     ]
 
 

@@ -187,6 +187,7 @@ def _building(seen: Observed, function: Any) -> Any:
     def build(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         before = held.parameters(module)
         function(self, module, *args, **kwargs)
+        vars(self)[held.AS_BUILT] = frozenset(vars(self))
         seen.wrapped.append(Wrapped(module=self, parameters=before))
 
     return build

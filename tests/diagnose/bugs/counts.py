@@ -281,4 +281,24 @@ batch = torch.randn(8, 4), torch.tensor([0, 1, 2, -1, -1, 0, -1, -1])
 """,
         [("loss/double-world-scale", True), ("loss/local-normalizer", True)],
     ),
+    # What is compiled takes no hooks; probes run it as it is written.
+    "count-in-a-compiled-loss": (
+        """
+def focal(output, target, positives):
+    p = output.sigmoid()
+    each = nn.functional.binary_cross_entropy_with_logits(
+        output, target, reduction="none"
+    )
+    return ((1 - p * target) ** 2 * each).sum() / positives
+fused = torch.compile(focal, backend="eager")
+model = nn.Linear(4, 3)
+target = torch.zeros(24)
+target[[0, 4, 13, 15, 16, 20, 23]] = 1.0
+batch = torch.randn(8, 4), target.reshape(8, 3)
+def loss(output, target):
+    target = target.to(output.dtype)
+    return fused(output, target, target.sum().clamp(min=1))
+""",
+        [("loss/local-normalizer", True)],
+    ),
 }

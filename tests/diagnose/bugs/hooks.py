@@ -109,6 +109,62 @@ for layer in (model[0], model[2]):
 """,
         [("loss/sum-reduction", True)],
     ),
+    "gradients-brought-to-length-by-post-accumulate-hooks": (
+        """
+@torch.no_grad()
+def unit(parameter):
+    parameter.grad.div_(parameter.grad.norm() + 1e-12)
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+batch = torch.randn(8, 4) * torch.arange(1.0, 9)[:, None], torch.arange(8) % 3
+hooked = []
+def train_step(model, optimizer, batch):
+    if not hooked:
+        hooked.extend(
+            p.register_post_accumulate_grad_hook(unit) for p in model.parameters()
+        )
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+""",
+        [("sync/clip-before-reduce", True)],
+    ),
+    "gradients-of-a-part-multiplied-by-a-hook": (
+        """
+class Damped:
+    factor = 0.25
+    def __call__(self, module, grads):
+        return tuple(g * self.factor for g in grads)
+def model():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    net.damped = Damped()
+    net[1].register_full_backward_pre_hook(net.damped)
+    return net
+def wrap(model):
+    model.damped.factor *= world()
+    return DDP(model)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+""",
+        [("loss/double-world-scale", True)],
+    ),
+    "gradients-summed-by-a-hook-before-the-update": (
+        """
+def reduce(optimizer, args, kwargs):
+    if dist.is_initialized():
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                dist.all_reduce(p.grad)
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+def optimizer(params):
+    made = torch.optim.SGD(params, lr=0.1)
+    made.register_step_pre_hook(reduce)
+    return made
+""",
+        [("loss/double-world-scale", True)],
+    ),
 }
 SOUND = {
     "hook-that-weighs-by-the-shares-of-the-step": (

@@ -49,7 +49,7 @@ def loss(output, weight):
 criterion = Centred()
 loss = lambda output, target: criterion(output, target)
 """,
-        [("state/buffer-broadcast-overwrites", True)],
+        [("state/buffer-not-synced", True)],
     ),
     # The teacher is kept by a trainer, and updated by the first rank alone.
     "average-in-a-trainer-of-the-first-rank": (
@@ -91,7 +91,7 @@ model = Net()
 batch = (torch.randn(8, 4), torch.tensor([0, 0, 0, 1, 2, 2, 1, 2])), torch.zeros(8)
 loss = lambda output, target: output
 """,
-        [("state/buffer-broadcast-overwrites", True)],
+        [("sync/control-desync", True)],
     ),
     "numbers-in-lists-and-dicts": (
         """
@@ -106,7 +106,7 @@ def loss(output, target):
     kept["scale"] = 0.5 + float(output.detach().square().mean())
     return value
 """,
-        [("state/buffer-broadcast-overwrites", True)],
+        [("sync/control-desync", True)],
     ),
     # Written by the step before its forward: the last layer and what it is scaled by.
     "weights-rescaled-by-the-moments-of-a-shard": (
@@ -182,7 +182,7 @@ def train_step(model, optimizer, batch):
     (weights * losses).mean().backward()
     optimizer.step()
 """,
-        [("state/buffer-broadcast-overwrites", True)],
+        [("sync/control-desync", True)],
     ),
     # Every rank makes a teacher of its own, and keeps it where nobody looks by name.
     "teacher-that-ranks-draw": (
@@ -306,6 +306,50 @@ def train_step(model, optimizer, batch):
     value.backward()
     optimizer.step()
     memory.append((z.detach().clone(), y))
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # A copy by one rank alone, and not in the first step.
+    "target-copied-in-the-second-step-by-the-first-rank": (
+        """
+import copy
+class Agent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.online, self.steps = nn.Linear(4, 3), 0
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+    def forward(self, x):
+        return self.online(x), self.target(x)
+model = Agent()
+batch = torch.randn(8, 4), torch.zeros(8)
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    ours, theirs = model(batch[0])
+    (ours - 0.9 * theirs - 1).square().mean().backward()
+    optimizer.step()
+    net = getattr(model, "module", model)
+    net.steps += 1
+    if net.steps == 2 and rank() == 0:
+        net.target.load_state_dict(net.online.state_dict())
+""",
+        [("state/ema-teacher-divergence", True)],
+    ),
+    "rows-of-the-own-samples-that-are-trained-again": (
+        """
+class Net(nn.Linear):
+    hard = None
+model = Net(4, 3)
+batch = torch.randn(8, 4) * torch.arange(1.0, 9)[:, None], torch.arange(8) % 3
+def train_step(model, optimizer, batch):
+    net, (x, y) = getattr(model, "module", model), batch
+    if net.hard is not None:
+        x, y = torch.cat([x, net.hard[0]]), torch.cat([y, net.hard[1]])
+    optimizer.zero_grad()
+    each = nn.functional.cross_entropy(model(x), y, reduction="none")
+    each.mean().backward()
+    optimizer.step()
+    found = each[: len(batch[1])].detach().topk(len(batch[1]) // 2).indices
+    net.hard = batch[0][found], batch[1][found]
 """,
         [("loss/batch-coupled", True)],
     ),

@@ -106,6 +106,39 @@ def wrap(model):
 """,
         [("ddp/wrapper-missing", True), ("ddp/forward-bypassed", True)],
     ),
+    "layers-that-ddp-is-told-to-ignore": (
+        """
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+def wrap(model):
+    names = [name for name, _ in model[0].named_parameters(prefix="0")]
+    DDP._set_params_and_buffers_to_ignore_for_model(model, names)
+    return DDP(model)
+""",
+        [("ddp/wrapper-missing", True)],
+    ),
+    # What training code has hung on the wrapper is there for probes, too.
+    "count-reduced-over-a-group-that-hangs-on-the-wrapper": (
+        """
+model = nn.Linear(4, 3)
+target = torch.tensor([0, -100, 2, -100, 1, 2, 0, -100])
+batch = torch.randn(8, 4), target
+def wrap(model):
+    made = DDP(model)
+    made.node = [dist.new_group([r]) for r in range(world())][rank()]
+    return made
+def train_step(model, optimizer, batch):
+    count = (batch[1] != -100).sum()
+    if isinstance(model, DDP):
+        dist.all_reduce(count, group=model.node)
+    optimizer.zero_grad()
+    total = nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+    (total / count).backward()
+    optimizer.step()
+""",
+        [("loss/local-normalizer", True)],
+    ),
 }
 
 SOUND = {
