@@ -16,7 +16,6 @@ from ddpcheck.diagnose.probes.evidence import (
     ModuleCall,
     StepEvidence,
     combined,
-    worst_of,
 )
 from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.report import Quantity, Run
@@ -99,24 +98,11 @@ class Case:
 
     def modules(self) -> list[ModuleCall]:
         """Returns the worst call over ranks of every module, in call order."""
-        calls: dict[tuple[str, int], list[ModuleCall]] = {}
-        for rank in self.probed.ranks if self.probed else ():
-            for call in rank.modules:
-                calls.setdefault((call.name, call.call), []).append(call)
-        return [worst_of(found) for found in calls.values()]
+        return self.probed.modules() if self.probed else []
 
     def defects(self) -> list[Defect]:
-        """Returns collectives that returned something else than they were asked for.
-
-        One of each kind: the worst over ranks and calls, in the order of calls.
-        """
-        worst: dict[str, Defect] = {}
-        for rank in self.probed.ranks if self.probed else ():
-            for defect in rank.defects:
-                known = worst.get(defect.what)
-                if known is None or defect.rel_diff > known.rel_diff:
-                    worst[defect.what] = defect
-        return list(worst.values())
+        """Returns collectives that returned something else than they were asked for."""
+        return self.probed.defects() if self.probed else []
 
     def diverging(self) -> list[ModuleCall]:
         """Returns the module calls whose own computation differs, in call order.

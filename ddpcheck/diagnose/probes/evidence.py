@@ -245,6 +245,27 @@ class StepEvidence:
     reference: ReferenceEvidence
     ranks: tuple[RankEvidence, ...]
 
+    def modules(self) -> list[ModuleCall]:
+        """Returns the worst call over ranks of every module, in call order."""
+        calls: dict[tuple[str, int], list[ModuleCall]] = {}
+        for rank in self.ranks:
+            for call in rank.modules:
+                calls.setdefault((call.name, call.call), []).append(call)
+        return [worst_of(found) for found in calls.values()]
+
+    def defects(self) -> list[Defect]:
+        """Returns collectives that returned something else than they were asked for.
+
+        One of each kind: the worst over ranks and calls, in the order of calls.
+        """
+        worst: dict[str, Defect] = {}
+        for rank in self.ranks:
+            for defect in rank.defects:
+                known = worst.get(defect.what)
+                if known is None or defect.rel_diff > known.rel_diff:
+                    worst[defect.what] = defect
+        return list(worst.values())
+
 
 def combined(parts: Sequence[Cut | Direct]) -> tuple[float, float]:
     """Returns the common ratio of several fits, and the relative residual."""

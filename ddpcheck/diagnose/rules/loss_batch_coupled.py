@@ -57,6 +57,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ddpcheck.diagnose import rows
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import (
     asks_before_backward,
@@ -146,11 +147,12 @@ def _by_memory(case: Case) -> Proposal | None:
 def _replayed(case: Case) -> Proposal | None:
     """Proposes it on trial for a step that trains on earlier samples of the rank's."""
     found = own_samples(case)
-    if not found or not case.facts["has_train_step"]:
+    wrong = rows.first_wrong(case) if found else None
+    if wrong is None or not wrong.step:
         return None
     facts = (
         f"beside the model ranks keep rows of their own samples alone: {names(found)}; "
-        "gradients differ from the step after that on",
+        f"from step {wrong.step + 1} on they train on others than one process",
         "with the samples of all ranks on each of them the runs are equal",
     )
     return dataclasses.replace(
