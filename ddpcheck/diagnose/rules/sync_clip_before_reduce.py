@@ -154,19 +154,25 @@ def _in_another_way(case: Case) -> Proposal | None:
             "target.keep_sums",
         )
     late = max(case.rank_facts("late_hooks", 0), default=0)
-    if late:
-        return _on_trial(
-            f"{late} post-accumulate hooks see the local gradients, before DDP reduces "
-            "them; where hooks run when backward is done the runs are equal",
-            "hooks.after_backward",
-        )
-    if any(case.rank_facts("hooks_on_the_way", False)):
-        return _on_trial(
-            "hooks or an autograd function change gradients on their way to the "
-            "parameters; with these passed on as they are the runs are equal",
-            "target.unhook_all",
-        )
-    return None
+    on_the_way = _on_the_way(case)
+    if not late:
+        return on_the_way
+    fact = (
+        f"{late} post-accumulate hooks see the local gradients, before DDP reduces "
+        "them; where hooks run when backward is done the runs are equal"
+    )
+    return replaced(_on_trial(fact, "hooks.after_backward"), fallback=on_the_way)
+
+
+def _on_the_way(case: Case) -> Proposal | None:
+    """Proposes it on trial for what changes gradients before they are parameters'."""
+    if not any(case.rank_facts("hooks_on_the_way", False)):
+        return None
+    return _on_trial(
+        "hooks or an autograd function change gradients on their way to the "
+        "parameters; with these passed on as they are the runs are equal",
+        "target.unhook_all",
+    )
 
 
 def _before_an_exchange(case: Case) -> Proposal | None:
