@@ -23,8 +23,9 @@ from torch.optim.optimizer import (
 
 from ddpcheck.run import submodules
 from ddpcheck.run.waiting import Gradients, Window, gradients
-from ddpcheck.run.watch.held import AS_BUILT
 
+# On a DDP object: the names of the attributes that its constructor gave it.
+AS_BUILT = "_ddpcheck_as_built"
 _BUCKET = 1 << 20  # elements: what is copied to be reduced together
 
 

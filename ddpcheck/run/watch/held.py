@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-# On a DDP object: the names of the attributes that its constructor gave it.
-AS_BUILT = "_ddpcheck_as_built"
 # Names that DDP is told to leave out, on the module that it wraps.
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
 

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ddpcheck.run import private
+from ddpcheck.run.averaged import AS_BUILT
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd
 from ddpcheck.run.watch import callers, calls, clipping, held, sync_flag
 from ddpcheck.run.watch.held import Wrapped
@@ -187,7 +188,7 @@ def _building(seen: Observed, function: Any) -> Any:
     def build(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         before = held.parameters(module)
         function(self, module, *args, **kwargs)
-        vars(self)[held.AS_BUILT] = frozenset(vars(self))
+        vars(self)[AS_BUILT] = frozenset(vars(self))
         seen.wrapped.append(Wrapped(module=self, parameters=before))
 
     return build
