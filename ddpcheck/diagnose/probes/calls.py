@@ -198,18 +198,10 @@ class Calls:
         called = len(self.seen.collectives) - collectives
         is_norm = isinstance(module, private.BATCH_NORMS)
         synchronized = is_norm and batch_norm.is_synchronized(module)
+        this = with_buffers.Call(key, module, args, kwargs, writes=writes)
         with self.hooks.paused():
-            invariant = bool(writes or called) and modules.is_scale_invariant(
-                module, args, kwargs
-            )
-            # The slope only where it costs no collective: each is judged.
-            normalises = is_norm or (
-                writes
-                and not called
-                and modules.is_norm_like(module, args, kwargs, is_invariant=invariant)
-            )
+            invariant, normalises = _as_a_norm(this, called)
             # Not where it calls others, who may not ask: they are right.
-            this = with_buffers.Call(key, module, args, kwargs, writes=writes)
             is_right = (bool(rel_diff) and not called) and with_buffers.is_right(
                 this, self._recorded, self.cursor.rows
             )
@@ -259,6 +251,24 @@ class Calls:
         return micro.recorded(
             self.reader, self.windows, quantity, leaf.key, shape, rows
         )
+
+
+def _as_a_norm(call: with_buffers.Call, collectives: int) -> tuple[bool, bool]:
+    """Returns whether a module is scale invariant, and whether it normalises.
+
+    Asked of those that keep state or communicate; the slope only where that costs no
+    collective, as each is judged.
+    """
+    given = call.module, call.args, call.kwargs
+    is_invariant = bool(call.writes or collectives) and modules.is_scale_invariant(
+        *given
+    )
+    normalises = isinstance(call.module, private.BATCH_NORMS) or (
+        call.writes
+        and not collectives
+        and modules.is_norm_like(*given, is_invariant=is_invariant)
+    )
+    return is_invariant, normalises
 
 
 def _as_one_sample(actual: Tensor, reference: Tensor) -> float:

@@ -76,9 +76,10 @@ CODE = "dist.all_reduce(metric)\nscheduler.step(metric / dist.get_world_size())"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where ranks decide differently: by what they read, or have kept."""
     found, kept = _by_numbers(case), _by_kept(case)
-    if found is None or kept is None or found.fallback is not None:
+    if found is None or kept is None:
         return found or kept
-    return replaced(found, fallback=kept)
+    # What is kept is named: it says more than what else the proposal falls back on.
+    return replaced(found, fallback=replaced(kept, fallback=found.fallback))
 
 
 def _by_kept(case: Case) -> Proposal | None:
