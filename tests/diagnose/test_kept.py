@@ -135,6 +135,19 @@ def test_method_of_an_object_is_put_back() -> None:
     assert loss.value is None
 
 
+def test_attributes_that_are_only_shown_end_nothing() -> None:
+    class Shown(_Loss):
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            return types.MappingProxyType({"value": 1.0})
+
+    seen = len(SEEN)
+    kept = Kept(_target(loss=Shown(), train_step=_global), _Model())
+    _global(torch.ones(2), torch.ones(2))
+    kept.put_back()
+    assert len(SEEN) == seen
+
+
 def test_attributes_of_modules_are_put_back_and_hooks_stay() -> None:
     model = _Model()
     kept = Kept(_target(), model)

@@ -121,7 +121,7 @@ class Kept:
     ) -> None:
         """Notes the plain values among named ones; new ones are taken away again."""
         if not isinstance(held, dict):
-            return  # a class shows its own, and takes nothing there
+            return  # only shown: nothing can be put back there
 
         def mine() -> dict[str, Any]:
             names = set(held if only is None else only) - but
