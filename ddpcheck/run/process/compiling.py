@@ -61,15 +61,19 @@ def with_settings(**wanted: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def off() -> Iterator[None]:
-    """Nothing is compiled: neither from now on, nor what has been asked for before."""
+    """Nothing is compiled: neither from now on, nor what has been asked for before.
+
+    Where the compiler has not been imported, nobody has asked for anything.
+    """
     plain = torch.compile
+    is_there = not dynamo.is_stood_in()
 
     def compile_(model: Any = None, **_: Any) -> Any:
         return model if model is not None else lambda function: function
 
     torch.compile = compile_
     try:
-        with with_settings(disable=True):
+        with with_settings(disable=True) if is_there else contextlib.nullcontext():
             yield
     finally:
         torch.compile = plain

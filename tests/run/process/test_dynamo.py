@@ -20,6 +20,7 @@ from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.run.process import dynamo
 from ddpcheck.suite import runner
+from tests.diagnose.test_rules import checked
 
 where_it_can_wait = pytest.mark.skipif(
     not dynamo.can_wait(), reason="this torch asks its compiler for something else"
@@ -218,6 +219,46 @@ def without() -> Iterator[Pool]:
         made.start()
         made.wait_for_imports()
         yield made
+
+
+LOCAL = """\
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ddpcheck.run.process import dynamo
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Linear(4, 3)
+
+
+def batch():
+    g = torch.Generator().manual_seed(1)
+    return torch.randn(12, 4, generator=g), torch.randn(12, 3, generator=g)
+
+
+def loss(output, target):
+    with Path(__file__).with_suffix(".seen").open("a") as seen:
+        seen.write(f"{dynamo.is_stood_in()} ")
+    valid = target > 0.3
+    return (output - target).square()[valid].sum() / valid.sum()
+"""
+
+
+@where_it_can_wait
+def test_diagnosis_imports_nothing(without: Pool, tmp_path: Path) -> None:
+    report = checked(without, tmp_path, LOCAL)
+    (finding,) = report.findings
+    assert finding.slug == "loss/local-normalizer"
+    assert finding.fix is not None
+    assert finding.fix.verified
+    (seen,) = tmp_path.glob("*.seen")
+    answers = seen.read_text(encoding="utf-8").split()
+    assert set(answers) == {"True"}
+    assert len(answers) > 30  # runs, trials and probes
 
 
 @where_it_can_wait
