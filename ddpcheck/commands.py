@@ -18,6 +18,8 @@ from ddpcheck.report import EXIT_NOT_CHECKED, Report
 
 if TYPE_CHECKING:
     from ddpcheck.nodes import Member
+    from ddpcheck.options import Options
+    from ddpcheck.target import TargetRef
 
 RENDER_FORMATS = ("terminal", "html", "junit", "github", "sarif")
 
@@ -48,7 +50,7 @@ def check(
         CannotCheckError: the target cannot be run at all.
     """
     # --help needs none of it.
-    from ddpcheck import checking, importing, reporting, session  # noqa: PLC0415
+    from ddpcheck import checking, importing  # noqa: PLC0415
     from ddpcheck import target as targets  # noqa: PLC0415
 
     path, names = _split(target, names)
@@ -71,6 +73,24 @@ def check(
         check_file = member.check_file
     places.check(path, wanted, baseline=baseline, has_folder=bool(folder))
     known = baselines.load(baseline) if baseline else None
+    report = _checked(check_file, ref, options, wanted, (path, command))
+    if known is not None:
+        report = baselines.apply(report, known, baseline)
+    written = output.show(report, wanted)
+    # Who asked for a file and got none must not read success.
+    return report.exit_code or (0 if written else EXIT_NOT_CHECKED)
+
+
+def _checked(
+    check_file: Any,
+    ref: TargetRef,
+    options: Options,
+    wanted: Outputs,
+    called: tuple[Path, str],
+) -> Report:
+    """Returns the report of a check as it was called, by (path, command)."""
+    from ddpcheck import reporting, session  # noqa: PLC0415 (--help needs none of it)
+
     try:
         with (
             output.importing_ahead(wanted),
@@ -80,14 +100,9 @@ def check(
     except session.CannotCheckError as error:
         # What reads the files must not take an earlier report for this one.
         unchecked = reporting.unchecked(ref, str(error))
-        output.show_machines(_as_called(unchecked, path, command), wanted)
+        output.show_machines(_as_called(unchecked, *called), wanted)
         raise
-    report = _as_called(report, path, command)
-    if known is not None:
-        report = baselines.apply(report, known, baseline)
-    written = output.show(report, wanted)
-    # Who asked for a file and got none must not read success.
-    return report.exit_code or (0 if written else EXIT_NOT_CHECKED)
+    return _as_called(report, *called)
 
 
 def _as_called(report: Report, path: Path, command: str) -> Report:

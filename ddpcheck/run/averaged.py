@@ -9,6 +9,7 @@ So a run in this mode shares every link with the DDP run but the reducer.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -137,45 +138,14 @@ def averaging(
     come out right. Gradients made by `torch.autograd.grad` reach `.grad` by hand:
     averaged before the optimizer steps.
     """
-    depth = 0
+    outermost = _Averaging(parameters, unused)
     backward = torch.autograd.backward
-    window = Window()
-    updates = 0  # that have begun and not ended: one may hand on to another
-
-    def run(*args: Any, **kwargs: Any) -> None:
-        nonlocal depth
-        before: Gradients = {} if depth else gradients(parameters())
-        depth += 1
-        try:
-            backward(*args, **kwargs)
-        finally:
-            depth -= 1
-        if depth == 0:
-            window.after_backward(before, parameters())
-            average(parameters())
-
-    def before_forward(wrapper: PlainWrapper) -> None:
-        unused().update(window.before_forward(wrapper, parameters()))
-
-    def before_update(optimizer: Any, *_: Any) -> None:
-        nonlocal updates
-        del optimizer
-        updates += 1
-        unused().update(window.take(parameters()))
-        if updates == 1:
-            average(parameters())
-
-    def after_update(optimizer: Any, *_: Any) -> None:
-        nonlocal updates
-        del optimizer
-        updates -= 1
-
-    torch.autograd.backward = run
-    PlainWrapper.before_forward = staticmethod(before_forward)
-    PlainWrapper.after_forward = staticmethod(window.after_forward)
+    torch.autograd.backward = functools.partial(outermost.run, backward)
+    PlainWrapper.before_forward = staticmethod(outermost.before_forward)
+    PlainWrapper.after_forward = staticmethod(outermost.window.after_forward)
     hooks = (
-        register_optimizer_step_pre_hook(before_update),
-        register_optimizer_step_post_hook(after_update),
+        register_optimizer_step_pre_hook(outermost.before_update),
+        register_optimizer_step_post_hook(outermost.after_update),
     )
     try:
         yield
@@ -185,6 +155,48 @@ def averaging(
         PlainWrapper.after_forward = staticmethod(_nothing)
         for hook in hooks:
             hook.remove()
+
+
+class _Averaging:
+    """Counts how deep in backward passes and updates we are: the outermost counts."""
+
+    def __init__(
+        self,
+        parameters: Callable[[], dict[str, Tensor]],
+        unused: Callable[[], dict[str, bool]],
+    ) -> None:
+        self.window = Window()
+        self._parameters, self._unused = parameters, unused
+        self._depth = 0
+        self._updates = 0  # that have begun and not ended: one may hand on to another
+
+    def run(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Runs a backward; averages after the outermost."""
+        before: Gradients = {} if self._depth else gradients(self._parameters())
+        self._depth += 1
+        try:
+            backward(*args, **kwargs)
+        finally:
+            self._depth -= 1
+        if self._depth == 0:
+            self.window.after_backward(before, self._parameters())
+            average(self._parameters())
+
+    def before_forward(self, wrapper: PlainWrapper) -> None:
+        """Notes what the backward passes since the wrapper's last call left unused."""
+        found = self.window.before_forward(wrapper, self._parameters())
+        self._unused().update(found)
+
+    def before_update(self, *_: Any) -> None:
+        """Averages before the outermost update."""
+        self._updates += 1
+        self._unused().update(self.window.take(self._parameters()))
+        if self._updates == 1:
+            average(self._parameters())
+
+    def after_update(self, *_: Any) -> None:
+        """Ends an update."""
+        self._updates -= 1
 
 
 def average(parameters: Mapping[str, Tensor]) -> None:

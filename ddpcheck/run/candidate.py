@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ from ddpcheck import devices, tree
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks.messages import OwnTimeout
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import averaged, fix_names, rounding, shards, sizing
+from ddpcheck.run import averaged, rounding, shards, sizing
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import digests, order_of
 from ddpcheck.run.data_parallel import data_parallel
 from ddpcheck.run.fixes import apply as fixes
-from ddpcheck.run.fixes import given_addends, given_state, global_loss, orders
+from ddpcheck.run.fixes.given import Given
 from ddpcheck.run.fixes.given_gradients import GivingRecorder
 from ddpcheck.run.fixes.rewriting import Rewrites
 from ddpcheck.run.names import Names
@@ -30,12 +30,11 @@ from ddpcheck.run.process.loading import fingerprint, left, load
 from ddpcheck.run.record import beginning, closing
 from ddpcheck.run.record.recorders import ComparingRecorder
 from ddpcheck.run.spec import RankResult, RowsSeen, RunSpec
-from ddpcheck.run.steps import Training, batch_size, split
+from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.run.surroundings import (
     autocast,
     count_calls,
     count_new_calls,
-    loss_function,
     set_default_dtype,
     unlike_calls,
 )
@@ -45,7 +44,6 @@ from ddpcheck.run.watch import (
     countables,
     observe,
     row_numbers,
-    schedule,
     telling,
     wrapping,
 )
@@ -137,12 +135,20 @@ class _Candidate:
         if self.rank == 0:
             beginning.check_seeded(self.target, self.reader, names, model)
         batches = shards.whole(self.target, spec)
-        self._whole = batches
         if self.rank == 0:
             self.facts["samples"] = digests(batches)
         size = batch_size(self.target, batches[0])
         set_default_dtype(spec)
         isolation.seed_everything(spec.seed + 1 + self.rank)
+        self._given = Given(
+            target=self.target,
+            spec=spec,
+            reader=self.reader,
+            bare=model,
+            batches=batches,
+            rows=self._rows(size),
+            step=lambda: self._step,
+        )
         wrapped = self._wrap(model, names, size)
         count_new_calls(wrapped, counts)
         self.facts |= beginning.facts(self.reader, names, wrapped)
@@ -187,14 +193,7 @@ class _Candidate:
             )
         if spec.mode == "averaged":
             wrapped = averaged.replace_ddp(wrapped)
-        asks = fix_names.argument(spec.fixes, "ddp.broadcast") is not None
-        initial = beginning.of_one_process(self.reader, names) if asks else {}
-        wrapped = fixes.after_wrap(wrapped, spec.fixes, initial)
-        what = fix_names.argument(spec.fixes, "loss.global")
-        if what is None:
-            return wrapped
-        rows = tree.shard_range(size, self.rank, spec.world_size)
-        return global_loss.global_loss(wrapped, model, what, rows)
+        return self._given.around_model(wrapped, names)
 
     def _training(
         self, wrapped: nn.Module, names: Names, recorder: ComparingRecorder, size: int
@@ -209,7 +208,7 @@ class _Candidate:
             optimizer=optimizer,
             names=names,
             recorder=GivingRecorder(recorder) if gives else recorder,
-            loss=self._loss(),
+            loss=self._given.loss(),
             around_step=lambda step: self._around(step, size),
             after_step=lambda: self._after_step(names, wrapped, kept),
             on_update=self.seen.updated,
@@ -229,22 +228,7 @@ class _Candidate:
         fixes.after_step(wrapped, self.spec.fixes)
         noted = self.facts.setdefault("beside", {})
         beside.look(kept, self.reader, self.spec, self._step, noted)
-        modules = fix_names.arguments(self.spec.fixes, "state.one_process")
-        if modules:
-            given_state.give(wrapped, names, self.reader, self._step, modules)
-
-    def _loss(self) -> Callable[[Any, Any], Any] | None:
-        loss = loss_function(self.target, self.spec)
-        paths = fix_names.arguments(self.spec.fixes, "loss.partial")
-        if loss is not None and paths:
-            size = self._rows(batch_size(self.target, self._whole[0]))[1]
-            return global_loss.partly_global(loss, paths, size, self._whole_targets)
-        if loss is None or fix_names.argument(self.spec.fixes, "loss.global") is None:
-            return loss
-        return global_loss.without_sight_of_ranks(loss)
-
-    def _whole_targets(self) -> Any:
-        return split(self.target, self._whole[self._step])[1]
+        self._given.after_step(wrapped, names)
 
     def _train(
         self,
@@ -276,7 +260,7 @@ class _Candidate:
                     self.spec.fixes, self._targets, lambda: self._bare
                 ),
                 self._backward(training),
-                self._given(training),
+                self._given.around_steps(training.model),
                 self._precision if self.spec.permute else contextlib.nullcontext(),
             ):
                 training.run(emitting())
@@ -307,29 +291,6 @@ class _Candidate:
         if self.spec.permute:
             return rounding.rescaled(training.parameters)
         return contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def _given(self, training: Training) -> Iterator[None]:
-        """Stands around the steps with what fixes give them of one process's."""
-        fixes, facts = self.spec.fixes, self.reader.index.facts
-        numbers = fix_names.arguments(fixes, fix_names.ADDENDS)
-        with contextlib.ExitStack() as stack:
-            if "update.schedule" in fixes:
-                stack.enter_context(schedule.enforced(facts["schedule"]))
-            if "target.orders" in fixes:
-                orders_of = orders.repeated(facts["orders"], lambda: self._step)
-                stack.enter_context(orders_of)
-            if numbers and self.is_rank:
-                addends = given_addends.given(
-                    (training.model, self._bare),
-                    self.reader,
-                    lambda: self._step,
-                    {int(number) for number in numbers},
-                    self._rows(batch_size(self.target, self._whole[0])),
-                    self.spec.world_size,
-                )
-                stack.enter_context(addends)
-            yield
 
     def _emit(self, training: Training, recorder: ComparingRecorder, step: int) -> None:
         if self.spec.mode == "ddp":

@@ -33,7 +33,7 @@ from ddpcheck.run.noise import SampleNoise, bound
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, forget, load
 from ddpcheck.run.record import scales, standstill, unfinished, used
-from ddpcheck.run.record.recorders import WritingRecorder
+from ddpcheck.run.record.writing import WritingRecorder
 from ddpcheck.run.spec import (
     ReferenceResult,
     RunSpec,

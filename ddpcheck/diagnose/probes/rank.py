@@ -162,22 +162,17 @@ class _Probe:
         spec = self.spec
         size = batch_size(self.target, batch)
         start, rows = tree.shard_range(size, self.rank, spec.world_size)
-        cursor = micro.Cursor(self.calls.windows, start, rows, size)
+        calls, drawn = self.calls, DrawCounter()
+        cursor = micro.Cursor(calls.windows, start, rows, size)
         isolation.seed_everything(spec.seed + 1 + self.rank)
         shard = tree.shard(batch, self.rank, spec.world_size)
         targets = countables.targets_of(self.target, shard)
-        calls = self.calls
         calls.watch(wrapped, model, cursor)
-        drawn = DrawCounter()
         try:
             with (
                 writing(wrapped) as written,
                 past.noting(wrapped, self.seen.events.append) as past_wrapper,
-                fixes.around_training(
-                    spec.fixes,
-                    lambda: countables.targets_of(self.target, shard),
-                    lambda: model,
-                ),
+                fixes.around_training(spec.fixes, lambda: targets, lambda: model),
                 bound_noise(spec, size, start, rows),
                 drawn,
                 calls.attached.noting() if calls.attached else nullcontext(),

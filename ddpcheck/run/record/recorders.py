@@ -1,4 +1,4 @@
-"""What happens to the tensors of a run: written (reference) or compared (others)."""
+"""What happens to the tensors of a run that is compared with the reference's."""
 
 from __future__ import annotations
 
@@ -13,34 +13,13 @@ from ddpcheck.report import Difference, Quantity
 from ddpcheck.run.record import groups, laid, lists, outputs, scales
 from ddpcheck.run.record.sharing import Sharing, least_move
 from ddpcheck.run.spec import ONE_SIDED, StepResult
-from ddpcheck.trace import PART, Reader, Writer
+from ddpcheck.trace import PART, Reader
 
 # DataParallel adds up what its copies of a parameter got: zeros, where that is nothing.
 _UNUSED = (
     "nothing uses it; DataParallel gives it gradients of zeros, with which the "
     "optimizer moves it (weight decay, momentum)"
 )
-
-
-@dataclass(slots=True)
-class WritingRecorder:
-    """Writes everything to a trace, and notes what is not finite."""
-
-    writer: Writer
-    not_finite: list[str] = field(default_factory=list)
-
-    def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
-        """Appends the group to the trace."""
-        # What is not trained may be a mask of 1e9: no size for what is.
-        fixed = {n for n, t in named.items() if t is not None and not t.requires_grad}
-        is_weights = quantity == "weights"
-        self.writer.add(quantity, step, named.items(), fixed if is_weights else set())
-        index, key = self.writer.index, (quantity, step)
-        gradients = quantity.startswith("gradients")
-        if (key in index.has_nan and (gradients or is_weights)) or (
-            key in index.has_infinity and gradients
-        ):
-            self.not_finite.append(f"{quantity} at step {step + 1}")
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ddpcheck import compare
 from ddpcheck.report import Quantity
 from ddpcheck.run.record import laid
-from ddpcheck.run.record.recorders import ComparingRecorder, WritingRecorder
+from ddpcheck.run.record.recorders import ComparingRecorder
+from ddpcheck.run.record.writing import WritingRecorder
 from ddpcheck.trace import Reader, Writer
 
 Named = dict[str, Tensor | None]
