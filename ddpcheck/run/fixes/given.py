@@ -1,0 +1,94 @@
+"""What fixes give a rank of one process's: the global batch's, and what it recorded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ddpcheck.run import fix_names
+from ddpcheck.run.fixes import apply as fixes
+from ddpcheck.run.fixes import given_addends, given_state, global_loss, orders
+from ddpcheck.run.names import Names
+from ddpcheck.run.record import beginning
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.steps import split
+from ddpcheck.run.surroundings import loss_function
+from ddpcheck.run.watch import schedule
+from ddpcheck.target import Target
+from ddpcheck.trace import Reader
+
+Loss = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Stands at every place of a rank's run where a fix may give something.
+
+    `bare` is the model inside its wrapper, `batches` the global ones, `rows` this
+    rank's (first, number, of all), `step` asks for the current one, from 0.
+    """
+
+    target: Target
+    spec: RunSpec
+    reader: Reader
+    bare: nn.Module
+    batches: list[Any]
+    rows: tuple[int, int, int]
+    step: Callable[[], int]
+
+    def around_model(self, wrapped: nn.Module, names: Names) -> nn.Module:
+        """Returns the model to train, which may begin as another or see all rows."""
+        chosen = self.spec.fixes
+        asks = fix_names.argument(chosen, "ddp.broadcast") is not None
+        initial = beginning.of_one_process(self.reader, names) if asks else {}
+        wrapped = fixes.after_wrap(wrapped, chosen, initial)
+        what = fix_names.argument(chosen, "loss.global")
+        if what is None:
+            return wrapped
+        return global_loss.global_loss(wrapped, self.bare, what, self.rows[:2])
+
+    def loss(self) -> Loss | None:
+        """Returns the loss to train with, None where the target's own step has it."""
+        loss, chosen = loss_function(self.target, self.spec), self.spec.fixes
+        paths = fix_names.arguments(chosen, "loss.partial")
+        if loss is not None and paths:
+            rows, targets = self.rows[1], self._global_targets
+            return global_loss.partly_global(loss, paths, rows, targets)
+        if loss is None or fix_names.argument(chosen, "loss.global") is None:
+            return loss
+        return global_loss.without_sight_of_ranks(loss)
+
+    def _global_targets(self) -> Any:
+        return split(self.target, self.batches[self.step()])[1]
+
+    @contextlib.contextmanager
+    def around_steps(self, model: nn.Module) -> Iterator[None]:
+        """Gives what one process recorded of its steps, as long as it is entered."""
+        chosen, facts = self.spec.fixes, self.reader.index.facts
+        numbers = fix_names.arguments(chosen, fix_names.ADDENDS)
+        with contextlib.ExitStack() as stack:
+            if "update.schedule" in chosen:
+                stack.enter_context(schedule.enforced(facts["schedule"]))
+            if "target.orders" in chosen:
+                stack.enter_context(orders.repeated(facts["orders"], self.step))
+            if numbers and self.spec.mode in ("ddp", "averaged"):
+                addends = given_addends.given(
+                    (model, self.bare),
+                    self.reader,
+                    self.step,
+                    {int(number) for number in numbers},
+                    self.rows,
+                    self.spec.world_size,
+                )
+                stack.enter_context(addends)
+            yield
+
+    def after_step(self, model: nn.Module, names: Names) -> None:
+        """Overwrites what is not trained, where that is asked for."""
+        modules = fix_names.arguments(self.spec.fixes, "state.one_process")
+        if modules:
+            given_state.give(model, names, self.reader, self.step(), modules)
