@@ -30,6 +30,7 @@ SETTINGS = (
     "seed",
 )
 
+_PATHS = ("json", "junit-xml", "sarif", "report-dir", "baseline")
 _USAGE = "ddpcheck TARGET [options]"
 
 
@@ -83,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--no-fix", action="store_true")
     for name in NAMES:
         made.add_argument(f"--{name}-fn")
-    for name in ("json", "junit-xml", "sarif", "report-dir", "baseline"):
+    for name in _PATHS:
         made.add_argument(f"--{name}")
     made.add_argument("--github", action="store_true")
     volume = made.add_mutually_exclusive_group()
@@ -112,6 +113,7 @@ class _Parser(argparse.ArgumentParser):
         given = list(sys.argv[1:] if args is None else args)
         parsed, unknown = self.parse_known_args(given, namespace)
         self._refuse_unknown(parsed, unknown, given)
+        self._refuse_empty(parsed)
         if parsed.help:
             return parsed
         way = next((name for name in WAYS if self._is_given(parsed, name)), "")
@@ -125,6 +127,18 @@ class _Parser(argparse.ArgumentParser):
         if way:
             self._refuse_idle(parsed, way)
         return parsed
+
+    def _refuse_empty(self, parsed: argparse.Namespace) -> None:
+        """Refuses a path of no letters: in a script it is a variable nobody has set."""
+        for name in _PATHS:
+            if getattr(parsed, name.replace("-", "_")) == "":
+                problem = _problem(
+                    f"--{name} is empty",
+                    expected="a path",
+                    found="''",
+                    fix=f"give --{name} a path, or leave it out",
+                )
+                raise UsageError(problem)
 
     def _is_given(self, parsed: argparse.Namespace, name: str) -> bool:
         return getattr(parsed, name) is not self.get_default(name)

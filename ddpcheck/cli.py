@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck import arguments, commands, exits, launch, output
+from ddpcheck import arguments, commands, exits, launch, output, streams
 
 if TYPE_CHECKING:
     from ddpcheck.nodes import Member
@@ -97,7 +97,7 @@ exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    output.open_closed_streams()
+    streams.open_closed_streams()
     given = list(sys.argv[1:] if argv is None else argv)
     member = _member()
     speaks = member is None or member.is_leader
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _member() -> Member | None:
     if launch.given(os.environ) is None:
         if found := launch.unusable(os.environ):
-            output.warn(
+            streams.warn(
                 f"{found}: no group is joined, ddpcheck starts ranks of its own"
             )
         return None
@@ -135,7 +135,7 @@ def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR091
         verbose=args.verbose,
     )
     if args.help:
-        output.say(HELP)
+        streams.say(HELP)
         return 0
     if args.version:
         return commands.version()

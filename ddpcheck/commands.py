@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpcheck import baseline as baselines
-from ddpcheck import output, places, settings
+from ddpcheck import output, places, settings, streams
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.output import Outputs
 from ddpcheck.progress import Progress
-from ddpcheck.report import EXIT_NOT_CHECKED, Report
+from ddpcheck.report import EXIT_NOT_CHECKED, EXIT_USAGE, Report
 
 if TYPE_CHECKING:
     from ddpcheck.nodes import Member
@@ -97,9 +97,11 @@ def _checked(
             Progress(sys.stderr, wanted=not wanted.quiet) as progress,
         ):
             report: Report = check_file(ref, options, progress=progress)
-    except session.CannotCheckError as error:
+    except (session.CannotCheckError, UsageError) as error:
         # What reads the files must not take an earlier report for this one.
-        unchecked = reporting.unchecked(ref, str(error))
+        code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_NOT_CHECKED
+        why = str(error).removeprefix("ddpcheck: ")
+        unchecked = reporting.unchecked(ref, why, code)
         output.show_machines(_as_called(unchecked, *called), wanted)
         raise
     return _as_called(report, *called)
@@ -154,7 +156,7 @@ def init(path: str) -> int:
     from ddpcheck import template  # noqa: PLC0415
 
     template.write(Path(path))
-    output.say(f"wrote {path}; now run: ddpcheck {path}\n")
+    streams.say(f"wrote {path}; now run: ddpcheck {path}\n")
     return 0
 
 
@@ -163,7 +165,7 @@ def explain(slug: str) -> int:
     from ddpcheck import pages  # noqa: PLC0415
 
     text = pages.page(slug)
-    output.say(f"{slug}\n\n{text}\n")
+    streams.say(f"{slug}\n\n{text}\n")
     return 0
 
 
@@ -171,7 +173,7 @@ def rules() -> int:
     """Prints a line per rule and per usage error."""
     from ddpcheck import pages  # noqa: PLC0415
 
-    output.say(pages.table())
+    streams.say(pages.table())
     return 0
 
 
@@ -189,7 +191,7 @@ def render(path: str, form: str, wanted: Outputs) -> int:
         raise _unreadable(path, error.strerror or str(error)) from None
     except ValueError as error:
         raise _unreadable(path, str(error)) from None
-    output.say(output.render(report, form, wanted))
+    streams.say(output.render(report, form, wanted))
     return 0
 
 
@@ -209,5 +211,5 @@ def version() -> int:
     """Prints the version."""
     from importlib import metadata  # noqa: PLC0415
 
-    output.say(f"ddpcheck {metadata.version('ddpcheck')}\n")
+    streams.say(f"ddpcheck {metadata.version('ddpcheck')}\n")
     return 0

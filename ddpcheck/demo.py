@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from ddpcheck import checking, output, places
+from ddpcheck import checking, output, places, streams
 from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.output import Outputs
@@ -63,14 +63,14 @@ def main(wanted: Outputs) -> int:
             progress("importing torch")
             _import(pool)
             broken = _check(pool, paths["broken"], progress)
-        output.say(_INTRO.format(broken=paths["broken"]))
+        streams.say(_INTRO.format(broken=paths["broken"]))
         _show(broken, folder, wanted)
-        output.say(_BETWEEN.format(fixed=paths["fixed"], difference=_difference()))
+        streams.say(_BETWEEN.format(fixed=paths["fixed"], difference=_difference()))
         with Progress(sys.stderr) as progress:
             fixed = _check(pool, paths["fixed"], progress)
         _show(fixed, folder, wanted)
     as_told = (broken.verdict, fixed.verdict) == ("divergent", "equivalent")
-    output.say(_END if as_told else _UNEXPECTED)
+    streams.say(_END if as_told else _UNEXPECTED)
     return EXIT_EQUIVALENT if as_told else EXIT_NOT_CHECKED
 
 
@@ -80,7 +80,7 @@ def _copy(path: Path, to: Path) -> Path:
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, to)
     except OSError as error:
-        output.warn(f"cannot write {to}: {error.strerror}")
+        streams.warn(f"cannot write {to}: {error.strerror}")
         return path
     return to
 
@@ -107,7 +107,7 @@ def _check(pool: Pool, path: Path, progress: Progress) -> Report:
 def _show(report: Report, folder: Path, wanted: Outputs) -> None:
     place = output.folder_of(report.target.path, str(folder))
     path = output.write_report(report, place)
-    output.say(output.terminal(report, wanted, path))
+    streams.say(output.terminal(report, wanted, path))
 
 
 def _difference() -> str:

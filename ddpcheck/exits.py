@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ddpcheck import output
+from ddpcheck import files, streams
 from ddpcheck.errors import UsageError
 from ddpcheck.report import EXIT_NOT_CHECKED, EXIT_USAGE
 
@@ -29,7 +29,7 @@ class SignalError(BaseException):
 
 def tell(text: str) -> None:
     """Writes a message to stderr."""
-    output.say(text, sys.stderr)
+    streams.say(text, sys.stderr)
 
 
 def guarded(
@@ -114,14 +114,14 @@ def _internal_text(error: Exception, *, verbose: bool) -> str:
         return "\n".join([*lines, text])
     path = Path("ddpcheck-traceback.txt")
     where = "the traceback that -v shows"
-    if output.write_file(path, text):
+    if files.write(path, text):
         where = str(path.absolute())
     return "\n".join([*lines, f"  please report it, with {where}", ""])
 
 
 def _annotate(text: str) -> None:
     flat = text.replace("%", "%25").replace("\n", "%0A")
-    output.say(f"::error title=ddpcheck::{flat}\n")
+    streams.say(f"::error title=ddpcheck::{flat}\n")
 
 
 @contextlib.contextmanager

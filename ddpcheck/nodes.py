@@ -17,7 +17,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ddpcheck import checking, exits, output, reporting
+from ddpcheck import checking, exits, reporting, streams
 from ddpcheck import target as targets
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.launch import Group, given
@@ -179,7 +179,7 @@ class Follower:
     def _knock(self, look_up: Callable[[Meeting], bytes], timeout_s: float) -> None:
         place = f"{self.group.address}:{self.group.port}"
         text = f"ddpcheck: rank {self.group.rank} waits for rank 0 at {place}\n"
-        waiting = threading.Timer(_SILENT_S, output.say, (text, sys.stderr))
+        waiting = threading.Timer(_SILENT_S, streams.say, (text, sys.stderr))
         waiting.daemon = True
         waiting.start()
         try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from ddpcheck import files, streams
 from ddpcheck import report as reports
 from ddpcheck.errors import Problem, UsageError, cut
 from ddpcheck.report import Report
@@ -88,10 +89,10 @@ def show(report: Report, wanted: Outputs) -> bool:
     written = _write_files(report, wanted)
     form_alone = wanted.alone()
     text = render(report, form_alone) if form_alone else terminal(report, wanted, path)
-    written.append(say(text) or not form_alone)
+    written.append(streams.say(text) or not form_alone)
     if wanted.github:
         # Both streams are read for commands; what is for machines must stay so.
-        say(render(report, "github"), sys.stderr if form_alone else None)
+        streams.say(render(report, "github"), sys.stderr if form_alone else None)
         _write_summary(report)
     return all(written)
 
@@ -100,14 +101,14 @@ def show_machines(report: Report, wanted: Outputs) -> None:
     """Writes the report for machines alone: people are told otherwise."""
     _write_files(report, wanted)
     if form_alone := wanted.alone():
-        say(render(report, form_alone))
+        streams.say(render(report, form_alone))
 
 
 def _write_files(report: Report, wanted: Outputs) -> list[bool]:
     """Writes the files for machines; returns of each whether it was written."""
     places = {form: getattr(wanted, FIELDS[form]) for form in MACHINE_FORMS}
     return [
-        write_file(Path(place), render(report, form))
+        files.write(Path(place), render(report, form))
         for form, place in places.items()
         if place and place != STDOUT
     ]
@@ -155,7 +156,10 @@ def _target_in(folder: Path) -> str:
 
 
 def _is_same(path: str, other: str) -> bool:
-    return Path(path).resolve() == Path(other).resolve()
+    try:
+        return Path(path).resolve() == Path(other).resolve()
+    except (OSError, ValueError):  # a name that this locale cannot write
+        return path == other
 
 
 def write_report(report: Report, folder: Path) -> str:
@@ -173,54 +177,11 @@ def write_report(report: Report, folder: Path) -> str:
         "reproduce.py": report.reproduce,
     }
     written = {
-        name: write_file(folder / name, text) for name, text in texts.items() if text
+        name: files.write(folder / name, text) for name, text in texts.items() if text
     }
     if not report.reproduce:
-        _remove(folder / "reproduce.py")
+        files.remove(folder / "reproduce.py")
     return str(folder / "report.html") if written["report.html"] else ""
-
-
-def write_file(path: Path, text: str) -> bool:
-    """Writes a whole file or nothing; a failure is a warning, and False."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data = text.encode("utf-8", "backslashreplace")
-        if not _write_unnamed(part, data):
-            part.write_bytes(data)
-        part.replace(path)
-    except (OSError, ValueError) as error:
-        _remove(part)
-        warn(f"cannot write {path}: {_reason(error)}")
-        return False
-    except BaseException:
-        _remove(part)
-        raise
-    return True
-
-
-def _write_unnamed(path: Path, data: bytes) -> bool:
-    """Writes a file that gets its name when it is whole; False where nothing can.
-
-    What kills the process before that leaves nothing. Linux, most file systems.
-    """
-    try:
-        descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
-    except (AttributeError, OSError):
-        return False
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        _remove(path)  # of a killed process with the same number
-        try:
-            os.link(f"/proc/self/fd/{descriptor}", path, follow_symlinks=True)
-        except OSError:  # no /proc
-            return False
-    return True
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return getattr(error, "strerror", None) or str(error)
 
 
 def _remove_stale(report: Report, folder: Path) -> None:
@@ -228,14 +189,9 @@ def _remove_stale(report: Report, folder: Path) -> None:
     if not earlier or not _is_same(earlier, report.target.path):
         return
     for name in FILES:
-        _remove(folder / name)
+        files.remove(folder / name)
     with contextlib.suppress(OSError):
         folder.rmdir()  # if nothing else is in it
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
 
 
 def render(report: Report, form: str, wanted: Outputs | None = None) -> str:
@@ -312,64 +268,7 @@ def _write_summary(report: Report) -> None:
         with Path(path).open("a", encoding="utf-8") as stream:
             stream.write(github.to_summary(report))
     except OSError as error:
-        warn(f"cannot write {path}: {_reason(error)}")
-
-
-def warn(text: str) -> None:
-    """Writes one warning to stderr."""
-    say(f"ddpcheck: warning: {text}\n", sys.stderr)
-
-
-def open_closed_streams() -> None:
-    """Opens to nowhere what the shell closed (`>&-`) of the three standard streams.
-
-    The next file to be opened would get the number, and what is printed with it.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if not _is_open(number):
-            opened = os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
-            os.set_inheritable(opened, True)  # children print too
-            mode = "w" if number else "r"
-            setattr(sys, name, os.fdopen(opened, mode, encoding="utf-8"))
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
-
-
-def say(text: str, stream: TextIO | None = None) -> bool:
-    """Writes `text` to `stream` or stdout; False where it does not take it.
-
-    A reader that has gone is no error.
-    """
-    stream = stream or sys.stdout
-    try:
-        stream.write(text)
-        stream.flush()
-    except UnicodeEncodeError:
-        encoding = stream.encoding or "ascii"
-        plain = text.encode(encoding, "backslashreplace").decode(encoding)
-        return say(plain, stream)
-    except BrokenPipeError:
-        _silence(stream)
-    except OSError as error:  # a full disk behind `> file`
-        _silence(stream)
-        if stream is not sys.stderr:
-            warn(f"cannot write to standard output: {_reason(error)}")
-        return False
-    return True
-
-
-def _silence(stream: TextIO) -> None:
-    """Sends the rest to nowhere: the interpreter flushes once more at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        streams.warn(f"cannot write {path}: {files.reason(error)}")
 
 
 @contextlib.contextmanager

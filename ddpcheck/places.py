@@ -42,6 +42,7 @@ def check(
     written = {**files, "--report-dir": str(folder / "report.json")}
     if option := _writer_of(target, written):
         raise _overwritten(target, option, written[option])
+    _check_distinct(target, files)
     if baseline and (option := _writer_of(Path(baseline), written)):
         raise baselines.overwritten(baseline, option)
     for option, path in files.items():
@@ -63,6 +64,28 @@ def check_folder(folder: Path, command: str) -> None:
             f"{file} is a file",
             f"{command} --report-dir ddpcheck-reports",
         )
+
+
+def _check_distinct(target: Path, files: dict[str, str]) -> None:
+    """Refuses one file for two reports: the later would write over the other."""
+    options: dict[Path, str] = {}
+    for option, path in files.items():
+        other = options.setdefault(Path(path).resolve(), option)
+        if other != option and not _is_device(Path(path)):
+            raise UsageError(
+                Problem(
+                    slug="output-path",
+                    message=f"{other} and {option} would write the same file",
+                    expected="a file of its own for every report",
+                    found=f"{path} for both",
+                    fix=f"ddpcheck {target} {option} report{_SUFFIXES[option]}",
+                )
+            )
+
+
+def _is_device(path: Path) -> bool:
+    """Returns whether what is written there lies nowhere: /dev/null, a pipe."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _check_file(target: Path, option: str, path: Path) -> None:

@@ -86,15 +86,15 @@ def make(
     )
 
 
-def unchecked(ref: TargetRef, why: str) -> Report:
+def unchecked(ref: TargetRef, why: str, exit_code: int) -> Report:
     """Returns the report on a target that could not be run at all.
 
-    For what reads files: people are told by what ends the command.
+    For what reads files: people are told by what ends the command with that code.
     """
     path = ref.path or ""
     return Report(
         verdict="not-checked",
-        exit_code=EXIT_CODES["not-checked"],
+        exit_code=exit_code,
         target=TargetInfo(
             name=_name(ref), path=path, sha256=targets.sha256(path) if path else ""
         ),

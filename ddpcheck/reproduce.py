@@ -22,15 +22,16 @@ _TEMPLATE = '''\
 Found by ddpcheck: {summary}
 {numbers} Needs torch only. Exits 1 while {world} ranks differ from one process.
 """
-import importlib.util, os, sys, tempfile, torch, torch.distributed as dist, torch.multiprocessing as mp
+import importlib.util, os, signal, sys, tempfile, torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 PATH, NAMES, ROWS, WITHOUT = {path!r}, {names!r}, {rows}, {without!r}
-WORLD, STEPS, DTYPE, RTOL = {world}, {steps}, torch.{dtype}, {rtol!r}
+WORLD, STEPS, DTYPE, RTOL, DEADLINE_S = {world}, {steps}, torch.{dtype}, {rtol!r}, {deadline_s}
 sys.path.insert(0, {folder!r})
 {load}
 get = lambda name: getattr(module, NAMES.get(name, name), None)
 strip = lambda name: ".".join(part for part in name.split(".") if part != "module")
+cast = lambda t: t.to(DTYPE) if t.is_floating_point() else t.to(DTYPE.to_complex()) if t.is_complex() else t
 
 def each(x, f):  # f on every tensor of nested tuples, lists, mappings and dataclasses
     if isinstance(x, torch.Tensor): return f(x)
@@ -41,7 +42,7 @@ def each(x, f):  # f on every tensor of nested tuples, lists, mappings and datac
 def train(rank=None):  # one process, or one rank on its rows
     torch.manual_seed(1 if rank is None else rank + 2)
     made, seen = get("model"), []
-    model = (made if isinstance(made, torch.nn.Module) else made()).to(DTYPE).train()
+    model = (made if isinstance(made, torch.nn.Module) else made())._apply(cast).train()
     for name in WITHOUT: model.set_submodule(name, torch.nn.Identity())  # it differs without them, too
     if rank is not None:
         model = (get("wrap") or (lambda m: torch.nn.parallel.DistributedDataParallel(m, find_unused_parameters={unused})))(model)
@@ -51,7 +52,7 @@ def train(rank=None):  # one process, or one rank on its rows
     for step in range(STEPS):
         batch = get("batch")
         batch = batch if not callable(batch) else batch(step) if batch.__code__.co_argcount else batch()
-        batch = each(batch, lambda t: (t.to(DTYPE) if t.is_floating_point() else t)[:ROWS] if t.dim() else t)
+        batch = each(batch, lambda t: cast(t)[:ROWS] if t.dim() else t)
         batch = batch if rank is None else each(batch, lambda t: t.tensor_split(WORLD)[rank] if t.dim() else t)
         if get("train_step"):
             get("train_step")(model, optimizer, batch)
@@ -65,7 +66,7 @@ def train(rank=None):  # one process, or one rank on its rows
     return seen
 
 def run_rank(rank, folder):
-    dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", WORLD), rank=rank, world_size=WORLD)
+    signal.alarm(DEADLINE_S), dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", WORLD), rank=rank, world_size=WORLD)
     torch.save(train(rank), f"{{folder}}/{{rank}}.pt")
     dist.barrier(), os._exit(0)
 
@@ -73,16 +74,17 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         try: mp.start_processes(run_rank, (folder,), WORLD, start_method="fork")
         except Exception as error: sys.exit("the ranks fail: " + str(error).strip().splitlines()[-1])
-        one = train()
-        ranks = [torch.load(f"{{folder}}/{{rank}}.pt") for rank in range(WORLD)]
-    rows = [(float((b[n] - a[n]).abs().max() / a[n].abs().max().clamp(min=1e-12)), n, f"rank {{r}}, record {{i}}") for r, seen
-            in enumerate(ranks) for i, (a, b) in enumerate(zip(one, seen)) for n in a if n in b and a[n].is_floating_point()]
-    for diff, name, where in sorted(rows, reverse=True)[:5]:
-        print(f"{{diff:.3g}} relative difference  {{name}}  {{where}}")
+        one, ranks = train(), [torch.load(f"{{folder}}/{{rank}}.pt") for rank in range(WORLD)]
+    relative = lambda a, b: float(((b - a).abs().max() / a.abs().max().clamp(min=1e-12)).nan_to_num(torch.inf, torch.inf))
+    rows = [(relative(a[n].cdouble(), b[n].cdouble()), n, f"rank {{r}}, record {{i}}") for r, seen in enumerate(ranks)
+            for i, (a, b) in enumerate(zip(one, seen)) for n in a if n in b and a[n].numel()]
+    for diff, name, where in sorted(rows, reverse=True)[:5]: print(f"{{diff:.3g}} relative difference  {{name}}  {{where}}")
     sys.exit(int(max(rows)[0] > 1000 * RTOL))
 '''
 
 
+# For ranks that hang, as the run did; what trains takes seconds.
+_DEADLINE_S = 120
 _LOAD = """\
 spec = importlib.util.spec_from_file_location("reproduced", PATH)
 module = sys.modules["reproduced"] = importlib.util.module_from_spec(spec)
@@ -131,6 +133,7 @@ def script(
         numbers=_numbers(run),
         dtype=run.dtype if run.dtype in ("float64", "float32") else "float32",
         rtol=run.rtol,
+        deadline_s=_DEADLINE_S,
         names=dict(ref.names),
         unused=smallest.unused,
     )

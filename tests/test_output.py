@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import output
+from ddpcheck import files, output
 from ddpcheck.output import Outputs
 from ddpcheck.render import terminal
 from ddpcheck.report import Report
@@ -126,7 +126,7 @@ def test_full_disk_leaves_no_half_file(capsys: pytest.CaptureFixture[str]) -> No
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     # /dev takes the part file on most systems, and is never a place for reports.
-    assert not output.write_file(Path("/proc/report.json"), "text")
+    assert not files.write(Path("/proc/report.json"), "text")
     assert capsys.readouterr().err.startswith(
         "ddpcheck: warning: cannot write /proc/report.json: "
     )
@@ -175,9 +175,9 @@ def test_kill_before_the_file_is_whole_leaves_nothing(tmp_path: Path) -> None:
     program = (
         "import os, signal\n"
         "from pathlib import Path\n"
-        "from ddpcheck import output\n"
+        "from ddpcheck import files\n"
         "os.link = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "output.write_file(Path('report.json'), 'text' * 100_000)\n"
+        "files.write(Path('report.json'), 'text' * 100_000)\n"
     )
     done = _ran(program, tmp_path)
     assert done.returncode == -signal.SIGKILL
@@ -189,7 +189,7 @@ def test_file_system_without_unnamed_files_gets_the_same_file(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "report.json"
-    assert output.write_file(path, "first \ud800")
+    assert files.write(path, "first \ud800")
     called = []
 
     def refused(*_: object, **__: object) -> int:
@@ -198,11 +198,11 @@ def test_file_system_without_unnamed_files_gets_the_same_file(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, missing, refused)
-        written = output._write_unnamed(path.with_name("part"), b"")  # noqa: SLF001
+        written = files._write_unnamed(path.with_name("part"), b"")  # noqa: SLF001
     assert (written, called) == (False, [missing])
     before = path.read_bytes(), path.stat().st_mode
-    monkeypatch.setattr(output, "_write_unnamed", lambda *_: False)
-    assert output.write_file(path, "first \ud800")
+    monkeypatch.setattr(files, "_write_unnamed", lambda *_: False)
+    assert files.write(path, "first \ud800")
     assert (path.read_bytes(), path.stat().st_mode) == before
     assert (before[0], _names(tmp_path)) == (b"first \\ud800", ["report.json"])
 
@@ -211,7 +211,7 @@ def test_failing_rename_removes_the_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "report.json").mkdir()
-    assert not output.write_file(tmp_path / "report.json", "text")
+    assert not files.write(tmp_path / "report.json", "text")
     assert _names(tmp_path) == ["report.json"]
     assert "Is a directory" in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import cli, output, places
+from ddpcheck import cli, files, output, places
 from tests.render import sample
 
 
@@ -67,7 +67,7 @@ def test_report_is_written_over_its_like_and_over_nothing(
     assert output.may_write(path, option)
     assert output.may_write(Path(os.devnull), option)
     for made in sample.ALL.values():
-        assert output.write_file(path, output.render(made, form))
+        assert files.write(path, output.render(made, form))
         assert output.may_write(path, option)
 
 

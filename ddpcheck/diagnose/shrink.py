@@ -75,7 +75,9 @@ def _with_fewer_samples(trial: _Trial, known: Smallest) -> Smallest:
         if found and trial.is_mended(smaller):
             return found
         rows *= 2
-    return replace(known, spec=spec)
+    if spec == known.spec:
+        return known
+    return trial.diverging(spec) or replace(known, spec=spec)
 
 
 def _with_fewer_modules(trial: _Trial, known: Smallest, names: list[str]) -> Smallest:

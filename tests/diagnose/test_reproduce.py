@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ddpcheck.ranks.pool import Pool
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
@@ -48,11 +50,58 @@ for path in sys.argv[1:]:
 """
 
 
+NOT_A_NUMBER = """
+batch = torch.randn(8, 4), torch.tensor([-100, -100, -100, -100, 0, 1, 2, 0])
+model = nn.Linear(4, 3)
+def loss(output, target):
+    valid = (target >= 0).to(output.dtype)
+    return (output.square().sum(1) * valid).sum() / valid.sum()
+"""
+COUNT = """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("rows", torch.zeros((), dtype=torch.long))
+    def forward(self, x):
+        self.rows += len(x)
+        return super().forward(x)
+model = Net()
+loss = nn.functional.cross_entropy
+"""
+COMPLEX = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, dtype=torch.cfloat))
+    def forward(self, x):
+        return torch.view_as_real(x.to(self.weight.dtype) @ self.weight).sum(-1)
+model = Net()
+def loss(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="sum")
+"""
+UNEVEN = """
+batch = torch.randn(3, 4), torch.tensor([0, 1, 2])
+model = nn.Linear(4, 3)
+loss = nn.functional.cross_entropy
+"""
+RAISES = """
+import time, torch.distributed as dist
+model = nn.Linear(4, 3)
+def loss(output, target):
+    if dist.is_initialized() and dist.get_rank() == 1:
+        raise ValueError
+    return nn.functional.cross_entropy(output, target)
+"""
+
+
 def test_script_is_minimal(pool: Pool, tmp_path: Path) -> None:
     script = checked(pool, tmp_path, HEAD + DEEP).reproduce
     assert "ROWS, WITHOUT = " in script
     assert re.search(r", 2, \('0', '1', '2'\)\nWORLD, STEPS, DTYPE", script)
-    assert "\nWORLD, STEPS, DTYPE, RTOL = 2, 1, torch.float64, 1e-09\n" in script
+    assert (
+        "\nWORLD, STEPS, DTYPE, RTOL, DEADLINE_S = 2, 1, torch.float64, 1e-09, 120\n"
+        in (script)
+    )
     target = script[script.index("sys.path.insert") : script.index("strip = ")]
     assert len(script.splitlines()) - len(target.splitlines()) <= 60
 
@@ -96,6 +145,49 @@ def test_script_exits_1_until_the_target_is_mended(pool: Pool, tmp_path: Path) -
     assert broken.startswith(f"{told[1]} relative difference  {told[2]}  "), done.stderr
     assert sound.endswith("exit 0\n")
     assert len(sound.splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (NOT_A_NUMBER, "inf relative difference  "),
+        (COUNT, "0.5 relative difference  rows  "),
+        (COMPLEX, "0.5 relative difference  weight.grad  "),
+        (RAISES, "the ranks fail: process 0 terminated with signal SIGALRM"),
+    ],
+    ids=["not-a-number", "count", "complex", "hang"],
+)
+def test_script_shows_every_kind_of_difference(
+    pool: Pool, tmp_path: Path, source: str, told: str
+) -> None:
+    report = checked(pool, tmp_path, HEAD + source)
+    # A hang is found at the deadline only, which is the pool's.
+    hanging = source.replace("raise ValueError", "time.sleep(60)")
+    (tmp_path / "target.py").write_text(HEAD + hanging, encoding="utf-8")
+    assert (report.verdict, bool(report.reproduce)) == ("divergent", True)
+    script = tmp_path / "script.py"
+    text = report.reproduce.replace(", 120\n", ", 2\n", 1)  # its own deadline
+    assert text != report.reproduce
+    script.write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    lines = [*done.stdout.splitlines(), done.stderr.strip().splitlines()[-1:]]
+    assert any(str(line).strip("[]'").startswith(told) for line in lines), lines
+    assert done.returncode == 1
+
+
+def test_numbers_are_those_of_the_steps_that_the_script_makes(
+    pool: Pool, tmp_path: Path
+) -> None:
+    script = checked(pool, tmp_path, HEAD + UNEVEN).reproduce
+    assert ", None, ()\nWORLD, STEPS, DTYPE" in script
+    assert "\nWORLD, STEPS, DTYPE, RTOL, DEADLINE_S = 2, 1, " in script
+    assert re.search(r"It measured \S+ relative difference in \S+\.grad\.", script)
 
 
 def test_a_benign_finding_is_not_what_the_script_is_named_for(

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpcheck import checking, output, template
+from ddpcheck import checking, files, template
 from ddpcheck import report as reports
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
@@ -245,7 +245,7 @@ def test_demo_shows_one_of_each_over_an_earlier_one(terminal: Terminal) -> None:
     earlier = sample.divergent()
     told = replace(earlier.target, path="reports/demo/broken.py")
     text = reports.to_json(replace(earlier, target=told))
-    output.write_file(folder / "broken" / "report.json", text)
+    files.write(folder / "broken" / "report.json", text)
     command = terminal.start("--demo")
     ended = command.end()
     assert (ended.exit_code, ended.stderr) == (0, "")
