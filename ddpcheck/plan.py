@@ -14,6 +14,10 @@ from ddpcheck.settings import MODES
 
 _DATA_PARALLEL = "DataParallel"
 _NO_BATCH_NORM = "the model has no batch norm of torch's"
+_ONE_RANK = (
+    "one rank has the whole batch: nothing is divided, averaged or synchronised, so "
+    "what is wrong on several ranks cannot show; ask for --world-sizes 2"
+)
 SIMULATED = "sim"  # the mode of DDP played by one process
 # What cannot synchronise batch norm.
 _SKIPPED = {
@@ -141,6 +145,8 @@ def _make(options: Options, base: RunSpec, facts: dict[str, Any]) -> Plan:
     sizes = _world_sizes(options, size, plan)
     modes = _modes(options, facts, plan)
     pairs = [(mode, world_size) for mode in modes for world_size in sizes]
+    if set(sizes) == {1}:
+        plan.warnings.append(_ONE_RANK)
     simulated = options.simulate or ()
     _check_sizes(simulated, size, "--simulate")
     pairs += [(SIMULATED, world_size) for world_size in simulated]

@@ -47,6 +47,7 @@ def loss(output, target):
 #     return torch.optim.SGD(params, lr=0.1)
 #
 # def wrap(model):  # what a rank trains
+#     # With find_unused_parameters=True where a parameter gets no gradient.
 #     return nn.parallel.DistributedDataParallel(model)
 #
 # def train_step(model, optimizer, batch):  # in place of the usual four lines

@@ -71,7 +71,8 @@ has these variables from another job makes ddpcheck wait for processes that do n
 A run needs more memory than there is, or than --max-memory allows.
 
 The estimate counts tensors: parameters, gradients, DDP's buckets, optimizer state, and
-the recorded steps of one process, where no disk takes them. Activations are not in it.
+the recorded steps of one process, where no disk takes them. Activations and the batch
+are not in it.
 Without --max-memory the limit is what the machine, or its container, has available
 when the check begins; of the default world sizes those that need more than 80 % of it
 are left out, and listed. Fewer ranks (--world-sizes), fewer --steps, a smaller model of

@@ -43,6 +43,19 @@ def test_way_in_refuses_every_option_that_it_has_not(way: str, option: str) -> N
         )
 
 
+@pytest.mark.parametrize(
+    "option", ["--json", "--junit-xml", "--sarif", "--report-dir", "--baseline"]
+)
+def test_empty_path_is_refused(option: str) -> None:
+    assert _refused("mymodel.py", f"{option}=") == (
+        f"ddpcheck: {option} is empty [option-usage]\n"
+        "  expected   a path\n"
+        "  found      ''\n"
+        f"  fix        give {option} a path, or leave it out\n"
+        "  more       ddpcheck --explain option-usage"
+    )
+
+
 def test_target_has_every_option_but_that_of_another_way_in() -> None:
     for option in set(OPTIONS) - {"--format"}:
         arguments.parser().parse_args(["x.py", *_with_value(option)])

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -214,6 +215,62 @@ def test_failing_rename_removes_the_part(
     assert not files.write(tmp_path / "report.json", "text")
     assert _names(tmp_path) == ["report.json"]
     assert "Is a directory" in capsys.readouterr().err
+
+
+def test_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "report.json"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert files.write(pipe, "text")
+        assert os.read(reader, 100) == b"text"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert _names(tmp_path) == ["report.json"]
+
+
+def test_device_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    full = tmp_path / "report.json"
+    full.symlink_to("/dev/full")
+    if not full.exists():
+        pytest.skip("needs /dev/full")
+    assert not files.write(full, "text")
+    assert capsys.readouterr().err == (
+        f"ddpcheck: warning: cannot write {full}: No space left on device\n"
+    )
+    assert Path("/dev/full").is_char_device()
+    assert full.is_symlink()
+
+
+def test_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to("folder/report.json")
+    (tmp_path / "folder").mkdir()
+    for text in ("first", "second"):
+        assert files.write(tmp_path / "link.json", text)
+        assert (tmp_path / "folder/report.json").read_text(encoding="utf-8") == text
+    assert (tmp_path / "link.json").is_symlink()
+    assert _names(tmp_path / "folder") == ["report.json"]
+
+
+def test_permissions_of_an_earlier_file_stay(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("first", encoding="utf-8")
+    path.chmod(0o600)
+    assert files.write(path, "second")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_text(encoding="utf-8") == "second"
+
+
+def test_name_that_cannot_be_resolved_is_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(_: object, **__: object) -> Path:
+        raise UnicodeEncodeError("ascii", "\xfc", 0, 1, "not in this locale")
+
+    monkeypatch.setattr(Path, "resolve", refused)
+    assert output._is_same("m\xfc.py", "m\xfc.py")  # noqa: SLF001
+    assert not output._is_same("m\xfc.py", "other.py")  # noqa: SLF001
 
 
 def test_json_and_annotations_do_not_mix(

@@ -36,6 +36,27 @@ def test_report_is_not_written_over_the_target(
     assert target.read_text(encoding="utf-8") == "model = 1\n"
 
 
+def test_two_reports_are_not_written_to_one_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, same = tmp_path / "mymodel.py", tmp_path / "a" / ".." / "out"
+    target.touch()
+    given = ["--json", str(tmp_path / "out"), "--sarif", str(same)]
+    assert cli.main([str(target), *given]) == 2
+    assert capsys.readouterr().err == (
+        "ddpcheck: --json and --sarif would write the same file [output-path]\n"
+        "  expected   a file of its own for every report\n"
+        f"  found      {same} for both\n"
+        f"  fix        ddpcheck {target} --sarif report.sarif\n"
+        "  more       ddpcheck --explain output-path\n"
+    )
+
+
+def test_two_reports_may_both_go_to_nowhere(tmp_path: Path) -> None:
+    wanted = output.Outputs(json=os.devnull, sarif=os.devnull)
+    places.check(tmp_path / "mymodel.py", wanted)
+
+
 @pytest.mark.parametrize("option", ["--json", "--junit-xml", "--sarif"])
 @pytest.mark.parametrize("text", ["import torch\n", '{"a": 1}', "\udcff"])
 def test_report_is_not_written_over_what_is_no_report(

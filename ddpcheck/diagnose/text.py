@@ -10,6 +10,19 @@ WORLD = "world = dist.get_world_size() if dist.is_initialized() else 1\n"
 _MAX_NUMBERS = 8
 
 
+def in_group(*lines: str) -> str:
+    """Returns code that runs these lines on ranks, and leaves one process alone.
+
+    >>> print(in_group("dist.all_reduce(count)"))
+    if dist.is_initialized():  # one process has no group
+        dist.all_reduce(count)
+    """
+    indented = (f"    {line}" for line in lines)
+    return "\n".join(
+        ("if dist.is_initialized():  # one process has no group", *indented)
+    )
+
+
 def number(value: float, digits: int = 3) -> str:
     """Returns 3 significant digits, or more, without a trailing ".0".
 

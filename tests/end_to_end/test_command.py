@@ -61,11 +61,24 @@ def test_report_comes_with_the_bug_and_goes_with_it(terminal: Terminal) -> None:
     terminal.assert_clean(command)
 
 
-def test_wrong_file_exits_2_with_the_text_alone(terminal: Terminal) -> None:
+def test_wrong_file_exits_2_with_the_text_and_in_its_reports(
+    terminal: Terminal,
+) -> None:
     name = terminal.write(target(loss=""))
-    command = terminal.start(name, "--json", "-")
+    earlier = terminal.folder / "junit.xml"
+    earlier.write_text("<testsuite/>", encoding="utf-8")
+    command = terminal.start(name, "--json", "-", "--junit-xml", "junit.xml")
     ended = command.end()
-    assert (ended.exit_code, ended.stdout) == (2, "")
+    told = json.loads(ended.stdout)
+    assert (ended.exit_code, told["exit_code"], told["verdict"]) == (
+        2,
+        2,
+        "not-checked",
+    )
+    (skipped,) = told["not_compared"]
+    assert skipped["what"] == "everything"
+    assert skipped["why"].startswith("mymodel.py defines no `loss` [target-no-loss]\n")
+    assert "no `loss` [target-no-loss]" in earlier.read_text(encoding="utf-8")
     assert ended.stderr == (
         "ddpcheck: mymodel.py defines no `loss` [target-no-loss]\n"
         "  expected   def loss(output, target) -> scalar tensor\n"

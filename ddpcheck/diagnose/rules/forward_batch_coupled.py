@@ -56,11 +56,15 @@ import dataclasses
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import input_diff
 from ddpcheck.diagnose.loss import global_loss_fix, modules_of_the_loss
-from ddpcheck.diagnose.text import module, names, number
+from ddpcheck.diagnose.text import in_group, module, names, number
 from ddpcheck.run.spec import ONE_SIDED
 
 SLUG = "forward/batch-coupled"
 LINK = "forward"
+
+_GATHER_X = "gather = torch.distributed.nn.functional.all_gather\n" + in_group(
+    "x = torch.cat(gather(x))"
+)
 
 
 def detect(case: Case) -> Proposal | None:
@@ -100,7 +104,7 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="compute the statistic over the global batch with a collective that carries "
         "gradients, or per sample (or per group of fixed size)",
-        code="x = torch.cat(torch.distributed.nn.functional.all_gather(x))",
+        code=_GATHER_X,
         fixes=tuple(f"module.global:{n}" for n in mended),
         control=() if asks else tuple(f"module.in_group:{n}" for n in mended),
         module=first.name,
@@ -182,7 +186,7 @@ def _of_fitted(case: Case) -> Proposal | None:
             "all ranks, the runs are equal",
         ),
         fix="fit to the samples of all ranks, by a collective that carries gradients",
-        code="x = torch.cat(torch.distributed.nn.functional.all_gather(x))",
+        code=_GATHER_X,
         fixes=("module.global:",),
         control=control,
         module=first.name,
@@ -253,7 +257,8 @@ def _of_memory(case: Case) -> Proposal | None:
             "where the model has the samples of all ranks, the runs are equal",
         ),
         fix="gather what is kept from all ranks, in the order of the global batch",
-        code="keys = torch.cat(torch.distributed.nn.functional.all_gather(keys))",
+        code="gather = torch.distributed.nn.functional.all_gather\n"
+        + in_group("keys = torch.cat(gather(keys))"),
         fixes=("module.global:",),
         module="",
         speculative=True,
@@ -286,7 +291,7 @@ def _of_a_choice(case: Case) -> Proposal | None:
         ),
         fix="choose for each sample, or by what the samples of all ranks say together",
         code="sure = confident.all().float()\n"
-        "dist.all_reduce(sure, op=dist.ReduceOp.MIN)",
+        + in_group("dist.all_reduce(sure, op=dist.ReduceOp.MIN)"),
         fixes=("module.global:",),
         module="",
         speculative=True,

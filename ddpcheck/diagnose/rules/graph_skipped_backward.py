@@ -56,7 +56,7 @@ from ddpcheck.diagnose.faults import (
     busy_ranks,
     skipped_in,
 )
-from ddpcheck.diagnose.text import listed
+from ddpcheck.diagnose.text import in_group, listed
 
 SLUG = "graph/skipped-backward"
 LINK = "reduce"
@@ -80,7 +80,8 @@ def detect(case: Case) -> Proposal | None:
             *rank_table.facts(case),
         ),
         fix="take the decision on all ranks together, or multiply the loss by 0",
-        code="dist.all_reduce(skip, dist.ReduceOp.MAX)  # then all decide alike",
+        code=in_group("dist.all_reduce(skip, dist.ReduceOp.MAX)")
+        + "\nif not skip:  # all decide alike\n    loss.backward()",
         evidence={"ranks": rank_table.rows(case)},
         fixes=("numbers.together",),
         needs_no_proof=True,

@@ -77,7 +77,7 @@ from ddpcheck.diagnose.loss import (
     whole_model_fix,
     whole_step_fix,
 )
-from ddpcheck.diagnose.text import module, names, number
+from ddpcheck.diagnose.text import in_group, module, names, number
 
 SLUG = "loss/batch-coupled"
 LINK = "loss"
@@ -137,9 +137,10 @@ def _by_memory(case: Case) -> Proposal | None:
         summary="the loss compares samples with a memory of earlier ones, and a rank's "
         "memory holds its own samples alone",
         fix="gather what goes into the memory from all ranks",
-        code="rows = [torch.empty_like(z) for _ in range(dist.get_world_size())]\n"
-        "dist.all_gather(rows, z.detach().contiguous())\n"
-        "memory.push(torch.cat(rows))",
+        code="gather = torch.distributed.nn.functional.all_gather\n"
+        "z = z.detach().contiguous()\n"
+        + in_group("z = torch.cat(gather(z))")
+        + "\nmemory.push(z)",
         evidence=ratio_evidence(case),
     )
 
@@ -285,7 +286,7 @@ def _of(facts: tuple[str, ...], fixes: tuple[str, ...]) -> Proposal:
         fix="reduce the loss's sufficient statistics over ranks with autograd, or gather "
         "outputs and targets with gradient and compute the loss globally",
         code="from torch.distributed.nn.functional import all_gather, all_reduce\n"
-        "stats = all_reduce(stats)  # intersection and union, say",
+        + in_group("stats = all_reduce(stats)  # intersection and union, say"),
         fixes=fixes,
     )
 

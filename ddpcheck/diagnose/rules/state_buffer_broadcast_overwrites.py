@@ -54,7 +54,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.buffers import Owners, diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import names
+from ddpcheck.diagnose.text import in_group, names
 
 SLUG = "state/buffer-broadcast-overwrites"
 LINK = "update"
@@ -79,7 +79,7 @@ def detect(case: Case) -> Proposal | None:
         ),
         facts=owner.facts,
         fix="all-reduce the increment in forward",
-        code="dist.all_reduce(increment)\nself.buffer += increment",
+        code=in_group("dist.all_reduce(increment)") + "\nself.buffer += increment",
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )
@@ -100,7 +100,7 @@ def _by_the_step(owner: Owners) -> Proposal:
         "forward rank 0's value overwrites the others: only rank 0's data counts",
         facts=(*owner.facts, "no forward writes them: the training step does"),
         fix="all-reduce the increment before it is added",
-        code="dist.all_reduce(increment)\nmodel.module.buffer += increment",
+        code=in_group("dist.all_reduce(increment)") + "\nmodule.buffer += increment",
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )

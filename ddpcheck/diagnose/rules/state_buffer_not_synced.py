@@ -55,7 +55,7 @@ from ddpcheck.diagnose.agreement import digests_differ
 from ddpcheck.diagnose.buffers import diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.kept_beside import before_gradients
-from ddpcheck.diagnose.text import names
+from ddpcheck.diagnose.text import in_group, names
 
 SLUG = "state/buffer-not-synced"
 LINK = "forward"
@@ -117,8 +117,10 @@ def _beside(case: Case) -> Proposal | None:
         "data's",
         facts=found.facts,
         fix="all-reduce what it is updated with, on all ranks alike",
-        code="dist.all_reduce(increment)\nincrement /= dist.get_world_size()\n"
-        "self.centre.lerp_(increment, 0.1)",
+        code=in_group(
+            "dist.all_reduce(increment)", "increment /= dist.get_world_size()"
+        )
+        + "\nself.centre.lerp_(increment, 0.1)",
         fixes=found.fixes,
         speculative=True,
     )

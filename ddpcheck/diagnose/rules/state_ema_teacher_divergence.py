@@ -55,7 +55,7 @@ from ddpcheck.diagnose.buffers import diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.kept_beside import before_gradients, drawn_weights
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import names
+from ddpcheck.diagnose.text import in_group, names
 
 SLUG = "state/ema-teacher-divergence"
 LINK = "update"
@@ -128,7 +128,9 @@ def _from_own_data(found: list[str], when: str) -> Proposal:
             "equal",
         ),
         fix="make the update by numbers of all ranks: reduce what it follows",
-        code="dist.all_reduce(disagreement)\ndisagreement /= dist.get_world_size()",
+        code=in_group(
+            "dist.all_reduce(disagreement)", "disagreement /= dist.get_world_size()"
+        ),
     )
 
 
@@ -149,7 +151,7 @@ def _by_numbers(found: list[str], when: str) -> Proposal:
             f"process's: {names(found)}; all trained ones are, and the ranks agree",
         ),
         fix="make the update by the numbers of the global batch",
-        code="images = len(x) * dist.get_world_size()",
+        code="images = len(x)\n" + in_group("images *= dist.get_world_size()"),
         fixes=(f"state.one_process:{','.join(modules)}",),
         speculative=True,
     )
@@ -169,7 +171,8 @@ def _of_buffers(case: Case) -> Proposal | None:
         "data, and drifts apart",
         facts=(*owner.facts, "no forward writes them: the training step does"),
         fix="make the same update on all ranks: reduce what it is made of",
-        code="dist.all_reduce(mean)\ncentre.lerp_(mean / dist.get_world_size(), 0.1)",
+        code=in_group("dist.all_reduce(mean)", "mean /= dist.get_world_size()")
+        + "\ncentre.lerp_(mean, 0.1)",
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )

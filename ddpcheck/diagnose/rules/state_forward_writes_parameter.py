@@ -57,7 +57,7 @@ import math
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import rewritten
 from ddpcheck.diagnose.loss import differs_with_equal_counts, global_loss_fix
-from ddpcheck.diagnose.text import module, names
+from ddpcheck.diagnose.text import in_group, module, names
 
 SLUG = "state/forward-writes-parameter"
 LINK = "forward"
@@ -131,7 +131,8 @@ def _of(case: Case, writers: tuple[str, ...], told: str) -> Proposal | None:
             f"weights differ from one process from step {first + 1} on",
         ),
         fix="all-reduce what the update is made of, or apply it after the step on all rows",
-        code="dist.all_reduce(count)\ndist.all_reduce(total)\ncodebook.copy_(total / count)",
+        code=in_group("dist.all_reduce(count)", "dist.all_reduce(total)")
+        + "\ncodebook.copy_(total / count)",
         fixes=tuple(f"module.global:{n}" for n in writers),
         module=writers[0],
     )
@@ -158,6 +159,6 @@ def _by_the_step(case: Case) -> Proposal | None:
         fix="all-reduce what the weights are made of, or apply it after the step on all "
         "rows",
         code="moments = torch.stack([x.mean(0), x.pow(2).mean(0)])\n"
-        "dist.all_reduce(moments)\nmoments /= dist.get_world_size()",
+        + in_group("dist.all_reduce(moments)", "moments /= dist.get_world_size()"),
         fixes=global_loss_fix(case),
     )

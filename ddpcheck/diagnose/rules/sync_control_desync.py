@@ -62,7 +62,7 @@ from ddpcheck.diagnose.events import optimizer_runs_backwards, ranks_disagree, r
 from ddpcheck.diagnose.faults import backwards_of_ranks, skipped_in
 from ddpcheck.diagnose.kept_beside import before_gradients
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import listed, names
+from ddpcheck.diagnose.text import in_group, listed, names
 from ddpcheck.diagnose.unlike_numbers import other_numbers
 from ddpcheck.diagnose.unused import unused_parameters
 
@@ -70,7 +70,10 @@ SLUG = "sync/control-desync"
 LINK = "update"
 FIX = "reduce the number that decides, then decide alike on all ranks"
 TOGETHER = "numbers.together"
-CODE = "dist.all_reduce(metric)\nscheduler.step(metric / dist.get_world_size())"
+CODE = (
+    in_group("dist.all_reduce(metric)", "metric /= dist.get_world_size()")
+    + "\nscheduler.step(metric)"
+)
 
 
 def detect(case: Case) -> Proposal | None:
@@ -94,7 +97,8 @@ def _by_kept(case: Case) -> Proposal | None:
         "scale, a threshold) follow the rank's own samples, and later steps go by them",
         facts=found.facts,
         fix="reduce what they are made of over ranks, then update them alike on all ranks",
-        code="dist.all_reduce(value)\nself.history.append(value / dist.get_world_size())",
+        code=in_group("dist.all_reduce(value)", "value /= dist.get_world_size()")
+        + "\nself.history.append(value)",
         fixes=found.fixes,
         speculative=True,
         last_resort=1,
@@ -165,7 +169,8 @@ def _of_rows(case: Case, found: Proposal) -> Proposal | None:
             "where every rank has the samples of all ranks they do not",
         ),
         fix="reduce what decides over ranks, then decide alike on all of them",
-        code="dist.all_reduce(statistic)\nweight[statistic < statistic.median()] = 0",
+        code=in_group("dist.all_reduce(statistic)")
+        + "\nweight[statistic < statistic.median()] = 0",
         fixes=("data.whole",),
         last_resort=2,
     )
@@ -215,8 +220,8 @@ def _of_some_ranks(case: Case) -> Proposal | None:
         "the rank's own numbers",
         facts=(f"updates up to step {step + 1}, per rank: {listed(taken)}",),
         fix=FIX,
-        code="dist.all_reduce(metric)\n"
-        "if metric / dist.get_world_size() < limit:\n    optimizer.step()",
+        code=in_group("dist.all_reduce(metric)", "metric /= dist.get_world_size()")
+        + "\nif metric < limit:\n    optimizer.step()",
         fixes=(TOGETHER,),
         speculative=True,
     )
@@ -275,8 +280,9 @@ def _of_closures(case: Case) -> Proposal:
         "or call the closure a different number of times",
         facts=(f"backwards that its closure began, per rank: {listed(calls)}",),
         fix="return the mean of the losses over ranks from the closure",
-        code="value = loss.detach().clone()\ndist.all_reduce(value)\n"
-        "return value / dist.get_world_size()",
+        code="value = loss.detach().clone()\n"
+        + in_group("dist.all_reduce(value)", "value /= dist.get_world_size()")
+        + "\nreturn value",
         fixes=(TOGETHER,),
         needs_no_proof=waits,
         is_attempt=waits,

@@ -50,7 +50,7 @@ import math
 
 from ddpcheck.diagnose import events
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.text import listed, number
+from ddpcheck.diagnose.text import in_group, listed, number
 
 SLUG = "sync/scaler-desync"
 LINK = "reduce"
@@ -82,7 +82,7 @@ def _of(fact: str) -> Proposal:
         "each rank divides by its own scale",
         facts=(fact,),
         fix="one scale for all ranks: all-reduce what decides it, the check for inf say",
-        code="dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)",
+        code=in_group("dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)"),
         fixes=("numbers.together",),
         needs_no_proof=True,
         is_attempt=True,

@@ -25,7 +25,7 @@ def of(writer: Writer, training: Training) -> Standstill:
     groups = [key for key in writer.index.groups if key[0].startswith("gradients")]
     moves = _moves(writer, training)
     if any(writer.index.scale[key] for key in groups):
-        return Standstill(is_at_rest=bool(training.schedule) and not moves)
+        return Standstill(is_at_rest=not moves)
     steps = len(training.losses)
     entries = [e for key in groups for e in writer.index.groups[key].values()]
     if any(entries) and (training.schedule or not moves):
