@@ -17,10 +17,8 @@ def in_group(*lines: str) -> str:
     if dist.is_initialized():  # one process has no group
         dist.all_reduce(count)
     """
-    indented = (f"    {line}" for line in lines)
-    return "\n".join(
-        ("if dist.is_initialized():  # one process has no group", *indented)
-    )
+    first = "if dist.is_initialized():  # one process has no group"
+    return "\n".join((first, *(f"    {line}" for line in lines)))
 
 
 def number(value: float, digits: int = 3) -> str:
