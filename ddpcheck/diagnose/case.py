@@ -299,9 +299,14 @@ class Case:
 
     @property
     def losses_replicate(self) -> bool:
-        """Whether every rank's loss already is the reference's."""
-        reference = self.probed.reference.loss if self.probed else None
-        values = self.rank_losses()
+        """Whether every rank's loss already is the reference's, as ranks exchanged it.
+
+        Without an exchange it is so by chance: a model that has learnt nothing gives
+        every shard a loss of log(classes), to seven digits where its outputs are small.
+        """
+        if self.probed is None or not any(r.collectives for r in self.probed.ranks):
+            return False
+        reference, values = self.probed.reference.loss, self.rank_losses()
         return (
             reference is not None
             and bool(values)

@@ -168,10 +168,17 @@ def _fills(number: int, ranks: tuple[Rows, ...], filling: int) -> bool:
 
 
 def earlier(case: Case, moment: Moment) -> Moment | None:
-    """Returns the moment whose samples the ranks have again, None without one."""
-    found = (m for m in moments(case) if m.together == moment.together)
-    first = next(found)
-    return None if first.step == moment.step else first
+    """Returns the moment whose samples the ranks have again, None without one.
+
+    Where a step has samples of several kinds, all that are not one process's may be of
+    one kind: the labelled ones are right, those without labels come again.
+    """
+    before = [m for m in moments(case) if m.step < moment.step]
+    again = moment.together
+    found = next((m for m in before if m.together == again), None)
+    if found is None and (again := moment.foreign):
+        found = next((m for m in before if m.together & again == again), None)
+    return found
 
 
 def are_equal(moment: Moment) -> bool:

@@ -174,7 +174,7 @@ def _of_fitted(case: Case) -> Proposal | None:
         return None
     first = found[0]
     control = () if any(m.collectives for m in found) else ("module.in_group:",)
-    return Proposal(
+    proposal = Proposal(
         slug=SLUG,
         link=LINK,
         summary=f"{module(first.name)} ({first.kind}) is fitted to the samples of the "
@@ -193,6 +193,11 @@ def _of_fitted(case: Case) -> Proposal | None:
         speculative=True,
         last_resort=1,
     )
+    if not case.facts["has_train_step"]:
+        return proposal
+    # The step fits it to what it is given itself, which no call of the model shows.
+    last = dataclasses.replace(proposal, fixes=("data.whole",), control=(), last_resort=2)
+    return dataclasses.replace(proposal, fallback=last)
 
 
 def _of_gradients(case: Case) -> Proposal | None:

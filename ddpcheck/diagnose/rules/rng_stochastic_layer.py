@@ -96,7 +96,7 @@ def detect(case: Case) -> Proposal | None:
 
 def _by_other_generators(case: Case) -> Proposal | None:
     wrong = rows.first_wrong(case)
-    if wrong is not None and rows.overlap(case, wrong):
+    if wrong is not None and not rows.foreign(case, wrong):
         return None  # which samples a step takes is another matter
     if _draws_by_seed_alone(case):
         return _by_seed()
