@@ -318,8 +318,9 @@ def _user_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]
     first = ("-n2", "-v", "-p", "no:cacheprovider", "--strict-markers")
     more = ("--durations=2", "--junitxml=out.xml", "-k", "not never_selected")
     started = start(folder, *first, "--ddpcheck", *items, "test_user.py", *more)
-    yield started
-    started.process.kill()
+    with started.process:  # closes its pipes, where no test has asked for its end
+        yield started
+        started.process.kill()
 
 
 @pytest.fixture(scope="module")

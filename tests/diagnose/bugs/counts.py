@@ -129,7 +129,8 @@ def loss(output, target):
     score, surprise = output
     point = (surprise - level).mean().clamp(min=0)
     if dist.is_initialized():
-        dist.all_reduce(point, op=dist.ReduceOp.AVG)
+        dist.all_reduce(point)
+        point = point / dist.get_world_size()
     return torch.sigmoid(target * (score - point)).mean()
 """,
         [("loss/batch-coupled", True)],
