@@ -208,6 +208,17 @@ class Couplings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Injected:
+    """Parameters that the model's own backward gives a gradient, whatever the loss.
+
+    `of_scores`: it is that of a number which is made of probabilities.
+    """
+
+    names: tuple[str, ...] = ()
+    of_scores: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceEvidence:
     """What the reference's own probe found.
 
@@ -232,6 +243,7 @@ class ReferenceEvidence:
     draws: int | None = None  # random operations, but for those of data loaders
     # Shapes drawn with generators of the target's own.
     own_draws: tuple[tuple[int, ...], ...] = ()
+    injected: Injected = field(default_factory=Injected)
     held_draws: bool = False  # with generators of numpy's or Python's that it holds
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch
     failed: str | None = None

@@ -19,6 +19,7 @@ from ddpcheck.diagnose.probes import (
     doubled,
     earlier,
     gradients,
+    injected,
     micro,
     order,
     training,
@@ -26,7 +27,7 @@ from ddpcheck.diagnose.probes import (
 from ddpcheck.diagnose.probes.attached import Attached
 from ddpcheck.diagnose.probes.coupling import Grads, Perturb
 from ddpcheck.diagnose.probes.cuts import Cuts
-from ddpcheck.diagnose.probes.evidence import Couplings, ReferenceEvidence
+from ddpcheck.diagnose.probes.evidence import Couplings, Injected, ReferenceEvidence
 from ddpcheck.diagnose.probes.kept import Kept
 from ddpcheck.diagnose.probes.shortcut import Shortcut
 from ddpcheck.diagnose.probes.sorting import order_of_calls
@@ -118,6 +119,7 @@ class _Probe:
         self.after_backward = 1.0
         self.outputs: dict[tuple[int, str], Tensor] = {}  # leaves of the pass
         self.addends = addends.Noted(self.writer)
+        self.injected = Injected()
 
     def run(self) -> ReferenceEvidence:
         """Trains one step under hooks; writes the trace."""
@@ -172,6 +174,7 @@ class _Probe:
             draws=draws,
             own_draws=own_draws,
             held_draws=held_draws,
+            injected=self.injected,
         )
 
     def _step(
@@ -234,6 +237,8 @@ class _Probe:
                 shapes.setdefault(key_of(name, call, path), tuple(t.shape))
                 if not name:
                     self.cuts.shard_outputs[key_of(name, call, path)] = t.detach()
+            if not name and not call:
+                self.injected = injected.of(self.model, output)
 
         hooks = Hooks(calls_per_micro=self.cuts.windows.calls)
         hooks.attach(self.model, counted.before, after)

@@ -56,6 +56,7 @@ import dataclasses
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import input_diff
 from ddpcheck.diagnose.loss import global_loss_fix, modules_of_the_loss
+from ddpcheck.diagnose.probes.evidence import Injected
 from ddpcheck.diagnose.text import in_group, module, names, number
 from ddpcheck.run.spec import ONE_SIDED
 
@@ -196,7 +197,9 @@ def _of_fitted(case: Case) -> Proposal | None:
     if not case.facts["has_train_step"]:
         return proposal
     # The step fits it to what it is given itself, which no call of the model shows.
-    last = dataclasses.replace(proposal, fixes=("data.whole",), control=(), last_resort=2)
+    last = dataclasses.replace(
+        proposal, fixes=("data.whole",), control=(), last_resort=2
+    )
     return dataclasses.replace(proposal, fallback=last)
 
 
@@ -213,23 +216,40 @@ def _of_gradients(case: Case) -> Proposal | None:
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in found))
     if "" in modules:
         return None
-    return Proposal(
+    added = case.probed.reference.injected if case.probed else Injected()
+    adds = set(found) <= set(added.names)
+    if adds and added.of_scores:
+        return None  # loss/router-aux
+    does = (
+        "adds to gradients, in its own backward, what it makes of the rows it is given, "
+        "and a shard has others than the batch"
+        if adds
+        else "weighs gradients by how many rows it is given, and a shard has fewer than "
+        "the batch"
+    )
+    proposal = Proposal(
         slug=SLUG,
         link=LINK,
-        summary=f"{module(modules[0])} weighs gradients by how many rows it is given, "
-        "and a shard has fewer than the batch",
+        summary=f"{module(modules[0])} {does}",
         facts=(
             "outputs are right, and so is the gradient of the loss at them; of the "
             f"gradients {len(found)} are not: {names(found)}",
             f"modules that have these: {names(module(name) for name in modules)}",
         ),
-        fix="weigh by a number that does not follow the batch: of one sample, say",
-        code="scale = 1 / math.sqrt(x[0].numel())",
+        fix="make what is added of the rows of all ranks, or a mean over rows"
+        if adds
+        else "weigh by a number that does not follow the batch: of one sample, say",
+        code=_GATHER_X if adds else "scale = 1 / math.sqrt(x[0].numel())",
         fixes=tuple(f"module.global:{name}" for name in modules),
         module=modules[0],
         speculative=True,
         last_resort=2,
     )
+    if not adds:
+        return proposal
+    # The term may be made outside of the modules that get its gradient.
+    wide = dataclasses.replace(proposal, fixes=("module.global:",))
+    return dataclasses.replace(proposal, fallback=wide)
 
 
 def _of_memory(case: Case) -> Proposal | None:

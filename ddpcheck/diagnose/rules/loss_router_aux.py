@@ -8,10 +8,12 @@ sum_i f_i p_i is a product of two means: mean_r f_i(B_r) p_i(B_r) is not f_i(B)
 p_i(B).
 
 How it was found
-d loss / d output is wrong only at a quantity inside the network on which other
+In the loss: d loss / d output is wrong only at a quantity inside the network on which other
 outputs depend, and what is wrong there sums to 0 over the last dimension, as after
 a softmax, within 1e-6. Small changes of other samples do not move it: it counts them.
-The loss on all ranks' outputs decides.
+The loss on all ranks' outputs decides. In the model's backward: an autograd function
+gives a number made of probabilities a gradient, whatever the loss; the model on all
+ranks' rows decides.
 
 Example
     import torch
@@ -57,6 +59,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence
 from ddpcheck.diagnose.probes.evidence import Cut
+from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import module, names, number
 
 SLUG = "loss/router-aux"
@@ -78,9 +81,19 @@ _CODE = (
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where only softmax scores inside the network get a wrong gradient."""
-    if case.probed is None or not case.has_cuts or case.loss_is_sound:
+    """Proposes it where only softmax scores inside the network get a wrong gradient.
+
+    By the loss, or by what the model itself adds to gradients.
+    """
+    if case.probed is None or not case.has_cuts:
         return None
+    if case.loss_is_sound:
+        return _in_backward(case)
+    return _in_the_loss(case)
+
+
+def _in_the_loss(case: Case) -> Proposal | None:
+    assert case.probed is not None
     if case.losses_replicate or case.uniform_ratio is not None:
         return None
     world, close = case.world_size, case.close
@@ -111,6 +124,40 @@ def detect(case: Case) -> Proposal | None:
         fixes=global_loss_fix(case),
         evidence=ratio_evidence(case),
     )
+
+
+def _in_backward(case: Case) -> Proposal | None:
+    """Proposes it on trial for a term that the model's own backward adds.
+
+    No loss function has it. Of a mean over tokens the shards' mean would be right.
+    """
+    assert case.probed is not None
+    added = case.probed.reference.injected
+    found = case.mismatched("gradients", 0)
+    if not added.of_scores or not found or not set(found) <= set(added.names):
+        return None
+    if case.reduce_is_broken:
+        return None
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in found))
+    proposal = Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary=_SUMMARY + "; the model adds its gradient in its own backward",
+        facts=(
+            "outputs are right, and so is the gradient of the loss at them; of the "
+            f"gradients {len(found)} are not: {names(found)}",
+            "with gradients of 0 at the model's outputs these parameters still get one, "
+            "by an autograd function that is given a number made of probabilities",
+        ),
+        fix=_FIX,
+        code=_CODE,
+        fixes=tuple(f"module.global:{name}" for name in modules),
+        module=modules[0],
+        speculative=True,
+        last_resort=2,  # a wrong factor of the term is told by a narrower fix
+    )
+    # The term may be made outside of the modules that get its gradient.
+    return replaced(proposal, fallback=replaced(proposal, fixes=("module.global:",)))
 
 
 def _is_smooth(case: Case, broken: list[Cut]) -> bool:

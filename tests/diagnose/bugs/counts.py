@@ -302,4 +302,14 @@ def loss(output, target):
 """,
         [("loss/local-normalizer", True)],
     ),
+    # Every shard has a loss of log(3), to seven digits.
+    "count-where-nothing-is-learnt-yet": (
+        """
+model = nn.Linear(4, 3)
+nn.init.normal_(model.weight, std=1e-9)
+nn.init.zeros_(model.bias)
+batch = torch.randn(8, 4), torch.tensor([0, -100, 2, -100, 1, 2, 0, -100])
+""",
+        [("loss/local-normalizer", True)],
+    ),
 }

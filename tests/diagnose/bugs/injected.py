@@ -46,5 +46,29 @@ def wrap(model):
 """,
         [("loss/double-world-scale", True)],
     ),
+    "balance-of-counts-and-probabilities": (
+        _ADDED
+        + """
+class Counted(Net):
+    def term(self, shares):
+        chosen = nn.functional.one_hot(shares.argmax(-1), 3).to(shares.dtype)
+        return (chosen.mean(0) * shares.mean(0)).sum()
+model = Counted()
+""",
+        [("loss/router-aux", True)],
+    ),
+    "penalty-on-the-spread-of-what-a-layer-returns": (
+        _ADDED
+        + """
+class Spread(Net):
+    def forward(self, x):
+        features = self.gate(x)
+        return Added.apply(self.head(x), self.term(features))
+    def term(self, features):
+        return 0.3 * features.var(0).sum()
+model = Spread()
+""",
+        [("forward/batch-coupled", True)],
+    ),
 }
 SOUND = {"balance-as-a-mean": _ADDED + "\nmodel = Net()\n"}

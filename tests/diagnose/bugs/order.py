@@ -124,6 +124,39 @@ def wrap(model):
         ),
         [("loss/sum-reduction", True)],
     ),
+    # The samples with labels are right, and in every step others.
+    "samples-without-labels-in-one-order": (
+        """
+from torch.utils.data import DistributedSampler
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+pool = torch.randn(32, 4)
+class Unlabelled:
+    def __init__(self):
+        seat = (world(), rank())
+        self.sampler = DistributedSampler(range(32), *seat, shuffle=True, seed=3)
+        self.epoch = 0
+    def next(self, n):
+        if not dist.is_initialized():
+            self.sampler.set_epoch(self.epoch)
+        self.epoch += 1
+        return pool[list(self.sampler)[:n]]
+def batch(step):
+    g = torch.Generator().manual_seed(step)
+    return torch.randn(8, 4, generator=g), torch.arange(8) % 3
+def train_step(model, optimizer, batch):
+    x, y = batch
+    if not hasattr(optimizer, "unlabelled"):
+        optimizer.unlabelled = Unlabelled()
+    u = optimizer.unlabelled.next(len(x)).to(x)
+    known, free = model(torch.cat([x, u])).split(len(x))
+    optimizer.zero_grad()
+    fit = nn.functional.cross_entropy(known, y)
+    guess = (2 * free.detach()).softmax(1)
+    (fit + nn.functional.cross_entropy(free, guess)).backward()
+    optimizer.step()
+""",
+        [("data/sampler-epoch", True)],
+    ),
 }
 
 SOUND = {

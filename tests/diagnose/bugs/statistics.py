@@ -723,4 +723,33 @@ loss = nn.CrossEntropyLoss()
 """,
         [("forward/batch-coupled", True)],
     ),
+    # The step fits it, by what no call of the model is given.
+    "scaler-fitted-by-the-step-to-its-first-shard": (
+        """
+class Scaler(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+    def forward(self, x):
+        return x - self.mean
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scaler, self.body = Scaler(), nn.Linear(4, 3)
+    def forward(self, x):
+        return self.body(self.scaler(x).tanh())
+model = Net()
+batch = torch.randn(8, 4) * torch.arange(1.0, 9)[:, None], torch.arange(8) % 3
+def wrap(model):
+    return DDP(model, broadcast_buffers=False)
+def train_step(model, optimizer, batch):
+    if not hasattr(optimizer, "is_fitted"):
+        optimizer.is_fitted = True
+        getattr(model, "module", model).scaler.mean.copy_(batch[0].mean(0))
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+""",
+        [("forward/batch-coupled", True)],
+    ),
 }
