@@ -8,12 +8,12 @@ sum_i f_i p_i is a product of two means: mean_r f_i(B_r) p_i(B_r) is not f_i(B)
 p_i(B).
 
 How it was found
-In the loss: d loss / d output is wrong only at a quantity inside the network on which other
-outputs depend, and what is wrong there sums to 0 over the last dimension, as after
-a softmax, within 1e-6. Small changes of other samples do not move it: it counts them.
-The loss on all ranks' outputs decides. In the model's backward: an autograd function
-gives a number made of probabilities a gradient, whatever the loss; the model on all
-ranks' rows decides.
+In the loss: d loss / d output is wrong only at a quantity inside the network on which
+other outputs depend, and what is wrong there sums to 0 over the last dimension, as
+after a softmax, within 1e-6. Small changes of other samples do not move it: it counts
+them. The loss on all ranks' outputs decides. In the model's backward: an autograd
+function gives a number made of probabilities a gradient, whatever the loss; the model
+on all ranks' rows decides.
 
 Example
     import torch
