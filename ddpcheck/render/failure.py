@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.render import status, terminal, wording
-from ddpcheck.render.terminal_page import ascii_text
+from ddpcheck.render.terminal_page import one_line
 from ddpcheck.report import Fault, Report
 
 _MAX_LINES = 12  # of a stack: the innermost frames
@@ -36,7 +36,7 @@ def _headline(report: Report) -> str:
     ]
     word = status.WORDS[status.report_status(report)]
     told = ", ".join(dict.fromkeys(causes)) or "nothing was compared"
-    return ascii_text(f"{word}: {told}")
+    return one_line(f"{word}: {told}")
 
 
 def _stack(label: str, fault: Fault) -> str:

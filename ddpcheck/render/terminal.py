@@ -10,7 +10,7 @@ from rich.text import Text
 from ddpcheck.render import divergence, numbers, status, wording
 from ddpcheck.render.terminal_findings import findings
 from ddpcheck.render.terminal_matrix import STYLES, matrix
-from ddpcheck.render.terminal_page import Budget, Page, ascii_text
+from ddpcheck.render.terminal_page import Budget, Page, one_line
 from ddpcheck.report import Report
 
 MAX_LINES = 25
@@ -67,7 +67,7 @@ _UNLIMITED = Budget(
 
 def verdict_line(report: Report) -> str:
     """Returns the last line of the output, all that --quiet prints."""
-    return ascii_text(wording.verdict_line(report))
+    return one_line(wording.verdict_line(report))
 
 
 def render(
@@ -137,7 +137,7 @@ def _sections(page: Page, report_path: str) -> list[list[Text]]:
     """Returns header, runs, one section per finding, and the end with the verdict."""
     runs = matrix(page.report, limit=page.budget.runs, width=page.width)
     # A line of its own, which scripts read.
-    path = [Text(f"report: {ascii_text(report_path)}")] if report_path else []
+    path = [Text(f"report: {one_line(report_path)}")] if report_path else []
     more = [*path, *_more(page, report_path)]
     end = [*_warnings(page), *_not_compared(page), *more, *_verdict(page)]
     return [

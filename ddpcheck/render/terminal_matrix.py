@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from ddpcheck.render import numbers, status
-from ddpcheck.render.terminal_page import ascii_text
+from ddpcheck.render.terminal_page import one_line
 from ddpcheck.report import Report, Run
 
 STYLES: dict[str, str] = {
@@ -135,7 +135,7 @@ def _setting(title: str, runs: list[Run], of: Callable[[Run], str]) -> _Column |
 
 
 def _texts(title: str, texts: list[str]) -> _Column:
-    cells = [(cut(ascii_text(text), _MAX_SETTING), "") for text in texts]
+    cells = [(cut(one_line(text), _MAX_SETTING), "") for text in texts]
     return _Column(title=title, cells=cells)
 
 
@@ -158,7 +158,7 @@ def _rel_diff(run: Run) -> str:
 
 def _name(run: Run) -> str:
     worst = run.gradients.worst
-    return "-" if worst is None else ascii_text(worst.name)
+    return "-" if worst is None else one_line(worst.name)
 
 
 def _agreement(run: Run) -> tuple[str, str]:

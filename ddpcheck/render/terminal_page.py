@@ -40,13 +40,9 @@ class Budget:
     proofs: bool = True
 
 
-def ascii_text(text: str) -> str:
-    """Returns `text` on one line, in ASCII, with everything else written out."""
-    return _ascii(" ".join(wording.visible(text).split()))
-
-
-def _ascii(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode("ascii")
+def one_line(text: str) -> str:
+    """Returns `text` on one line, with what cannot be printed written out."""
+    return " ".join(wording.visible(text).split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +68,7 @@ class Page:
         `end` is what stands in place of what is cut.
         """
         lines = textwrap.wrap(
-            ascii_text(text),
+            one_line(text),
             self.width,
             initial_indent=indent,
             subsequent_indent=hang,
@@ -111,7 +107,7 @@ class Page:
         Where nothing is to be cut, a longer line goes on in the next.
         """
         indent = " " * (LABEL + 2)
-        rows = [_ascii(row) for row in _rows(code)]
+        rows = [wording.visible(row) for row in _rows(code)]
         limit = self.budget.code
         # A line saying "1 more line" would be as long as that line.
         shown = rows if len(rows) == limit + 1 else rows[:limit]

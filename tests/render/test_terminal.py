@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from ddpcheck.render import status, terminal
+from ddpcheck.render.terminal_page import one_line
 from ddpcheck.report import Finding, Fix, Report
 
 from . import sample
@@ -343,3 +344,9 @@ def test_text_gives_further_findings_their_cause_and_fix(
     ]
     assert [part in text for part in told] == [n < shown for n in range(9)]
     assert ("2 more findings: a/2, a/3" in text) == (further > shown)
+
+
+def test_letters_of_other_alphabets_stay_and_controls_are_written_out() -> None:
+    assert one_line("m\u00f6del \u65e5\n\x1b[31m\u202e \udcff") == (
+        "m\u00f6del \u65e5 \\x1b[31m\\u202e \\udcff"
+    )
