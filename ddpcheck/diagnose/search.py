@@ -37,6 +37,7 @@ from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import RunOutcome, Session
 
 _MAX_ROUNDS = 8
+_NEAR = 1e-6  # of an excess: what no cause of its own leaves
 _MAX_CONTROLS = 6
 
 
@@ -311,7 +312,9 @@ class Search:
         """
         # What is told without a proof, or not without one, has no other attempt.
         is_last = proposal.needs_no_proof or proposal.speculative
-        if not (self.falls_back or is_last):
+        # Its rounding is left, say of a loss in float32: another attempt may have none.
+        is_near = 1 < tested.get(proposal.slug, math.inf) < _NEAR * before
+        if not (self.falls_back or is_last or is_near):
             return proposal
         other, changing = proposal.fallback, None
         is_idle = changes_nothing(tested.get(proposal.slug, math.inf), before)

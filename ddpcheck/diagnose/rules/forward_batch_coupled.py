@@ -218,6 +218,9 @@ def _of_gradients(case: Case) -> Proposal | None:
         return None
     added = case.probed.reference.injected if case.probed else Injected()
     adds = set(found) <= set(added.names)
+    norms = {m.name for m in case.modules() if m.is_batch_norm}
+    if not adds and norms & set(modules):
+        return None  # norm/
     if adds and added.of_scores:
         return None  # loss/router-aux
     does = (

@@ -12,6 +12,7 @@ from ddpcheck import compare, summing
 from ddpcheck.report import Difference, Quantity
 from ddpcheck.run.record import groups, laid, lists, outputs, scales
 from ddpcheck.run.record.sharing import Sharing, least_move
+from ddpcheck.run.record.updates import Updates
 from ddpcheck.run.spec import ONE_SIDED, StepResult
 from ddpcheck.trace import PART, Reader
 
@@ -49,11 +50,16 @@ class ComparingRecorder:
     not_compared: dict[str, str] = field(default_factory=dict)
     sample_lists: set[str] = field(default_factory=set)
     sharing: Sharing = field(default_factory=Sharing)
+    _updates: Updates = field(init=False)
     _of_zeros: set[str] = field(default_factory=set)
     _least_move: float = 0.0
 
+    def __post_init__(self) -> None:
+        self._updates = Updates(self.reader)
+
     def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
         """Compares the group; keeps rows only where it differs."""
+        quantity, named = self._updates.placed(quantity, step, named)
         self._note_missing(quantity, step, named)
         if self._is_plain(quantity) and self._take_at_once(quantity, step, named):
             return
@@ -73,7 +79,7 @@ class ComparingRecorder:
             named, references = _without(named, skip), _without(references, skip)
             named = self._known(named, references)
             references, of_samples = self._shares(named, references)
-        scale: float | dict[str, float] = self.reader.scale(quantity, step)
+        scale: float | dict[str, float] = self._updates.scale(quantity, step)
         if quantity == "buffers":
             kinds = self.reader.index.facts.get("buffers", {})
             scale = scales.of_buffers(references, kinds)
@@ -111,7 +117,7 @@ class ComparingRecorder:
         earlier = self.quantities.get("gradients")
         if earlier and earlier.mismatched:
             return False
-        scale = self.reader.scale(quantity, step)
+        scale = self._updates.scale(quantity, step)
         references = laid.kept(
             self.reader,
             (quantity, step, self.rows, tuple(named)),

@@ -803,6 +803,23 @@ def optimizer(params):
 """,
         [("ddp/step-before-reduce", True)],
     ),
+    # With synchronised statistics the backward makes gradients in another order.
+    "updates-in-hooks-beside-a-batch-norm": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 4) * torch.arange(1.0, 9)[:, None], torch.arange(8) % 3
+def train_step(model, optimizer, batch):
+    if not hasattr(optimizer, "fused"):
+        optimizer.fused = {p: torch.optim.SGD([p], lr=0.05) for p in model.parameters()}
+        def step(p):
+            optimizer.fused[p].step()
+            optimizer.fused[p].zero_grad()
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(step)
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+""",
+        [("norm/local-batch-stats", True), ("ddp/step-before-reduce", True)],
+    ),
     # A step that is called through DDP's forward, and goes backward by itself.
     "backward-inside-the-forward": (
         """

@@ -1,0 +1,83 @@
+"""Which of one process's updates an update of a rank is, where a step has several.
+
+Hooks that update each parameter as its gradient is there do so in the order in which
+backward makes gradients, and another kernel, or another graph, makes them in another.
+So the k-th update of some parameters is one process's k-th of the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ddpcheck.trace import Reader
+
+_GRADIENTS = "gradients"
+Named = dict[str, Tensor | None]
+
+
+@dataclass(slots=True)
+class Updates:
+    """Numbers the updates of each step; `taken` are those that a rank has made."""
+
+    reader: Reader
+    step: int = -1
+    taken: set[str] = field(default_factory=set)
+
+    def placed(self, quantity: str, step: int, named: Named) -> tuple[str, Named]:
+        """Returns an update's gradients under the number that one process's have.
+
+        Args:
+            quantity: "gradients" of the first update, "gradients@2" of the third.
+            step: from 0.
+            named: gradients, "weight@2" in the third update.
+        """
+        groups = self.reader.index.groups
+        has_one = quantity == _GRADIENTS and (f"{_GRADIENTS}@1", step) not in groups
+        if has_one or not _is_update(quantity):
+            return quantity, named
+        if step != self.step:
+            self.step, self.taken = step, set()
+        mine = {name.partition("@")[0] for name, t in named.items() if t is not None}
+        alike = (
+            other
+            for other in (quantity, *self._of_step(step))
+            if other not in self.taken and mine <= self._with_gradients(other, step)
+        )
+        found = next(alike, quantity)
+        self.taken.add(found)
+        if found == quantity:
+            return quantity, named
+        suffix = found.removeprefix(_GRADIENTS)
+        return found, {f"{n.partition('@')[0]}{suffix}": t for n, t in named.items()}
+
+    def scale(self, quantity: str, step: int) -> float:
+        """Returns the largest absolute value that a group's numbers are judged by.
+
+        One gradient alone may be nothing but rounding, as that of a bias before a batch
+        norm: where every update has one parameter, it is that of the whole step.
+        """
+        if not _is_update(quantity):
+            return self.reader.scale(quantity, step)
+        every = self._of_step(step)
+        if len(every) < 2 or any(  # noqa: PLR2004 (of one update)
+            len(self._with_gradients(q, step)) > 1 for q in every
+        ):
+            return self.reader.scale(quantity, step)
+        return max(self.reader.scale(q, step) for q in every)
+
+    def _of_step(self, step: int) -> list[str]:
+        groups = self.reader.index.groups
+        return [q for q, at in groups if at == step and _is_update(q)]
+
+    def _with_gradients(self, quantity: str, step: int) -> set[str]:
+        """Returns the parameters that have gradients at an update of one process."""
+        group = self.reader.index.groups.get((quantity, step), {})
+        return {n.partition("@")[0] for n, entry in group.items() if entry is not None}
+
+
+def _is_update(quantity: str) -> bool:
+    """Returns whether a quantity is the gradients of an update of the model's own."""
+    kind, _, number = quantity.partition("@")
+    return kind == _GRADIENTS and (not number or number.isdecimal())

@@ -1,0 +1,85 @@
+"""Updates of a rank that come in another order than one process's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ddpcheck.run.record.updates import Named, Updates
+from ddpcheck.trace import Reader, Writer, opened
+
+ONE = torch.ones(2)
+# Hooks that update one parameter after the other, each as its gradient is there.
+FUSED: list[Named] = [{"bias": ONE, "weight": None}, {"bias": None, "weight": ONE}]
+
+
+def _reader(folder: Path, steps: list[list[Named]]) -> Reader:
+    writer = Writer(folder / "trace")
+    for step, updates in enumerate(steps):
+        for number, named in enumerate(updates):
+            suffix = f"@{number}" if number else ""
+            group = {f"{name}{suffix}": t for name, t in named.items()}
+            writer.add(f"gradients{suffix}", step, group.items())
+        writer.add("weights", step, [("bias", ONE), ("weight", ONE)])
+    writer.close()
+    return opened(writer.path)
+
+
+def _placed(updates: Updates, step: int, *given: str) -> list[tuple[str, list[str]]]:
+    """Returns where updates of these parameters go, one after the other."""
+    found = []
+    for number, name in enumerate(given):
+        suffix = f"@{number}" if number else ""
+        named: Named = {f"{name}{suffix}": ONE}
+        quantity, as_placed = updates.placed(f"gradients{suffix}", step, named)
+        found.append((quantity, list(as_placed)))
+    return found
+
+
+def test_updates_go_to_those_of_the_same_parameters(tmp_path: Path) -> None:
+    updates = Updates(_reader(tmp_path, [FUSED, FUSED]))
+    first, second = ("gradients", ["bias"]), ("gradients@1", ["weight@1"])
+    for step in range(2):
+        assert _placed(updates, step, "bias", "weight") == [first, second]
+    assert _placed(Updates(updates.reader), 0, "weight", "bias") == [second, first]
+
+
+def test_updates_of_the_same_parameters_keep_their_order(tmp_path: Path) -> None:
+    alike: Named = {"bias": ONE}
+    updates = Updates(_reader(tmp_path, [[alike, alike, alike]]))
+    assert _placed(updates, 0, "bias", "bias") == [
+        ("gradients", ["bias"]),
+        ("gradients@1", ["bias@1"]),
+    ]
+
+
+@pytest.mark.parametrize("name", ["weight", "head"])
+def test_update_that_one_process_has_not_keeps_its_number(
+    name: str, tmp_path: Path
+) -> None:
+    updates = Updates(_reader(tmp_path, [[{"bias": ONE}, {"bias": ONE}]]))
+    assert _placed(updates, 0, name) == [("gradients", [name])]
+
+
+def test_other_quantities_stay(tmp_path: Path) -> None:
+    updates = Updates(_reader(tmp_path, [FUSED]))
+    named: dict[str, Tensor | None] = {"weight": ONE}
+    assert updates.placed("weights", 0, named) == ("weights", named)
+    assert updates.placed("gradients@other0", 0, named) == ("gradients@other0", named)
+
+
+def test_single_gradients_are_judged_by_the_size_of_all(tmp_path: Path) -> None:
+    # That of a bias before a batch norm is rounding alone.
+    rounding: Named = {"bias": torch.full((2,), -(2.0**-60)), "weight": None}
+    single: Named = {"bias": None, "weight": torch.tensor([0.5, -3.0])}
+    both: Named = {"bias": 4 * ONE, "weight": ONE}
+    updates = Updates(_reader(tmp_path, [[rounding, single], [rounding, both]]))
+    assert [updates.scale(q, 0) for q in ("gradients", "gradients@1")] == [3.0, 3.0]
+    assert [updates.scale(q, 1) for q in ("gradients", "gradients@1")] == [
+        2.0**-60,
+        4.0,
+    ]
+    assert updates.scale("weights", 0) == 1.0
