@@ -19,6 +19,7 @@ gradients  a rank's gradients at the cuts; fits: factors, and what they leave
 addends    the same of each addend of the loss
 coupling   whether the loss at some samples depends on others; order: on their places
 doubled    the batch taken twice, which tells sums from means
+injected   gradients that the model's own backward adds, whatever the loss
 group      whether the loss is another one where no group is in sight
 span       whether one process's gradient is a combination of the ranks'
 modules    what one module is like, from its own forward;

@@ -211,7 +211,7 @@ class Couplings:
 class Injected:
     """Parameters that the model's own backward gives a gradient, whatever the loss.
 
-    `of_scores`: it is that of a number which is made of probabilities.
+    `of_scores`: by a function that takes what is made of probabilities.
     """
 
     names: tuple[str, ...] = ()

@@ -55,16 +55,9 @@ def _is_own(node: Any) -> bool:
 
 
 def _are_of_scores(own: Iterable[Any]) -> bool:
-    """Returns whether one of the functions takes a number that is made of such."""
-    numbers = (n for node in own for n, _ in node.next_functions if _is_number(n))
-    return any(type(n).__name__.startswith(_OF_SCORES) for n in _nodes(numbers))
-
-
-def _is_number(node: Any) -> bool:
-    if node is None:
-        return False
-    told = getattr(node, "_input_metadata", ())  # not of every node, nor every torch
-    return not told or all(tuple(each.shape) == () for each in told)
+    """Returns whether one of the functions takes what is made of probabilities."""
+    given = (n for node in own for n, _ in node.next_functions)
+    return any(type(n).__name__.startswith(_OF_SCORES) for n in _nodes(given))
 
 
 def _nodes(begin: Iterable[Any]) -> Iterator[Any]:

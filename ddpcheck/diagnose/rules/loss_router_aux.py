@@ -12,8 +12,8 @@ In the loss: d loss / d output is wrong only at a quantity inside the network on
 other outputs depend, and what is wrong there sums to 0 over the last dimension, as
 after a softmax, within 1e-6. Small changes of other samples do not move it: it counts
 them. The loss on all ranks' outputs decides. In the model's backward: an autograd
-function gives a number made of probabilities a gradient, whatever the loss; the model
-on all ranks' rows decides.
+function that takes what is made of probabilities gives a gradient, whatever the loss;
+the model on all ranks' rows decides.
 
 Example
     import torch
@@ -147,7 +147,7 @@ def _in_backward(case: Case) -> Proposal | None:
             "outputs are right, and so is the gradient of the loss at them; of the "
             f"gradients {len(found)} are not: {names(found)}",
             "with gradients of 0 at the model's outputs these parameters still get one, "
-            "by an autograd function that is given a number made of probabilities",
+            "by an autograd function that takes what is made of probabilities",
         ),
         fix=_FIX,
         code=_CODE,
