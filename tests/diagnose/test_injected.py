@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ddpcheck.diagnose.probes import injected
 from ddpcheck.diagnose.probes.evidence import Injected
@@ -87,6 +88,13 @@ def test_parameters_that_get_a_gradient_of_their_own(
     output.sum().backward()  # its graph is still there
     assert isinstance(net["head"], nn.Linear)
     assert net["head"].weight.grad is not None
+
+
+@pytest.mark.usefixtures("seeded")
+def test_checkpoint_that_refuses_to_be_asked_is_passed_over() -> None:
+    layer = nn.Linear(4, 4)
+    x = torch.randn(6, 4, requires_grad=True)
+    assert injected.of(layer, checkpoint(layer, x, use_reentrant=True)) == Injected()
 
 
 @pytest.mark.usefixtures("seeded")

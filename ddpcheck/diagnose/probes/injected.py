@@ -33,13 +33,16 @@ def of(model: nn.Module, output: Any) -> Injected:
     if not own:
         return Injected()
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    found = torch.autograd.grad(
-        outputs,
-        list(named.values()),
-        [torch.zeros_like(t) for t in outputs],
-        retain_graph=True,
-        allow_unused=True,
-    )
+    try:
+        found = torch.autograd.grad(
+            outputs,
+            list(named.values()),
+            [torch.zeros_like(t) for t in outputs],
+            retain_graph=True,
+            allow_unused=True,
+        )
+    except Exception:  # noqa: BLE001 (user code; checkpoints refuse to be asked)
+        return Injected()
     short = shortener(model)
     names = [
         short(name)
