@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ddpcheck.diagnose.probes import injected
 from ddpcheck.diagnose.probes.evidence import Injected
@@ -92,6 +92,8 @@ def test_parameters_that_get_a_gradient_of_their_own(
 
 @pytest.mark.usefixtures("seeded")
 def test_checkpoint_that_refuses_to_be_asked_is_passed_over() -> None:
+    # Held by a module it would be taken for a library that needs the compiler.
+    checkpoint = torch.utils.checkpoint.checkpoint
     layer = nn.Linear(4, 4)
     x = torch.randn(6, 4, requires_grad=True)
     assert injected.of(layer, checkpoint(layer, x, use_reentrant=True)) == Injected()
