@@ -287,6 +287,7 @@ class Search:
             if proposal.slug not in refuted:
                 return self._verified(proposal, before, tested)
             firm = [p for p in firm if p is not proposal]
+        firm = [p for p in firm if self.trials.can_train(p, tested, taken)]
         if not firm:
             return None
         first = as_good(proposals, firm[0], tested, before)
@@ -368,11 +369,8 @@ class Search:
     def _verified(
         self, proposal: Proposal, before: float, tested: dict[str, float]
     ) -> Cause:
-        controls = [
-            Control(slug=slug, excess_after=excess)
-            for slug, excess in tested.items()
-            if slug != proposal.slug
-        ]
+        others = ((s, x) for s, x in tested.items() if s != proposal.slug)
+        controls = [Control(slug=s, excess_after=x) for s, x in others]
         return Cause(
             proposal,
             before=before,

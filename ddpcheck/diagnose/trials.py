@@ -58,6 +58,17 @@ class Trials:
         control = dataclasses.replace(proposal, fixes=proposal.control)
         return self.excesses([self.with_fixes(self.spec, [*taken, control])])[0] <= 1
 
+    def can_train(
+        self, proposal: Proposal, tested: dict[str, float], taken: list[Proposal]
+    ) -> bool:
+        """Returns whether one process trains with the fix, where its run told nothing.
+
+        A hook that is taken away may be what the target's own update needs.
+        """
+        if tested.get(proposal.slug) != math.inf:
+            return True
+        return self.session.trains(self.with_fixes(self.spec, [*taken, proposal]))
+
     def excesses(self, specs: list[RunSpec]) -> list[float]:
         """Returns the worst excess of every spec, inf where it faults.
 

@@ -782,6 +782,27 @@ def optimizer(params):
 """,
         [("sync/clip-norm-overreduced", True)],
     ),
+    # Without the hook there is no update: what takes it away proves nothing.
+    "update-that-a-hook-for-all-gradients-prepares": (
+        """
+from torch.autograd.graph import register_multi_grad_hook
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+class Signs(torch.optim.SGD):
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+        self.held = list(self.param_groups[0]["params"])
+        register_multi_grad_hook(self.held, self.prepare)
+    def prepare(self, grads):
+        self.signs = [grad.sign() for grad in grads]
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p, sign in zip(self.held, self.signs):
+            p -= 0.1 * sign
+def optimizer(params):
+    return Signs(params)
+""",
+        [("unknown", None)],
+    ),
     # What hooks keep of each gradient is the rank's own; .grad is right.
     "update-by-copies-that-hooks-have-made": (
         """
