@@ -299,11 +299,8 @@ class Case:
 
     @property
     def losses_replicate(self) -> bool:
-        """Whether every rank's loss already is the reference's, as ranks exchanged it.
-
-        Without an exchange it is so by chance: a model that has learnt nothing gives
-        every shard a loss of log(classes), to seven digits where its outputs are small.
-        """
+        """Whether every rank's loss already is the reference's, by an exchange."""
+        # Else by chance: with nothing learnt yet every shard's is log(classes).
         if self.probed is None or not any(r.collectives for r in self.probed.ranks):
             return False
         reference, values = self.probed.reference.loss, self.rank_losses()
