@@ -72,14 +72,11 @@ def _check_distinct(target: Path, files: dict[str, str]) -> None:
     for option, path in files.items():
         other = options.setdefault(Path(path).resolve(), option)
         if other != option and not _is_device(Path(path)):
-            raise UsageError(
-                Problem(
-                    slug="output-path",
-                    message=f"{other} and {option} would write the same file",
-                    expected="a file of its own for every report",
-                    found=f"{path} for both",
-                    fix=f"ddpcheck {target} {option} report{_SUFFIXES[option]}",
-                )
+            raise _impossible(
+                f"{other} and {option} would write the same file",
+                "a file of its own for every report",
+                f"{path} for both",
+                f"ddpcheck {target} {option} report{_SUFFIXES[option]}",
             )
 
 

@@ -134,6 +134,7 @@ class _Reference:
         room: memory.Room | None,
     ) -> None:
         self.target, self.spec, self.seen, self.room = target, spec, seen, room
+        self.updates_in_backward = False
         self.folder = Path(context.seat.folder)
         self.name = f"trace-{context.seat.name}-{time.monotonic_ns()}"
         self.shapes: list[list[Shape | None]] = []
@@ -189,6 +190,7 @@ class _Reference:
             after_step=lambda: writer.add(
                 beside.QUANTITY, training.step, kept.moved().items()
             ),
+            on_update=self._note_update,
             takes_all=True,
         )
         kept = beside.Beside(self.target, model, optimizer)
@@ -213,6 +215,9 @@ class _Reference:
         _check_dtypes(before, names.parameters(model))
         finite.check(self.target.name, training.losses, recorder.not_finite, batches)
         return self._finished(training, writer, model, calls, drawn)
+
+    def _note_update(self) -> None:
+        self.updates_in_backward |= self.seen.depth > 0
 
     def _addends(self, training: Training, writer: Writer) -> Any:
         """Returns what notes a loss's addends, where a fix gives them to ranks."""
@@ -241,6 +246,7 @@ class _Reference:
             "schedule": training.schedule,
             "orders": drawn,
             "unfinished": sums.steps,
+            "updates_in_backward": self.updates_in_backward,
             "buffers": scales.kinds(writer, model, self.spec.steps),
         }
         writer.close()

@@ -29,7 +29,8 @@ def of(model: nn.Module, output: Any) -> Injected:
     The graph of the output stays as it is.
     """
     outputs = [t for t in tree.held(output) if t.requires_grad]
-    own = [n for n in _nodes(t.grad_fn for t in outputs) if _is_own(n)]
+    behind = _nodes(t.grad_fn for t in outputs)
+    own = [n for n in behind if isinstance(n, BackwardCFunction)]  # in Python
     if not own:
         return Injected()
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -50,11 +51,6 @@ def of(model: nn.Module, output: Any) -> Injected:
         if grad is not None and bool(grad.to_dense().any())
     ]
     return Injected(names=tuple(names), of_scores=bool(names) and _are_of_scores(own))
-
-
-def _is_own(node: Any) -> bool:
-    """Returns whether a node is a function's that Python code defines."""
-    return isinstance(node, BackwardCFunction)
 
 
 def _are_of_scores(own: Iterable[Any]) -> bool:

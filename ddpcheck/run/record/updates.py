@@ -24,6 +24,8 @@ class Updates:
     reader: Reader
     step: int = -1
     taken: set[str] = field(default_factory=set)
+    scales: dict[int, float] = field(default_factory=dict)  # by step
+    known: dict[tuple[str, int], set[str]] = field(default_factory=dict)
 
     def placed(self, quantity: str, step: int, named: Named) -> tuple[str, Named]:
         """Returns an update's gradients under the number that one process's have.
@@ -38,7 +40,7 @@ class Updates:
         if has_one or not _is_update(quantity):
             return quantity, named
         if step != self.step:
-            self.step, self.taken = step, set()
+            self.step, self.taken, self.known = step, set(), {}
         mine = {name.partition("@")[0] for name, t in named.items() if t is not None}
         alike = (
             other
@@ -56,16 +58,15 @@ class Updates:
         """Returns the largest absolute value that a group's numbers are judged by.
 
         One gradient alone may be nothing but rounding, as that of a bias before a batch
-        norm: where every update has one parameter, it is that of the whole step.
+        norm: where updates are made within a backward, it is that of the whole step.
         """
-        if not _is_update(quantity):
+        of_parts = self.reader.index.facts.get("updates_in_backward")
+        if not (of_parts and _is_update(quantity)):
             return self.reader.scale(quantity, step)
-        every = self._of_step(step)
-        if len(every) < 2 or any(  # noqa: PLR2004 (of one update)
-            len(self._with_gradients(q, step)) > 1 for q in every
-        ):
-            return self.reader.scale(quantity, step)
-        return max(self.reader.scale(q, step) for q in every)
+        if step not in self.scales:
+            every = (self.reader.scale(q, step) for q in self._of_step(step))
+            self.scales[step] = max(every, default=0.0)
+        return self.scales[step]
 
     def _of_step(self, step: int) -> list[str]:
         groups = self.reader.index.groups
@@ -73,8 +74,12 @@ class Updates:
 
     def _with_gradients(self, quantity: str, step: int) -> set[str]:
         """Returns the parameters that have gradients at an update of one process."""
-        group = self.reader.index.groups.get((quantity, step), {})
-        return {n.partition("@")[0] for n, entry in group.items() if entry is not None}
+        key = quantity, step
+        if key not in self.known:  # looked at for every update of a rank
+            group = self.reader.index.groups.get(key, {})
+            some = (n for n, entry in group.items() if entry is not None)
+            self.known[key] = {n.partition("@")[0] for n in some}
+        return self.known[key]
 
 
 def _is_update(quantity: str) -> bool:

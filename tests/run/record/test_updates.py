@@ -71,15 +71,18 @@ def test_other_quantities_stay(tmp_path: Path) -> None:
     assert updates.placed("gradients@other0", 0, named) == ("gradients@other0", named)
 
 
-def test_single_gradients_are_judged_by_the_size_of_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("in_backward", "expected"), [(True, [3.0, 3.0]), (False, [2.0**-60, 3.0])]
+)
+def test_updates_within_a_backward_are_judged_by_the_size_of_all(
+    tmp_path: Path,
+    in_backward: bool,  # noqa: FBT001
+    expected: list[float],
+) -> None:
     # That of a bias before a batch norm is rounding alone.
     rounding: Named = {"bias": torch.full((2,), -(2.0**-60)), "weight": None}
     single: Named = {"bias": None, "weight": torch.tensor([0.5, -3.0])}
-    both: Named = {"bias": 4 * ONE, "weight": ONE}
-    updates = Updates(_reader(tmp_path, [[rounding, single], [rounding, both]]))
-    assert [updates.scale(q, 0) for q in ("gradients", "gradients@1")] == [3.0, 3.0]
-    assert [updates.scale(q, 1) for q in ("gradients", "gradients@1")] == [
-        2.0**-60,
-        4.0,
-    ]
+    updates = Updates(_reader(tmp_path, [[rounding, single]]))
+    updates.reader.index.facts["updates_in_backward"] = in_backward
+    assert [updates.scale(q, 0) for q in ("gradients", "gradients@1")] == expected
     assert updates.scale("weights", 0) == 1.0
