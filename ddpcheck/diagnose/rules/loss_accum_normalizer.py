@@ -62,17 +62,26 @@ from ddpcheck.run.spec import SAMPLES
 
 SLUG = "loss/accum-normalizer"
 LINK = "loss"
+_CODE = (
+    "world, n = 1, count_of_the_whole_step.clone()\n"
+    "if dist.is_initialized():  # one process has no group\n"
+    "    world = dist.get_world_size()\n"
+    "    dist.all_reduce(n)\n"
+    "(world * micro_sum / n).backward()"
+)
 
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for one ratio per micro-batch, or one that follows their number."""
     if case.probed is None or not case.probed.reference.micros or not case.has_cuts:
         return None
-    if case.loss_is_sound or case.couples or case.losses_replicate:
+    if case.loss_is_sound or case.losses_replicate:
         return None
+    if case.couples:
+        return _by_samples(case)  # other samples in the same place look like it
     if case.uniform_ratio is not None:
         return _number(case, case.uniform_ratio)
-    return _windows(case)
+    return _windows(case) or _by_samples(case)
 
 
 def _number(case: Case, ratio: float) -> Proposal | None:
@@ -132,15 +141,44 @@ def _windows(case: Case) -> Proposal | None:
         "differ",
         facts=tuple(facts),
         fix="one count over all micro-batches of the step and all ranks",
-        code="world, n = 1, count_of_the_whole_step.clone()\n"
-        "if dist.is_initialized():  # one process has no group\n"
-        "    world = dist.get_world_size()\n"
-        "    dist.all_reduce(n)\n"
-        "(world * micro_sum / n).backward()",
+        code=_CODE,
         safe=False,
         fixes=(divisor.fix,) if divisor else (),
         evidence=micro_evidence(case),
     )
+
+
+def _by_samples(case: Case) -> Proposal | None:
+    """Proposes it on trial for micro-batches of unequal size: the last is smaller.
+
+    Which samples a micro-batch holds may be drawn, so that no factors are comparable.
+    """
+    assert case.probed is not None
+    ours, rank = case.probed.reference.micros, case.probed.ranks[0]
+    theirs = [m.size for m in rank.micros] or [int(rank.counts[SAMPLES])]
+    sizes = [m.size for m in ours]
+    if len({*sizes, *theirs}) == 1 or case.micro_ratios() and _are_clear(case):
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="each micro-batch's loss is a mean over its own samples, and "
+        "micro-batches hold different numbers of them; with ranks they are cut "
+        "elsewhere, and the means of means differ",
+        facts=(
+            f"samples per micro-batch: {listed(sizes)} in one process, {listed(theirs)} "
+            f"on rank {rank.rank}",
+        ),
+        fix="one count of samples over all micro-batches of the step and all ranks",
+        code=_CODE,
+        safe=False,
+        fixes=(f"target.accum:{SAMPLES}",),
+        speculative=True,
+    )
+
+
+def _are_clear(case: Case) -> bool:
+    return all(left <= case.close for _, left in case.micro_ratios().values())
 
 
 @dataclass(frozen=True, slots=True)

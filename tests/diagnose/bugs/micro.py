@@ -234,6 +234,18 @@ model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
 """,
         [("norm/local-batch-stats", True)],
     ),
+    # 6, 6 and 4 samples in one process, 6 and 2 on a rank: which, is drawn.
+    "drawn-pieces-of-which-the-last-is-small": (
+        f"""{_LINEAR}batch = torch.randn(16, 4), torch.arange(16) % 3
+{STEP}
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(5))
+    parts = order.split(6)
+    for rows in parts:
+        (nn.functional.cross_entropy(model(x[rows]), y[rows]) / len(parts)).backward()
+    optimizer.step()
+""",
+        [("loss/accum-normalizer", True)],
+    ),
     # As DP-SGD does: a backward for every sample, which DDP averages with the others.
     "samples-clipped-one-by-one-through-the-wrapper": (
         f"""{_LINEAR}batch = torch.randn(8, 4), torch.arange(8) % 3
