@@ -117,7 +117,8 @@ def not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompare
         facts = outcome.facts()
         found += [
             NotCompared(what=what, why=why)
-            for what, why in facts.get("not_compared", {}).items()
+            for rank in range(len(outcome.ranks))
+            for what, why in outcome.facts(rank).get("not_compared", {}).items()
         ]
         for name, (expected, mine) in facts.get("uncomparable", {}).items():
             why = (

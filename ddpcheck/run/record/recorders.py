@@ -21,6 +21,7 @@ _UNUSED = (
     "nothing uses it; DataParallel gives it gradients of zeros, with which the "
     "optimizer moves it (weight decay, momentum)"
 )
+_LEFT_OUT = "a rank makes fewer updates than one process"
 
 
 @dataclass(slots=True)
@@ -59,10 +60,14 @@ class ComparingRecorder:
 
     def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
         """Compares the group; keeps rows only where it differs."""
-        quantity, named = self._updates.placed(quantity, step, named)
         self._note_missing(quantity, step, named)
-        if self._is_plain(quantity) and self._take_at_once(quantity, step, named):
-            return
+        places = self._updates.places(quantity, step, named)
+        for quantity, named in places if self._is_plain(quantity) else ():
+            if self._take_at_once(quantity, step, named):
+                self._updates.take(quantity)
+                return
+        quantity, named = places[0]
+        self._updates.take(quantity)
         if not named and not self.reader.names(quantity, step):
             self.quantities.setdefault(quantity, Quantity())
             return  # a model without buffers
@@ -207,6 +212,10 @@ class ComparingRecorder:
 
     def finish(self, step: int, loss: float | None) -> StepResult:
         """Returns and forgets what was taken since the last call."""
+        for quantity in self._updates.left_out(step):
+            number = int(quantity.partition("@")[2] or 0) + 1
+            what = f"gradients of update {number} within a step"
+            self.not_compared.setdefault(what, _LEFT_OUT)
         parted, reduces = self.sharing.finish()
         result = StepResult(
             step=step,

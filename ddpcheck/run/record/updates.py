@@ -14,7 +14,9 @@ from torch import Tensor
 from ddpcheck.trace import Reader
 
 _GRADIENTS = "gradients"
+_MOST = 8  # updates that a rank may have left out
 Named = dict[str, Tensor | None]
+Place = tuple[str, Named]
 
 
 @dataclass(slots=True)
@@ -27,8 +29,11 @@ class Updates:
     scales: dict[int, float] = field(default_factory=dict)  # by step
     known: dict[tuple[str, int], set[str]] = field(default_factory=dict)
 
-    def placed(self, quantity: str, step: int, named: Named) -> tuple[str, Named]:
-        """Returns an update's gradients under the number that one process's have.
+    def places(self, quantity: str, step: int, named: Named) -> list[Place]:
+        """Returns under which numbers an update's gradients may be one process's.
+
+        The first is the next of these parameters. The others are for a rank that left
+        some out, as it may within `join()`: one that they are equal to.
 
         Args:
             quantity: "gradients" of the first update, "gradients@2" of the third.
@@ -38,21 +43,29 @@ class Updates:
         groups = self.reader.index.groups
         has_one = quantity == _GRADIENTS and (f"{_GRADIENTS}@1", step) not in groups
         if has_one or not _is_update(quantity):
-            return quantity, named
+            return [(quantity, named)]
         if step != self.step:
             self.step, self.taken, self.known = step, set(), {}
         mine = {name.partition("@")[0] for name, t in named.items() if t is not None}
-        alike = (
+        alike = [
             other
-            for other in (quantity, *self._of_step(step))
+            for other in dict.fromkeys((quantity, *self._of_step(step)))
             if other not in self.taken and mine <= self._with_gradients(other, step)
-        )
-        found = next(alike, quantity)
-        self.taken.add(found)
-        if found == quantity:
-            return quantity, named
-        suffix = found.removeprefix(_GRADIENTS)
-        return found, {f"{n.partition('@')[0]}{suffix}": t for n, t in named.items()}
+        ]
+        return [
+            (other, named if other == quantity else _renamed(named, other))
+            for other in alike[:_MOST] or (quantity,)
+        ]
+
+    def take(self, quantity: str) -> None:
+        """Notes which of one process's updates the rank's is."""
+        self.taken.add(quantity)
+
+    def left_out(self, step: int) -> list[str]:
+        """Returns one process's updates that the rank has not made in a step."""
+        if step != self.step or not self.taken:
+            return []
+        return [quantity for quantity in self._of_step(step) if quantity not in self.taken]
 
     def scale(self, quantity: str, step: int) -> float:
         """Returns the largest absolute value that a group's numbers are judged by.
@@ -80,6 +93,12 @@ class Updates:
             some = (n for n, entry in group.items() if entry is not None)
             self.known[key] = {n.partition("@")[0] for n in some}
         return self.known[key]
+
+
+def _renamed(named: Named, quantity: str) -> Named:
+    """Returns gradients by the names that they have in another update."""
+    suffix = quantity.removeprefix(_GRADIENTS)
+    return {f"{n.partition('@')[0]}{suffix}": t for n, t in named.items()}
 
 
 def _is_update(quantity: str) -> bool:

@@ -24,7 +24,28 @@ _TURNS = (
     optimizer.step()
 """
 )
+# An update a slot, in which some ranks have no samples; then one of all ranks.
+_SLOTS = """
+import contextlib
+model = nn.Linear(4, 3)
+slot = torch.tensor([0, 0, 1, 1, 0, 0, -1, -1])
+batch = (torch.randn(8, 4), slot), torch.arange(8) % 3
+def update(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss(model(x), y).backward()
+    optimizer.step()
+def train_step(model, optimizer, batch):
+    (x, slot), y = batch
+    joined = contextlib.nullcontext()
+    if isinstance(model, DDP):
+        joined = model.join(divide_by_initial_world_size=INITIAL)
+    with joined:
+        for number in slot[slot >= 0].unique():
+            update(model, optimizer, x[slot == number], y[slot == number])
+    update(model, optimizer, x[slot == 0], y[slot == 0])
+"""
 SOUND = {
+    "rank-that-leaves-out-an-update": _SLOTS.replace("INITIAL", "False"),
     # DDP waits for nothing there: what the first backward leaves out is not missed.
     "head-left-out-in-no-sync": _TASKS
     + STEP
@@ -48,6 +69,10 @@ model = nn.Linear(4, 3)
 """,
 }
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    "rank-that-leaves-out-an-update": (
+        _SLOTS.replace("INITIAL", "True"),
+        [("sync/join-divisor", True)],
+    ),
     # Each head has its gradient at the end of the step, from one backward of two.
     "heads-in-turns": (_TURNS, [("graph/unused-parameter", True)]),
     "outputs-in-turns": (

@@ -34,7 +34,8 @@ def _placed(updates: Updates, step: int, *given: str) -> list[tuple[str, list[st
     for number, name in enumerate(given):
         suffix = f"@{number}" if number else ""
         named: Named = {f"{name}{suffix}": ONE}
-        quantity, as_placed = updates.placed(f"gradients{suffix}", step, named)
+        quantity, as_placed = updates.places(f"gradients{suffix}", step, named)[0]
+        updates.take(quantity)
         found.append((quantity, list(as_placed)))
     return found
 
@@ -67,8 +68,22 @@ def test_update_that_one_process_has_not_keeps_its_number(
 def test_other_quantities_stay(tmp_path: Path) -> None:
     updates = Updates(_reader(tmp_path, [FUSED]))
     named: dict[str, Tensor | None] = {"weight": ONE}
-    assert updates.placed("weights", 0, named) == ("weights", named)
-    assert updates.placed("gradients@other0", 0, named) == ("gradients@other0", named)
+    for quantity in ("weights", "gradients@other0"):
+        assert updates.places(quantity, 0, named) == [(quantity, named)]
+
+
+def test_update_may_be_any_that_the_rank_has_not_made(tmp_path: Path) -> None:
+    alike: Named = {"bias": ONE}
+    updates = Updates(_reader(tmp_path, [[alike] * 12]))
+    updates.take("gradients")
+    updates.step = 0
+    places = updates.places("gradients@1", 0, {"bias@1": ONE})
+    assert [(quantity, list(named)) for quantity, named in places] == [
+        (f"gradients@{number}", [f"bias@{number}"]) for number in range(1, 9)
+    ]
+    updates.take("gradients@3")
+    assert updates.left_out(0)[:3] == ["gradients@1", "gradients@2", "gradients@4"]
+    assert updates.left_out(1) == []
 
 
 @pytest.mark.parametrize(
