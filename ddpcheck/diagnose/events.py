@@ -10,6 +10,7 @@ import itertools
 
 from ddpcheck.diagnose.agreement import first_parting, ranks_differ
 from ddpcheck.diagnose.case import Case
+from ddpcheck.diagnose.probes.evidence import ModuleCall
 
 
 def is_torn(events: str) -> bool:
@@ -225,8 +226,26 @@ def input_diff(case: Case) -> float:
 
     In the first step, on the worst rank; 0 where they cannot be compared.
     """
-    given = [m for m in case.modules() if not (m.name or m.caller or m.remakes_input)]
-    return max((m.input_diff for m in given), default=0.0)
+    return max((m.input_diff for m in _given(case)), default=0.0)
+
+
+def makes_some_input(case: Case) -> bool:
+    """Returns whether some of the model's own inputs differ, and others do not.
+
+    The step makes these beside samples that are one process's: a mask, say.
+    """
+    found = [m for m in _given(case) if m.input_diff > case.close]
+    return bool(found) and all(m.keeps_some_input for m in found)
+
+
+def repeats_first_inputs(case: Case) -> bool:
+    """Returns whether ranks give the model what one process does for its first rows."""
+    return any(m.repeats_first for m in _given(case))
+
+
+def _given(case: Case) -> list[ModuleCall]:
+    """Returns the calls of the model itself whose inputs no hook makes."""
+    return [m for m in case.modules() if not (m.name or m.caller or m.remakes_input)]
 
 
 def rewritten(case: Case, when: str) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +35,34 @@ from ddpcheck.run.watch import generators, observe
 from ddpcheck.trace import Reader
 
 
+@dataclass(slots=True)
+class _Inputs:
+    """What a module is called with, beside what the reference's was.
+
+    `worst` is relative; see ModuleCall for the others.
+    """
+
+    worst: float = 0.0
+    repeats_first: bool = False
+    keeps_some: bool = False
+
+    def add(
+        self, actual: Tensor, reference: Tensor, diff: float, *, is_first: bool
+    ) -> None:
+        """Takes a tensor, one process's of all samples, and how far the own rows are.
+
+        `is_first`: the own rows are the first ones.
+        """
+        repeats = actual.shape[1:] == reference.shape[1:] and torch.equal(
+            actual, reference[: len(actual)]
+        )
+        self.worst = max(self.worst, diff)
+        if diff > SAME:
+            self.repeats_first |= repeats
+        elif is_first or not repeats:  # else all samples have the same
+            self.keeps_some = True
+
+
 class Calls:
     """What the calls of one step show; the cuts that they leave behind.
 
@@ -54,7 +83,7 @@ class Calls:
         self.attached = Attached() if facts["attached"] else None
         self.windows: micro.Windows = facts["windows"]
         self.hooks = Hooks(calls_per_micro=self.windows.calls)
-        self.inputs: dict[str, float] = {}
+        self.inputs: dict[str, _Inputs] = {}
         self.before: dict[str, tuple[int, list[tuple[int, float]], list[float]]] = {}
         self.calls: dict[str, Any] = {}
         self.callers: dict[str, tuple[str, str]] = {}
@@ -86,10 +115,9 @@ class Calls:
             self.held_rng = generators.states(self.model)
         if not name and not call:
             self.cursor.enter(args, kwargs, self._recorded)
-        worst = 0.0
+        found = _Inputs()
 
         def take(path: str, actual: Tensor) -> Tensor:
-            nonlocal worst
             if not (self.feeds_indices or has_fractions(actual)):
                 return actual
             key = key_of(name, call, path or "output")
@@ -102,7 +130,7 @@ class Calls:
             value = rows(reference)
             if is_renumbered(actual, value):
                 return actual
-            worst = max(worst, diff)
+            found.add(actual, reference, diff, is_first=not self.cursor.rows[0])
             if not actual.requires_grad:
                 return value.clone()
             # The value is the reference's, the graph stays the rank's own.
@@ -110,7 +138,7 @@ class Calls:
 
         new = tree.replace((args, kwargs), take)
         key = f"{name}#{call}"
-        self.inputs[key] = worst
+        self.inputs[key] = found
         told = modules.versions(module, self.silent.get(name, ()))
         self.before[key] = (len(self.seen.collectives), *told)
         self.calls[key] = new
@@ -189,6 +217,7 @@ class Calls:
         keeps: bool,
     ) -> None:
         key = f"{name}#{call}"
+        inputs = self.inputs[key]
         collectives, buffers, parameters = self.before[key]
         args, kwargs = self.calls.pop(key)
         self.open.pop()
@@ -215,7 +244,9 @@ class Calls:
                 rel_diff=rel_diff,
                 caller=caller,
                 caller_kind=caller_kind,
-                input_diff=self.inputs[key],
+                input_diff=inputs.worst,
+                repeats_first=inputs.repeats_first,
+                keeps_some_input=inputs.keeps_some,
                 remakes_input=key in self.hooks.remade,
                 rows_first=self.rows_first,
                 numbers=numbers,

@@ -27,6 +27,10 @@ class ModuleCall:
     caller: str = ""
     caller_kind: str = ""
     input_diff: float = 0.0
+    # Of the inputs that differ some are those of one process's first samples; others
+    # of its inputs are those of the rank's own.
+    repeats_first: bool = False
+    keeps_some_input: bool = False
     remakes_input: bool = False  # a hook of the target's on the module makes its input
     rows_first: bool = True  # the samples are dimension 0 of its output
     # Its outputs of no dimension, a term of the loss for one: own, one process's.
@@ -50,6 +54,8 @@ def worst_of(calls: list[ModuleCall]) -> ModuleCall:
     return replace(
         max(calls, key=lambda c: c.rel_diff or 0.0),
         input_diff=max(c.input_diff for c in calls),
+        repeats_first=any(c.repeats_first for c in calls),
+        keeps_some_input=all(c.keeps_some_input for c in calls),
         remakes_input=any(c.remakes_input for c in calls),
         collectives=max(c.collectives for c in calls),
         writes_buffers=any(c.writes_buffers for c in calls),

@@ -157,7 +157,9 @@ def _by_samples(case: Case) -> Proposal | None:
     ours, rank = case.probed.reference.micros, case.probed.ranks[0]
     theirs = [m.size for m in rank.micros] or [int(rank.counts[SAMPLES])]
     sizes = [m.size for m in ours]
-    if len({*sizes, *theirs}) == 1 or case.micro_ratios() and _are_clear(case):
+    left = [residual for _, residual in case.micro_ratios().values()]
+    are_clear = bool(left) and max(left) <= case.close
+    if len({*sizes, *theirs}) == 1 or are_clear:
         return None
     return Proposal(
         slug=SLUG,
@@ -175,10 +177,6 @@ def _by_samples(case: Case) -> Proposal | None:
         fixes=(f"target.accum:{SAMPLES}",),
         speculative=True,
     )
-
-
-def _are_clear(case: Case) -> bool:
-    return all(left <= case.close for _, left in case.micro_ratios().values())
 
 
 @dataclass(frozen=True, slots=True)

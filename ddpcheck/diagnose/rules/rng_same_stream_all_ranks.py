@@ -43,6 +43,7 @@ https://github.com/mlcommons/training/pull/844
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import repeats_first_inputs
 from ddpcheck.diagnose.rules.rng_stochastic_layer import (
     EQUAL,
     draws_alike,
@@ -63,6 +64,8 @@ def detect(case: Case) -> Proposal | None:
         return _by_own_generator(case, case.probed.reference.own_draws)
     if draws_held(case) and draws_alike(case):
         return _by_held_generators()
+    if not case.facts["draws"] and repeats_first_inputs(case):
+        return _by_inputs()
     if not case.facts["draws"] or case.run.noise == "sample" or not same_stream(case):
         return None
     return Proposal(
@@ -114,4 +117,24 @@ def _by_held_generators() -> Proposal:
         code="rng = np.random.default_rng((seed, dist.get_rank()))",
         fixes=("target.constant_draws",),
         speculative=True,
+    )
+
+
+def _by_inputs() -> Proposal:
+    """Proposes it on trial: what stands in a place of the shard would be alike, too."""
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="all ranks draw the same random numbers for different samples: the "
+        "training step draws them by numpy or random, seeded alike on every rank",
+        facts=(
+            "the other ranks give the model what one process gives it for its first "
+            "samples",
+            EQUAL,
+        ),
+        fix="seed the generator by rank; to check the rest, take the noise out",
+        code="rng = np.random.default_rng((seed, dist.get_rank()))",
+        fixes=("target.constant_draws",),
+        speculative=True,
+        last_resort=1,
     )

@@ -43,7 +43,12 @@ import dataclasses
 
 from ddpcheck.diagnose import rows
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import input_diff, rewritten
+from ddpcheck.diagnose.events import (
+    input_diff,
+    makes_some_input,
+    repeats_first_inputs,
+    rewritten,
+)
 from ddpcheck.diagnose.kept_beside import drawn_weights
 from ddpcheck.diagnose.text import number
 
@@ -104,9 +109,8 @@ def _by_other_generators(case: Case) -> Proposal | None:
         return _by_ranks_alone()
     if draws_held(case) and not draws_alike(case):
         return dataclasses.replace(_by_seed(), last_resort=0)
-    if wrong is not None or not case.facts["has_train_step"]:
-        return None
-    return _by_own_generators(case)
+    is_of_samples = wrong is not None and not makes_some_input(case)
+    return None if is_of_samples else _by_own_generators(case)
 
 
 def _ranks_alone_draw(case: Case) -> bool:
@@ -169,8 +173,10 @@ def _by_own_generators(case: Case) -> Proposal | None:
     Seeded by the target itself: one process repeats itself, and ranks draw for shards.
     """
     worst = input_diff(case)
-    if worst <= case.close:
+    if not case.facts["has_train_step"] or worst <= case.close:
         return None
+    if repeats_first_inputs(case):
+        return None  # rng/same-stream-all-ranks
     return Proposal(
         slug=SLUG,
         link=LINK,

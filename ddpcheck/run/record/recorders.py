@@ -62,12 +62,11 @@ class ComparingRecorder:
         """Compares the group; keeps rows only where it differs."""
         self._note_missing(quantity, step, named)
         places = self._updates.places(quantity, step, named)
-        for quantity, named in places if self._is_plain(quantity) else ():
-            if self._take_at_once(quantity, step, named):
-                self._updates.take(quantity)
-                return
-        quantity, named = places[0]
+        equal = next((p for p in places if self._is_taken_at_once(step, *p)), None)
+        quantity, named = equal or places[0]
         self._updates.take(quantity)
+        if equal:
+            return
         if not named and not self.reader.names(quantity, step):
             self.quantities.setdefault(quantity, Quantity())
             return  # a model without buffers
@@ -115,10 +114,12 @@ class ComparingRecorder:
             return True  # the rank's rows of them
         return quantity.startswith("gradients") and not self.zeros_are_none
 
-    def _take_at_once(
-        self, quantity: str, step: int, named: dict[str, Tensor | None]
+    def _is_taken_at_once(
+        self, step: int, quantity: str, named: dict[str, Tensor | None]
     ) -> bool:
         """Compares a group that is laid end to end; returns whether it is equal."""
+        if not self._is_plain(quantity):
+            return False
         earlier = self.quantities.get("gradients")
         if earlier and earlier.mismatched:
             return False

@@ -65,7 +65,7 @@ class Updates:
         """Returns one process's updates that the rank has not made in a step."""
         if step != self.step or not self.taken:
             return []
-        return [quantity for quantity in self._of_step(step) if quantity not in self.taken]
+        return [update for update in self._of_step(step) if update not in self.taken]
 
     def scale(self, quantity: str, step: int) -> float:
         """Returns the largest absolute value that a group's numbers are judged by.

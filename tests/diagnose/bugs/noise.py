@@ -22,7 +22,39 @@ def model():
     return Net()
 """
 
+# Drawn beside samples that are right: a mask, as a collator makes it.
+MASKED = f"""
+import numpy as np
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+    def forward(self, x, mask):
+        return self.b(self.a(x * ~mask).tanh())
+model = Net()
+{STEP}
+    mask = torch.from_numpy(np.random.default_rng(SEED).random(x.shape) < 0.3)
+    loss(model(x, mask), y).backward()
+    optimizer.step()
+"""
+
 BUGS = {
+    "mask-of-numpy-seeded-alike": (
+        MASKED.replace("SEED", "5"),
+        [("rng/same-stream-all-ranks", True)],
+    ),
+    "mask-of-numpy-seeded-by-rank": (
+        MASKED.replace("SEED", "(5, rank())"),
+        [("rng/stochastic-layer", True)],
+    ),
+    # What stands for the place in the shard is alike on all ranks, and no draw.
+    "mask-by-the-place-in-the-shard": (
+        MASKED.replace(
+            "torch.from_numpy(np.random.default_rng(SEED).random(x.shape) < 0.3)",
+            "torch.arange(4) == torch.arange(len(x))[:, None]",
+        ),
+        [("forward/batch-coupled", True)],
+    ),
     # With the rows of all ranks it draws for them as one process does: no coupling.
     "generator-of-numpy-that-the-model-seeds": (
         HELD.format(seed=5),
