@@ -48,9 +48,16 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
         for proposal, numbers in parts.values()
         if not taken & set(numbers)
     ]
+    # One thing may mend all: collectives that carry gradients.
+    all_in_one = [
+        dataclasses.replace(p, fallback=None)
+        for p in found
+        if p.link == "loss" and p.speculative and p.slug not in parts
+        if p.fixes and not (p.is_wide or p.last_resort)
+    ]
     place = next((i for i, p in enumerate(found) if p.link == "loss"), len(found))
     rest = [p for p in found if p.link != "loss"]
-    return [*rest[:place], *mine, *rest[place:]]
+    return [*rest[:place], *all_in_one, *mine, *rest[place:]]
 
 
 def _is_known(case: Case) -> bool:

@@ -56,7 +56,7 @@ def proposed(case: Case) -> list[Proposal]:
         ]
     if any(p.needs_no_proof and p.link == "data" for p in found):
         # What shows all samples to a rank mends any choice of them.
-        found = [without_fallback(p) for p in found if not is_wide(p)]
+        found = [without_fallback(p) for p in found if not p.is_wide]
     if any(p.needs_no_proof for p in found):
         found = [p for p in found if p.last_resort < _LAST]
     return sorted(found, key=lambda p: p.last_resort)
@@ -133,7 +133,7 @@ def covered(cause: Cause, others: list[Cause]) -> bool:
     all samples to a rank covers any choice of them.
     """
     if cause.proposal.needs_no_proof and cause.proposal.link == "data":
-        return any(is_wide(other.proposal) for other in others)
+        return any(other.proposal.is_wide for other in others)
     mine = _shown(cause)
     return bool(mine) and any(
         all(
@@ -156,15 +156,10 @@ def _shown(cause: Cause) -> list[str]:
     return [*shown, norms] if norms else shown
 
 
-def is_wide(proposal: Proposal) -> bool:
-    """Returns whether the fix lets something see the samples of all ranks."""
-    return any(".global:" in fix for fix in proposal.fixes)
-
-
 def without_fallback(proposal: Proposal) -> Proposal:
     """Returns the proposal with no wider one to fall back on."""
     other = proposal.fallback
-    return replaced(proposal, fallback=None) if other and is_wide(other) else proposal
+    return replaced(proposal, fallback=None) if other and other.is_wide else proposal
 
 
 def is_told(proposal: Proposal) -> bool:

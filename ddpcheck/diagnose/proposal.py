@@ -55,6 +55,16 @@ class Proposal:
     is_attempt: bool = False
     benign: bool = False
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether the fix lets something see the samples of all ranks."""
+        return any(".global:" in fix for fix in self.fixes)
+
+    @property
+    def is_precise(self) -> bool:
+        """Whether evidence asks for the fix, and it mends this cause alone."""
+        return not (self.speculative or self.is_wide or self.last_resort)
+
 
 def replaced(proposal: Proposal, **changes: Any) -> Proposal:
     """Returns the proposal with some fields changed."""

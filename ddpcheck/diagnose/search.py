@@ -20,7 +20,6 @@ from ddpcheck.diagnose.causes import (
     can_run,
     covered,
     is_told,
-    is_wide,
     mended,
     proposed,
 )
@@ -273,7 +272,9 @@ class Search:
                 if found[p.slug] <= 1 and not self.trials.passes_control(p, taken)
             }
         first_tried = proposals
-        proposals = [self._or_fallback(p, tested, taken, before) for p in proposals]
+        mending = {s for s, x in tested.items() if x <= 1} - refuted
+        if not any(p.is_precise and p.slug in mending for p in proposals):
+            proposals = [self._or_fallback(p, tested, taken, before) for p in proposals]
         refuted |= {
             p.slug
             for p in proposals
@@ -281,8 +282,7 @@ class Search:
         }
         firm = [p for p in proposals if not p.speculative]
         for proposal in proposals:
-            excess = tested.get(proposal.slug)
-            if excess is None or excess > 1:
+            if tested.get(proposal.slug, math.inf) > 1:
                 continue
             if proposal.slug not in refuted:
                 return self._verified(proposal, before, tested)
@@ -344,7 +344,7 @@ class Search:
         if len(firm) < 2 or self.trials.together(firm) > 1:  # noqa: PLR2004
             return []
         # What mends most goes first: a narrower fix says more.
-        for proposal in sorted(firm, key=is_wide, reverse=True):
+        for proposal in sorted(firm, key=lambda p: p.is_wide, reverse=True):
             rest = [p for p in firm if p is not proposal]
             if self.trials.together(rest) <= 1:
                 firm = rest
