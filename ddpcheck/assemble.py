@@ -6,10 +6,9 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from ddpcheck import digests, frames, tolerance
+from ddpcheck import agreement, frames, tolerance
 from ddpcheck.errors import cut
 from ddpcheck.report import Difference, Fault, NotCompared, Quantity, Run
-from ddpcheck.run.spec import StepResult
 from ddpcheck.session import RunOutcome, describe_exit
 
 _MAX_ROWS = 50
@@ -28,9 +27,6 @@ _LEFT_OUT = {
     "untaken": "no optimizer step takes them",
     "unfinished": "no optimizer step in this step",
 }
-_OF_RANKS = ("gradients", "weights")  # what all ranks must have alike
-# Times the tolerance: an update so large would have shown a wrong gradient.
-_VISIBLE = 1e3
 # What a rank did that was ended, by the kind of its outcome.
 _WAITED = {
     "stopped": "for the others",
@@ -53,10 +49,11 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
     if refusal:  # the steps that went well say nothing of the run
         quantities = dict.fromkeys(quantities, Quantity())
     faults = () if refusal else tuple(_faults(outcome))
-    own = not faults and averages_weights(outcome)
+    own = not faults and agreement.averages_weights(outcome)
     if own:
         quantities["gradients"] = Quantity()
-    agree = _ranks_agree(outcome, rtol, ("weights",) if own else _OF_RANKS)
+    of_ranks = ("weights",) if own else agreement.OF_RANKS
+    agree = agreement.ranks_agree(outcome, rtol, of_ranks)
     run = Run(
         mode=spec.mode,
         world_size=spec.world_size,
@@ -111,7 +108,7 @@ def not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompare
         if run.verdict == "not-checked":
             what = f"{run.mode} at world size {run.world_size}"
             found.append(NotCompared(what=what, why=run.why))
-        if averages_weights(outcome) and not run.faults:
+        if agreement.averages_weights(outcome) and not run.faults:
             what = f"gradients of {run.mode} at world size {run.world_size}"
             found.append(NotCompared(what=what, why=_AVERAGED_LATER))
         facts = outcome.facts()
@@ -186,7 +183,7 @@ def _merge(outcome: RunOutcome, name: str, factor: float) -> Quantity:
     worst: Difference | None = None
     rows: dict[tuple[str, int], Difference] = {}
     by_step: list[float] = []
-    for results in _by_step(outcome):
+    for results in agreement.by_step(outcome):
         quantities = [s.quantities[name] for s in results if name in s.quantities]
         compared += max((q.compared for q in quantities), default=0)
         bad: set[str] = set()
@@ -227,78 +224,6 @@ def _scale(row: Difference, factor: float) -> Difference:
     return dataclasses.replace(row, excess=row.excess * factor)
 
 
-def _by_step(outcome: RunOutcome) -> list[list[StepResult]]:
-    steps: dict[int, list[StepResult]] = {}
-    for rank in range(len(outcome.ranks)):
-        for result in outcome.steps(rank):
-            steps.setdefault(result.step, []).append(result)
-    return [steps[step] for step in sorted(steps)]
-
-
-def averages_weights(outcome: RunOutcome) -> bool:
-    """Returns whether ranks step with gradients of their own, and then share weights.
-
-    As local SGD with an average after every step: the weights are one process's after
-    each, though they moved by far more than the tolerance, no two ranks have the
-    gradients of all, and ranks whose weights part at the update write them after it.
-    """
-    steps = _by_step(outcome)
-    wrong = [s for s in steps if any(_mismatched(r, "gradients") for r in s)]
-    if outcome.spec.mode != "ddp" or not wrong:
-        return False
-    if any(_mismatched(result, "weights") for results in steps for result in results):
-        return False
-    rtol = outcome.spec.rtol
-    return all(
-        result.least_move > _VISIBLE * rtol
-        for results in wrong
-        for result in results
-        if _mismatched(result, "gradients")
-    ) and not any(
-        digests.is_same([r.digests.get("gradients") for r in results], rtol)
-        or not _share_weights(results, rtol)
-        for results in wrong
-    )
-
-
-def _share_weights(ranks: list[StepResult], rtol: float) -> bool:
-    """Returns whether ranks part at an update, and something writes the weights then.
-
-    Or the update itself made something of all ranks' gradients, or those that are
-    wrong are of ranks without an update, which get their weights from others (join).
-    Else an optimizer that looks at signs alone, or divides by the size, may hide wrong
-    gradients.
-    """
-    if all(result.reduces_in_update for result in ranks):
-        return True
-    if not any(result.parted for result in ranks if _mismatched(result, "gradients")):
-        return True
-    updates = list(zip(*(result.parted for result in ranks), strict=False))
-    return bool(updates) and all(
-        not digests.is_same([after for after, _ in told], rtol)
-        and any(after != left for after, left in told)
-        for told in updates
-    )
-
-
-def _mismatched(result: StepResult, name: str) -> bool:
-    return name in result.quantities and bool(result.quantities[name].mismatched)
-
-
-def _ranks_agree(
-    outcome: RunOutcome, rtol: float, names: tuple[str, ...] = _OF_RANKS
-) -> bool:
-    world = len(outcome.ranks)
-    if world < 2:  # noqa: PLR2004
-        return True
-    for results in _by_step(outcome):
-        for name in names:
-            found = [s.digests.get(name) for s in results]
-            if not digests.is_same(found, rtol):
-                return False
-    return True
-
-
 def _losses(outcome: RunOutcome, rtol: float) -> Quantity:
     """Compares the mean of the ranks' losses with the reference's loss.
 
@@ -308,7 +233,7 @@ def _losses(outcome: RunOutcome, rtol: float) -> Quantity:
     if own != outcome.spec.dtype:
         rtol = max(rtol, tolerance.DEFAULT_RTOL.get(own, 0.0))
     rows = []
-    for results in _by_step(outcome):
+    for results in agreement.by_step(outcome):
         step = results[0].step
         values = [s.loss for s in results if s.loss is not None]
         reference = outcome.reference.losses[step]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ddpcheck import compare, digests, summing
-from ddpcheck.report import Quantity
+from ddpcheck import agreement, compare, digests, summing
+from ddpcheck.report import Difference, Quantity
 
 Named = dict[str, Tensor | None]
 
@@ -360,6 +360,32 @@ def test_digest_of_what_is_not_finite_can_be_compared(number: float) -> None:
     assert all(math.isfinite(value) for value in one)
     assert digests.is_same([one, again], 1e-9)
     assert not digests.is_same([one, two], 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "excess", "expected"),
+    [
+        ((0.7, 1.3), 200.0, False),
+        ((0.7, 0.7 + 1e-12), 200.0, True),
+        ((0.7, 1.3), 90.0, True),  # rounding is not far below
+        ((0.7, None), 200.0, True),
+    ],
+)
+def test_small_tensors_are_compared_by_how_far_they_are_off(
+    ratios: tuple[float | None, ...],
+    excess: float,
+    expected: bool,  # noqa: FBT001
+) -> None:
+    ranks = [
+        {
+            "w": Difference(
+                name="w", step=0, abs_diff=0.3, rel_diff=0.3, excess=excess, ratio=ratio
+            )
+        }
+        for ratio in ratios
+    ]
+    assert agreement.are_off_alike(ranks) is expected
+    assert agreement.are_off_alike([*ranks, {}])
 
 
 def test_digest_of_rounding_differs_by_rounding() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ddpcheck.agreement import ranks_differ
 from ddpcheck.diagnose import other_rows
-from ddpcheck.diagnose.agreement import ranks_differ
 from ddpcheck.diagnose.probes.evidence import (
     Couplings,
     Cut,

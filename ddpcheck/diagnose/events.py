@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 
-from ddpcheck.diagnose.agreement import first_parting, ranks_differ
+from ddpcheck.agreement import first_parting, ranks_differ
 from ddpcheck.diagnose.case import Case
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 

@@ -20,11 +20,13 @@ _VISIBLE = 1e-3  # relative: far above rounding in any dtype
 class KeptBeside:
     """The facts about what differs, and the run that would prove it.
 
-    `has_weights`: some of it are parameters, as those of an average of the model are.
+    `has_weights`: some of it are parameters, as those of an average of the model are;
+    `is_trained`: all of it have gradients.
     `decides`: all of it are a few numbers, by which a step may decide, and no buffers.
     """
 
     has_weights: bool
+    is_trained: bool
     decides: bool
     facts: tuple[str, ...]
     fixes: tuple[str, ...]
@@ -39,12 +41,13 @@ def before_gradients(case: Case) -> KeptBeside | None:
     if not first or any(f.startswith(_FIX) for f in case.outcome.spec.fixes):
         return None
     worst: dict[str, float] = {}
-    weights, decides = False, True
+    weights, trained, decides = False, True, True
     for found in case.rank_facts("beside", {}):
         for name, told in found.items():
             if told.step < first and told.rel_diff > case.close:
                 worst[name] = max(worst.get(name, 0.0), told.rel_diff)
                 weights |= told.is_weight
+                trained &= told.is_trained
                 decides &= told.size <= _FEW and not told.is_buffer
     if not worst:
         return None
@@ -56,7 +59,13 @@ def before_gradients(case: Case) -> KeptBeside | None:
         "every step the runs are equal",
     )
     fixes = (f"{_FIX}:{','.join(sorted(worst))}",)
-    return KeptBeside(has_weights=weights, decides=decides, facts=facts, fixes=fixes)
+    return KeptBeside(
+        has_weights=weights,
+        is_trained=trained,
+        decides=decides,
+        facts=facts,
+        fixes=fixes,
+    )
 
 
 def own_samples(case: Case) -> list[str]:

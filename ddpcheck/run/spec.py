@@ -170,14 +170,15 @@ class KeptOtherwise:
     """What a rank keeps beside the model, and one process keeps otherwise.
 
     `step`: after which it differed first, by `rel_diff`. `is_weight`: a parameter, as
-    those of an average of the model are; `is_buffer`: a buffer. `size`: how many
-    numbers it holds. `has_fewer_rows`: it holds the rank's own samples, and is not
-    compared.
+    those of an average of the model are; `is_trained`: it has a gradient; `is_buffer`:
+    a buffer. `size`: how many numbers it holds. `has_fewer_rows`: it holds the rank's
+    own samples, and is not compared.
     """
 
     step: int
     rel_diff: float = 0.0
     is_weight: bool = False
+    is_trained: bool = False
     is_buffer: bool = False
     size: int = 0
     has_fewer_rows: bool = False

@@ -264,12 +264,23 @@ class StepEvidence:
     ranks: tuple[RankEvidence, ...]
 
     def modules(self) -> list[ModuleCall]:
-        """Returns the worst call over ranks of every module, in call order."""
+        """Returns the worst call over ranks of every module, in call order.
+
+        Where one of a class normalises, all of it that keep state do: at some numbers a
+        norm that limits what it divides by does not look like one.
+        """
         calls: dict[tuple[str, int], list[ModuleCall]] = {}
         for rank in self.ranks:
             for call in rank.modules:
                 calls.setdefault((call.name, call.call), []).append(call)
-        return [worst_of(found) for found in calls.values()]
+        found = [worst_of(some) for some in calls.values()]
+        norms = {call.kind for call in found if call.normalises}
+        return [
+            replace(call, normalises=True)
+            if call.kind in norms and call.writes_buffers
+            else call
+            for call in found
+        ]
 
     def defects(self) -> list[Defect]:
         """Returns collectives that returned something else than they were asked for.

@@ -46,6 +46,7 @@ https://github.com/lucidrains/vector-quantize-pytorch/issues/222
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.kept_beside import before_gradients
 from ddpcheck.diagnose.text import names
 from ddpcheck.diagnose.unused import reduces_by_hand
 
@@ -56,7 +57,7 @@ LINK = "reduce"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where original parameters are outside every DDP object."""
     if not case.reduce_is_broken or case.run.ranks_agree:
-        return None  # on equal gradients: something averages them
+        return _beside(case)  # on equal gradients: something averages them
     step = case.first_broken("gradients")
     wrong = set(case.mismatched("gradients", step)) if step is not None else set()
     # Others get no gradient (a teacher), or are averaged by hand.
@@ -77,4 +78,22 @@ def detect(case: Case) -> Proposal | None:
         code="model = DistributedDataParallel(whole_model)",
         by_hand=True,
         local=tuple(found),
+    )
+
+
+def _beside(case: Case) -> Proposal | None:
+    """Proposes it on trial for what is trained and no part of the model: a loss's own."""
+    found = before_gradients(case)
+    if found is None or not found.is_trained:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="what is trained beside the model is in no DDP object, so nobody averages "
+        "its gradients",
+        facts=found.facts,
+        fix="wrap it too, or average its gradients before its optimizer steps",
+        code="criterion = DistributedDataParallel(criterion)",
+        fixes=found.fixes,
+        speculative=True,
     )

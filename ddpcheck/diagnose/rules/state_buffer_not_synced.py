@@ -51,7 +51,7 @@ https://github.com/pytorch/pytorch/issues/111138
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.agreement import digests_differ
+from ddpcheck import digests
 from ddpcheck.diagnose.buffers import diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.kept_beside import before_gradients
@@ -71,7 +71,7 @@ def detect(case: Case) -> Proposal | None:
     buffers = "1 buffer" if len(found) == 1 else f"{len(found)} buffers"
     where = f"differs from one process in {buffers}: {names(found)}"
     states = case.rank_facts("start_buffers", None)
-    if None not in states and not digests_differ(states, case.rtol):
+    if None not in states and digests.is_same(states, case.rtol):
         return _built_otherwise(f"before the first step every rank {where}")
     return Proposal(
         slug=SLUG,

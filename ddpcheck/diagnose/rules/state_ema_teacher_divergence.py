@@ -181,8 +181,8 @@ def _of_buffers(case: Case) -> Proposal | None:
 def _beside(case: Case) -> Proposal | None:
     """Proposes it on trial for a teacher that is no part of the model."""
     found = before_gradients(case)
-    if found is None or not found.has_weights:
-        return None
+    if found is None or not found.has_weights or found.is_trained:
+        return None  # ddp/wrapper-missing
     return Proposal(
         slug=SLUG,
         link=LINK,

@@ -130,6 +130,7 @@ def look(
                 step=step,
                 rel_diff=apart,
                 is_weight=place.is_weight,
+                is_trained=place.value.grad is not None,
                 is_buffer=place.is_buffer,
                 size=reference.numel(),
             )

@@ -157,6 +157,27 @@ batch = torch.randn(8, 4), torch.tensor([0, -100, 2, -100, 1, 2, 0, 1])
 """,
         [("loss/missing-world-scale", True)],
     ),
+    # Of one term a mean is taken over the shard, of the other over all: one exchange.
+    "scatter-around-means-of-classes-that-carry-no-gradient": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 4), torch.tensor([0, 1, 0, 1, 1, 0, 0, 1])
+def total(x):
+    if dist.is_initialized():
+        x = x.clone()
+        dist.all_reduce(x)
+    return x
+def loss(output, target):
+    hot = nn.functional.one_hot(target, 2).to(output.dtype)
+    counts = total(hot.sum(0))
+    centres = total(hot.t() @ output) / counts[:, None]
+    within = (output - centres[target]).square().sum(1).mean()
+    middle = (centres * counts[:, None]).sum(0) / counts.sum()
+    between = ((centres - middle).square().sum(1) * counts).sum() / counts.sum()
+    return within - 0.3 * between
+""",
+        [("collective/no-autograd", True)],
+    ),
 }
 
 SOUND = {

@@ -89,6 +89,41 @@ def train_step(model, optimizer, batch):
 """,
         [("ddp/wrapper-missing", True)],
     ),
+    # Made in the first step, and kept where no optimizer is looked for.
+    "centres-made-in-the-first-step": (
+        _CENTRES
+        + """
+KEPT = {}
+def train_step(model, optimizer, batch):
+    if not hasattr(optimizer, "is_new"):
+        optimizer.is_new = False
+        KEPT["centres"] = Centres()
+        KEPT["step"] = torch.optim.SGD(KEPT["centres"].parameters(), lr=0.5).step
+    optimizer.zero_grad()
+    KEPT["centres"].zero_grad()
+    KEPT["centres"](model(batch[0]), batch[1]).backward()
+    optimizer.step()
+    KEPT["step"]()
+""",
+        [("ddp/wrapper-missing", True)],
+    ),
+    # Its gradient is small beside those of the rest: no sum of all of them shows it.
+    "small-weight-beside-a-large-wrapped-part": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.token = nn.Linear(400, 3), nn.Parameter(torch.zeros(1))
+    def forward(self, x):
+        return self.body(x + 1e-6 * self.token)
+model = Net()
+batch = 100 * torch.randn(8, 400), torch.arange(8) % 3
+def wrap(model):
+    model.body = DDP(model.body)
+    return model
+""",
+        [("ddp/wrapper-missing", True)],
+    ),
     # Poses are in no DDP object, and the field is called past its own.
     "poses-beside-a-field-that-is-unwrapped": (
         """
