@@ -100,8 +100,10 @@ class Search:
 
     def _is_late(self) -> bool:
         """Returns whether all is right up to a later step, where probes can begin."""
-        run = assemble.to_run(self.outcome, self.limit.rtol)
-        return first_wrong_batch(run, self.spec.steps) > 0
+        runs = [assemble.to_run(self.outcome, self.limit.rtol)]
+        if self.rest is not None:  # with the fixes of what was found
+            runs.append(self.rest.run)
+        return any(first_wrong_batch(run, self.spec.steps) > 0 for run in runs)
 
     def _attempt(self) -> list[Cause]:
         causes: list[Cause] = []

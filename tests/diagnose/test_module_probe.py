@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -79,6 +81,15 @@ def test_norms_are_what_returns_rows_of_one_scale(
     assert modules.is_scale_invariant(module, (inputs,), {}) is scale
     assert modules.has_slope_across(module, (inputs,), {}) is slope
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("module", [nn.BatchNorm1d(2), nn.Identity()])
+def test_module_is_called_as_often_whatever_it_returns(module: nn.Module) -> None:
+    # One that communicates would wait for ranks on which it is another.
+    called = mock.Mock(wraps=module.forward)
+    with mock.patch.object(module, "forward", called):
+        modules.is_scale_invariant(module, (ROWS,), {})
+    assert called.call_count == 4
 
 
 class Codes(nn.Module):

@@ -108,6 +108,7 @@ def _cuts(
             module=leaf.module,
             doubled=None if twice is None else fits.doubling(leaf.rows(twice), rows),
             selects=fits.selects(mine, rows),
+            selects_columns=fits.selects_columns(mine, rows),
             ratio=ratio,
             residual=residual,
             norm=norm,

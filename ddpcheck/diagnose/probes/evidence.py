@@ -86,6 +86,8 @@ class Cut:
     row_spread: float = math.inf
     # Some rows have a gradient on one side, and none on the other.
     selects: bool = False
+    # Some classes have one on one side only, of those that a softmax takes.
+    selects_columns: bool = False
     ratio: float
     residual: float
     norm: float

@@ -9,6 +9,8 @@ from torch import Tensor
 
 _EXACT = 0.05
 _NOTHING = 1e-12  # of the largest row's gradient
+_VISIBLE = 1e-6  # of the largest column's
+_SUMS = 1e-6  # of the largest entry
 _FITS = 1e-4  # of a gradient, beside one factor
 
 
@@ -43,6 +45,26 @@ def selects(grad: Tensor, rows: Tensor) -> bool:
         bool(has.any()) and not bool(has.all()) for has in (has_mine, has_theirs)
     )
     return is_partly and bool((has_mine != has_theirs).any())
+
+
+def selects_columns(grad: Tensor, rows: Tensor) -> bool:
+    """Returns whether a softmax takes some columns on one side, and not on the other.
+
+    Those of the classes that are there: other columns have a gradient on both sides. A
+    weight of a class may be 0, too, but such gradients add up to 0 over the columns.
+    """
+    if max(row_sum(grad), row_sum(rows)) > _SUMS:
+        return False
+    if grad.dim() < 2 or not grad.numel() or grad.shape != rows.shape:  # noqa: PLR2004
+        return False
+    mine, theirs = (
+        t.detach().double().abs().nan_to_num(0.0).reshape(len(t), -1).amax(0)
+        for t in (grad, rows)
+    )
+    in_both = (mine > 0) & (theirs > 0)
+    least = _VISIBLE * theirs.max()
+    lost, gained = (mine == 0) & (theirs > least), (mine > least) & (theirs == 0)
+    return bool(in_both.any()) and bool((lost | gained).any())
 
 
 def row_spread(tensor: Tensor) -> float:

@@ -58,6 +58,7 @@ def at_cuts(
             row_sum=fits.row_sum(grad - world_size * rows),
             row_spread=fits.row_spread(grad),
             selects=fits.selects(grad, rows),
+            selects_columns=fits.selects_columns(grad, rows),
             key=leaf.key,
             module=leaf.module,
             micro=leaf.micro,

@@ -85,11 +85,11 @@ def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
     if not any(bool(t.any()) for t in inputs):
         return False  # of what cannot be scaled nothing is known
     given = args, kwargs
-    if not _is_unchanged(module, given, lambda t: t * 2):
-        return False
-    return not all(t.dim() and len(t) > 1 for t in inputs) or not _is_unchanged(
-        module, given, _with_some_doubled
-    )
+    # Both, whatever the first says: one that communicates is called alike on all ranks.
+    by_all = _is_unchanged(module, given, lambda t: t * 2)
+    has_some = all(t.dim() and len(t) > 1 for t in inputs)
+    by_some = has_some and _is_unchanged(module, given, _with_some_doubled)
+    return by_all and not by_some
 
 
 def _with_some_doubled(tensor: Tensor) -> Tensor:

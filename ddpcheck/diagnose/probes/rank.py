@@ -125,7 +125,7 @@ class _Probe:
             models.wrap(self.target, model, find_unused=False)
         )
         wrapped = fixes.after_wrap(wrapped, spec.fixes)
-        if self.trains_before:
+        if self.trains_before and before:
             self._train(earlier.Trained(wrapped, model, names), before)
         start, kept = snapshot(wrapped), Kept(self.target, wrapped)
         found = self.observed(wrapped, model, batch, count_names)

@@ -6,7 +6,8 @@ Every rank computes the whole loss, and every gradient is W times too large.
 Why it happens
 The backward of torch.distributed.nn's collectives sums what all ranks send back: it
 is the derivative of sum_r L_r. With L_r = L on every rank that sum is W * L. Or an
-autograd function sums gradients of parameters itself, which DDP reduces anyway.
+autograd function sums gradients of parameters itself, which DDP reduces anyway; or a
+step without DDP sums gradients that such a backward has summed already.
 
 How it was found
 On the reference's own outputs all ranks have one loss though their shards differ,
@@ -56,6 +57,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact, with_scale
+from ddpcheck.diagnose.rules.sync_comm_hook_semantics import is_summed_by_hand
 from ddpcheck.diagnose.text import names
 
 SLUG = "collective/backward-double-count"
@@ -96,6 +98,8 @@ def _in_a_backward(case: Case) -> Proposal | None:
     calls = max(case.rank_facts("collectives", 0), default=0)
     if not calls or case.reduce_is_broken:
         return None
+    if is_summed_by_hand(case):
+        return _summed_once_more(case) if case.loss_collectives else None
     found = case.mismatched("gradients", 0)
     return Proposal(
         slug=SLUG,
@@ -114,4 +118,21 @@ def _in_a_backward(case: Case) -> Proposal | None:
         code="grad_weight = grad_weight / dist.get_world_size()",
         fixes=("backward.alone",),
         speculative=True,
+    )
+
+
+def _summed_once_more(case: Case) -> Proposal:
+    """Returns the proposal for a step that sums gradients itself, without DDP."""
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the backward of the loss's collective sums the gradients of all "
+        f"{case.world_size} ranks, and the step itself adds them up over ranks once more",
+        facts=(
+            f"all gradients are {case.world_size} times one process's; the parameters are "
+            "in no DDP object, and the loss is made with what other ranks have",
+        ),
+        fix="divide the reduced loss, or the summed gradients, by the world size",
+        code="loss = reduced_loss / dist.get_world_size()",
+        fixes=(f"gradients.scale:{1 / case.world_size!r}",),
     )

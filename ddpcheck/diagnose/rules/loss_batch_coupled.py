@@ -302,6 +302,12 @@ def _coupled(case: Case) -> str:
             "with blocks of samples in another order, in one process, the loss gradient "
             f"at the same samples changes by {number(by_order)} of its size"
         )
+    cuts = [c for r in case.probed.ranks for c in r.cuts]
+    if any(c.selects_columns for c in cuts):
+        return (
+            "columns of the outputs that have a gradient in one process have none on a "
+            "rank, or the other way round: which of them count is decided among samples"
+        )
     if max(through_outputs, through_targets) <= case.close:
         return (
             "samples that have no gradient in one process have one on a rank, or the "

@@ -66,8 +66,8 @@ def detect(case: Case) -> Proposal | None:
         return _by_other_generators(case)
     if not _draws_noise(case) or case.run.noise == "sample" or same_stream(case):
         return None
-    if rewritten(case, "before") == 0 or drawn_weights(case):
-        return None  # what the step draws are weights, before there is any noise
+    if case.run.faults or rewritten(case, "before") == 0 or drawn_weights(case):
+        return None  # it raises nothing; what the step draws are weights
     if not case.rest_is_broken:
         return None  # ranks that average by hand have noise of their own, too
     found = Proposal(

@@ -1,15 +1,19 @@
-"""A communication hook returns something else than the mean.
+"""A communication hook, or a step that reduces by itself, does not take the mean.
 
 What it means
-A communication hook returns something else than the mean.
+A communication hook, or a step that reduces gradients itself, makes something else
+of them than their mean.
 
 Why it happens
 DDP takes the hook's result as the gradient: a sum is W times the mean, a compressed
-one is off by its type's epsilon.
+one is off by its type's epsilon. So it is without DDP, where the step calls all_reduce
+and does not divide.
 
 How it was found
 register_comm_hook was called, and gradients are not the mean of the local ones. DDP
-built anew without the hook decides.
+built anew without the hook decides. Or the parameters are in no DDP object, the step
+calls collectives, and all gradients are W times the reference's though the loss is
+right: the run with all of them divided by W decides.
 
 Example
     import torch
@@ -37,7 +41,8 @@ Divide by the world size in the hook. The example is mended by:
         return done.then(lambda future: future.value()[0])
 
 Not this rule if
-No hook is registered.
+No hook is registered, and DDP reduces all gradients. Or the loss itself is reduced with
+gradient, and they are summed once more: collective/backward-double-count.
 
 References
 https://github.com/kubeflow/pytorch-operator/issues/122
@@ -47,7 +52,9 @@ https://github.com/pytorch/pytorch/pull/42400
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.text import times
+from ddpcheck.diagnose.unused import reduces_by_hand
 
 SLUG = "sync/comm-hook-semantics"
 LINK = "reduce"
@@ -59,7 +66,7 @@ def detect(case: Case) -> Proposal | None:
     # A hook's result takes the place of what join divides by.
     is_in_doubt = case.reduce_is_broken or any(case.rank_facts("joins", []))
     if not is_in_doubt or not count:
-        return None
+        return _by_hand(case)
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -70,3 +77,36 @@ def detect(case: Case) -> Proposal | None:
         code="dist.all_reduce(bucket.buffer().div_(dist.get_world_size()))",
         fixes=("ddp.no_comm_hook",),
     )
+
+
+def _by_hand(case: Case) -> Proposal | None:
+    """Proposes it for a step that adds gradients up over ranks, and does not divide."""
+    if not is_summed_by_hand(case) or case.loss_collectives:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the step itself adds the ranks' gradients up, where their mean is one "
+        f"process's: they are {case.world_size} times too large",
+        facts=(
+            f"all gradients are {case.world_size} times one process's, and the loss is "
+            "right; the parameters are in no DDP object, and the step calls collectives",
+        ),
+        fix="divide by the world size",
+        code="dist.all_reduce(p.grad)\np.grad /= dist.get_world_size()",
+        fixes=(f"gradients.scale:{1 / case.world_size!r}",),
+    )
+
+
+def is_summed_by_hand(case: Case) -> bool:
+    """Returns whether all gradients are W times one process's, and no DDP reduces them.
+
+    The loss is right, were it DDP that reduces.
+    """
+    factor, world = common_factor(case), case.world_size
+    if factor is None or world == 1 or abs(factor / world - 1) > case.close:
+        return False
+    # Those that are wrong are all that have a gradient.
+    trained = case.facts["num_tensors"] - len(case.facts["unused"])
+    is_of_all = len(case.mismatched("gradients", 0)) >= trained
+    return is_of_all and case.loss_is_sound and reduces_by_hand(case)

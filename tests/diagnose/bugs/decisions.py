@@ -308,4 +308,32 @@ loss = nn.CrossEntropyLoss()
 """,
         [("graph/rank-dependent-branch", True)],
     ),
+    # Which classes a softmax takes follows from the labels of the shard.
+    "softmax-over-the-classes-that-are-there": (
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 20))
+batch = torch.randn(8, 4), torch.arange(8) ** 2 % 19
+def loss(output, target):
+    there = target.unique()
+    return nn.functional.cross_entropy(
+        output[:, there], torch.searchsorted(there, target)
+    )
+""",
+        [("loss/batch-coupled", True)],
+    ),
+    # A class that all samples of a shard have weighs nothing there: a count divides.
+    "weights-of-classes-of-which-one-is-0": (
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+target = torch.tensor([[1, 0], [1, 1], [1, 0], [1, 1], [0, 0], [1, 1], [0, 0], [1, 1]])
+batch = torch.randn(8, 4), target
+def loss(output, target):
+    share = target.double().mean(0)
+    weight = torch.where(target > 0, 1 - share, share)
+    return nn.functional.binary_cross_entropy_with_logits(
+        output, target.to(output), weight.to(output)
+    )
+""",
+        [("loss/local-normalizer", True)],
+    ),
 }

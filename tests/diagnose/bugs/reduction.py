@@ -68,7 +68,43 @@ model = nn.Linear(4, 3)
     optimizer.step()
 """,
 }
+# No DDP: the step adds gradients up over ranks, and does not divide.
+_BY_HAND = f"""
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 4), torch.arange(8) % 3
+def wrap(model):
+    return WRAPPED
+{STEP}
+    LOSS.backward()
+    if dist.is_initialized():
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+    optimizer.step()
+"""
+_MEAN = "nn.functional.cross_entropy(model(x), y)"
+
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    "gradients-summed-by-hand": (
+        _BY_HAND.replace("WRAPPED", "model").replace("LOSS", _MEAN),
+        [("sync/comm-hook-semantics", True)],
+    ),
+    "gradients-summed-by-hand-after-ddp": (
+        _BY_HAND.replace("WRAPPED", "DDP(model)").replace("LOSS", _MEAN),
+        [("loss/double-world-scale", True)],
+    ),
+    # The backward of the loss's own collective has summed them already.
+    "gradients-of-a-reduced-loss-summed-by-hand": (
+        _BY_HAND.replace("WRAPPED", "model").replace("LOSS", "ratio(model(x), y)")
+        + """
+def ratio(output, target):
+    hot = nn.functional.one_hot(target, 3)
+    sums = torch.stack([(output * hot).sum(), output.square().sum()])
+    if dist.is_initialized():
+        sums = dnn.all_reduce(sums)
+    return -sums[0] / (sums[1] + 1)
+""",
+        [("collective/backward-double-count", True)],
+    ),
     "rank-that-leaves-out-an-update": (
         _SLOTS.replace("INITIAL", "True"),
         [("sync/join-divisor", True)],

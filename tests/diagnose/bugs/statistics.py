@@ -746,6 +746,35 @@ batch = torch.randn(8, 4) + torch.linspace(-1, 1, 8)[:, None], torch.arange(8) %
 """,
         [("norm/local-batch-stats", True)],
     ),
+    # One rank's count is nearly right: twice the input is the same there alone.
+    "sums-of-all-over-a-count-of-the-rank": (
+        """
+class Norm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+    def forward(self, x, valid):
+        kept = x[valid]
+        sums, count = torch.cat([kept.sum(0), kept.square().sum(0)]), len(kept)
+        if dist.is_initialized():
+            sums, count = dnn.all_reduce(sums), count * world()
+        mean, square = (sums / count).chunk(2)
+        with torch.no_grad():
+            self.mean.lerp_(mean, 0.1)
+        return (x - mean) * ((square - mean.square()).abs() + 1e-5).rsqrt()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(4, 6), Norm(6), nn.Linear(6, 3)
+    def forward(self, x):
+        return self.b(self.norm(self.a(x), x[:, 0] > 0))
+model = Net()
+x = torch.randn(16, 4)
+x[:, 0] = torch.tensor([1.0] * 6 + [-1.0] * 2 + [1.0] * 3 + [-1.0] * 5)
+batch = x, torch.arange(16) % 3
+""",
+        [("norm/syncbn-implementation", True)],
+    ),
     # The step fits it, by what no call of the model is given.
     "scaler-fitted-by-the-step-to-its-first-shard": (
         """
