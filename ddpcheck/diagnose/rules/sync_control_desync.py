@@ -121,9 +121,16 @@ def _by_numbers(case: Case) -> Proposal | None:
         return _of_update(case, step, decided)
     if (others := _of_all_ranks(case, first) or _of_some_ranks(case)) is not None:
         return others
-    return (
-        _of_later_step(first) if first and not case.run.faults else _of_the_rank(case)
-    )
+    return _of_a_decision(case, first) or _of_the_rank(case)
+
+
+def _puts_gradients_away(case: Case) -> bool:
+    """Returns whether a rank has a gradient at its first update that one process lacks.
+
+    Or the other way round: a step that leaves a part of the model out sets it to None.
+    """
+    rows = [t for q in case.step_quantity("gradients", 0) for t in q.tensors]
+    return any(t.why is not None and t.why.startswith("missing") for t in rows)
 
 
 def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
@@ -227,8 +234,16 @@ def _of_some_ranks(case: Case) -> Proposal | None:
     )
 
 
-def _of_later_step(first: int) -> Proposal:
-    """Returns the proposal for numbers of one step that decide on the loss of a later."""
+def _of_a_decision(case: Case, first: int | None) -> Proposal | None:
+    """Returns the proposal for numbers that decide on the loss of a later step.
+
+    Or of this one, where its gradients are put away. `first`: the step in which
+    gradients differ first, None for none.
+    """
+    if first is None or case.run.faults:
+        return None
+    if not first and not _puts_gradients_away(case):
+        return None
     return Proposal(
         slug=SLUG,
         link=LINK,
