@@ -17,6 +17,7 @@ _MAX_ROWS = 50
 JUDGED = ("gradients", "weights", "buffers")
 
 
+CANNOT_RUN = "DataParallel cannot run this target"
 _AVERAGED_LATER = (
     "each rank's own when the optimizer steps; the ranks share their weights after it, "
     "and these are one process's after every step"
@@ -147,7 +148,7 @@ def _judge(run: Run, never: str) -> Run:
     if run.why:
         return run
     if run.faults and run.mode == "dp":
-        why = f"DataParallel cannot run this target: {run.faults[0].summary}"
+        why = f"{CANNOT_RUN}: {run.faults[0].summary}"
         return dataclasses.replace(run, why=why)
     why = next((told for f in run.faults if (told := _not_the_targets(f))), "")
     if why:
@@ -274,7 +275,7 @@ def _faults(outcome: RunOutcome) -> Iterable[Fault]:
                 kind="raised",
                 rank=result.rank if result else rank.rank,
                 step=step,
-                summary=f"{raised.type_name}: {first[0] if first else ''}".strip(),
+                summary=": ".join((raised.type_name, *first[:1])),
                 stack=raised.stack,
                 stderr=rank.stderr,
             )

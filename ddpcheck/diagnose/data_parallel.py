@@ -17,6 +17,7 @@ from ddpcheck.diagnose.registry import (
     DATA_PARALLEL_DETECTORS,
     DATA_PARALLEL_FAULT_RULES,
 )
+from ddpcheck.diagnose.rules.data_batch_layout import SLUG as BATCH_LAYOUT
 from ddpcheck.diagnose.rules.norm_local_batch_stats import SLUG as LOCAL_STATISTICS
 from ddpcheck.diagnose.text import number
 from ddpcheck.report import Finding, Fix, Run, Tolerance
@@ -33,7 +34,7 @@ def explain(
     limit: Tolerance,
 ) -> list[Finding]:
     """Returns the findings with DataParallel's runs added, or one of their own."""
-    both = shared(findings)
+    both = shared(findings, runs[rest[0]])
     known = {finding.slug for finding in both}
     own = _own(session, outcomes, runs, rest, limit, known)
     if both and not all(f.fix and f.fix.verified for f in own):
@@ -41,12 +42,19 @@ def explain(
     return [*findings, *own]
 
 
-def shared(findings: list[Finding]) -> list[Finding]:
-    """Returns the findings of DDP's runs that may explain DataParallel's, too."""
-    # The loss is computed on all outputs, but where forward computes it.
-    return [f for f in findings if f.link == "forward"] or [
-        f for f in findings if f.link in ("loss", "backward", "update")
-    ]
+def shared(findings: list[Finding], run: Run) -> list[Finding]:
+    """Returns the findings of DDP's runs that may explain DataParallel's `run`, too.
+
+    Not buffers that DDP sends. The loss is computed on all outputs, but where forward
+    computes it: where outputs are wrong, it is not the loss.
+    """
+    found = [f for f in findings if not f.slug.startswith("state/buffer-")]
+    # The order of samples in the batch decides which a replica has, too.
+    of_forward = [f for f in found if f.link == "forward" or f.slug == BATCH_LAYOUT]
+    outputs = run.outputs.excess_by_step[:1]
+    if of_forward or (outputs and outputs[0] > 1):
+        return of_forward
+    return [f for f in found if f.link in ("loss", "backward", "update")]
 
 
 def explain_faults(
@@ -60,17 +68,30 @@ def explain_faults(
     faulty = [i for i, r in enumerate(runs) if r.mode == "dp" and r.faults]
     if not faulty:
         return runs
-    spec = outcomes[faulty[0]].spec
     case = DataParallelCase(run=runs[faulty[0]])
+    proposal = _of_fault(session, outcomes[faulty[0]].spec, case, limit)
+    if proposal is None:
+        return runs
+    why = f"{assemble.CANNOT_RUN}: {proposal.summary} ({proposal.slug}); "
+    return [
+        dataclasses.replace(r, why=why + r.faults[0].summary) if i in faulty else r
+        for i, r in enumerate(runs)
+    ]
+
+
+def _of_fault(
+    session: Session, spec: RunSpec, case: DataParallelCase, limit: Tolerance
+) -> Proposal | None:
+    """Returns the cause with whose fix it equals one process, or else runs at all."""
+    runs: Proposal | None = None
     for rule in DATA_PARALLEL_FAULT_RULES:
-        proposal = rule.detect(case)
+        proposal: Proposal = rule.detect(case)
         mended = session.run([spec.but(fixes=spec.fixes + proposal.fixes)])[0]
-        if assemble.to_run(mended, limit.rtol).verdict == "equivalent":
-            why = f": {proposal.summary} ({proposal.slug})"
-            return [
-                dataclasses.replace(r, why=r.why + why) if i in faulty else r
-                for i, r in enumerate(runs)
-            ]
+        verdict = assemble.to_run(mended, limit.rtol).verdict
+        if verdict == "equivalent":
+            return proposal
+        if verdict == "divergent" and runs is None:
+            runs = proposal
     return runs
 
 
@@ -100,6 +121,7 @@ def _own(
         has_batch_norm=facts["has_batch_norm"] and LOCAL_STATISTICS not in known,
     )
     before = assemble.worst_excess(run)
+    unproven: list[Finding] = []
     for detect in DATA_PARALLEL_DETECTORS:
         proposal = detect(case)
         if proposal is None:
@@ -115,9 +137,10 @@ def _own(
             verified = after <= 1
         elif ddp_is_fine:  # the fix is to use DDP
             after, verified = assemble.worst_excess(same[0]), True
-        if not verified and may_fail:
-            continue
         found = _finding(proposal, rest, before, after, verified=verified)
+        if not verified and may_fail:
+            unproven += [] if proposal.speculative else [found]
+            continue
         if not ddp_is_fine:
             return [found]
         return [dataclasses.replace(found, facts=(*found.facts, _fine(run)))]
@@ -126,7 +149,8 @@ def _own(
         made = without_group.found(session, outcome, run, rest, limit, same[0])
         if made:
             return made
-    return [_unknown(outcomes[rest[0]], run, rest, ddp_is_fine=ddp_is_fine)]
+    unknown = _unknown(outcomes[rest[0]], run, rest, ddp_is_fine=ddp_is_fine)
+    return unproven[:1] or [unknown]
 
 
 def _fine(run: Run) -> str:

@@ -116,7 +116,8 @@ def _under_ddp(
     causes = search.run()
     found = findings.make(causes, search.case, search.rest, rest)
     known = [f for f in found if f.slug != findings.UNKNOWN]
-    return data_parallel.shared(known), run
+    of_replicas = assemble.to_run(outcomes[rest[0]], limit.rtol)
+    return data_parallel.shared(known, of_replicas), run
 
 
 def _diagnose_simulated(

@@ -90,6 +90,7 @@ DATA_PARALLEL_RULES: tuple[ModuleType, ...] = (
     dp_replica_parameters_empty,
     dp_replica_state_lost,
     dp_thread_context,
+    dp_scatter_semantics,
 )
 
 # All that look at DataParallel alone: its rules, then what others say of replicas.
@@ -102,6 +103,7 @@ DATA_PARALLEL_DETECTORS: tuple[Callable[[DataParallelCase], Proposal | None], ..
 DATA_PARALLEL_FAULT_RULES: tuple[ModuleType, ...] = (
     dp_scatter_semantics,
     dp_variable_length_gather,
+    dp_replica_parameters_empty,
 )
 
 # For what breaks off and no other rule explains: they say what happened, not why. One

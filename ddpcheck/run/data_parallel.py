@@ -89,11 +89,11 @@ class _Replicas(nn.DataParallel[nn.Module]):
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
         """Returns torch's chunks of every tensor, other objects whole."""
         scatter: Any = super().scatter
-        if "dp.copy_scalars" not in self.fixes:
+        if "dp.by_samples" not in self.fixes:
             return scatter(inputs, kwargs, device_ids)
-        rows, scalars = changes.without_scalars((inputs, kwargs))
-        parts = zip(*scatter(*rows, device_ids), strict=True)
-        whole = [changes.with_scalars(part, scalars) for part in parts]
+        given = changes.BySamples(inputs, kwargs)
+        parts = zip(*scatter(*given.rows(), device_ids), strict=True)
+        whole = [given.part(*part) for part in parts]
         return [args for args, _ in whole], [kwds for _, kwds in whole]
 
     def bound(

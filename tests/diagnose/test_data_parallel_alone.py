@@ -82,6 +82,42 @@ class Turned(nn.Linear):
 model = Turned()
 """
 # Under DDP a sum makes gradients 1 / W; DataParallel has it as one process.
+# Every replica has a part of a table, and all of a list.
+TABLE = """
+class Nearest(nn.Linear):
+    def forward(self, x, table):
+        return torch.cdist(super().forward(x), table).amin(1)
+model = Nearest(4, 5)
+def train_step(model, optimizer, batch):
+    x, _ = batch
+    table = torch.linspace(-1, 1, 20, dtype=x.dtype).reshape(4, 5)
+    optimizer.zero_grad()
+    model(x, table).mean().backward()
+    optimizer.step()
+"""
+LENGTHS = """
+class Pooled(nn.Linear):
+    def forward(self, x, lengths):
+        y = super().forward(x)
+        return torch.stack([row[:n].mean(0) for row, n in zip(y, lengths)])
+model = Pooled(4, 3)
+batch = torch.randn(8, 5, 4), torch.arange(8) % 3
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    loss(model(x, [1 + n for n in y.tolist()]), y).backward()
+    optimizer.step()
+"""
+# Two views one after the other: gathered, each half has rows of both.
+VIEWS = """
+class Views(nn.Linear):
+    def forward(self, x):
+        return super().forward(torch.cat([x, x.flip(1)]))
+model = Views(4, 3)
+def loss(output, target):
+    one, other = nn.functional.normalize(output, dim=1).chunk(2)
+    return nn.functional.cross_entropy(one @ other.t(), torch.arange(len(one)))
+"""
 SUM_BESIDE = "loss = nn.CrossEntropyLoss(reduction='sum')\n"
 REPLICA = """
 class Peeking(nn.Linear):
@@ -137,6 +173,8 @@ def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
         (HIDDEN, "dp/replica-state-lost"),
         (DIRECTION, "dp/replica-state-lost"),
         (REPLICA, "dp/replica-parameters-empty"),
+        (TABLE, "dp/scatter-semantics"),
+        (LENGTHS, "dp/scatter-semantics"),
     ],
     ids=[
         "shared",
@@ -149,6 +187,8 @@ def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
         "hidden",
         "direction",
         "replica",
+        "table",
+        "list",
     ],
 )
 def test_cause_is_found_and_its_fix_verified(
@@ -175,6 +215,57 @@ def test_unknown_says_that_ddp_is_right(pool: Pool, tmp_path: Path) -> None:
     expected = "the cause is unknown; under DataParallel alone the forward differs"
     assert finding.summary == expected
     assert finding.facts[-1] == "DDP at world size 2 equals one process"
+
+
+def test_loss_of_all_outputs_is_no_cause_where_these_are_wrong(
+    pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, tmp_path, HEAD + VIEWS, ("dp",))
+    assert [(f.slug, f.link) for f in report.findings] == [("unknown", "forward")]
+
+
+REASSIGNED = """
+class Counted(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("seen", torch.zeros(3))
+    def forward(self, x):
+        y = super().forward(x)
+        self.seen = self.seen + y.detach().sum(0)
+        return y * (1 + self.seen.tanh())
+model = Counted()
+"""
+
+
+def test_what_replicas_lose_is_told_where_ddp_differs_too(
+    pool: Pool, tmp_path: Path
+) -> None:
+    source = HEAD + REASSIGNED.replace("y * (1 + self.seen.tanh())", "y * 1")
+    report = checked(pool, tmp_path, source, ("dp",))
+    found = [(f.slug, f.fix and f.fix.verified) for f in report.findings]
+    assert found == [("dp/replica-state-lost", None)]
+
+
+def test_what_raises_is_told_by_what_makes_it_run(pool: Pool, tmp_path: Path) -> None:
+    # It runs, and a sum of the replicas' means is no mean.
+    source = """
+class Net(nn.Linear):
+    def forward(self, x, scale):
+        return (super().forward(x) * scale).mean()
+model = Net(4, 3)
+batch = (torch.randn(8, 4), torch.tensor(2.0)), torch.arange(8) % 3
+loss = lambda output, target: output.sum()
+"""
+    report = checked(pool, tmp_path, HEAD + source, ("dp",))
+    assert [(r.verdict, r.why) for r in report.runs] == [
+        (
+            "not-checked",
+            "DataParallel cannot run this target: DataParallel splits every tensor "
+            "along dimension 0, whatever that is, and copies all else whole; where "
+            "samples alone are split it runs (dp/scatter-semantics); RuntimeError: "
+            "chunk expects at least a 1-dimensional tensor",
+        )
+    ]
 
 
 def test_unknown_says_that_the_target_is_written_for_ranks(

@@ -4,13 +4,15 @@ What it means
 nn.DataParallel splits every tensor argument along dimension 0.
 
 Why it happens
-It calls torch.chunk on all tensors, also on those that are not samples: one without
-dimensions cannot be split at all. Numbers and strings are copied whole to each replica.
+It calls torch.chunk on all tensors, also on those that are not samples: a table that all
+samples share, one without dimensions, which cannot be split at all, and the items of a
+list. Numbers, strings and lists of them are copied whole to each replica.
 
 How it was found
-DataParallel raises where one process trains. The run in which tensors without
-dimensions are copied to every replica decides. What raises counts as not checked, so
-the cause stands beside that reason.
+DataParallel raises where one process trains, or computes something else. The run decides
+in which tensors of other lengths than the samples are copied to every replica, and lists
+as long are split. What raises counts as not checked, so the cause stands beside that
+reason.
 
 Example
     import torch
@@ -45,16 +47,17 @@ LINK = "data"
 
 
 def detect(case: DataParallelCase) -> Proposal | None:
-    """Proposes it where DataParallel raises; the run with copies decides."""
-    if not case.run.faults:
-        return None
+    """Proposes it on trial; the run in which samples alone are split decides."""
+    mended = "it runs" if case.run.faults else "it equals one process"
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="DataParallel splits every tensor along dimension 0; with those that have "
-        "none copied to every replica it runs",
+        summary="DataParallel splits every tensor along dimension 0, whatever that is, "
+        f"and copies all else whole; where samples alone are split {mended}",
         facts=(),
-        fix="pass a number, or one row per sample",
-        fixes=("dp.copy_scalars",),
+        fix="pass samples as tensors of one row each, and what belongs to no sample as a "
+        "number or an attribute of the model",
+        code="self.register_buffer('centroids', centroids)  # not an argument",
+        fixes=("dp.by_samples",),
         speculative=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -98,20 +99,61 @@ def _same_memory(a: Tensor, b: Tensor | None) -> bool:
     return b is not None and a.data_ptr() == b.data_ptr() and a.shape == b.shape
 
 
-def without_scalars(value: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Returns the value with its 0-dimensional tensors as rows, and these."""
-    scalars = {path: t for path, t in tree.tensors(value) if t.dim() == 0}
-    size = max((len(t) for t in tree.held(value) if t.dim()), default=1)
+@dataclass(slots=True)
+class BySamples:
+    """The arguments of a call, of which samples alone are to be split.
 
-    def rows(path: str, t: Tensor) -> Tensor:
-        return t.expand(size) if path in scalars else t
+    What stands for a list of samples, or for a tensor of something else, are numbers of
+    samples: torch splits these, and `part` puts the rest back.
+    """
 
-    return tree.replace(value, rows), scalars
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    whole: dict[str, Tensor] = field(default_factory=dict)
+    lists: dict[Any, Any] = field(default_factory=dict)  # by position, or name
+
+    def rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the arguments as torch is to split them."""
+        size = _samples((*self.args, *self.kwargs.values()))
+        named: dict[Any, Any] = {**dict(enumerate(self.args)), **self.kwargs}
+        self.lists = {
+            key: value
+            for key, value in named.items()
+            if type(value) in (list, tuple) and len(value) == size
+        }
+        numbers = torch.arange(size)
+        named |= dict.fromkeys(self.lists, numbers)
+
+        def stand_in(path: str, t: Tensor) -> Tensor:
+            if t.dim() and len(t) == size:
+                return t
+            self.whole[path] = t
+            return numbers
+
+        args = tuple(named.pop(position) for position in range(len(self.args)))
+        given: tuple[tuple[Any, ...], dict[str, Any]]
+        given = tree.replace((args, named), stand_in)
+        return given
+
+    def part(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns a replica's arguments, from those that torch made of `rows`."""
+        args, kwargs = tree.replace((args, kwargs), self.whole.get)
+        named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        for key, value in self.lists.items():
+            named[key] = type(value)([value[n] for n in named[key].tolist()])
+        return tuple(named.pop(n) for n in range(len(args))), named
 
 
-def with_scalars(value: Any, scalars: dict[str, Tensor]) -> Any:
-    """Returns a replica's part with the 0-dimensional tensors whole."""
-    return tree.replace(value, scalars.get)
+def _samples(values: Sequence[Any]) -> int:
+    """Returns how many samples a call is given: as many as its first tensor has rows.
+
+    Or its first list items, where no argument is a tensor itself.
+    """
+    sizes = [len(v) for v in values if isinstance(v, Tensor) and v.dim()]
+    sizes += [len(v) for v in values if isinstance(v, list | tuple)]
+    return (sizes or [len(t) for t in tree.held(values) if t.dim()] or [1])[0]
 
 
 def padded(outputs: Sequence[Any]) -> list[Any]:
