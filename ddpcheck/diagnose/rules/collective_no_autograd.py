@@ -51,7 +51,7 @@ import dataclasses
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence
-from ddpcheck.diagnose.text import listed, number
+from ddpcheck.diagnose.text import in_group, listed, number
 
 SLUG = "collective/no-autograd"
 LINK = "loss"
@@ -106,6 +106,18 @@ def detect(case: Case) -> Proposal | None:
         evidence=ratio_evidence(case),
     )
     # What was detached on its way there carries no gradient by any collective.
-    return dataclasses.replace(
-        found, fallback=dataclasses.replace(found, fixes=global_loss_fix(case))
+    wide = dataclasses.replace(found, fixes=global_loss_fix(case))
+    if not is_own_part and (ratio is None or abs(ratio - 1) > case.close):
+        return dataclasses.replace(found, fallback=wide)
+    # There may be no such collective: then what the rank has is to be taken W times.
+    scaled = dataclasses.replace(
+        found,
+        fix="multiply by the world size what each rank has its own part of; or train on "
+        "the rank's own loss, and reduce a copy of it for the log",
+        code="logged = loss.detach().clone()\n"
+        + in_group("dist.all_reduce(logged, op=dist.ReduceOp.AVG)")
+        + "\nloss.backward()",
+        fixes=(f"loss.scale:{float(case.world_size)!r}",),
+        fallback=wide,
     )
+    return dataclasses.replace(found, fallback=scaled)

@@ -25,6 +25,22 @@ model = MODEL
 )
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # There is no reduce with a gradient: each rank trains on its share of its own loss.
+    "loss-reduced-to-the-first-rank-and-sent": (
+        """
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+def loss(output, target):
+    value = nn.functional.cross_entropy(output, target)
+    if dist.is_initialized():
+        value = value.unsqueeze(0)
+        dist.reduce(value, dst=0)
+        value = value / world()
+        dist.broadcast(value, src=0)
+    return value.sum()
+""",
+        [("collective/no-autograd", True)],
+    ),
     # The gradient of what a rank gathered goes to the first rank's rows.
     "own-rows-in-the-place-of-the-first-rank": (
         """
