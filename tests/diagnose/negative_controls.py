@@ -495,10 +495,14 @@ def train_step(model, optimizer, batch):
 """,
 }
 
-# (control, what is changed in it, into what, the finding that this makes). "unknown":
-# gradients that the target itself sums over ranks are no cause of the catalogue.
+# (control, what is changed in it, into what, the finding that this makes).
 BROKEN_TWINS = (
-    ("averaging-twice", "            p.grad /= world()\n", "", "unknown"),
+    (
+        "averaging-twice",
+        "            p.grad /= world()\n",
+        "",
+        "loss/double-world-scale",
+    ),
     (
         "count-reduced-without-gradient",
         "world() * total",

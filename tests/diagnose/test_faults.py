@@ -75,7 +75,7 @@ FAULTS = {
     "memory": Bad(
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30,) * 2); bytearray(1 << 31)",
         "sync/rank-raised",
-        f"rank 1 raises MemoryError:{WHERE}",
+        f"rank 1 raises MemoryError{WHERE}",
     ),
     "hangs": Bad("time.sleep(600)", "sync/rank-hung", f"rank 1 hangs{WHERE} wait"),
     "waits for a message that nobody sends": Bad(

@@ -4,15 +4,15 @@ What it means
 nn.DataParallel splits every tensor argument along dimension 0.
 
 Why it happens
-It calls torch.chunk on all tensors, also on those that are not samples: a table that all
-samples share, one without dimensions, which cannot be split at all, and the items of a
-list. Numbers, strings and lists of them are copied whole to each replica.
+It calls torch.chunk on all tensors, also on those that are not samples: a table that
+all samples share, one without dimensions, which cannot be split at all, and the items
+of a list. Numbers, strings and lists of them are copied whole to each replica.
 
 How it was found
-DataParallel raises where one process trains, or computes something else. The run decides
-in which tensors of other lengths than the samples are copied to every replica, and lists
-as long are split. What raises counts as not checked, so the cause stands beside that
-reason.
+DataParallel raises where one process trains, or computes something else. The run
+decides in which tensors of other lengths than the samples are copied to every replica,
+and lists as long are split. What raises counts as not checked, so the cause stands
+beside that reason.
 
 Example
     import torch
