@@ -45,16 +45,24 @@ def explain(
 def shared(findings: list[Finding], run: Run) -> list[Finding]:
     """Returns the findings of DDP's runs that may explain DataParallel's `run`, too.
 
-    Not buffers that DDP sends. The loss is computed on all outputs, but where forward
-    computes it: where outputs are wrong, it is not the loss.
+    The loss is computed on all outputs, but where forward computes it: where outputs
+    are wrong, it is not the loss.
     """
-    found = [f for f in findings if not f.slug.startswith("state/buffer-")]
     # The order of samples in the batch decides which a replica has, too.
-    of_forward = [f for f in found if f.link == "forward" or f.slug == BATCH_LAYOUT]
+    of_forward = [f for f in findings if f.link == "forward" or f.slug == BATCH_LAYOUT]
     outputs = run.outputs.excess_by_step[:1]
     if of_forward or (outputs and outputs[0] > 1):
         return of_forward
-    return [f for f in found if f.link in ("loss", "backward", "update")]
+    return [f for f in findings if f.link in ("loss", "backward", "update")]
+
+
+def alone(findings: list[Finding], run: Run) -> list[Finding]:
+    """Returns the same of findings that nobody asked for: DDP has run for them alone.
+
+    Not of buffers that DDP sends: what replicas write is lost in another way.
+    """
+    found = [f for f in findings if not f.slug.startswith("state/buffer-")]
+    return shared(found, run)
 
 
 def explain_faults(
