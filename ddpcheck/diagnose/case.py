@@ -251,8 +251,7 @@ class Case:
     @property
     def couples(self) -> bool | None:
         """Whether the loss at one sample depends on others, where it is wrong."""
-        wrong = self._wrong_cuts()
-        if any(c.selects or c.selects_columns or c.ratio < 0 for c in wrong):
+        if any(c.is_chosen for c in self._wrong_cuts()):
             return True  # others decide which samples count, or in which direction
         if not self.is_part and self.rank_ratios is not None and self._are_shares():
             return False  # whatever a divisor is made of, it is one for all samples

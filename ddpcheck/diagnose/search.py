@@ -100,9 +100,8 @@ class Search:
 
     def _is_late(self) -> bool:
         """Returns whether all is right up to a later step, where probes can begin."""
-        runs = [assemble.to_run(self.outcome, self.limit.rtol)]
-        if self.rest is not None:  # with the fixes of what was found
-            runs.append(self.rest.run)
+        run = assemble.to_run(self.outcome, self.limit.rtol)
+        runs = [run] if self.rest is None else [run, self.rest.run]  # that with fixes
         return any(first_wrong_batch(run, self.spec.steps) > 0 for run in runs)
 
     def _attempt(self) -> list[Cause]:

@@ -92,6 +92,11 @@ class Cut:
     residual: float
     norm: float
 
+    @property
+    def is_chosen(self) -> bool:
+        """Whether others decide what has a gradient here, or its direction."""
+        return self.selects or self.selects_columns or self.ratio < 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Micro:

@@ -105,9 +105,18 @@ def detect(case: Case) -> Proposal | None:
         speculative=not (case.losses_replicate or is_own_part or is_scaled),
         evidence=ratio_evidence(case),
     )
+    may_scale = is_own_part or (ratio is not None and abs(ratio - 1) <= case.close)
+    return _with_fallbacks(case, found, may_scale=may_scale)
+
+
+def _with_fallbacks(case: Case, found: Proposal, *, may_scale: bool) -> Proposal:
+    """Returns the proposal with others, for what no collective's gradient mends.
+
+    `may_scale`: the rank's own part is right where it is taken W times.
+    """
     # What was detached on its way there carries no gradient by any collective.
     wide = dataclasses.replace(found, fixes=global_loss_fix(case))
-    if not is_own_part and (ratio is None or abs(ratio - 1) > case.close):
+    if not may_scale:
         return dataclasses.replace(found, fallback=wide)
     # There may be no such collective: then what the rank has is to be taken W times.
     scaled = dataclasses.replace(
