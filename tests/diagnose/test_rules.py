@@ -8,21 +8,14 @@ from pathlib import Path
 import pytest
 
 from ddpcheck import checking, pages
-from ddpcheck.diagnose.registry import (
-    DATA_PARALLEL_FAULT_RULES,
-    DATA_PARALLEL_RULES,
-    FAULT_RULES,
-    RULES,
-)
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import Report
 from ddpcheck.target import TargetRef
+from tests.diagnose.test_pages import SLUGS
 
 # Their examples raise under DataParallel.
 RAISES = ("dp/scatter-semantics", "dp/variable-length-gather")
-_ALL = (*RULES, *FAULT_RULES, *DATA_PARALLEL_RULES, *DATA_PARALLEL_FAULT_RULES)
-SLUGS = list(dict.fromkeys(rule.SLUG for rule in _ALL))
 # No run can prove these: what would end the fault would end any of its kind, or what
 # decides is known to the target alone. Their pages say so.
 UNVERIFIED = {

@@ -199,7 +199,8 @@ def test_hanging_rank_is_found_at_the_deadline(engine: Pool, how: str) -> None:
     before = _warm(engine, 2)
     started = time.monotonic()
     outcomes = engine.run(_job("fail", how=how, rank=1), 2, timeout_s=TIMEOUT_S)
-    assert time.monotonic() - started >= TIMEOUT_S - 0.1
+    seconds = time.monotonic() - started
+    assert TIMEOUT_S - 0.1 <= seconds < TIMEOUT_S + 5
     assert [o.kind for o in outcomes] == ["hung", "hung"]
     assert "barrier" in outcomes[0].stack
     if how == "hang":

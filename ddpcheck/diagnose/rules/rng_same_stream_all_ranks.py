@@ -42,6 +42,8 @@ https://github.com/mlcommons/training/pull/844
 
 from __future__ import annotations
 
+import dataclasses
+
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import repeats_first_inputs
 from ddpcheck.diagnose.rules.rng_stochastic_layer import (
@@ -106,35 +108,30 @@ def _by_own_generator(case: Case, draws: tuple[tuple[int, ...], ...]) -> Proposa
 
 
 def _by_held_generators() -> Proposal:
-    return Proposal(
-        slug=SLUG,
-        link=LINK,
-        summary="all ranks draw the same random numbers for different samples: a "
-        "generator of numpy's or Python's that the target holds is seeded alike on "
+    return _of_numpy(
+        "a generator of numpy's or Python's that the target holds is seeded alike on "
         "every rank",
-        facts=("when the forward begins it is in the same state on all ranks", EQUAL),
-        fix="seed the generator by rank; to check the rest, take the noise out",
-        code="rng = np.random.default_rng((seed, dist.get_rank()))",
-        fixes=("target.constant_draws",),
-        speculative=True,
+        "when the forward begins it is in the same state on all ranks",
     )
 
 
 def _by_inputs() -> Proposal:
     """Proposes it on trial: what stands in a place of the shard would be alike, too."""
+    found = _of_numpy(
+        "the training step draws them by numpy or random, seeded alike on every rank",
+        "the other ranks give the model what one process gives it for its first samples",
+    )
+    return dataclasses.replace(found, last_resort=1)
+
+
+def _of_numpy(why: str, fact: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="all ranks draw the same random numbers for different samples: the "
-        "training step draws them by numpy or random, seeded alike on every rank",
-        facts=(
-            "the other ranks give the model what one process gives it for its first "
-            "samples",
-            EQUAL,
-        ),
+        summary=f"all ranks draw the same random numbers for different samples: {why}",
+        facts=(fact, EQUAL),
         fix="seed the generator by rank; to check the rest, take the noise out",
         code="rng = np.random.default_rng((seed, dist.get_rank()))",
         fixes=("target.constant_draws",),
         speculative=True,
-        last_resort=1,
     )
