@@ -80,12 +80,17 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="choose DDP's Python reducer before DDP is built"
         if backward
-        else "do not split compiled graphs at DDP's buckets, or compile what is inside "
-        "of DDP, or nothing",
+        else "do not split compiled graphs at DDP's buckets",
         code='config.optimize_ddp = "python_reducer"  # of torch._dynamo'
         if backward
         else "config.optimize_ddp = False  # of torch._dynamo",
         fixes=("compile.reducer" if backward else "compile.whole",),
         speculative=True,
     )
-    return replaced(proposal, fallback=replaced(proposal, fixes=("compile.off",)))
+    eager = replaced(
+        proposal,
+        fix="compile what is inside of DDP, or nothing",
+        code='torch.compiler.set_stance("force_eager")  # compiles nothing',
+        fixes=("compile.off",),
+    )
+    return replaced(proposal, fallback=eager)

@@ -27,6 +27,10 @@ def of_calls(
     forwards: Counter[int] = Counter()
 
     def forward() -> None:
+        # What is compiled around DDP traces this as well, where counts by step become
+        # symbols that some versions of torch cannot look up.
+        if torch.compiler.is_compiling():
+            return
         forwards[step()] += 1
         count, trains = forwards[step()], torch.is_grad_enabled()
         if count > 1:
