@@ -82,6 +82,9 @@ TEXTS: dict[str, Callable[[], object]] = {
     "_register_builtin_comm_hook": lambda: (
         "def _register_builtin_comm_hook" in _source_of_ddp()
     ),
+    "_schema": lambda: (
+        torch.ops.aten.dropout.default._schema.arguments[1].name == "p"  # noqa: SLF001
+    ),
     "_set_static_graph": lambda: "def _set_static_graph" in _source_of_ddp(),
 }
 # DataParallel's algorithm calls it; the emulation relies on what it makes.

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-RANDOM = torch.Tag.nondeterministic_seeded
+_RANDOM = torch.Tag.nondeterministic_seeded
+# Arguments of operations of many steps, as attention and recurrent layers are.
+_DROPOUT_INSIDE = ("dropout_p", "dropout")
 # How much they draw for an element follows from its value, for some by rejection.
 _OF_VALUES = ("binomial", "poisson", "standard_gamma", "sample_dirichlet")
 
@@ -19,13 +21,42 @@ class NoiseMismatchError(RuntimeError):
     """A rank draws other random numbers than the reference: no equality defined."""
 
 
+def is_random(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Returns whether an operation draws numbers.
+
+    Not attention or a recurrent layer without dropout, which torch marks all the same,
+    nor a backward, which has the numbers of its forward.
+    """
+    if _RANDOM not in func.tags or name_of(func).endswith("backward"):
+        return False
+    return _dropout_inside(func, args, kwargs) != 0
+
+
+def draws_inside(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Returns whether it draws for values of its own that no argument has the shape of.
+
+    No row of them is one sample's as far as can be told.
+    """
+    return bool(_dropout_inside(func, args, kwargs))
+
+
+def _dropout_inside(func: Any, args: Any, kwargs: dict[str, Any]) -> float | None:
+    """Returns the probability of dropout inside of an operation, None for no such."""
+    schema = getattr(func, "_schema", None)
+    for place, argument in enumerate(getattr(schema, "arguments", ())):
+        if argument.name in _DROPOUT_INSIDE:
+            given = args[place] if place < len(args) else argument.default_value
+            return float(kwargs.get(argument.name, given))
+    return None
+
+
 def is_own_draw(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Returns whether an operation draws numbers with an explicit generator.
 
     Not permutations: they are of no sample each.
     """
-    is_random = RANDOM in func.tags and has_generator(args, kwargs)
-    return is_random and not is_permutation(func)
+    is_drawn = _RANDOM in func.tags and has_generator(args, kwargs)
+    return is_drawn and not is_permutation(func)
 
 
 def has_generator(args: Any, kwargs: dict[str, Any]) -> bool:

@@ -52,11 +52,13 @@ class DrawCounter(private.DispatchMode):
     ) -> Any:
         """Calls the operation; notes whether it is random."""
         del types
-        if draws.RANDOM in func.tags and not _is_loaders(callers.frame(1)):
+        kwargs = kwargs or {}
+        is_drawn = draws.is_random(func, args, kwargs)
+        if is_drawn and not _is_loaders(callers.frame(1)):
             self.count += 1
-            if draws.is_own_draw(func, args, kwargs or {}):
+            if draws.is_own_draw(func, args, kwargs):
                 self.own.append(draws.result_shape(func, args))
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _is_loaders(frame: FrameType | None) -> bool:
@@ -117,12 +119,14 @@ class SampleNoise(private.DispatchMode):
         """Calls the operation, with the global batch's numbers if it is random."""
         del types
         kwargs = kwargs or {}
-        if draws.RANDOM not in func.tags or draws.has_generator(args, kwargs):
+        is_drawn = draws.is_random(func, args, kwargs)
+        if not is_drawn or draws.has_generator(args, kwargs):
             return func(*args, **kwargs)
         shape = draws.result_shape(func, args)
         number = len(self.shapes)
-        is_told = self.expected is not None or not draws.is_uneven(
-            func, args, self.total
+        is_told = self.expected is not None or not (
+            draws.is_uneven(func, args, self.total)
+            or draws.draws_inside(func, args, kwargs)
         )
         self.shapes.append(shape if is_told else None)
         whole = self._whole(func, shape, number)
@@ -158,7 +162,7 @@ class SampleNoise(private.DispatchMode):
         whole = self.expected[number]
         if whole is None:
             name = draws.name_of(func)
-            message = f"{name} draws by the values of all samples"
+            message = f"{name} draws by the values of all samples, or inside"
             raise NoiseMismatchError(message)
         return whole
 

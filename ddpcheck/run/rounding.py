@@ -106,7 +106,7 @@ class Precision(private.DispatchMode):
 
 def _reround(tensor: Tensor, func: Any, args: Any) -> None:
     """Moves what an operation computed by up to one rounding of float32."""
-    if draws.RANDOM in func.tags or tensor.layout != torch.strided:
+    if draws.is_random(func, args, {}) or tensor.layout != torch.strided:
         return
     given = tree.held(args)
     place = tensor.untyped_storage().data_ptr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddpcheck import tree
+from ddpcheck.run import draws
 from ddpcheck.run.draws import NoiseMismatchError, Shape
 from ddpcheck.run.noise import DrawCounter, SampleNoise, bound
 
@@ -42,6 +44,16 @@ def normal(x: Tensor) -> Tensor:
     return torch.normal(x, 0.5) + torch.randn(x.shape)
 
 
+def cross_attention(x: Tensor) -> Tensor:
+    """A fused operation that torch marks as random, of a key that is no query's size.
+
+    Drawn for the whole batch it read what lies behind the key.
+    """
+    heads = x[:, None, :, None] * torch.ones(5)
+    drop_path(x)
+    return F.scaled_dot_product_attention(heads, heads[:, :, :3], heads[:, :, 1:])
+
+
 LAYERS: dict[str, Layer] = {
     "dropout": nn.Dropout(0.4),
     "in place": lambda x: F.dropout(x.clone(), 0.4, inplace=True),
@@ -56,6 +68,7 @@ LAYERS: dict[str, Layer] = {
     "rrelu": lambda x: nn.RReLU()(x - 1.4),
     "rrelu in place": lambda x: nn.RReLU(inplace=True)(x - 1.4),
     "gamma of one shape": lambda x: torch.distributions.Gamma(2.0, 1.0).sample(x.shape),
+    "cross attention": lambda x: cross_attention(x).squeeze(1),
     "multinomial of one row": lambda x: (
         x + torch.multinomial(torch.arange(9) + 1.0, len(x)).unsqueeze(1)
     ),
@@ -209,6 +222,23 @@ def test_counter_counts_random_operations_only() -> None:
         torch.randn(2)
         torch.ones(2).add(1)
     assert counter.count == 2
+
+
+def test_dropout_inside_of_an_operation_is_a_draw_of_no_sample() -> None:
+    attend = torch.ops.aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
+    backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default  # noqa: SLF001
+    x = torch.ones(1, 1, 2, 4)
+    given: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((x, x, x), {}),
+        ((x, x, x, 0.0), {}),
+        ((x, x, x, 0.25), {}),
+        ((x, x, x), {"dropout_p": 0.5}),
+    ]
+    assert [draws.is_random(attend, *g) for g in given] == [False, False, True, True]
+    assert [draws.draws_inside(attend, *g) for g in given] == [False] * 2 + [True] * 2
+    assert not draws.is_random(backward, (x,), {"dropout_p": 0.5})
+    assert draws.is_random(torch.ops.aten.bernoulli.default, (x,), {})
+    assert not draws.draws_inside(torch.ops.aten.bernoulli.default, (x,), {})
 
 
 def test_counter_has_the_shapes_of_what_own_generators_draw() -> None:
