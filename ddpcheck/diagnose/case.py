@@ -18,6 +18,7 @@ from ddpcheck.diagnose.probes.evidence import (
     combined,
 )
 from ddpcheck.diagnose.proposal import Proposal
+from ddpcheck.diagnose.shares import are_shares, make_the_whole
 from ddpcheck.report import Quantity, Run
 from ddpcheck.run.spec import Defect
 from ddpcheck.session import RunOutcome
@@ -253,12 +254,16 @@ class Case:
         """Whether the loss at one sample depends on others, where it is wrong."""
         if any(c.is_chosen for c in self._wrong_cuts()):
             return True  # others decide which samples count, or in which direction
-        if not self.is_part and self.rank_ratios is not None and self._are_shares():
-            return False  # whatever a divisor is made of, it is one for all samples
+        factors = self.rank_ratios
+        shares = are_shares(factors, self.close)
+        if not self.is_part and factors is not None and shares:
+            # Whatever a divisor is made of, it is one for all samples.
+            whole = self.probed.reference.loss if self.probed else None
+            return not make_the_whole(factors, self.rank_losses(), whole, self.close)
         strongest = self.couplings.strongest()
         if strongest is None:
             return None
-        counts = self.couplings.count(self.close) and self._are_shares()
+        counts = self.couplings.count(self.close) and shares
         return strongest > self.close and not counts
 
     @property
@@ -271,13 +276,6 @@ class Case:
         return (
             self.probed.reference.couplings.only(keys) if self.probed else Couplings()
         )
-
-    def _are_shares(self) -> bool:
-        """Returns whether the ranks' factors can be N / n_r: their inverses make 1."""
-        if self.rank_ratios is None:
-            return True  # nothing speaks against it
-        inverses = sum(1 / ratio for ratio in self.rank_ratios if ratio)
-        return abs(inverses - 1) <= self.close
 
     def _wrong_cuts(self) -> list[Cut]:
         ranks = self.probed.ranks if self.probed else ()
