@@ -111,14 +111,16 @@ def where_changed(session: Session, outcome: RunOutcome, limit: Tolerance) -> To
     """Returns the tolerance for a run with fixes that change one process's training.
 
     Gradients that were all clipped to one number do not round; without the clipping
-    they do. A run that is off by more than rounding is judged as all others are.
+    they do. Nor is rounding told from draws before these follow the samples. A run that
+    is off by more than rounding is judged as all others are.
     """
     fixes = tuple(f for f in outcome.spec.fixes if f.startswith("target."))
+    is_drawn = outcome.spec.noise == "sample" and bool(limit.noise_floor)
     run = assemble.to_run(outcome, limit.rtol)
     off = assemble.worst_excess(run) * limit.rtol
     is_set = limit.noise_floor is None and limit != tolerance.default(run.dtype)
     if (
-        not fixes
+        not (fixes or is_drawn)
         or is_set
         or not limit.rtol < off <= tolerance.LARGEST_FLOOR[run.dtype]
     ):

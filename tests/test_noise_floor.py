@@ -268,6 +268,19 @@ def test_noise_follows_the_samples_of_a_permuted_batch(
     assert report.tolerance.noise_floor < 1e-5
 
 
+def test_rounding_is_told_once_draws_follow_the_samples(
+    pool: Pool, tmp_path: Path
+) -> None:
+    path = tmp_path / "mymodel.py"
+    summed = DROPOUT.replace("Loss()", 'Loss(reduction="sum")')
+    path.write_text(summed, encoding="utf-8")
+    options = Options(world_sizes=(2, 4), modes=("ddp",))
+    report = checking.check(pool, TargetRef(path=str(path)), options)
+    found = {f.slug: f.fix.verified for f in report.findings}
+    assert found == {"rng/stochastic-layer": True, "loss/sum-reduction": True}
+    assert report.tolerance.rtol == 1e-9  # as drawn, nothing tells what is rounding
+
+
 # A linear critic's gradient is the mean of its inputs, here nearly zero: rounding of
 # the weights does not show what their sum rounds.
 CENTRED = """\
