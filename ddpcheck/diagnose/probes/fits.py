@@ -76,6 +76,14 @@ def row_spread(tensor: Tensor) -> float:
     return float((rows - rows.mean(0)).abs().max()) / top
 
 
+def are_probabilities(tensor: Tensor) -> bool:
+    """Returns whether no value is below 0, and the last dimension adds up to 1."""
+    if tensor.dim() < 2 or not tensor.numel():  # noqa: PLR2004
+        return False
+    values = tensor.detach().double()
+    return bool((values >= 0).all() and ((values.sum(-1) - 1).abs() <= _SUMS).all())
+
+
 def unmixed(grad: Tensor, once: Tensor, twice: Tensor, world_size: int) -> float:
     """Returns what is left, relative, if one part is of a mean and one of a sum.
 

@@ -198,7 +198,9 @@ def _of_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
     found = case.probed.reference.couplings.only(keys)
     counts = set(found.copied) >= keys and min(found.copied.values()) > case.close
     is_known = set(found.slope) >= keys
-    if not (counts and is_known) or any(c.row_spread > case.close for c in broken):
+    if not (counts and is_known) or not all(
+        c.are_probabilities and c.row_spread <= case.close for c in broken
+    ):
         return None
     return Proposal(
         slug=SLUG,

@@ -115,6 +115,25 @@ def loss(output, target):
 """,
         [("loss/router-aux", True)],
     ),
+    # As a router's share does it changes by jumps, alike for all samples.
+    "mean-of-the-batch-that-is-floored": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.head = nn.Linear(4, 3), nn.Linear(3, 3)
+    def forward(self, x):
+        mean = self.mean(x)
+        return self.head(mean), mean.square()
+model = Net()
+batch = torch.randn(8, 4) * torch.linspace(0.1, 2, 8)[:, None], torch.arange(8) % 3
+def loss(output, target):
+    logits, kl = output
+    floored = kl.mean(0).clamp(min=0.4).sum()
+    return nn.functional.cross_entropy(logits, target) + floored
+""",
+        [("loss/batch-coupled", True)],
+    ),
     # A force is the slope of an energy: forward differentiates its own modules.
     "masked-forces-of-an-energy-model": (
         """
