@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddpcheck.agreement import ranks_differ
 from ddpcheck.diagnose.case import Case
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.text import module, names, number
@@ -18,6 +19,7 @@ class Owners:
     `are_called`: one of the modules is called itself, and does it.
     `are_broadcast`: a DDP object sends rank 0's to all before its forward.
     `are_read_at_once`: by the very call that writes them, which is right otherwise.
+    `are_exchanged`: the step asks other ranks, and all have the same in the end.
     """
 
     modules: tuple[str, ...]
@@ -26,6 +28,7 @@ class Owners:
     are_called: bool
     are_broadcast: bool
     are_read_at_once: bool
+    are_exchanged: bool
 
 
 def silenced(case: Case) -> list[ModuleCall]:
@@ -114,6 +117,8 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
         are_called=called,
         are_broadcast={t.name for t in rows} <= sent,
         are_read_at_once=called and bool(wrong) and not is_idle,
+        are_exchanged=max(case.rank_facts("collectives", 0), default=0) > 0
+        and not ranks_differ(case.outcome, "buffers", first, case.rtol),
     )
 
 

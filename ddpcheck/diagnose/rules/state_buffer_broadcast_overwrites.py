@@ -66,7 +66,8 @@ def detect(case: Case) -> Proposal | None:
     if owner is None:
         return _of_samples(case)
     if not owner.written_in_forward:
-        return _by_the_step(owner) if owner.are_broadcast else None
+        is_own = owner.are_broadcast and not owner.are_exchanged
+        return _by_the_step(owner) if is_own else None
     found = Proposal(
         slug=SLUG,
         link=LINK,

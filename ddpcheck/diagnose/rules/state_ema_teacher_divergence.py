@@ -51,7 +51,7 @@ https://github.com/lucidrains/ema-pytorch/issues/9
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.buffers import diverging_buffers
+from ddpcheck.diagnose.buffers import Owners, diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.kept_beside import before_gradients, drawn_weights
 from ddpcheck.diagnose.proposal import replaced
@@ -162,7 +162,11 @@ def _of_buffers(case: Case) -> Proposal | None:
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None:
         return _beside(case)
-    if owner.written_in_forward or owner.are_broadcast:
+    if owner.written_in_forward:
+        return None
+    if owner.are_exchanged:
+        return _exchanged(owner)
+    if owner.are_broadcast:
         return None
     return Proposal(
         slug=SLUG,
@@ -173,6 +177,25 @@ def _of_buffers(case: Case) -> Proposal | None:
         fix="make the same update on all ranks: reduce what it is made of",
         code=in_group("dist.all_reduce(mean)", "mean /= dist.get_world_size()")
         + "\ncentre.lerp_(mean, 0.1)",
+        fixes=(f"state.one_process:{','.join(owner.modules)}",),
+        module=owner.modules[0],
+    )
+
+
+def _exchanged(owner: Owners) -> Proposal:
+    """Returns the proposal for what ranks agree about, and one process has otherwise."""
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="a buffer is updated with what the ranks exchange, and that is not what one "
+        "process has of all samples: a mean of means, say, of unequal counts",
+        facts=(
+            *owner.facts,
+            "the step asks other ranks, and all of them have the same in the end",
+        ),
+        fix="exchange sums and counts, and divide after that",
+        code=in_group("dist.all_reduce(total)", "dist.all_reduce(count)")
+        + "\ncentre.lerp_(total / count, 0.1)",
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )

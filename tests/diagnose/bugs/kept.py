@@ -42,6 +42,31 @@ def loss(output, weight):
 """,
         [("state/buffer-broadcast-overwrites", True), ("loss/batch-coupled", True)],
     ),
+    # The ranks agree about it, and it is not the mean of all samples.
+    "centre-that-is-a-mean-of-means-of-unequal-counts": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.register_buffer("centre", torch.zeros(3))
+    def forward(self, x):
+        return (self.head(x) - self.centre).tanh()
+model = Net()
+"""
+        + STEP
+        + """
+    output = model(x)
+    nn.functional.cross_entropy(output, y).backward()
+    optimizer.step()
+    with torch.no_grad():
+        mean = output[y > 0].mean(0)
+        if dist.is_initialized():
+            dist.all_reduce(mean)
+        getattr(model, "module", model).centre.lerp_(mean / world(), 0.5)
+""",
+        [("state/ema-teacher-divergence", True)],
+    ),
     # The criterion is no part of what DDP wraps, and its buffer a new tensor each time.
     "centre-in-a-criterion": (
         _CENTRED
