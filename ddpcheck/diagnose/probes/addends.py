@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ Dim = Callable[[str, Tensor], int]  # where the samples of a key's tensor are
 
 
 class Noted:
-    """One process's addends, in the step that has one backward.
+    """One process's addends, in a step whose backwards are all of the same loss.
 
     `kinds`: what computes each; empty for a loss that is no sum, or for several losses.
     """
@@ -41,12 +41,15 @@ class Noted:
             return
         if self._dim is not None:
             self._note_halves(loss, outputs, self._dim)
-        elif self._kinds is not None:
-            self._kinds = ()  # those of another backward, too
-        else:
-            for number, found in enumerate(_of_each(loss, outputs)):
-                self._writer.add(_ADDEND, number, found.items())
-            self._kinds = tuple(addends.kinds(loss))
+            return
+        kinds = tuple(addends.kinds(loss))
+        if self._kinds not in (None, kinds):
+            self._kinds = ()  # those of another loss, too
+            return
+        for number, found in enumerate(_of_each(loss, outputs)):
+            mine = ((key, g) for key, g in found.items() if g is not None)
+            self._writer.add(_ADDEND, number, mine)
+        self._kinds = kinds
 
     def is_twice(self, dim: Dim | None) -> None:
         """Takes what comes for the gradients of the batch taken twice; None ends it."""
@@ -68,18 +71,26 @@ class Noted:
 
 
 def of_rank(
-    loss: Tensor, leaves: list[Leaf], reader: Reader
+    loss: Tensor,
+    leaves: list[Leaf],
+    reader: Reader,
+    earlier: tuple[tuple[Cut, ...], ...] | None,
 ) -> tuple[tuple[Cut, ...], ...]:
     """Returns what the gradient of each addend of the loss is like, by output.
 
-    () for another loss than the reference's.
+    `earlier`: the same of the step's backwards before, None for the first. () for
+    another loss than the reference's.
     """
+    if earlier == ():
+        return ()
     known = reader.index.facts["addends"]
     if not (leaves and known) or len(addends.nodes(loss)) != len(known):
         return ()
+    before = earlier or ((),) * len(known)
+    told = {cut.key for cuts in before for cut in cuts}
     every = addends.gradients(loss, [leaf.tensor for leaf in leaves])
     return tuple(
-        tuple(_cuts(leaves, found, reader, number))
+        (*before[number], *_cuts(leaves, found, reader, number, told))
         for number, found in enumerate(every)
     )
 
@@ -92,9 +103,16 @@ def _of_each(
 
 
 def _cuts(
-    leaves: list[Leaf], found: list[Tensor | None], reader: Reader, number: int
+    leaves: list[Leaf],
+    found: list[Tensor | None],
+    reader: Reader,
+    number: int,
+    told: Container[str],
 ) -> Iterator[Cut]:
+    """Yields what an addend is like; `told`: the keys of another backward's outputs."""
     for leaf, grad in zip(leaves, found, strict=True):
+        if grad is None and leaf.key in told:
+            continue
         reference = reader.get(_ADDEND, number, leaf.key)
         if reference is None and grad is None:
             continue

@@ -218,8 +218,7 @@ class _Probe:
 
     def _note_addends(self, loss: Tensor) -> None:
         own = [leaf for leaf in self.calls.leaves if not leaf.module]
-        is_first = self.addends is None
-        self.addends = addends.of_rank(loss, own, self.reader) if is_first else ()
+        self.addends = addends.of_rank(loss, own, self.reader, self.addends)
 
     def _cuts(self, factor: float) -> tuple[Cut, ...]:
         """Returns the cuts; the step has multiplied gradients by `factor`."""

@@ -31,6 +31,29 @@ def loss(output, target):
 """,
         [("loss/batch-coupled", True), ("loss/sum-reduction", True)],
     ),
+    # Two updates by one batch, as PPO has them, of the same loss.
+    "one-term-of-two-updates-lacks-the-world-size": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, 1, -1, 2, -1, -1])
+def count(mask):
+    found = mask.sum()
+    if dist.is_initialized():
+        dist.all_reduce(found)
+    return found
+"""
+        + STEP
+        + """
+    for _ in range(2):
+        output, real = model(x), y >= 0
+        each = nn.functional.cross_entropy(output, y.clamp(min=0), reduction="none")
+        small = (output.square().sum(1) * real).sum() / count(real)
+        optimizer.zero_grad()
+        ((each * real).sum() * world() / count(real) + small).backward()
+        optimizer.step()
+""",
+        [("loss/missing-world-scale", True)],
+    ),
     # A loop over classes adds up what others decide: some of it is a mere count.
     "ranks-of-errors-by-class": (
         """
