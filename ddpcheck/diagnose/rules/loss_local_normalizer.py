@@ -213,12 +213,12 @@ def _where_the_step_scales(case: Case, found: Proposal) -> Proposal | None:
     """Returns the proposal for a step that multiplies by the world size itself.
 
     Given the loss of all samples it goes on doing so. Where counts are equal the factor
-    is right: it belongs to a sum.
+    is right, it belongs to a sum; or what divides is made of more than a count.
     """
     facts = case.facts
     if not (facts["has_train_step"] and facts["asks_distributed"]):
         return None
     if differs_with_equal_counts(case):
-        return None
+        return replaced(found, fixes=("numbers.summed",))
     scale = f"loss.scale:{1 / case.world_size!r}"
     return replaced(found, fixes=(*found.fixes, scale))

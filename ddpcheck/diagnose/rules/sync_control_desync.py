@@ -119,7 +119,10 @@ def _by_numbers(case: Case) -> Proposal | None:
     first = case.first_broken("gradients")
     if step is not None and (first is None or first > step):
         return _of_update(case, step, decided)
-    if (others := _of_all_ranks(case, first) or _of_some_ranks(case)) is not None:
+    others = _of_all_ranks(case, first) or _of_some_ranks(case)
+    if others is None:
+        others = _at_other_times(case, first)
+    if others is not None:
         return others
     return _of_a_decision(case, first) or _of_the_rank(case)
 
@@ -231,6 +234,39 @@ def _of_some_ranks(case: Case) -> Proposal | None:
         + "\nif metric < limit:\n    optimizer.step()",
         fixes=(TOGETHER,),
         speculative=True,
+    )
+
+
+def _at_other_times(case: Case, first: int | None) -> Proposal | None:
+    """Returns the proposal for updates that all ranks make in other steps.
+
+    By the size of a shard, where one process goes by the batch. `first`: the step in
+    which gradients differ first, None for none.
+    """
+    step = case.first_broken("weights")
+    if step is None or (first is not None and first <= step) or case.run.faults:
+        return None
+    if not case.facts["has_train_step"] or ranks_disagree(case, "weights", step):
+        return None
+    told = [case.facts["schedule"], *case.rank_facts("schedule", [])]
+    known, *ranks = [[at + 1 for at, _ in updates] for updates in told]
+    if known == ranks[0] or any(rank != ranks[0] for rank in ranks):
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the ranks agree, and update their weights in other steps than one process: "
+        "how often is decided by the size of the shard, or by the number of ranks",
+        facts=(
+            f"steps with an update: {listed(known) or 'none'} in one process, "
+            f"{listed(ranks[0]) or 'none'} on every rank",
+            "where the step has the samples of all ranks they update as often",
+        ),
+        fix="decide by the samples of all ranks",
+        code="samples = len(x)\n" + in_group("samples *= dist.get_world_size()"),
+        fixes=("data.whole",),
+        speculative=True,
+        last_resort=1,
     )
 
 

@@ -78,6 +78,7 @@ changes one thing, so that a run with it proves or disproves one cause.
                            block, as one process stacks them
     collectives.mean_counts  sums over ranks without gradients are read as means
     numbers.together       what ranks read of a tensor's one number is all ranks' mean
+    numbers.summed         the same, and whole numbers are the sum over ranks
     autograd.averaged      what torch.autograd.grad gives for parameters is averaged
     collectives.off_after_backward  no all_reduce between backward and optimizer step,
                            nor of few numbers within it; with ":gradients", nor of
@@ -274,6 +275,7 @@ def around_training(
             "collectives.exact": exact.exact,
             "collectives.mean_counts": mean_counts.averaged_sums,
             "numbers.together": numbers_together,
+            "numbers.summed": lambda: numbers_together(sums=True),
             "autograd.averaged": lambda: averaged_grad(model()),
             "data.stride": sharding.stride,
             "data.part": sharding.part,

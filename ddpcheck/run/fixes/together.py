@@ -1,9 +1,10 @@
-"""The intervention numbers.together: ranks read the same numbers, and decide alike.
+"""The interventions numbers.together and numbers.summed: ranks read the same numbers.
 
 A rank that asks a tensor for its one number (`item()`, `float()`), or compares it, is
 told the mean over ranks, and of a condition (`if`) whether it holds on any of them. A
 loss is the mean over ranks as soon as its backward has ended: optimizers are given the
-tensor itself. All ranks have to ask as often, as they do with collectives.
+tensor itself. All ranks have to ask as often, as they do with collectives. Summed,
+whole numbers are counts: what is read is that of all ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _COMPARES = {"lt", "le", "gt", "ge"}
 class _Together(TorchFunctionMode):
     """Answers for all ranks, but within a backward: DDP's collectives are at work."""
 
-    is_backward = False
+    def __init__(self, *, sums: bool) -> None:
+        super().__init__()
+        self.sums = sums
+        self.is_backward = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -38,7 +42,8 @@ class _Together(TorchFunctionMode):
         if not asks or not all(map(_is_a_number, args)):
             return func(*args, **(kwargs or {}))
         with private.no_torch_function():
-            told = [_of_all(value, is_condition=name == "bool") for value in args]
+            of_all = _sum_or_mean if self.sums and name != "bool" else _of_all
+            told = [of_all(value, is_condition=name == "bool") for value in args]
             return func(*told, **(kwargs or {}))
 
     def run(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
@@ -54,9 +59,9 @@ class _Together(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def numbers_together() -> Iterator[None]:
-    """Makes the ranks read the same numbers."""
-    together = _Together()
+def numbers_together(*, sums: bool = False) -> Iterator[None]:
+    """Makes the ranks read the same numbers; `sums`: of whole ones their sum."""
+    together = _Together(sums=sums)
     with backwards.outermost(together.run), together:
         yield
 
@@ -71,6 +76,18 @@ def _is_a_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_complex()
     return isinstance(value, int | float)
+
+
+def _sum_or_mean(value: Any, *, is_condition: bool) -> Any:
+    """Returns the sum over ranks where all have whole numbers, else as `_of_all`."""
+    if not isinstance(value, Tensor) or value.dtype == torch.bool:
+        return _of_all(value, is_condition=is_condition)
+    mine = value.detach().double()
+    told = torch.stack([mine, (mine != mine.round()).double()])
+    dist.all_reduce(told)
+    if told[1]:
+        return _of_all(value, is_condition=is_condition)
+    return told[0].to(value.dtype)
 
 
 def _of_all(value: Any, *, is_condition: bool) -> Any:

@@ -52,6 +52,33 @@ def test_number_is_that_of_all_ranks(ask: Callable[[], Any], expected: Any) -> N
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("ask", "expected"),
+    [
+        (lambda: int(torch.tensor(5)), 13),
+        (lambda: torch.tensor(2.0).item(), 7.0),
+        (lambda: float(torch.tensor([2.5])), 4.0),  # the mean, as no count
+        (lambda: [torch.tensor(6) > 14], [True]),
+        (lambda: bool(torch.tensor(0.0).isinf()), True),
+    ],
+)
+def test_whole_number_is_the_sum_over_ranks(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[[], Any], expected: Any
+) -> None:
+    mean = dist.all_reduce
+
+    def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        if op == dist.ReduceOp.MAX or tensor.numel() == 1:
+            mean(tensor, op)
+            return
+        tensor.mul_(2)[0] += 3  # the number; then whether it is no whole one
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    with numbers_together(sums=True):
+        found = ask()
+    assert found == expected
+
+
 def test_loss_is_the_mean_once_its_backward_has_ended() -> None:
     weight, seen = torch.tensor(2.0, requires_grad=True), []
     weight.register_hook(lambda grad: seen.append(grad.item()))
