@@ -16,6 +16,7 @@ from ddpcheck.diagnose.probes.evidence import Couplings, Cut, RankEvidence, comb
 from ddpcheck.run.fix_names import ADDENDS, arguments
 
 _SAME = 1e-6  # of a factor that is 1
+_MIXED = "loss/batch-coupled"  # what a sound addend beside a wrong one looks like, too
 
 _Kind = tuple[float, ...] | None  # factors of the ranks; None: some rank has none
 
@@ -41,7 +42,8 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
         first, known = parts.get(firm[0].slug, (firm[0], []))
         parts[first.slug] = first, [*known, *numbers]
     whole = next((p for p in found if p.link == "loss" and not p.speculative), None)
-    if not parts or (len(parts) == 1 and whole is not None):
+    is_seen = whole is not None and (whole.slug != _MIXED or _MIXED in parts)
+    if not parts or (len(parts) == 1 and is_seen):
         return found  # one cause, which rules see in the whole
     mine = [
         _of_part(case, proposal, numbers, whole)

@@ -259,7 +259,8 @@ class Case:
         if not self.is_part and factors is not None and shares:
             # Whatever a divisor is made of, it is one for all samples.
             whole = self.probed.reference.loss if self.probed else None
-            return not make_the_whole(factors, self.rank_losses(), whole, self.close)
+            makes = make_the_whole(factors, self.rank_losses(), whole, self.close)
+            return self.couplings.is_smooth() and not makes
         strongest = self.couplings.strongest()
         if strongest is None:
             return None

@@ -213,6 +213,13 @@ class Couplings:
             for key, change in coupled.items()
         )
 
+    def is_smooth(self) -> bool:
+        """Returns whether other outputs that move by very little move a gradient."""
+        return any(
+            slope > _SMOOTH * max(self.copied.get(key, 0.0), self.nudged.get(key, 0.0))
+            for key, slope in self.slope.items()
+        )
+
     def only(self, keys: set[str]) -> Couplings:
         """Returns what is known of these outputs."""
         kept = {

@@ -70,7 +70,9 @@ def detect(case: Case) -> Proposal | None:
         return _in_a_backward(case)
     ratio = case.uniform_ratio
     world = case.world_size
-    if ratio is None or not case.losses_are_one or world == 1:
+    # An addend has no value of its own to tell whether every rank has the whole of it.
+    is_whole = case.losses_are_one or (case.is_part and case.loss_asks_others)
+    if ratio is None or not is_whole or world == 1:
         return None
     if abs(ratio / world**2 - 1) > case.close:
         return None
@@ -79,7 +81,12 @@ def detect(case: Case) -> Proposal | None:
         link=LINK,
         summary="every rank has the whole loss, and the backward of its collective sums "
         f"the gradients of all {world} ranks: every gradient is {world} times too large",
-        facts=("every rank has the same loss: it is reduced already", ratio_fact(case)),
+        facts=(
+            "ranks ask each other for what these addends are made of"
+            if case.is_part
+            else "every rank has the same loss: it is reduced already",
+            ratio_fact(case),
+        ),
         fix="divide the reduced loss by the world size",
         code="loss = reduced_loss / dist.get_world_size()",
         evidence=ratio_evidence(case),

@@ -72,7 +72,7 @@ def detect(case: Case) -> Proposal | None:
     known = case.losses_replicate or case.losses_average or is_own_part or is_scaled
     if not case.loss_collectives or not known:
         return None
-    if ratio is not None and ratio > case.world_size:
+    if (ratio is not None and ratio > case.world_size) or _have_too_much(case):
         return None  # collective/backward-double-count
     shown = (
         f"one factor on every rank: {number(ratio)}, expected {case.world_size}"
@@ -107,6 +107,16 @@ def detect(case: Case) -> Proposal | None:
     )
     may_scale = is_own_part or (ratio is not None and abs(ratio - 1) <= case.close)
     return _with_fallbacks(case, found, may_scale=may_scale)
+
+
+def _have_too_much(case: Case) -> bool:
+    """Returns whether whatever addend is wrong gives W times too much, or more."""
+    ranks = case.probed.ranks if case.probed else ()
+    cuts = [c for rank in ranks for addend in rank.addends for c in addend if c.norm]
+    wrong = [c for c in cuts if abs(c.ratio / case.world_size - 1) > case.close]
+    return bool(wrong) and all(
+        c.ratio > case.world_size and c.residual <= case.close for c in wrong
+    )
 
 
 def _with_fallbacks(case: Case, found: Proposal, *, may_scale: bool) -> Proposal:

@@ -41,6 +41,35 @@ def loss(output, target):
 """,
         [("collective/no-autograd", True)],
     ),
+    # Its backward sums over ranks, and takes the world size as well; beside a mean.
+    "own-gather-whose-backward-counts-twice": (
+        """
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows):
+        parts = [torch.empty_like(rows) for _ in range(world())]
+        dist.all_gather(parts, rows.contiguous())
+        return torch.cat(parts)
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad.chunk(world())[rank()] * world()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.probe = nn.Linear(4, 3), nn.Linear(4, 3)
+    def forward(self, x):
+        return self.body(x).tanh(), self.probe(x)
+model = Net()
+def loss(output, target):
+    rows, logits = output
+    rows = Gather.apply(rows) if dist.is_initialized() else rows
+    spread = (1 - rows.std(0)).relu().mean()
+    return 3 * spread + nn.functional.cross_entropy(logits, target)
+""",
+        [("collective/backward-double-count", True)],
+    ),
     # The gradient of what a rank gathered goes to the first rank's rows.
     "own-rows-in-the-place-of-the-first-rank": (
         """

@@ -26,6 +26,29 @@ batch = (ids[:, :-1], lengths), (ids[:, 1:], lengths)
 """
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # What divides is made of a count that is read, and of the counts before.
+    "moving-average-of-the-own-count": (
+        """
+class Normalizer:
+    def __init__(self):
+        self.value = 5.0
+    def update(self, found):
+        self.value = 0.8 * self.value + 0.2 * max(float(found), 1.0)
+        return self.value
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, 1, -1, 2, -1, -1])
+"""
+        + STEP
+        + """
+    if not hasattr(optimizer, "normalizer"):
+        optimizer.normalizer = Normalizer()
+    real = y >= 0
+    total = nn.functional.cross_entropy(model(x)[real], y[real], reduction="sum")
+    (total * world() / optimizer.normalizer.update(real.sum())).backward()
+    optimizer.step()
+""",
+        [("loss/local-normalizer", True)],
+    ),
     # Two levels with one count; at one of them the first shard has nothing.
     "count-of-two-levels-with-none-at-one": (
         """

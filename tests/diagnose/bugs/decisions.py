@@ -5,6 +5,25 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Gradients are kept until so many samples were seen, of the shard's.
+    "updates-after-as-many-samples-as-a-shard-never-has": (
+        """
+model = nn.Linear(4, 3)
+class Loop:
+    seen = 0
+"""
+        + STEP.replace("    optimizer.zero_grad()\n", "")
+        + """
+    loop = optimizer.__dict__.setdefault("loop", Loop())
+    nn.functional.cross_entropy(model(x), y).backward()
+    loop.seen += len(x)
+    if loop.seen >= 16:
+        optimizer.step()
+        optimizer.zero_grad()
+        loop.seen = 0
+""",
+        [("sync/control-desync", True)],
+    ),
     # Gradients are equal, and the optimizer does something else on the first rank.
     "slow-weights-of-the-first-rank": (
         """

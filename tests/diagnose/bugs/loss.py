@@ -115,6 +115,16 @@ def loss(output, target):
 """,
         [("loss/router-aux", True)],
     ),
+    # Its gradient has one factor per rank, as a quotient's, and it is none.
+    "logarithm-of-the-mean": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 4), torch.randn(8, 3) * torch.linspace(0.2, 3, 8)[:, None]
+def loss(output, target):
+    return 10 * torch.log10(nn.functional.mse_loss(output, target))
+""",
+        [("loss/batch-coupled", True)],
+    ),
     # As a router's share does it changes by jumps, alike for all samples.
     "mean-of-the-batch-that-is-floored": (
         """
