@@ -20,8 +20,8 @@ proposal       what a rule says: a candidate cause, and the run that would prove
 What rules ask:
 case           all that is known of one divergent run
 probing        the evidence of one run, from probes/, which measure it inside the ranks
-loss, events, buffers, rows, other_rows, unused, faults, agreement, unlike_numbers,
-kept_beside
+loss, events, buffers, rows, other_rows, unused, faults, shares, unlike_numbers,
+kept_beside, updates_apart
                facts that several rules share, by subject
 injected       gradients that backward adds of its own, and what they lack
 rank_table     what every rank of a faulty run did last

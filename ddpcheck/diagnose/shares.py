@@ -1,4 +1,4 @@
-"""Whether a loss is divided by its shard's share of a total: the factors are N / n_r."""
+"""Whether a loss is divided by its shard's part of a total: factors are N / n_r."""
 
 from __future__ import annotations
 

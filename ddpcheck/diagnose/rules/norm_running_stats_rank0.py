@@ -79,6 +79,8 @@ def detect(case: Case) -> Proposal | None:
         fix="update running statistics from the moments of all ranks, or merge them before "
         "evaluation and checkpoints",
         code="running_mean.lerp_(global_mean, momentum)",
-        fixes=tuple(f"module.global:{name}" for name in owner.modules),
+        fixes=tuple(f"module.global:{name}" for name in owner.modules)
+        if owner.written_in_forward
+        else (f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )

@@ -6,8 +6,9 @@ differently.
 
 Why it happens
 A learning rate, a stop, a skip or a weight of a later loss is decided on the rank's own
-loss or metric; an optimizer that calls a closure is told the rank's own loss. Or an
-optimizer, or what adds noise to reduced gradients, draws from the rank's own generator.
+loss or metric; an optimizer that calls a closure is told the rank's own loss. Reduced
+gradients are changed by the rank's own statistics. Or an optimizer, or what adds noise
+to reduced gradients, draws from the rank's own generator.
 
 How it was found
 Up to a step all gradients are equal, and after its update trained weights differ
@@ -16,7 +17,8 @@ The run with one process's numbers decides, or where ranks that read a tensor's 
 read the mean over ranks; a skip or a stop may be decided in other ways. Where they do
 not differ and the target draws, the run with equal draws on all ranks decides. Where a
 few numbers that are kept beside the model differ before gradients do, the run in which
-they are one process's after every step decides.
+they are one process's after every step decides; where a step writes into gradients
+between backward and update, the run in which it does not, in one process too.
 
 Example
     import torch
@@ -47,7 +49,7 @@ Reduce the number that decides. The example is mended by:
         optimizer.step()
 
 Not this rule if
-Gradients differ first, or the optimizer has the same numbers and steps on all ranks: a
+Gradients differ as soon as they are reduced, or the optimizer has the same numbers and steps on all ranks: a
 step of its own may share too little of what each rank updates.
 
 References
@@ -65,6 +67,11 @@ from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import in_group, listed, names
 from ddpcheck.diagnose.unlike_numbers import other_numbers
 from ddpcheck.diagnose.unused import unused_parameters
+from ddpcheck.diagnose.updates_apart import (
+    at_other_times,
+    left_out_by_some,
+    rewritten_alone,
+)
 
 SLUG = "sync/control-desync"
 LINK = "update"
@@ -121,7 +128,7 @@ def _by_numbers(case: Case) -> Proposal | None:
         return _of_update(case, step, decided)
     others = _of_all_ranks(case, first) or _of_some_ranks(case)
     if others is None:
-        others = _at_other_times(case, first)
+        others = _at_other_times(case, first) or _of_rewritten(case, first)
     if others is not None:
         return others
     return _of_a_decision(case, first) or _of_the_rank(case)
@@ -211,24 +218,16 @@ def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
 
 
 def _of_some_ranks(case: Case) -> Proposal | None:
-    """Returns the proposal for an update that some ranks leave out.
-
-    What the gradients were there is not known: such a step may have put them away.
-    """
-    step = case.first_broken("weights")
-    if step is None or case.run.faults:
-        return None
-    taken = [
-        sum(at <= step for at, _ in told) for told in case.rank_facts("schedule", [])
-    ]
-    if min(taken) == max(taken) or not ranks_disagree(case, "weights", step):
+    """Returns the proposal for an update that some ranks leave out."""
+    fact = left_out_by_some(case)
+    if fact is None:
         return None
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="some ranks leave out an update that the others make: a skip is decided on "
         "the rank's own numbers",
-        facts=(f"updates up to step {step + 1}, per rank: {listed(taken)}",),
+        facts=(fact,),
         fix=FIX,
         code=in_group("dist.all_reduce(metric)", "metric /= dist.get_world_size()")
         + "\nif metric < limit:\n    optimizer.step()",
@@ -238,19 +237,9 @@ def _of_some_ranks(case: Case) -> Proposal | None:
 
 
 def _at_other_times(case: Case, first: int | None) -> Proposal | None:
-    """Returns the proposal for updates that all ranks make in other steps.
-
-    By the size of a shard, where one process goes by the batch. `first`: the step in
-    which gradients differ first, None for none.
-    """
-    step = case.first_broken("weights")
-    if step is None or (first is not None and first <= step) or case.run.faults:
-        return None
-    if not case.facts["has_train_step"] or ranks_disagree(case, "weights", step):
-        return None
-    told = [case.facts["schedule"], *case.rank_facts("schedule", [])]
-    known, *ranks = [[at + 1 for at, _ in updates] for updates in told]
-    if known == ranks[0] or any(rank != ranks[0] for rank in ranks):
+    """Returns the proposal for updates that all ranks make in other steps."""
+    fact = at_other_times(case, first)
+    if fact is None:
         return None
     return Proposal(
         slug=SLUG,
@@ -258,8 +247,7 @@ def _at_other_times(case: Case, first: int | None) -> Proposal | None:
         summary="the ranks agree, and update their weights in other steps than one process: "
         "how often is decided by the size of the shard, or by the number of ranks",
         facts=(
-            f"steps with an update: {listed(known) or 'none'} in one process, "
-            f"{listed(ranks[0]) or 'none'} on every rank",
+            fact,
             "where the step has the samples of all ranks they update as often",
         ),
         fix="decide by the samples of all ranks",
@@ -267,6 +255,30 @@ def _at_other_times(case: Case, first: int | None) -> Proposal | None:
         fixes=("data.whole",),
         speculative=True,
         last_resort=1,
+    )
+
+
+def _of_rewritten(case: Case, first: int | None) -> Proposal | None:
+    """Returns the proposal, on trial, for gradients that are changed after backward."""
+    fact = rewritten_alone(case, first)
+    if fact is None:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the ranks have equal gradients after backward, and change them before the "
+        "update by what each of them makes of its own samples",
+        facts=(
+            fact,
+            "where they are used as backward leaves them, in one process too, the runs "
+            "are equal",
+        ),
+        fix="reduce over ranks what gradients are changed by",
+        code=in_group("dist.all_reduce(factor)", "factor /= dist.get_world_size()")
+        + "\np.grad = torch.linalg.solve(factor, p.grad)",
+        fixes=("target.as_left",),
+        safe=False,
+        speculative=True,
     )
 
 

@@ -65,6 +65,8 @@ changes one thing, so that a run with it proves or disproves one cause.
                            reference too
     target.keep_sums       gradients are not written between two backwards of an
                            update; in the reference too
+    target.as_left         gradients are not written between backward and update; in the
+                           reference too
     target.unhook          no tensor hooks on parameters; in the reference too
     target.unhook_all      nor on other tensors or modules, and autograd functions that
                            return what they are given pass its gradient on
@@ -292,6 +294,7 @@ def around_training(
             "rank.first": first_rank,
             "target.constant_draws": lambda: constant_draws(model()),
             "target.keep_sums": lambda: clipping.kept_sums(model()),
+            "target.as_left": lambda: clipping.as_left(model()),
             "target.unhook": lambda: unhooking.without_tensor_hooks(model()),
             "target.unhook_all": lambda: unhooking.without_hooks(model()),
             "autograd.mutation": torch.autograd.graph.allow_mutation_on_saved_tensors,

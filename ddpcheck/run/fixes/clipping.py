@@ -1,4 +1,4 @@
-"""Clipping too early: the interventions that put it last."""
+"""Clipping too early, and other writing: the interventions that put it last, or off."""
 
 from __future__ import annotations
 
@@ -70,6 +70,31 @@ def kept_sums(model: nn.Module) -> Iterator[None]:
                 left[parameter] = grad, grad.clone(), private.version(grad)
 
     hook = register_optimizer_step_pre_hook(lambda *_: left.clear())
+    try:
+        with backwards.outermost(run):
+            yield
+    finally:
+        hook.remove()
+
+
+@contextlib.contextmanager
+def as_left(model: nn.Module) -> Iterator[None]:
+    """Undoes what is written into gradients between backward and update."""
+    left: dict[nn.Parameter, Tensor] = {}
+
+    def run(backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        backward(*args, **kwargs)
+        grads = ((p, p.grad) for p in model.parameters())
+        left.update({p: grad.clone() for p, grad in grads if grad is not None})
+
+    @torch.no_grad()
+    def restore(*_: Any) -> None:
+        for parameter, value in left.items():
+            if parameter.grad is not None:
+                parameter.grad.copy_(value)
+        left.clear()
+
+    hook = register_optimizer_step_pre_hook(restore)
     try:
         with backwards.outermost(run):
             yield

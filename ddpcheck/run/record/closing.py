@@ -31,6 +31,7 @@ def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]
         "reduced_after_clip": seen.reduced_after_clip,
         "early_changes": seen.written.early,
         "changes_alone": seen.written.alone,
+        "late_changes": seen.written.late,
         "hooks_on_the_way": clipping.hooks_on_the_way(bare, seen.hooked_others),
         "hooked": clipping.hooked_parameters(bare, seen.hooked),
         "late_hooks": seen.late_hooks,

@@ -2,13 +2,13 @@
 
 Between two backwards of one update, where the sum of micro-batches is not complete, or
 between a backward and the first exchange after it, where a step averages by itself and
-the gradients are the rank's own.
+the gradients are the rank's own. Or after the last of them, before the update.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -20,13 +20,16 @@ class Written:
     """Counts them; which gradients are meant is asked whenever it matters.
 
     `early`: backwards before which the step wrote into gradients that they added to.
-    `alone`: exchanges before which it wrote into what a backward had left.
+    `alone`: exchanges before which it wrote into what a backward had left. `late`:
+    updates before which it did, and exchanged nothing.
     """
 
     parameters: Callable[[], Mapping[str, Tensor]] = dict
     early: int = 0
     alone: int = 0
+    late: int = 0
     left: int = 0  # times written when the last backward ended
+    grads: list[Tensor] = field(default_factory=list)  # that it left
     is_own: bool = False  # nothing was exchanged since then
 
     def before_backward(self, *, is_first: bool) -> None:
@@ -36,7 +39,7 @@ class Written:
 
     def after_backward(self) -> None:
         """Notes what it has left."""
-        self.left = self._times()
+        self.left, self.grads = self._times(), self._now()
         self.is_own = True
 
     def before_exchange(self) -> None:
@@ -46,9 +49,20 @@ class Written:
         self.is_own = False
 
     def updated(self) -> None:
-        """Forgets: the gradients have been used."""
+        """Looks at what is used, and forgets it."""
+        if self.is_own and (self._times() > self.left or self._has_others()):
+            self.late += 1
+        self.grads = []
         self.is_own = False
 
     def _times(self) -> int:
+        return sum(map(private.version, self._now()))
+
+    def _has_others(self) -> bool:
+        """Returns whether a parameter was given another gradient since."""
+        known = set(map(id, self.grads))
+        return any(id(grad) not in known for grad in self._now())
+
+    def _now(self) -> list[Tensor]:
         grads = (p.grad for p in self.parameters().values())
-        return sum(private.version(grad) for grad in grads if grad is not None)
+        return [grad for grad in grads if grad is not None]

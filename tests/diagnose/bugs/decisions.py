@@ -5,6 +5,32 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Reduced gradients are multiplied by what a hook has seen of the own rows.
+    "own-second-moment-in-the-update": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+class Moments:
+    def __init__(self, model):
+        self.found = {}
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.register_forward_pre_hook(self.note)
+    def note(self, module, args):
+        self.found[module] = args[0].detach().square().mean(0)
+    def step(self):
+        for module, found in self.found.items():
+            module.weight.grad = module.weight.grad / (found + 0.1)
+"""
+        + STEP
+        + """
+    moments = optimizer.__dict__.setdefault("moments", None) or Moments(model)
+    optimizer.moments = moments
+    nn.functional.cross_entropy(model(x), y).backward()
+    moments.step()
+    optimizer.step()
+""",
+        [("sync/control-desync", True)],
+    ),
     # Gradients are kept until so many samples were seen, of the shard's.
     "updates-after-as-many-samples-as-a-shard-never-has": (
         """

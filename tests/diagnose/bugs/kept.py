@@ -42,6 +42,27 @@ def loss(output, weight):
 """,
         [("state/buffer-broadcast-overwrites", True), ("loss/batch-coupled", True)],
     ),
+    # Its forward is in evaluation, and writes nothing; a hook has seen the own rows.
+    "running-statistics-that-a-callback-writes": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+batch = torch.randn(8, 4) * torch.linspace(0.3, 2, 8)[:, None], torch.arange(8) % 3
+def watched(net):
+    if not hasattr(net[1], "seen"):
+        net[1].register_forward_pre_hook(lambda m, a: setattr(m, "seen", a[0].detach()))
+    return net[1]
+"""
+        + STEP
+        + """
+    norm = watched(getattr(model, "module", model))
+    model.eval()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    norm.running_mean.lerp_(norm.seen.mean(0), 0.3)
+    norm.running_var.lerp_(norm.seen.var(0), 0.3)
+""",
+        [("norm/running-stats-rank0", True)],
+    ),
     # The ranks agree about it, and it is not the mean of all samples.
     "centre-that-is-a-mean-of-means-of-unequal-counts": (
         """

@@ -1,0 +1,59 @@
+"""How ranks come to other updates than one process, though backward left them alike."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.case import Case
+from ddpcheck.diagnose.events import ranks_disagree
+from ddpcheck.diagnose.text import listed
+
+
+def at_other_times(case: Case, first: int | None) -> str | None:
+    """Returns the fact that all ranks update their weights in other steps, if they do.
+
+    `first`: the step in which gradients differ first, None for none.
+    """
+    step = case.first_broken("weights")
+    if step is None or (first is not None and first <= step) or case.run.faults:
+        return None
+    if not case.facts["has_train_step"] or ranks_disagree(case, "weights", step):
+        return None
+    told = [case.facts["schedule"], *case.rank_facts("schedule", [])]
+    known, *ranks = [[at + 1 for at, _ in updates] for updates in told]
+    if known == ranks[0] or any(rank != ranks[0] for rank in ranks):
+        return None
+    return (
+        f"steps with an update: {listed(known) or 'none'} in one process, "
+        f"{listed(ranks[0]) or 'none'} on every rank"
+    )
+
+
+def left_out_by_some(case: Case) -> str | None:
+    """Returns the fact that some ranks leave out an update, if they do.
+
+    What the gradients were there is not known: such a step may have put them away.
+    """
+    step = case.first_broken("weights")
+    if step is None or case.run.faults:
+        return None
+    schedules = case.rank_facts("schedule", [])
+    taken = [sum(at <= step for at, _ in told) for told in schedules]
+    if min(taken) == max(taken) or not ranks_disagree(case, "weights", step):
+        return None
+    return f"updates up to step {step + 1}, per rank: {listed(taken)}"
+
+
+def rewritten_alone(case: Case, first: int | None) -> str | None:
+    """Returns the fact that ranks write into reduced gradients by themselves, if so.
+
+    `first`: the step in which gradients differ first, None for none.
+    """
+    late = max(case.rank_facts("late_changes", 0), default=0)
+    reduces = all("F" in events for events in case.rank_facts("events", ""))
+    if first is None or not late or not reduces or case.run.faults:
+        return None
+    if not case.loss_is_sound or not ranks_disagree(case, "gradients", first):
+        return None
+    return (
+        f"{late} updates come after gradients were written, and nothing was exchanged "
+        "since backward; at the update they differ between ranks"
+    )
