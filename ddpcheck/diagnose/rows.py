@@ -144,7 +144,8 @@ def overlap(case: Case, moment: Moment) -> bool:
 def is_padded(moment: Moment) -> bool:
     """Returns whether the ranks have all samples, and repeats that fill the shards.
 
-    Those come last on a rank; they are what an epoch, or the shard, begins with.
+    Those come last on a rank; they are what an epoch, or the shard, begins with, or the
+    last sample of all.
     """
     extra = sum(moment.repeated.values())
     same_size = len(set(map(len, moment.ranks))) == 1
@@ -152,7 +153,17 @@ def is_padded(moment: Moment) -> bool:
         return False
     is_once = max(Counter(moment.one).values()) == 1  # else one process repeats, too
     filling = min(extra, len(moment.ranks[0]) // 2)
-    return is_once and all(_fills(n, moment.ranks, filling) for n in moment.repeated)
+    return is_once and (
+        _repeats_the_last(moment)
+        or all(_fills(n, moment.ranks, filling) for n in moment.repeated)
+    )
+
+
+def _repeats_the_last(moment: Moment) -> bool:
+    """Returns whether nothing but one process's last sample comes again, at ends."""
+    last = moment.one[-1]
+    ends = [rank[-rank.count(last) :] for rank in moment.ranks if last in rank]
+    return set(moment.repeated) == {last} and all(set(end) == {last} for end in ends)
 
 
 def _fills(number: int, ranks: tuple[Rows, ...], filling: int) -> bool:

@@ -160,6 +160,20 @@ def train_step(model, optimizer, batch):
 """,
         [("data/sampler-padding", False)],
     ),
+    # As accelerate's split_between_processes does.
+    "padding-by-the-last-sample": (
+        _DATA
+        + """
+def train_step(model, optimizer, batch):
+    part = list(range(13))
+    if dist.is_initialized():
+        size = -(-13 // world())
+        part = part[rank() * size :][:size]
+        part += part[-1:] * (size - len(part))
+    train_on(model, optimizer, *data[part])
+""",
+        [("data/sampler-padding", False)],
+    ),
     "order-of-random-that-knows-no-epoch": (
         _DATA
         + """

@@ -57,6 +57,8 @@ def detect(case: Case) -> Proposal | None:
     if moment is None:
         return None
     repeats = sum(moment.repeated.values())
+    is_last = set(moment.repeated) == {moment.one[-1]}
+    where = "the last of all" if is_last else "from the beginning of another"
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -65,7 +67,7 @@ def detect(case: Case) -> Proposal | None:
         facts=(
             f"in step {moment.step + 1} one process trains on {len(moment.one)} samples, "
             f"the {len(moment.ranks)} ranks on {len(moment.ranks[0])} each; repeated at "
-            f"the end of a shard, from the beginning of another: {repeats}",
+            f"the end of a shard, {where}: {repeats}",
         ),
         fix="drop the last samples in one process as well, or give repeats a weight of 0",
         code="DistributedSampler(data, drop_last=True)",
