@@ -7,6 +7,7 @@ step, G autograd.grad.
 from __future__ import annotations
 
 import itertools
+import math
 
 from ddpcheck.agreement import first_parting, ranks_differ
 from ddpcheck.diagnose.case import Case
@@ -206,6 +207,13 @@ def factor_between_ranks(case: Case, quantity: str, step: int) -> float | None:
         factors.append(max(factor, 1 / factor))
     largest = max(factors, default=1.0)
     return largest if largest > 1 + case.close else None
+
+
+def is_power_of_two(case: Case, factor: float) -> bool:
+    """Returns whether it is one, as a loss scale's changes are."""
+    return (
+        factor > 0 and abs(math.log2(factor) - round(math.log2(factor))) <= case.close
+    )
 
 
 def sums_in_its_step(case: Case) -> int:

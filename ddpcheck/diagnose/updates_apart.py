@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case
-from ddpcheck.diagnose.events import ranks_disagree
+from ddpcheck.diagnose.events import (
+    factor_between_ranks,
+    is_power_of_two,
+    ranks_disagree,
+)
 from ddpcheck.diagnose.text import listed
 
 
@@ -53,6 +57,9 @@ def rewritten_alone(case: Case, first: int | None) -> str | None:
         return None
     if not case.loss_is_sound or not ranks_disagree(case, "gradients", first):
         return None
+    factor = factor_between_ranks(case, "gradients", first)
+    if factor is not None and is_power_of_two(case, factor):
+        return None  # a loss scale
     return (
         f"{late} updates come after gradients were written, and nothing was exchanged "
         "since backward; at the update they differ between ranks"

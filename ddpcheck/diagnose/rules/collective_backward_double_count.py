@@ -70,8 +70,7 @@ def detect(case: Case) -> Proposal | None:
         return _in_a_backward(case)
     ratio = case.uniform_ratio
     world = case.world_size
-    # An addend has no value of its own to tell whether every rank has the whole of it.
-    is_whole = case.losses_are_one or (case.is_part and case.loss_asks_others)
+    is_whole = case.losses_are_one or _is_part_of_all(case)
     if ratio is None or not is_whole or world == 1:
         return None
     if abs(ratio / world**2 - 1) > case.close:
@@ -92,6 +91,14 @@ def detect(case: Case) -> Proposal | None:
         evidence=ratio_evidence(case),
     )
     return with_scale(case, found, 1 / world)
+
+
+def _is_part_of_all(case: Case) -> bool:
+    """Returns whether addends are made of what other ranks have, by more than a count.
+
+    They have no value of their own to tell whether every rank has the whole of it.
+    """
+    return case.is_part and case.loss_asks_others and bool(case.couples)
 
 
 def _in_a_backward(case: Case) -> Proposal | None:

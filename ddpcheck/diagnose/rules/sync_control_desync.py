@@ -49,8 +49,8 @@ Reduce the number that decides. The example is mended by:
         optimizer.step()
 
 Not this rule if
-Gradients differ as soon as they are reduced, or the optimizer has the same numbers and steps on all ranks: a
-step of its own may share too little of what each rank updates.
+Gradients differ as soon as they are reduced, or the optimizer has the same numbers and
+steps on all ranks: a step of its own may share too little of what each rank updates.
 
 References
 https://github.com/huggingface/accelerate/issues/3797
@@ -126,12 +126,11 @@ def _by_numbers(case: Case) -> Proposal | None:
     first = case.first_broken("gradients")
     if step is not None and (first is None or first > step):
         return _of_update(case, step, decided)
-    others = _of_all_ranks(case, first) or _of_some_ranks(case)
-    if others is None:
-        others = _at_other_times(case, first) or _of_rewritten(case, first)
-    if others is not None:
+    if (others := _of_all_ranks(case, first) or _of_some_ranks(case)) is not None:
         return others
-    return _of_a_decision(case, first) or _of_the_rank(case)
+    other = _of_a_decision(case, first) or _of_the_rank(case)
+    at_update = _at_other_times(case, first) or _of_rewritten(case, first)
+    return replaced(at_update, fallback=other) if at_update else other
 
 
 def _puts_gradients_away(case: Case) -> bool:
@@ -279,6 +278,7 @@ def _of_rewritten(case: Case, first: int | None) -> Proposal | None:
         fixes=("target.as_left",),
         safe=False,
         speculative=True,
+        last_resort=1,
     )
 
 

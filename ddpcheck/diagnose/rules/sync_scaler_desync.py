@@ -46,8 +46,6 @@ https://github.com/pytorch/pytorch/issues/90057
 
 from __future__ import annotations
 
-import math
-
 from ddpcheck.diagnose import events
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.text import in_group, listed, number
@@ -94,7 +92,9 @@ def _of_scales(case: Case) -> str | None:
     scales = [rank.after_backward for rank in case.probed.ranks] if case.probed else []
     if not scales or not all(scales) or max(scales) == min(scales):
         return None
-    are_powers = all(_is_power_of_two(case, scale / scales[0]) for scale in scales)
+    are_powers = all(
+        events.is_power_of_two(case, scale / scales[0]) for scale in scales
+    )
     is_given = any(f.startswith("loss.") for f in case.outcome.spec.fixes)
     if is_given and not are_powers:
         return None  # what is undone is the doing of a fix
@@ -107,15 +107,9 @@ def _of_scales(case: Case) -> str | None:
 
 def _of_gradients(case: Case, step: int) -> str | None:
     factor = events.factor_between_ranks(case, "gradients", step)
-    if factor is None or not _is_power_of_two(case, factor):
+    if factor is None or not events.is_power_of_two(case, factor):
         return None
     return (
         f"in step {step + 1} all gradients of one rank are {number(factor)} times "
         "those of another, a power of two"
-    )
-
-
-def _is_power_of_two(case: Case, factor: float) -> bool:
-    return (
-        factor > 0 and abs(math.log2(factor) - round(math.log2(factor))) <= case.close
     )
