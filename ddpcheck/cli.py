@@ -65,7 +65,7 @@ what is written:
 other ways in:
   --demo                  a broken model and its fixed twin, explained
   --suite                 the conformance matrix on this machine
-  --init [PATH]           write a target template (mymodel.py)
+  --init [PATH]           write a target template (mymodel.py); - prints it
   --explain SLUG          the page of a finding or of an error
   --rules                 all slugs, one line each
   --render report.json    a stored report again

@@ -152,9 +152,12 @@ def demo(wanted: Outputs) -> int:
 
 
 def init(path: str) -> int:
-    """Writes a target template to a path where nothing is yet."""
+    """Writes a target template to a path where nothing is yet, or prints it for "-"."""
     from ddpcheck import template  # noqa: PLC0415
 
+    if path == "-":
+        streams.say(template.TEXT.format(name="mymodel.py"))
+        return 0
     template.write(Path(path))
     streams.say(f"wrote {path}; now run: ddpcheck {path}\n")
     return 0

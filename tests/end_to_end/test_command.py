@@ -232,8 +232,10 @@ def test_init_writes_a_target_that_passes(terminal: Terminal, pool: Pool) -> Non
         "  fix        another path: ddpcheck --init other.py\n"
         "  more       ddpcheck --explain init-path\n"
     )
-    path = str(terminal.folder / "mymodel.py")
-    report = checking.check(pool, TargetRef(path=path), Options())
+    path = terminal.folder / "mymodel.py"
+    printed = terminal.run("--init", "-")
+    assert (printed.exit_code, printed.stdout) == (0, path.read_text(encoding="utf-8"))
+    report = checking.check(pool, TargetRef(path=str(path)), Options())
     assert [run.verdict for run in report.runs] == ["equivalent"] * 6
 
 
