@@ -113,7 +113,7 @@ def _cuts(
     for leaf, grad in zip(leaves, found, strict=True):
         if grad is None and leaf.key in told:
             continue
-        reference = reader.get(_ADDEND, number, leaf.key)
+        reference = reader.find(_ADDEND, number, leaf.key)
         if reference is None and grad is None:
             continue
         nothing = torch.zeros_like(leaf.tensor)

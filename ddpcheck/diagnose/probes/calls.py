@@ -85,6 +85,7 @@ class Calls:
         self.hooks = Hooks(calls_per_micro=self.windows.calls)
         self.inputs: dict[str, _Inputs] = {}
         self.before: dict[str, tuple[int, list[tuple[int, float]], list[float]]] = {}
+        self.first_weights: dict[str, list[float]] = {}  # at the first call, by module
         self.calls: dict[str, Any] = {}
         self.callers: dict[str, tuple[str, str]] = {}
         self.open: list[tuple[str, str]] = []
@@ -141,6 +142,7 @@ class Calls:
         self.inputs[key] = found
         told = modules.versions(module, self.silent.get(name, ()))
         self.before[key] = (len(self.seen.collectives), *told)
+        self.first_weights.setdefault(name, told[1])
         self.calls[key] = new
         self.callers[key] = self.open[-1] if self.open else ("", "")
         self.open.append((name, type(module).__name__))
@@ -255,6 +257,7 @@ class Calls:
                 writes_buffers=writes,
                 through_buffers=is_right,
                 writes_parameters=now[1] != parameters,
+                has_other_weights=parameters != self.first_weights[name],
                 scales_by_frequency=bool(getattr(module, "scale_grad_by_freq", False)),
                 is_batch_norm=is_norm,
                 is_synchronized=synchronized,

@@ -42,6 +42,7 @@ class ModuleCall:
     # it returns one process's rows.
     through_buffers: bool = False
     writes_parameters: bool = False
+    has_other_weights: bool = False  # of its own, than at its first call
     scales_by_frequency: bool = False  # nn.Embedding(scale_grad_by_freq=True)
     is_batch_norm: bool = False  # a class derived from torch's
     is_synchronized: bool = False  # one that is, over ranks
@@ -60,6 +61,7 @@ def worst_of(calls: list[ModuleCall]) -> ModuleCall:
         collectives=max(c.collectives for c in calls),
         writes_buffers=any(c.writes_buffers for c in calls),
         writes_parameters=any(c.writes_parameters for c in calls),
+        has_other_weights=any(c.has_other_weights for c in calls),
     )
 
 

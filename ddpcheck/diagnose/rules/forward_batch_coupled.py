@@ -75,6 +75,7 @@ def detect(case: Case) -> Proposal | None:
     found = case.diverging()
     # What a module makes of parameters that a part of it wrote is no doing of its own.
     writers = [m.name for m in found if m.writes_parameters]
+    rewritten = [m.name for m in case.modules() if m.has_other_weights]
     losses = modules_of_the_loss(case)
     calls = [
         m
@@ -83,6 +84,8 @@ def detect(case: Case) -> Proposal | None:
         and not m.normalises
         and not m.through_buffers
         and not any(_is_within(name, m.name) for name in writers)
+        # By the step: ranks may have other weights than one process by now.
+        and not (m.call and any(_is_within(name, m.name) for name in rewritten))
         and not (m.collectives and m.writes_buffers)
         and m.name not in losses
     ]
