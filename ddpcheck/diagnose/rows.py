@@ -108,6 +108,14 @@ def first_padded(case: Case) -> Moment | None:
     return next((m for m in whole if is_padded(m)), None)
 
 
+def first_dropped(case: Case) -> Moment | None:
+    """Returns the first moment at which the ranks leave the last few samples out."""
+    for moment in moments(case):
+        if is_padded(moment) or not moment.is_sound:
+            return moment if is_dropped(moment) else None
+    return None
+
+
 def _moments(watched: RunOutcome, updates: int) -> Iterator[Moment]:
     """Yields them: one per call where each step has as many calls as `updates`."""
     seats = range(len(watched.ranks))
@@ -156,6 +164,18 @@ def is_padded(moment: Moment) -> bool:
     return is_once and (
         _repeats_the_last(moment)
         or all(_fills(n, moment.ranks, filling) for n in moment.repeated)
+    )
+
+
+def is_dropped(moment: Moment) -> bool:
+    """Returns whether all ranks have as many samples, and fewer than W are on none."""
+    size = len(moment.one) // len(moment.ranks)
+    lost = len(moment.one) - size * len(moment.ranks)
+    return (
+        size > 0
+        and {size} == set(map(len, moment.ranks))
+        and 0 < sum(moment.missing.values()) == lost
+        and not (moment.repeated or moment.foreign)
     )
 
 

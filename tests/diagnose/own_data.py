@@ -160,6 +160,17 @@ def train_step(model, optimizer, batch):
 """,
         [("data/sampler-padding", False)],
     ),
+    "samples-left-out-for-equal-shards": (
+        _DATA
+        + """
+def train_step(model, optimizer, batch):
+    order = list(range(13))
+    if dist.is_initialized():
+        order = order[rank() :: world()][: 13 // world()]
+    train_on(model, optimizer, *data[order])
+""",
+        [("data/sampler-padding", None)],
+    ),
     # As accelerate's split_between_processes does.
     "padding-by-the-last-sample": (
         _DATA

@@ -1,16 +1,18 @@
-"""Samples are repeated to fill the shards.
+"""Samples are repeated, or left out, to make the shards equal.
 
 What it means
-Samples are repeated to fill the shards.
+Samples are repeated to fill the shards, or left out.
 
 Why it happens
-A sampler that gives every rank as many samples repeats the first ones where the world
-size does not divide their number: in that epoch they count twice.
+A sampler that gives every rank as many samples repeats the first ones, or the last,
+where the world size does not divide their number: in that epoch they count twice. Or
+it leaves the last few out, which no rank trains on then.
 
 How it was found
 Every rank trains on as many samples; together they are those of one process, and some
-more than once, at the end of a shard and at the beginning of another. Where torch's
-DistributedSampler repeats them, a run in which repeats do not count decides.
+more than once, at the end of a shard and at the beginning of another; or fewer than
+there are ranks are on none. Where torch's DistributedSampler repeats them, a run in
+which repeats do not count decides.
 
 Example
     import torch
@@ -55,7 +57,8 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it where the ranks have one process's samples, and repeats besides."""
     moment = None if case.run.faults else rows.first_padded(case)
     if moment is None:
-        return None
+        dropped = None if case.run.faults else rows.first_dropped(case)
+        return None if dropped is None else _of_dropped(dropped)
     repeats = sum(moment.repeated.values())
     is_last = set(moment.repeated) == {moment.one[-1]}
     where = "the last of all" if is_last else "from the beginning of another"
@@ -72,6 +75,25 @@ def detect(case: Case) -> Proposal | None:
         fix="drop the last samples in one process as well, or give repeats a weight of 0",
         code="DistributedSampler(data, drop_last=True)",
         fixes=("data.unpadded",),
+        evidence=rows.evidence(moment),
+        needs_no_proof=True,
+    )
+
+
+def _of_dropped(moment: rows.Moment) -> Proposal:
+    """Returns the proposal for samples that no rank trains on."""
+    lost = sum(moment.missing.values())
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="samples are left out to give every rank as many: no rank trains on them",
+        facts=(
+            f"in step {moment.step + 1} one process trains on {len(moment.one)} samples, "
+            f"the {len(moment.ranks)} ranks on {len(moment.ranks[0])} each; on no rank: "
+            f"{lost}",
+        ),
+        fix="leave them out in one process as well, or weigh each rank's mean by its samples",
+        code="loss = loss * len(x) * world / samples_of_all_ranks",
         evidence=rows.evidence(moment),
         needs_no_proof=True,
     )

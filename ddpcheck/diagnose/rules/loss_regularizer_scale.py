@@ -55,7 +55,7 @@ from __future__ import annotations
 import dataclasses
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.text import WORLD, listed
+from ddpcheck.diagnose.text import WORLD, listed, number
 
 SLUG = "loss/regularizer-scale"
 LINK = "loss"
@@ -173,15 +173,25 @@ def _among_others(case: Case) -> Proposal | None:
         return None
     if case.first_broken("gradients") is None:
         return None
-    world = case.world_size
+    sizes = case.run.shard_sizes
+    by_rows = sum(sizes) * sum(1 / n for n in sizes) / len(sizes) if all(sizes) else 0.0
+    first = _times(case, case.world_size)
+    if not by_rows or abs(by_rows - case.world_size) <= case.close:
+        return first
+    # Shards of several sizes: each rank may divide it by its own rows.
+    return dataclasses.replace(first, fallback=_times(case, by_rows))
+
+
+def _times(case: Case, factor: float) -> Proposal:
+    """Returns the proposal, on trial, for a term that counts `factor` times."""
     return dataclasses.replace(
-        _of(world),
+        _of(factor),
         facts=(
             "the gradient at the outputs is right on every rank"
             if case.has_cuts
             else "the model's outputs carry no gradient: it computes the loss",
-            f"with what no data reach taken 1/{world} times where it is added to the "
-            "loss the gradients are one process's",
+            f"with what no data reach taken 1/{number(factor)} times where it is added to "
+            "the loss the gradients are one process's",
         ),
         speculative=True,
     )
