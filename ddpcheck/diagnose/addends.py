@@ -16,6 +16,7 @@ from ddpcheck.diagnose.probes.evidence import Couplings, Cut, RankEvidence, comb
 from ddpcheck.run.fix_names import ADDENDS, arguments
 
 _SAME = 1e-6  # of a factor that is 1
+_NOTHING = 1e-9  # of the largest addend: rounding of what is zero, in the first step
 _MIXED = "loss/batch-coupled"  # what a sound addend beside a wrong one looks like, too
 
 _Kind = tuple[float, ...] | None  # factors of the ranks; None: some rank has none
@@ -100,7 +101,11 @@ def _groups(case: Case) -> dict[_Kind, list[int]]:
 def _kind(case: Case, number: int) -> _Kind:
     """Returns the factors of the ranks, () for what is right or has no samples."""
     assert case.probed is not None
-    told = [rank.addends[number] for rank in case.probed.ranks]
+    top = max(c.norm for r in case.probed.ranks for some in r.addends for c in some)
+    told = [
+        tuple(c for c in rank.addends[number] if not _is_nothing(c, top))
+        for rank in case.probed.ranks
+    ]
     if not any(cut.norm or cut.residual for cuts in told for cut in cuts):
         return ()
     fits = [combined(cuts) for cuts in told]
@@ -110,6 +115,11 @@ def _kind(case: Case, number: int) -> _Kind:
     if all(abs(ratio - world) <= case.close * world for ratio, _ in fits):
         return ()
     return tuple(float(f"{ratio:.6g}") for ratio, _ in fits)
+
+
+def _is_nothing(cut: Cut, top: float) -> bool:
+    """Returns whether an addend's gradient is rounding on both sides."""
+    return cut.norm * (1 + abs(cut.ratio) + cut.residual) <= _NOTHING * top
 
 
 def _only(case: Case, numbers: list[int], *, relates: bool) -> Case:
