@@ -150,6 +150,10 @@ def _sections(page: Page, report_path: str) -> list[list[Text]]:
 
 def _header(page: Page) -> list[Text]:
     target = page.report.target
+    if not target.num_tensors and not page.report.runs:  # a usage error
+        return page.wrapped(
+            f"ddpcheck {target.name}: nothing was trained", style="bold"
+        )
     batch = f"batch {numbers.count(target.batch_size)}"
     what = ", ".join((wording.model(page.report), batch, wording.dtypes(page.report)))
     steps = numbers.counted(target.steps, "step")

@@ -309,6 +309,12 @@ def without_runs() -> Report:
     return replace(not_checked(), runs=(), not_compared=())
 
 
+def usage_error() -> Report:
+    """Returns a report of a file that did not train: nothing is known of its model."""
+    target = replace(not_checked().target, num_parameters=0, num_tensors=0)
+    return replace(without_runs(), target=target)
+
+
 def accepted() -> Report:
     """Returns a report whose only divergence the user has accepted."""
     reason = "batch norm per GPU is what the paper trains"
@@ -404,6 +410,7 @@ ALL = {
     "not-checked": not_checked(),
     "nothing-compared": nothing_compared(),
     "without-runs": without_runs(),
+    "usage-error": usage_error(),
     "accepted": accepted(),
     "hostile": hostile(),
 }

@@ -128,6 +128,15 @@ report: reports/mymodel/report.html
 NOT CHECKED: nothing was compared
 """
 
+USAGE_ERROR = """\
+ddpcheck mymodel.py: nothing was trained
+
+  no run was made
+
+report: reports/mymodel/report.html
+NOT CHECKED: nothing was compared
+"""
+
 ACCEPTED = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
@@ -161,6 +170,7 @@ WHOLE = {
     "not-checked": NOT_CHECKED,
     "nothing-compared": NOTHING_COMPARED,
     "without-runs": WITHOUT_RUNS,
+    "usage-error": USAGE_ERROR,
     "accepted": ACCEPTED,
 }
 
