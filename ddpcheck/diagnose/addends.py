@@ -55,7 +55,7 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
     all_in_one = [
         dataclasses.replace(p, fallback=None)
         for p in found
-        if p.link == "loss" and p.speculative and p.slug not in parts
+        if p.link == "loss" and p.slug not in parts
         if p.fixes and not (p.is_wide or p.last_resort)
     ]
     place = next((i for i, p in enumerate(found) if p.link == "loss"), len(found))

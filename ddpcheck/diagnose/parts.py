@@ -155,9 +155,11 @@ def _only(case: Case, keys: set[str]) -> Case:
     assert case.probed is not None
     cuts = [c for k, found in _by_key(case).items() if k in keys for c in found]
     factors = {c.doubled and _rounded(c.doubled) for c in cuts}
+    # Of all terms together; where their mean is right, so is that of each.
+    is_right = case.losses_average
     reference = dataclasses.replace(
         case.probed.reference,
-        loss=None,  # of all terms together
+        loss=case.probed.reference.loss if is_right else None,
         direct=(),
         couplings=case.probed.reference.couplings.only(keys),
         doubled=next(iter(factors)) if len(factors) == 1 else None,
@@ -165,7 +167,8 @@ def _only(case: Case, keys: set[str]) -> Case:
     ranks = []
     for rank in case.probed.ranks:
         kept = tuple(c for c in rank.cuts if c.key in keys)
-        ranks.append(dataclasses.replace(rank, loss=None, cuts=kept, direct=()))
+        value = rank.loss if is_right else None
+        ranks.append(dataclasses.replace(rank, loss=value, cuts=kept, direct=()))
     probed = dataclasses.replace(case.probed, reference=reference, ranks=tuple(ranks))
     return dataclasses.replace(case, probed=probed, is_part=True)
 

@@ -149,6 +149,7 @@ class _Probe:
         rows = (*tree.shard_range(size, self.rank, self.spec.world_size), size)
         earlier.train(self.target, self.spec, trained, mine, rows)
         self.seen.collectives.clear()
+        self.seen.passed = 0
         self.seen.events.clear()
 
     def observed(
@@ -199,8 +200,9 @@ class _Probe:
             loss=done.loss,
             after_backward=done.factor,
             addends=self.addends if self.addends and done.factor == 1 else (),
-            collectives=len(self.seen.collectives),
-            moves_rows=bool(set(self.seen.collectives) - _REDUCTIONS),
+            collectives=self.seen.exchanges,
+            moves_rows=bool(set(self.seen.collectives) - _REDUCTIONS)
+            or self.seen.passed > 0,
             counts={n: countables.count(n, targets) for n in count_names},
             rng=calls.rng,
             held_rng=calls.held_rng,

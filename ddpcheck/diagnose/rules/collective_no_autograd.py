@@ -102,7 +102,12 @@ def detect(case: Case) -> Proposal | None:
         code="from torch.distributed.nn.functional import all_gather, all_reduce",
         fixes=("collectives.autograd",),
         # A mean of losses may also be right by the loss being a mean over samples.
-        speculative=not (case.losses_replicate or is_own_part or is_scaled),
+        speculative=not (
+            case.losses_replicate
+            or is_own_part
+            or is_scaled
+            or (case.losses_average and case.loss_asks_others and case.couples)
+        ),
         evidence=ratio_evidence(case),
     )
     may_scale = is_own_part or (ratio is not None and abs(ratio - 1) <= case.close)

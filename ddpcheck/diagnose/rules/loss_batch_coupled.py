@@ -96,7 +96,7 @@ def _by_outputs(case: Case) -> Proposal | None:
         return _unseen(case) or _by_gradients_alone(case)
     if not case.couples:
         return _by_memory(case) or _by_gradients(case)
-    if case.losses_replicate:
+    if case.losses_replicate or (case.losses_average and case.loss_asks_others):
         return None  # the value is global: collective/no-autograd and its kin
     if _is_by_the_step(case):
         return None  # forward/batch-coupled

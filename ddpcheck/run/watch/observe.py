@@ -44,6 +44,8 @@ _COLLECTIVES = (
     "all_to_all_single",
     "barrier",
 )
+# What two ranks do. Not isend and irecv: torch asks of a batch of them if they are its.
+_PAIRWISE = ("batch_isend_irecv", "send", "recv")
 # Those that tell a rank what the others have, and not whose alone it takes.
 _REDUCING = frozenset(_COLLECTIVES) - {
     "broadcast",
@@ -63,6 +65,7 @@ class Observed:
     asks_distributed: bool = False
     asks_rank: int = 0  # times that user code did so for its rank, not in a forward
     collectives: list[str] = field(default_factory=list)
+    passed: int = 0  # exchanges with another rank alone
     wrapped: list[Wrapped] = field(default_factory=list)
     # In order: F a DDP forward, B a backward, G autograd.grad of parameters called by
     # user code, [ ] no_sync entered and left, S an optimizer step.
@@ -106,6 +109,11 @@ class Observed:
         self.has_clipped = False
         self.written.updated()
         self.before_update = len(self.collectives)
+
+    @property
+    def exchanges(self) -> int:
+        """How often the rank has asked others, all of them or one."""
+        return len(self.collectives) + self.passed
 
     @property
     def is_accumulating(self) -> bool:
@@ -170,6 +178,15 @@ def _noting(seen: Observed, function: Any, *, name: str) -> Any:
         if not isinstance(result, dist.Work):  # what async_op=True returns
             seen.on_collective(CollectiveEnd(count=count))
         return result
+
+    return note
+
+
+def _passing(seen: Observed, function: Any) -> Any:
+    def note(*args: Any, **kwargs: Any) -> Any:
+        seen.asks_distributed = True
+        seen.passed += 1
+        return function(*args, **kwargs)
 
     return note
 
@@ -365,6 +382,7 @@ _OBSERVED: tuple[tuple[Any, str, Callable[[Observed, Any], Any]], ...] = (
         for name in _COLLECTIVES
         if hasattr(dist, name)
     ),
+    *((dist, name, _passing) for name in _PAIRWISE if hasattr(dist, name)),
     *((dist, name, _timing) for name in _TIMED if hasattr(dist, name)),
     (DistributedDataParallel, "__init__", _building),
     (DistributedDataParallel, "forward", _forwarding),

@@ -41,6 +41,39 @@ def loss(output, target):
 """,
         [("collective/no-autograd", True)],
     ),
+    # No collective: neighbours pass rows on, and no gradient comes back.
+    "rows-round-a-ring-whose-backward-gives-nothing": (
+        """
+class PassOn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows):
+        got, to = torch.empty_like(rows), (rank() + 1) % world()
+        calls = [dist.P2POp(dist.isend, rows.contiguous(), to)]
+        calls += [dist.P2POp(dist.irecv, got, (rank() - 1) % world())]
+        for call in dist.batch_isend_irecv(calls):
+            call.wait()
+        return got
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.zeros_like(grad)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+    def forward(self, x):
+        return self.a(x).tanh(), self.b(x).tanh()
+model = Net()
+def loss(output, _):
+    a, b = output
+    logits = a @ b.T
+    total = nn.functional.softplus(logits * (1 - 2 * torch.eye(len(a)))).sum()
+    for _ in range(world() - 1):
+        b = PassOn.apply(b)
+        total = total + nn.functional.softplus(a @ b.T).sum()
+    return total / len(a)
+""",
+        [("collective/no-autograd", True)],
+    ),
     # Its backward sums over ranks, and takes the world size as well; beside a mean.
     "own-gather-whose-backward-counts-twice": (
         """
