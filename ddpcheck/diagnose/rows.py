@@ -187,11 +187,12 @@ def _repeats_the_last(moment: Moment) -> bool:
 
 
 def _fills(number: int, ranks: tuple[Rows, ...], filling: int) -> bool:
-    """Returns whether a sample is among the first of a rank, and the last of a later.
+    """Returns whether a sample is among the last of a rank, and comes on an earlier one.
 
-    Of the same rank, too, where it is there twice.
+    Or earlier on the same, where it is there twice. A window that reaches into the next
+    shard repeats what a later rank begins with.
     """
-    first = [r for r, rows in enumerate(ranks) if number in rows[:filling]]
+    first = [r for r, rows in enumerate(ranks) if number in rows[:-filling]]
     last = [r for r, rows in enumerate(ranks) if number in rows[-filling:]]
     return any(
         a < b or (a == b and ranks[a].count(number) > 1) for a in first for b in last

@@ -171,6 +171,21 @@ def train_step(model, optimizer, batch):
 """,
         [("data/sampler-padding", None)],
     ),
+    # As accelerate's BatchSamplerShard does, beside samples that are right.
+    "batches-from-the-front-beside-right-samples": (
+        _DATA
+        + """
+def train_step(model, optimizer, batch):
+    order = list(torch.arange(20, 30).split(2))
+    if dist.is_initialized():
+        short = -len(order) % world()
+        mine = order[rank() :: world()]
+        order = mine + order[: short] * (rank() >= world() - short)
+    x = torch.cat([batch[0], rows[torch.cat(order)]])
+    train_on(model, optimizer, x, x.sum(1, keepdim=True))
+""",
+        [("data/sampler-padding", False)],
+    ),
     # As accelerate's split_between_processes does.
     "padding-by-the-last-sample": (
         _DATA
