@@ -187,7 +187,7 @@ def _repeats_the_last(moment: Moment) -> bool:
 
 
 def _fills(number: int, ranks: tuple[Rows, ...], filling: int) -> bool:
-    """Returns whether a sample is among the last of a rank, and comes on an earlier one.
+    """Returns whether a sample is among a rank's last, and comes on an earlier rank.
 
     Or earlier on the same, where it is there twice. A window that reaches into the next
     shard repeats what a later rank begins with.

@@ -65,6 +65,10 @@ class Names:
         last = len(self._rank)
         return dict(sorted(found.items(), key=lambda kv: self._rank.get(kv[0], last)))
 
+    def of(self, parameter: Tensor) -> str:
+        """Returns the name of one that the model was built with, "" for another."""
+        return self._known.get(id(parameter), "")
+
     def buffers(self, model: nn.Module) -> dict[str, Tensor]:
         """Returns the wrapped model's buffers by the bare model's names."""
         held = dict(model.named_buffers())

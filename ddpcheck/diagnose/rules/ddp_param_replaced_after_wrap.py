@@ -51,8 +51,11 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes wrapping anew where trained tensors are not those DDP was built with."""
-    found = case.outcome.facts().get("replaced", [])
-    if not found or not case.reduce_is_broken:
+    facts = case.outcome.facts()
+    if resized := facts.get("resized", []):
+        return _of_resized(resized)
+    found, gone = facts.get("replaced", []), facts.get("gone", [])
+    if not (found or gone) or not case.reduce_is_broken:
         return None
     return Proposal(
         slug=SLUG,
@@ -61,11 +64,35 @@ def detect(case: Case) -> Proposal | None:
         "are no longer trained",
         facts=(
             f"{len(found)} trained parameters are in no DDP object and are other tensors "
-            f"than the model was built with: {names(found)}",
+            f"than the model was built with: {names(found)}"
+            if found
+            else f"{len(gone)} parameters that DDP was built with are none of the model's "
+            f"any more, and DDP waits for their gradients: {names(gone)}",
         ),
         fix="copy values into the existing parameters, or wrap last",
         code="module.load_state_dict(state)  # assign=False",
         fixes=("ddp.rewrap",),
         local=tuple(found),
         or_by_hand=True,
+    )
+
+
+def _of_resized(resized: list[str]) -> Proposal:
+    """Returns the proposal for parameters that are given another shape in place.
+
+    No run proves it: whatever holds the node that adds to a gradient, as DDP and an
+    average by hand do, expects the gradient's former shape.
+    """
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="parameters were given another shape after wrapping: DDP's hooks and buckets "
+        "have the shape that they had",
+        facts=(
+            f"{len(resized)} parameters had another shape when DDP was built: "
+            f"{names(resized)}",
+        ),
+        fix="resize first, wrap last",
+        code="model.resize_token_embeddings(size)\nmodel = DistributedDataParallel(model)",
+        needs_no_proof=True,
     )

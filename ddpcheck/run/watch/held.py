@@ -23,6 +23,7 @@ class Held:
     strides: tuple[int, ...]
     address: int = 0  # of its first element; 0: not known
     accumulator: Any = None  # the node that DDP's hooks are on; None: not known
+    shape: torch.Size | None = None  # None: not known
 
 
 def accumulator(parameter: torch.Tensor) -> Any:
@@ -48,7 +49,15 @@ def parameters(module: nn.Module) -> list[Held]:
     """Returns the parameters of a module that DDP takes, as they are."""
     ignored = getattr(module, _IGNORED, ())
     return [
-        Held(p, p.requires_grad, p.dtype, p.stride(), p.data_ptr(), accumulator(p))
+        Held(
+            p,
+            p.requires_grad,
+            p.dtype,
+            p.stride(),
+            p.data_ptr(),
+            accumulator(p),
+            p.shape,
+        )
         if _is_dense(p)
         else Held(p, p.requires_grad, p.dtype, ())
         for name, p in module.named_parameters()

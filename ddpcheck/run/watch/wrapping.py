@@ -51,13 +51,15 @@ def facts(
     """Returns, by parameter name, how each trained tensor relates to the reducers.
 
     `outside`: in no DDP object, in nobody's place; `replaced`: in no DDP object, and
-    not the tensor that the model was built with; `unfrozen`: requires_grad was
+    not the tensor that the model was built with; `resized`: of another shape than when
+    DDP was built; `unfrozen`: requires_grad was
     False when DDP was built; `converted`: its dtype or its strides (memory format) were
     others, or were others in between, which leaves DDP's hooks on a node that no
-    backward comes to; `moved`: its memory was another.
+    backward comes to; `moved`: its memory was another. And `gone`: the model has it no
+    more, and a reducer waits for its gradient.
     """
     held = {id(entry.tensor): entry for w in wrapped for entry in w.parameters}
-    kinds = ("outside", "replaced", "unfrozen", "converted", "moved")
+    kinds = ("outside", "replaced", "resized", "unfrozen", "converted", "moved")
     found: dict[str, list[str]] = {key: [] for key in kinds}
     is_whole = names.are_all_in(parameters)
     for name, parameter in parameters.items():
@@ -67,6 +69,8 @@ def facts(
                 known = names.is_original(parameter) or is_whole
                 found["outside" if known else "replaced"].append(name)
             continue
+        if entry.shape is not None and entry.shape != parameter.shape:
+            found["resized"].append(name)
         required = entry.required_grad
         node = entry.accumulator
         is_left = node is not None and accumulator(parameter) not in (None, node)
@@ -77,4 +81,8 @@ def facts(
             found["converted"].append(name)
         if entry.address and entry.address != parameter.data_ptr():
             found["moved"].append(name)
-    return found
+    there = set(map(id, parameters.values()))
+    waited = [
+        h.tensor for key, h in held.items() if h.required_grad and key not in there
+    ]
+    return found | {"gone": [names.of(tensor) for tensor in waited]}

@@ -84,6 +84,48 @@ def wrap(model):
 _MEAN = "nn.functional.cross_entropy(model(x), y)"
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # As a library resizes the embedding of its tokens.
+    "weight-that-is-given-another-shape-in-place": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3, bias=False))
+def wrap(model):
+    return DDP(model)
+"""
+        + STEP
+        + """
+    head = getattr(model, "module", model)[2]
+    if len(head.weight) == 3:
+        head.weight.data = torch.cat([head.weight.data, head.weight.data[:1] / 2])
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+""",
+        [("ddp/param-replaced-after-wrap", None)],
+    ),
+    # Fused for a validation, and split again without gradients.
+    "weight-norm-that-is-taken-off-and-put-back": (
+        """
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
+model = nn.Sequential(weight_norm(nn.Linear(4, 6)), nn.Tanh(), nn.Linear(6, 3))
+@torch.no_grad()
+def validate(net, x):
+    parametrize.remove_parametrizations(net[0], "weight")
+    score = net(x).mean()
+    weight_norm(net[0])
+    return score
+"""
+        + STEP
+        + """
+    if not hasattr(optimizer, "was_validated"):
+        optimizer.was_validated = validate(getattr(model, "module", model), x)
+        optimizer.param_groups[0]["params"][:] = list(model.parameters())
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+def wrap(model):
+    return DDP(model)
+""",
+        [("ddp/param-replaced-after-wrap", True)],
+    ),
     "gradients-summed-by-hand": (
         _BY_HAND.replace("WRAPPED", "model").replace("LOSS", _MEAN),
         [("sync/comm-hook-semantics", True)],
