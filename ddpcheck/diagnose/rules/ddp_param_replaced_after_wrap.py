@@ -11,7 +11,8 @@ nobody reduces.
 How it was found
 A trained parameter is in no DDP object and is not the tensor that the model was
 built with. DDP built anew decides, or averaging by hand where the step replaces
-again.
+again. Or DDP waits for the gradient of one that the model has no more, or ranks raise
+over one that has another shape than it had.
 
 Example
     import torch
@@ -52,7 +53,8 @@ LINK = "reduce"
 def detect(case: Case) -> Proposal | None:
     """Proposes wrapping anew where trained tensors are not those DDP was built with."""
     facts = case.outcome.facts()
-    if resized := facts.get("resized", []):
+    resized = facts.get("resized", [])
+    if resized and case.run.faults:
         return _of_resized(resized)
     found, gone = facts.get("replaced", []), facts.get("gone", [])
     if not (found or gone) or not case.reduce_is_broken:
