@@ -255,24 +255,8 @@ def around_training(
         fix_scales.enter(stack, fixes, shard_targets, model)
         own_averages.enter(stack, fixes, model)
         for name, context in {
+            **_of_samples(fixes, shard_targets, model),
             "collectives.autograd": autograd_collectives,
-            "collectives.label_offset": lambda: offset_by_rank(
-                lambda: countables.samples(shard_targets()),
-                model(),
-                within=argument(fixes, "collectives.label_offset") == "forward",
-            ),
-            "collectives.block_order": lambda: blocks_together(
-                lambda: countables.samples(shard_targets())
-            ),
-            "noise.global_draws": lambda: GlobalDraws(
-                rank=dist.get_rank(),
-                world_size=dist.get_world_size(),
-                samples=lambda: _samples_of_rank(fixes, shard_targets()),
-                known=argument(fixes, "noise.global_draws") or "",
-            ),
-            "collectives.off_after_backward": lambda: off_after_backward(
-                of_gradients=bool(argument(fixes, "collectives.off_after_backward"))
-            ),
             "hooks.after_backward": late_hooks.after_backward,
             "collectives.exact": exact.exact,
             "collectives.mean_counts": mean_counts.averaged_sums,
@@ -302,6 +286,33 @@ def around_training(
             if argument(fixes, name) is not None:
                 stack.enter_context(context())
         yield
+
+
+def _of_samples(
+    fixes: tuple[str, ...],
+    shard_targets: Callable[[], Any],
+    model: Callable[[], nn.Module],
+) -> dict[str, Callable[[], contextlib.AbstractContextManager[Any]]]:
+    """Returns the interventions around steps that ask for more than the model."""
+    return {
+        "collectives.label_offset": lambda: offset_by_rank(
+            lambda: countables.samples(shard_targets()),
+            model(),
+            within=argument(fixes, "collectives.label_offset") == "forward",
+        ),
+        "collectives.block_order": lambda: blocks_together(
+            lambda: countables.samples(shard_targets())
+        ),
+        "noise.global_draws": lambda: GlobalDraws(
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            samples=lambda: _samples_of_rank(fixes, shard_targets()),
+            known=argument(fixes, "noise.global_draws") or "",
+        ),
+        "collectives.off_after_backward": lambda: off_after_backward(
+            of_gradients=bool(argument(fixes, "collectives.off_after_backward"))
+        ),
+    }
 
 
 def _samples_of_rank(fixes: tuple[str, ...], targets: Any) -> int:
