@@ -92,7 +92,8 @@ def _of_dropped(moment: rows.Moment) -> Proposal:
             f"the {len(moment.ranks)} ranks on {len(moment.ranks[0])} each; on no rank: "
             f"{lost}",
         ),
-        fix="leave them out in one process as well, or weigh each rank's mean by its samples",
+        fix="keep them, and weigh each rank's mean by its samples; or leave them out in one "
+        "process as well",
         code="loss = loss * len(x) * world / samples_of_all_ranks",
         evidence=rows.evidence(moment),
         needs_no_proof=True,
