@@ -8,13 +8,10 @@ from collections.abc import Iterable
 
 from ddpcheck import agreement, frames, tolerance
 from ddpcheck.errors import cut
-from ddpcheck.report import Difference, Fault, NotCompared, Quantity, Run
+from ddpcheck.report import JUDGED, Difference, Fault, NotCompared, Quantity, Run
 from ddpcheck.session import RunOutcome, describe_exit
 
 _MAX_ROWS = 50
-# What makes a run divergent. Losses and outputs are shown, but training that has
-# equal gradients, weights and buffers is equal training.
-JUDGED = ("gradients", "weights", "buffers")
 
 
 CANNOT_RUN = "DataParallel cannot run this target"

@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ddpcheck.errors import Problem, UsageError
+
 # Ranks wait for one another about half of the time, so cores * 2 keeps cores busy.
 RANKS_PER_CORE = 2
 PATIENCE_S = 600.0
@@ -131,16 +133,39 @@ def of_this_machine() -> Budget | None:
 
     DDPCHECK_MAX_RANKS sets its size; by default two ranks per core. None where the
     folder for temporary files takes no file, or no locks.
+
+    Raises:
+        UsageError: option-value.
     """
     path = Path(tempfile.gettempdir()) / f"ddpcheck-ranks-{os.getuid()}.lock"
-    chosen = os.environ.get(VARIABLE, "")
-    limit = int(chosen) if chosen.isdecimal() else RANKS_PER_CORE * cores()
-    budget = Budget(limit=max(1, limit), path=path)
+    budget = Budget(limit=_limit(), path=path)
     try:
         budget.try_take(0)
     except OSError:
         return None
     return budget
+
+
+def _limit() -> int:
+    """Returns how many ranks there may be at a time.
+
+    Raises:
+        UsageError: option-value.
+    """
+    chosen = os.environ.get(VARIABLE, "")
+    if not chosen:
+        return RANKS_PER_CORE * cores()
+    if chosen.isdecimal() and int(chosen) > 0:
+        return int(chosen)
+    raise UsageError(
+        Problem(
+            slug="option-value",
+            message=f"{VARIABLE} is not possible",
+            expected="a number of ranks, 1 or more",
+            found=chosen,
+            fix=f"unset {VARIABLE}: two ranks per core then run at a time",
+        )
+    )
 
 
 def cores() -> int:

@@ -118,7 +118,10 @@ def wait_for_imports(pool: Pool, ref: TargetRef) -> None:
         if problem is not None:
             raise UsageError(problem) from error
         if error.kind == "hung":
-            message = f"importing {name} did not end within {pool.timeout_s:g} s"
+            what = name if error.of_user else "torch and ddpcheck"
+            message = f"importing {what} did not end within {error.limit_s:g} s"
+        elif error.kind == "raised":
+            message = f"importing {name} failed in a way that is not foreseen"
         else:
             message = (
                 f"importing {name} ends the process (os._exit, or a crash in native "

@@ -90,6 +90,7 @@ def cannot_check_text(message: str, detail: str, *, verbose: bool = False) -> st
         # faulthandler shows the innermost frame first, everything else ends with
         # what matters.
         is_stack = "most recent call first" in detail
+        is_traceback = detail.lstrip().startswith("Traceback (most recent call last)")
         shown, cut = detail_lines, ""
         if not verbose and len(detail_lines) > _SHOWN_LINES:
             shown = (
@@ -98,7 +99,8 @@ def cannot_check_text(message: str, detail: str, *, verbose: bool = False) -> st
                 else detail_lines[-_SHOWN_LINES:]
             )
             cut = f" ({len(shown)} of {len(detail_lines)} lines, all with -v)"
-        lines.append(f"  {'stack' if is_stack else 'last output'}{cut}:")
+        what = "traceback" if is_traceback else "stack" if is_stack else "last output"
+        lines.append(f"  {what}{cut}:")
         lines += [f"    {line}" for line in shown]
     return "\n".join(lines) + "\n"
 

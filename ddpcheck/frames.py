@@ -6,26 +6,28 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from ddpcheck import whose
+
 # 'File "x.py", line 3, in f' in a traceback, without the second comma in the stacks
 # of faulthandler.
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _MAIN = "in rank_main"  # the frame that only a rank's main thread has
-# This package here, and where another machine has it.
-_OWN = (str(PurePath(__file__).parent) + "/", "site-packages/ddpcheck/")
-# What of it handles tensors and calls nothing of the target's.
+# What of this package handles tensors and calls nothing of the target's.
 _OWN_WORK = ("tree.py", "compare.py", "trace.py", "run/record/", "run/names.py")
 # Where ranks wait for each other: collectives, what DDP exchanges beside its gradients,
 # and backwards, at whose end it waits for those.
 _EXCHANGES = (
-    "/torch/distributed/distributed_c10d.py",
-    "/torch/distributed/utils.py",
-    "/torch/distributed/nn/functional.py",
-    "/torch/distributed/_functional_collectives.py",
-    "/torch/nn/parallel/distributed.py",
-    "/torch/autograd/graph.py",
-    "/torch/autograd/__init__.py",
+    "distributed/distributed_c10d.py",
+    "distributed/utils.py",
+    "distributed/nn/functional.py",
+    "distributed/_functional_collectives.py",
+    "nn/parallel/distributed.py",
+    "autograd/graph.py",
+    "autograd/__init__.py",
 )
+# What of torch ends where other ranks, or DDP, are at fault.
+_DISTRIBUTED = ("distributed/", "nn/parallel/")
 # And where ddpcheck does, by a group itself.
 _OWN_EXCHANGES = ("run/fixes/exact.py",)
 
@@ -46,43 +48,44 @@ class Frame:
     @property
     def short(self) -> str:
         """What a sentence says of it: "mymodel.py:12 in loss"."""
-        _, _, inside = self.file.rpartition("site-packages/")
-        file = inside if inside != self.file else PurePath(self.file).name
+        file = whose.inside_packages(self.file) or PurePath(self.file).name
         return f"{file}:{self.line} in {self.name}"
 
     @property
     def is_torch(self) -> bool:
         """Whether it is code of torch."""
-        return "/torch/" in self.file
+        return bool(whose.inside_torch(self.file))
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether it is code of torch for several processes."""
+        return whose.inside_torch(self.file).startswith(_DISTRIBUTED)
 
     @property
     def is_exchange(self) -> bool:
         """Whether it is code of torch, or ours, in which ranks wait for each other."""
-        own = tuple(own + work for own in _OWN for work in _OWN_EXCHANGES)
-        return self.file.endswith((*_EXCHANGES, *own))
+        is_torchs = whose.inside_torch(self.file) in _EXCHANGES
+        return is_torchs or whose.inside_own(self.file) in _OWN_EXCHANGES
 
     @property
     def is_own(self) -> bool:
         """Whether it is code of ddpcheck."""
-        return any(part in self.file for part in _OWN)
+        return bool(whose.inside_own(self.file))
 
     @property
     def is_own_work(self) -> bool:
         """Whether it is code of ddpcheck with which the target has nothing to do."""
-        return any(own + work in self.file for own in _OWN for work in _OWN_WORK)
+        return whose.inside_own(self.file).startswith(_OWN_WORK)
 
     @property
     def is_library(self) -> bool:
         """Whether it is installed code that is not ours, or the interpreter's."""
-        library = "site-packages" in self.file or re.search(
-            r"/lib(64)?/python3", self.file
-        )
-        return not self.is_own and bool(library or self.file[0] == "<")
+        return whose.is_library(self.file)
 
     @property
     def is_users(self) -> bool:
         """Whether it is neither installed code, nor the interpreter's, nor ours."""
-        return not self.is_library and not self.is_own
+        return whose.is_users(self.file)
 
 
 def frames(stack: str) -> list[Frame]:

@@ -7,12 +7,12 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddpcheck import whose
 from ddpcheck.frames import Frame
 
 _MAX_LINES = 3
 # gloo and NCCL begin with the place in their own source: "[/a/b/pair.cc:537] ".
 _SOURCE = re.compile(r"^(?P<kind>\w+: )?\[\S+\.(?:cc|cpp|cu|h|hpp):\d+\]\s*")
-_INSTALLED = "site-packages/"
 
 
 def without_source(text: str) -> str:
@@ -38,9 +38,17 @@ def in_words(error: BaseException, home: Path) -> str:
     return "\n".join(lines) + ("\n" if len(lines) > 1 else ", ") + where
 
 
+def text_of(error: BaseException) -> str:
+    """Returns the message of an exception, also of one that raises when asked."""
+    try:
+        return str(error)
+    except Exception as other:  # noqa: BLE001 (the user's __str__)
+        return f"no message: its __str__ raises {type(other).__name__}"
+
+
 def message(error: BaseException) -> list[str]:
     """Returns the kind of an exception and the first lines of its message."""
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    text = error.msg if isinstance(error, SyntaxError) else text_of(error)
     lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
     # sys.exit() and sys.exit(None) have None for a message.
     if not lines or text == "None":
@@ -67,6 +75,12 @@ def place(error: BaseException, home: Path) -> str:
     if not users or users[-1] == found[-1]:
         return where
     return f"{where}, called at {_named(users[-1], home)}"
+
+
+def users_place(error: BaseException) -> str | None:
+    """Returns the user's innermost line, as a path and a number; None without one."""
+    found = [frame.place for frame in _frames(error) if frame.is_users]
+    return found[-1] if found else None
 
 
 def stack(error: BaseException) -> str:
@@ -100,15 +114,14 @@ def _frames(error: BaseException) -> list[Frame]:
 
 def _tells(frame: Frame) -> bool:
     """Returns whether a frame is the user's, or of a library that is not torch."""
-    is_installed = _INSTALLED in frame.file
-    is_torch = f"{_INSTALLED}torch/" in frame.file
-    return frame.is_users or (is_installed and not is_torch and not frame.is_own)
+    is_installed = bool(whose.inside_packages(frame.file))
+    return frame.is_users or (is_installed and not frame.is_torch and not frame.is_own)
 
 
 def _named(frame: Frame, home: Path) -> str:
     """Returns "file.py:3", as short as the file can be found by."""
-    _, _, installed = frame.file.rpartition(_INSTALLED)
-    if installed != frame.file:
+    installed = whose.inside_packages(frame.file)
+    if installed:
         return f"{installed}:{frame.line}"
     path = Path(frame.file)
     inside = path.relative_to(home) if path.is_relative_to(home) else path

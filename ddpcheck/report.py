@@ -26,6 +26,9 @@ EXIT_CODES: dict[str, int] = {
     "divergent": EXIT_DIVERGENT,
     "not-checked": EXIT_NOT_CHECKED,
 }
+# What makes a run divergent. Losses and outputs are shown, but training that has
+# equal gradients, weights and buffers is equal training.
+JUDGED = ("gradients", "weights", "buffers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

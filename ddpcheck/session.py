@@ -361,7 +361,7 @@ def describe_exit(code: int | None) -> str:
 
 def preload_problem(error: PreloadError, name: str) -> Problem | None:
     """Returns the usage error behind a failed import, None for hangs and deaths."""
-    if error.kind != "raised":
+    if error.kind != "raised" or error.of_user:
         return None
     last = error.detail.strip().splitlines()[-1]
     return Problem(

@@ -122,6 +122,8 @@ training scripts, and mean something else there.
     max_memory    16, GiB
     seed          0
     report_dir    "reports"
+
+DDPCHECK_MAX_RANKS, of the environment, is how many ranks run at a time under pytest.
 """,
     "option-world-size": """
 A world size is larger than the batch.
@@ -199,10 +201,11 @@ No parameter has requires_grad=True, so there is no gradient to compare. Return 
 model as training has it: unfrozen, with the head that is trained.
 """,
     "target-import": """
-The target file raises while it is imported.
+The target file raises while it is imported, or starts what only a script does.
 
 It is imported like any module, its own folder first on sys.path, __name__ being the
-file's name. What only a script does (argparse, training) belongs under
+file's name. What only a script does (argparse, init_process_group, training) belongs
+under
 
     if __name__ == "__main__":
 

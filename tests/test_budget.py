@@ -15,6 +15,7 @@ import pytest
 
 from ddpcheck import budget
 from ddpcheck.budget import Budget
+from ddpcheck.errors import UsageError
 
 HOLDER = """
 import sys, time
@@ -104,6 +105,22 @@ def test_size_is_two_per_core_unless_chosen(monkeypatch: pytest.MonkeyPatch) -> 
     assert _limit() == 2 * cores
     monkeypatch.setenv(budget.VARIABLE, "3")
     assert _limit() == 3
+
+
+@pytest.mark.parametrize("chosen", ["0", "-1", "four", "2.5"])
+def test_size_that_is_none_is_told(
+    chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(budget.VARIABLE, chosen)
+    with pytest.raises(UsageError) as caught:
+        budget.of_this_machine()
+    assert str(caught.value) == (
+        "ddpcheck: DDPCHECK_MAX_RANKS is not possible [option-value]\n"
+        "  expected   a number of ranks, 1 or more\n"
+        f"  found      {chosen}\n"
+        "  fix        unset DDPCHECK_MAX_RANKS: two ranks per core then run at a time\n"
+        "  more       ddpcheck --explain option-value"
+    )
 
 
 def _limit() -> int:

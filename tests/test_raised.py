@@ -152,3 +152,20 @@ def test_stack_of_a_wrong_target_is_shown_when_verbose(
         "ddpcheck: it raises [target-raises]\n"
         "  more       ddpcheck --explain target-raises\n" + stack * verbose
     )
+
+
+def test_message_that_raises_when_asked_is_told() -> None:
+    class UnprintableError(ValueError):
+        def __str__(self) -> str:
+            raise KeyError
+
+    assert raised.message(UnprintableError()) == [
+        "UnprintableError: no message: its __str__ raises KeyError"
+    ]
+
+
+def test_users_line_is_told_also_in_a_folder_that_has_our_name(tmp_path: Path) -> None:
+    folder = tmp_path / "ddpcheck" / "torch"
+    folder.mkdir(parents=True)
+    error = _error_of(folder, target="import json\njson.loads('')\n")
+    assert raised.users_place(error) == f"{folder / 'target.py'}:2"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import ModuleType
 
 from ddpcheck import assemble
 from ddpcheck.diagnose import addends, parts, rows
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import input_diff
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.registry import RULES
+from ddpcheck.diagnose.registry import RULES, Rule
 from ddpcheck.report import Control, Run
 
 _PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
@@ -62,7 +61,7 @@ def proposed(case: Case) -> list[Proposal]:
     return sorted(found, key=lambda p: p.last_resort)
 
 
-def _detect(case: Case, rules: Iterable[ModuleType]) -> list[Proposal]:
+def _detect(case: Case, rules: Iterable[Rule]) -> list[Proposal]:
     return [p for rule in rules if (p := rule.detect(case))]
 
 

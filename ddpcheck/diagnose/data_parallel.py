@@ -93,7 +93,9 @@ def _of_fault(
     """Returns the cause with whose fix it equals one process, or else runs at all."""
     runs: Proposal | None = None
     for rule in DATA_PARALLEL_FAULT_RULES:
-        proposal: Proposal = rule.detect(case)
+        proposal = rule.detect(case)
+        if proposal is None:
+            continue
         mended = session.run([spec.but(fixes=spec.fixes + proposal.fixes)])[0]
         verdict = assemble.to_run(mended, limit.rtol).verdict
         if verdict == "equivalent":

@@ -87,7 +87,7 @@ def _is_own(fault: Fault) -> bool:
     frame = frames.innermost(fault.stack)
     if frame is None or not frame.is_torch:
         return True
-    if "/torch/distributed/" in frame.file or "/torch/nn/parallel/" in frame.file:
+    if frame.is_distributed:
         return False
     return not (_OF_OTHERS.search(fault.summary) or _OF_DDP.search(fault.summary))
 

@@ -11,6 +11,7 @@ class Proposal:
     """A rule's candidate cause, and the intervention that would prove it.
 
     What the report shows:
+    `link`: where in a step it is, of data, forward, loss, backward, reduce and update.
     `summary`: the cause, one sentence. `facts`: sentences with numbers that name no
     cause. `fix` and `code`: what to do, and how. `safe`: the fix leaves one-process
     training as it is. `benign`: nothing is wrong with the training itself.

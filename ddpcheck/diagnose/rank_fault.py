@@ -10,8 +10,6 @@ from ddpcheck.diagnose import faults, rank_table
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.report import Fault
 
-LINK = "reduce"  # it breaks off in none of them; the others wait for it there
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFault:
@@ -49,12 +47,12 @@ def of(case: Case, kind: str) -> RankFault | None:
 
 
 def proposal(
-    case: Case, fault: RankFault, *, slug: str, summary: str, fix: str
+    case: Case, fault: RankFault, *, slug: str, link: str, summary: str, fix: str
 ) -> Proposal:
     """Returns what the report says of a fault; no intervention can prove it."""
     return Proposal(
         slug=slug,
-        link=LINK,
+        link=link,
         summary=summary,
         facts=facts(case, fault),
         fix=fix,

@@ -7,9 +7,11 @@ update. Within a group the order is from the most specific evidence to the least
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from typing import Protocol
 
-from ddpcheck.diagnose.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.diagnose.case import Case
+from ddpcheck.diagnose.data_parallel_case import DataParallelCase
+from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.diagnose.rules import (
     collective_backend_defect,
     collective_backward_double_count,
@@ -84,8 +86,32 @@ from ddpcheck.diagnose.rules import (
     sync_static_graph_no_sync,
 )
 
+
+class Rule(Protocol):
+    """What a module of `rules` has, beside its docstring: the page of --explain.
+
+    `SLUG`: the cause's stable name. `LINK`: where in a step it is, as Proposal.link.
+    """
+
+    SLUG: str
+    LINK: str
+
+    def detect(self, case: Case, /) -> Proposal | None:
+        """Returns what may be the cause of a run that differs; runs nothing."""
+
+
+class DataParallelRule(Protocol):
+    """The same for what DataParallel does by itself."""
+
+    SLUG: str
+    LINK: str
+
+    def detect(self, case: DataParallelCase, /) -> Proposal | None:
+        """Returns what may be the cause of a run that differs; runs nothing."""
+
+
 # For what DataParallel alone gets wrong; these take a DataParallelCase.
-DATA_PARALLEL_RULES: tuple[ModuleType, ...] = (
+DATA_PARALLEL_RULES: tuple[DataParallelRule, ...] = (
     dp_scalar_gather,
     dp_replica_parameters_empty,
     dp_replica_state_lost,
@@ -100,7 +126,7 @@ DATA_PARALLEL_DETECTORS: tuple[Callable[[DataParallelCase], Proposal | None], ..
 )
 
 # For what DataParallel raises; these take a DataParallelCase too.
-DATA_PARALLEL_FAULT_RULES: tuple[ModuleType, ...] = (
+DATA_PARALLEL_FAULT_RULES: tuple[DataParallelRule, ...] = (
     dp_scatter_semantics,
     dp_variable_length_gather,
     dp_replica_parameters_empty,
@@ -108,13 +134,13 @@ DATA_PARALLEL_FAULT_RULES: tuple[ModuleType, ...] = (
 
 # For what breaks off and no other rule explains: they say what happened, not why. One
 # of them fires wherever a rank raised, died or hung.
-FAULT_RULES: tuple[ModuleType, ...] = (
+FAULT_RULES: tuple[Rule, ...] = (
     sync_rank_died,
     sync_rank_raised,
     sync_rank_hung,
 )
 
-RULES: tuple[ModuleType, ...] = (
+RULES: tuple[Rule, ...] = (
     # What breaks a run off, before anything else can be judged.
     sync_collective_mismatch,
     data_uneven_batches,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpcheck.errors import cut
+
 # The first line of code that multiplies by W: one process has no group.
 WORLD = "world = dist.get_world_size() if dist.is_initialized() else 1\n"
 
@@ -48,9 +50,7 @@ def names(items: Iterable[str], limit: int = 3) -> str:
     >>> names(["a", "b", "c", "d"])
     'a, b, c and 1 more'
     """
-    every = list(items)
-    rest = len(every) - limit
-    return ", ".join(every[:limit]) + (f" and {rest} more" if rest > 0 else "")
+    return cut(list(items), limit)
 
 
 def module(name: str) -> str:

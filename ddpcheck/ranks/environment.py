@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# Keeps `python -c`, which a fork server is, from importing from the working folder.
+SAFE_PATH = "PYTHONSAFEPATH"
 _TUNABLES = "GLIBC_TUNABLES"
 _LARGE_PAGES = "glibc.malloc.hugetlb"
 

@@ -7,12 +7,17 @@ class PreloadError(Exception):
     """The fork server did not get through its imports.
 
     `kind` is "raised", "died" or "hung"; `detail` a traceback, a stack or output.
+    `of_user`: torch and ddpcheck had been imported. `limit_s`: what there was time for.
     """
 
-    def __init__(self, kind: str, detail: str) -> None:
+    def __init__(
+        self, kind: str, detail: str, *, of_user: bool = True, limit_s: float = 0.0
+    ) -> None:
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
         self.detail = detail
+        self.of_user = of_user
+        self.limit_s = limit_s
 
 
 class ServerDiedError(Exception):

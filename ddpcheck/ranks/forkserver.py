@@ -20,6 +20,8 @@ from multiprocessing.forkserver import ForkServer, read_signed
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.ranks import parent
+
 # Keys of the preparation data that make a child import the parent's __main__: it is
 # pytest or a console script here, and importing it again in every rank is slow.
 _MAIN_KEYS = ("init_main_from_name", "init_main_from_path")
@@ -71,6 +73,7 @@ class Server:
         pid = self.pid
         if pid is None:
             return
+        parent.kill_children(pid)  # ranks, and what a target's import has started
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         try:

@@ -20,7 +20,6 @@ class Seat:
     folder: str
     name: str  # unique in the session, names the rank's files
     timeout_s: float
-    threads: int = 1
     device: str = "cpu"
     # Ranks on several machines meet in the store of their group, and count by machine.
     meeting: Meeting | None = None

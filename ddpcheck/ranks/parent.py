@@ -59,13 +59,26 @@ def _tell_of_end(number: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def kill_children() -> None:
-    """Kills the children of this process with their process groups; Linux only."""
-    own = os.getpid()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            # "pid (name) state parent group ..."; a name may hold spaces.
-            fields = path.read_text(encoding="utf-8").rpartition(") ")[2].split()
-            parent, group = int(fields[1]), int(fields[2])
-            if parent == own and group != os.getpgrp():
+def kill_children(of: int) -> None:
+    """Kills the children of a process, and theirs; Linux only.
+
+    With their process groups where they have their own, as ranks do; what a target
+    starts while it is imported is in the group of the fork server, and of the tool.
+    """
+    own = os.getpgrp()
+    for pid in _descendants(of):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            group = os.getpgid(pid)
+            if group == own:
+                os.kill(pid, signal.SIGKILL)
+            else:
                 os.killpg(group, signal.SIGKILL)
+
+
+def _descendants(of: int) -> list[int]:
+    found = [of]
+    for pid in found:
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, path.read_text(encoding="ascii").split())
+    return found[1:]

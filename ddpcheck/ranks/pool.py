@@ -74,13 +74,11 @@ class Pool:
         what: Preload,
         *,
         timeout_s: float = 60.0,
-        threads: int = 1,
         hosts: Hosts | None = None,
         loopback: bool = True,
     ) -> None:
         self._hosts, self._loopback = hosts, loopback
         self.timeout_s = timeout_s
-        self.threads = threads
         self.device = "cpu"  # of the next crews; those of another are replaced
         self._what = what
         self._crews: dict[tuple[int, int], Crew] = {}
@@ -105,7 +103,8 @@ class Pool:
             "libraries": list(self._what.libraries),
             "call": self._what.call,
             "arguments": self._what.arguments,
-            "search": [str(path) for path in sys.path],
+            "search": [*map(str, sys.path), *_working_folder()],
+            "is_safe": environment.SAFE_PATH in os.environ,
         }
         server = Server(["ddpcheck.ranks.preload"], self.folder)
         with environment.changed(
@@ -113,6 +112,8 @@ class Pool:
                 preload.SETTINGS: json.dumps(settings),
                 **environment.interface(loopback=self._loopback),
                 **environment.large_pages(),
+                # Else a random.py where the tool was started would be torch's.
+                environment.SAFE_PATH: "1",
                 # Thread pools made while importing would not survive the fork.
                 "OMP_NUM_THREADS": "1",
                 "MKL_NUM_THREADS": "1",
@@ -136,7 +137,7 @@ class Pool:
         if self._server is None:
             self.start()
         status = self.folder / preload.STATUS_FILE
-        modules_s = max(self.timeout_s, MODULES_S)
+        modules_s = limit_s = max(self.timeout_s, MODULES_S)
         deadline = time.monotonic() + modules_s
         marks = [
             (self.folder / preload.MODULES_FILE, self.timeout_s),
@@ -144,18 +145,26 @@ class Pool:
         ]
         while not status.exists():
             if marks and marks[0][0].exists():
-                deadline = time.monotonic() + marks.pop(0)[1]
+                limit_s = marks.pop(0)[1]
+                deadline = time.monotonic() + limit_s
             if not self._is_server_alive():
-                raise PreloadError("died", self._read(preload.LOG_FILE))
+                raise self._preload_error("died", self._read(preload.LOG_FILE))
             if time.monotonic() > deadline:
-                raise PreloadError("hung", self._dump_server_stack())
+                stack = self._dump_server_stack()
+                raise self._preload_error("hung", stack, limit_s)
             if on_wait:
                 on_wait()
             time.sleep(_IMPORT_POLL_S)
         told = json.loads(status.read_text(encoding="utf-8"))
         self.unfit = told["unfit"]
         if told["error"]:
-            raise PreloadError("raised", told["error"])
+            raise self._preload_error("raised", told["error"])
+
+    def _preload_error(
+        self, kind: str, detail: str, limit_s: float = 0.0
+    ) -> PreloadError:
+        of_user = (self.folder / preload.MODULES_FILE).exists()
+        return PreloadError(kind, detail, of_user=of_user, limit_s=limit_s)
 
     def open(self, world_size: int, index: int = 0) -> Crew:
         """Returns the crew of this world size, forking it where there is none."""
@@ -190,7 +199,6 @@ class Pool:
                 folder=str(self.folder),
                 name=f"{crew}-{rank}",
                 timeout_s=self.timeout_s,
-                threads=self.threads,
                 device=self.device,
             )
             for rank in range(max(1, world_size))
@@ -386,3 +394,11 @@ class Pool:
         with contextlib.suppress(OSError):
             return (self.folder / name).read_text(encoding="utf-8", errors="replace")
         return ""
+
+
+def _working_folder() -> list[str]:
+    """Returns where the tool was started: what lies there can be imported, too."""
+    try:
+        return [os.getcwd()]  # noqa: PTH109 (a Path would be resolved)
+    except FileNotFoundError:
+        return []

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.ranks import environment, leftovers, parent, signals
 from ddpcheck.ranks import folder as folders
-from ddpcheck.ranks import leftovers, parent, signals
 
 SETTINGS = "DDPCHECK_PRELOAD"
 STATUS_FILE = "preloaded.json"
@@ -42,6 +42,9 @@ BEFORE_FORKS: list[Callable[[], None]] = []
 def main(settings: dict[str, Any]) -> None:
     """Imports what the settings name and writes the status file."""
     folder = Path(settings["folder"])
+    if not settings["is_safe"]:
+        os.environ.pop(environment.SAFE_PATH, None)  # nor for what user code starts
+    sys.path[:] = [path for path in sys.path if path]  # of Python 3.10, which has none
     try:
         redirect_output(folder / LOG_FILE)
         stack = (folder / STACK_FILE).open("w", encoding="utf-8")
@@ -54,7 +57,7 @@ def main(settings: dict[str, Any]) -> None:
     # chance to remove the session's folder, and what user code started in ranks.
     def clean_up() -> None:
         parent.leave_within(_CLEAN_UP_S)
-        parent.kill_children()
+        parent.kill_children(os.getpid())
         folders.remove(folder)
 
     atexit.register(clean_up)
@@ -88,10 +91,10 @@ def redirect_output(path: Path) -> None:
 def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
     global RESULT  # noqa: PLW0603 (inherited by forks: it must live in a module)
     try:
-        _import(settings["modules"], settings["folder"])
-        (Path(settings["folder"]) / MODULES_FILE).touch()
         # What the caller added by itself (pytest's `pythonpath`), behind our own.
         sys.path += [path for path in settings["search"] if path not in sys.path]
+        _import(settings["modules"], settings["folder"])
+        (Path(settings["folder"]) / MODULES_FILE).touch()
         if settings.get("call"):
             module, function = settings["call"].split(":")
             call = getattr(importlib.import_module(module), function)

@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ddpcheck import raised
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks import parent, pauses, signals
 from ddpcheck.ranks.journal import Journal
@@ -137,21 +138,14 @@ def describe(error: BaseException) -> Raised:
     is_import = isinstance(error, UsageError) and error.problem.slug == "target-import"
     if is_import and error.__cause__ is not None:
         error = error.__cause__
-    frames = traceback.extract_tb(error.__traceback__)
-    own = os.sep + "ddpcheck" + os.sep
-    users = [
-        f
-        for f in frames
-        if "site-packages" not in f.filename
-        and own not in f.filename
-        and not f.filename.startswith("<")
-    ]
-    where = f"{users[-1].filename}:{users[-1].lineno}" if users else None
     return Raised(
         type_name=type(error).__name__,
-        message=str(error),
-        stack="".join(traceback.format_exception(error)),
-        where=where,
+        message=raised.text_of(error),
+        # How sys.exit travelled through our own frames is of no use to anybody.
+        stack=raised.stack(error)
+        if isinstance(error, SystemExit)
+        else "".join(traceback.format_exception(error)),
+        where=raised.users_place(error),
     )
 
 
@@ -198,7 +192,7 @@ def _join_group(seat: Seat) -> None:
     if seat.world_size:
         import torch.distributed as dist  # noqa: PLC0415
     if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(seat.threads)
+        torch.set_num_threads(1)
     if seat.world_size == 0:
         return
     local_rank, local_world_size = seat.local

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddpcheck.render import numbers, status
-from ddpcheck.report import Difference, Quantity, Report
+from ddpcheck.report import JUDGED, Difference, Quantity, Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def _differing(report: Report) -> list[Located]:
 
 
 def _judged(report: Report) -> Iterator[Located]:
-    return (row for row in _differing(report) if row.kind in status.JUDGED)
+    return (row for row in _differing(report) if row.kind in JUDGED)
 
 
 def _steps_only(report: Report) -> list[Located]:

@@ -15,10 +15,10 @@ from ddpcheck.render import (
     wording,
 )
 from ddpcheck.render.divergence import Located
-from ddpcheck.report import Difference, Finding, Report, Run, faults_first
+from ddpcheck.report import JUDGED, Difference, Finding, Report, Run, faults_first
 
 # What decides comes first: on a narrow screen the rest is cut off.
-COLUMNS = (*status.JUDGED, "losses", "outputs")
+COLUMNS = (*JUDGED, "losses", "outputs")
 RANK_COLUMNS = (
     "rank",
     "step",
@@ -146,7 +146,7 @@ def columns(report: Report) -> tuple[str, ...]:
     return tuple(
         kind
         for kind in COLUMNS
-        if kind in status.JUDGED
+        if kind in JUDGED
         or any(status.quantity(run, kind).compared for run in report.runs)
     )
 

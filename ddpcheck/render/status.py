@@ -24,8 +24,6 @@ SYMBOLS: dict[Status, str] = {
 }
 # In the order in which one training step computes them; buffers move in the forward.
 KINDS = ("outputs", "buffers", "losses", "gradients", "weights")
-# Those that decide a verdict: losses and outputs are compared and not judged.
-JUDGED = ("gradients", "weights", "buffers")
 KIND_WORDS = {
     "outputs": "outputs",
     "losses": "loss",

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ddpcheck.render import numbers, status
 from ddpcheck.render.terminal_page import one_line
-from ddpcheck.report import Report, Run
+from ddpcheck.report import JUDGED, Report, Run
 
 STYLES: dict[str, str] = {
     "equivalent": "green",
@@ -67,7 +67,7 @@ def _caption(columns: list[_Column], runs: list[Run], width: int) -> list[Text]:
     """
     if not any(map(status.compared, runs)):
         return []
-    shown = [c.title for c in columns if c.title in status.JUDGED]
+    shown = [c.title for c in columns if c.title in JUDGED]
     text = f"  excess of {', '.join(shown)}: at most 1 passes"
     short = "  excess: at most 1 passes"
     return [Text(text if len(text) <= width else short, style="dim")]

@@ -22,7 +22,6 @@ from ddpcheck.run import private, submodules
 from ddpcheck.run.private import BatchNorm
 
 _GROUP = "process_group"  # as nn.SyncBatchNorm has it
-_PLAIN = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
 
 
 class SynchronizedBatchNorm(BatchNorm):

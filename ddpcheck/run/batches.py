@@ -143,7 +143,7 @@ def _permutation(size: int) -> torch.Tensor:
 
 def does_not_train(target: Target, error: Exception) -> UsageError:
     """Returns the usage error for user code that raises in one process."""
-    if _IN_FORK in str(error):
+    if _IN_FORK in raised.text_of(error):
         return devices.starts_cuda(target.name, "a call that asks CUDA's driver")
     home = Path(target.path).absolute().parent if target.path else Path.cwd()
     return UsageError(
@@ -161,12 +161,12 @@ def does_not_train(target: Target, error: Exception) -> UsageError:
 def _fix(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "a smaller batch or model, --dtype float32, or a larger GPU"
-    if "same device" in str(error):
+    if "same device" in raised.text_of(error):
         return "make constants where they are used: torch.arange(n, device=x.device)"
     return "make one plain training step work first"
 
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an exception's message."""
-    text = str(error).strip()
+    text = raised.text_of(error).strip()
     return text.splitlines()[0] if text else ""

@@ -30,6 +30,7 @@ from ddpcheck.target import Target
 
 # Gradients at an update of what the model does not hold: a loss's own weights.
 OF_OTHERS = "gradients@other"
+_MOST_SIZES = 3  # of a batch's tensors, named in an error
 
 
 class Recorder(Protocol):
@@ -291,9 +292,12 @@ def batch_size(target: Target, batch: Any) -> int:
             )
         )
     found = "; ".join(
-        f"{size} in {', '.join(tree.batch_name(p) for p in paths[:3])}"
-        for size, paths in sorted(sizes.items(), reverse=True)
+        f"{size} in {cut([tree.batch_name(p) for p in paths], 3)}"
+        for size, paths in sorted(sizes.items(), reverse=True)[:_MOST_SIZES]
     )
+    others = len(sizes) - _MOST_SIZES
+    if others > 0:
+        found += f"; and {others} other size{'s' * (others > 1)}"
     raise UsageError(
         Problem(
             slug="target-batch-dim0",

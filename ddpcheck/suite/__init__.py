@@ -30,19 +30,18 @@ __all__ = ["main"]
 _NOTHING_RAN = 3
 
 
-def main(options: Options, *, quick: bool = False, is_quiet: bool = False) -> int:
+def main(options: Options, *, is_quiet: bool = False) -> int:
     """Runs the matrix, prints a table; returns 0, 1 (a cell failed) or 3 (none ran).
 
     Args:
         options: world_sizes, modes, batch_norm, loss, dtype, device, tolerance and
             timeout_s choose and set cells; ("asis",) for batch_norm and loss means all.
-        quick: at 8 and 16 ranks only the cases of `cells.LARGE_CASES`.
         is_quiet: prints failures and the last line, and no progress.
 
     Raises:
         UsageError: option-suite, option-value, environment-no-gpu.
     """
-    chosen = list(_chosen(options, quick=quick))
+    chosen = list(_chosen(options))
     results: list[Result] = []
     broken = ""
     settings = _settings(options)
@@ -88,7 +87,7 @@ def _open_crews(pool: Pool, chosen: list[Cell]) -> None:
         pool.open(size)
 
 
-def _chosen(options: Options, *, quick: bool) -> Iterator[Cell]:
+def _chosen(options: Options) -> Iterator[Cell]:
     sizes = options.world_sizes or matrix.WORLD_SIZES
     _check("world size", "--world-sizes", sizes, matrix.WORLD_SIZES)
     modes = options.modes or matrix.MODES
@@ -99,7 +98,7 @@ def _chosen(options: Options, *, quick: bool) -> Iterator[Cell]:
     _check("loss", "--loss", losses, matrix.CLASS_LOSSES)
     for row in cells_module.rows():
         if row.mode in modes and row.batch_norm in batch_norms and row.loss in losses:
-            yield from cells_module.cells(row, quick=quick, world_sizes=sizes)
+            yield from cells_module.cells(row, sizes)
 
 
 def _all_if_default(given: tuple[str, ...], every: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The cells of the matrix, and which of them a quick run makes."""
+"""The cells of the matrix."""
 
 from __future__ import annotations
 
@@ -7,19 +7,9 @@ from dataclasses import dataclass
 
 from ddpcheck.zoo import matrix
 
-# With other than 2 ranks a quick run makes these cases only, with silent dropout and
-# without batch norm mode "local", which is "asis" to a model of plain batch norms.
-# Every model and every loss is among them.
-# Of these, those that a quick run makes with 16 ranks too.
-LARGEST_CASES = (
-    ("mlp", "mean"),
-    ("conv_bn", "mean"),
-    ("unet", "iou"),
-    ("transformer", "masked"),
-    ("tied", "dice"),
-)
-_ALWAYS = 2  # ranks, in a quick run too
-LARGE_CASES = (
+# Few cases, with every model and every loss among them: where they differ from one
+# process at 2 ranks, they are compared with that itself.
+DIRECT_CASES = (
     ("mlp", "mean"),
     ("mlp", "sum"),
     ("mlp", "masked_global"),
@@ -102,26 +92,6 @@ def _with_dropout(model: str, loss: str) -> Iterator[Row]:
                 )
 
 
-def cells(
-    row: Row,
-    *,
-    quick: bool,
-    world_sizes: Collection[int] = matrix.WORLD_SIZES,
-) -> list[Cell]:
-    """Returns the cells of a row.
-
-    Args:
-        row: one of `rows`.
-        quick: 2 ranks alone, but for cells of LARGE_CASES and LARGEST_CASES.
-        world_sizes: a part of matrix.WORLD_SIZES.
-    """
-    is_large = (row.model, row.loss) in LARGE_CASES
-    is_large = is_large and row.noise == "asis" and row.batch_norm != "local"
-    skipped: tuple[int, ...] = ()
-    if quick and not is_large:
-        skipped = tuple(size for size in matrix.WORLD_SIZES if size != _ALWAYS)
-    elif quick and (row.model, row.loss) not in LARGEST_CASES:
-        skipped = (16,)
-    return [
-        Cell(row=row, world_size=size) for size in world_sizes if size not in skipped
-    ]
+def cells(row: Row, world_sizes: Collection[int] = matrix.WORLD_SIZES) -> list[Cell]:
+    """Returns the cells of a row at these world sizes, of matrix.WORLD_SIZES."""
+    return [Cell(row=row, world_size=size) for size in world_sizes]

@@ -15,7 +15,7 @@ from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.ranks.task import Task
 from ddpcheck.run.spec import ReferenceResult, RunSpec
 from ddpcheck.session import RunOutcome, crew_of
-from ddpcheck.suite.cells import LARGE_CASES, Cell, Row
+from ddpcheck.suite.cells import DIRECT_CASES, Cell, Row
 from ddpcheck.suite.judge import Result, judge
 from ddpcheck.target import TargetRef
 from ddpcheck.zoo import matrix
@@ -23,7 +23,7 @@ from ddpcheck.zoo import matrix
 # What the fork server must have imported.
 PRELOAD_MODULES = ("torch", "ddpcheck.run.process.later", "ddpcheck.zoo.record")
 
-# Where a differing cell of cells.LARGE_CASES is compared with one process itself. The
+# Where a differing cell of cells.DIRECT_CASES is compared with one process itself. The
 # others equal their prediction, and that is compared: |c - r| >= |p - r| - |c - p|,
 # candidate c, reference r, prediction p.
 DIRECT_WORLD_SIZE = 2
@@ -73,7 +73,7 @@ class _Plan:
     def _is_direct(self) -> bool:
         row = self.cell.row
         is_small = self.cell.world_size == DIRECT_WORLD_SIZE
-        return is_small and (row.model, row.loss) in LARGE_CASES
+        return is_small and (row.model, row.loss) in DIRECT_CASES
 
 
 @dataclass(slots=True)

@@ -37,10 +37,14 @@ class Command:
     """A running ddpcheck, in a session of its own."""
 
     def __init__(
-        self, arguments: list[str], folder: Path, environment: dict[str, str]
+        self,
+        arguments: list[str],
+        folder: Path,
+        environment: dict[str, str],
+        program: tuple[str, ...] = ("-m", "ddpcheck"),
     ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ddpcheck", *arguments],
+            [sys.executable, *program, *arguments],
             cwd=folder,
             env=environment,
             text=True,
@@ -107,6 +111,19 @@ class Terminal:
     def start(self, *arguments: str) -> Command:
         """Starts the command."""
         command = Command(list(arguments), self.folder, self.environment)
+        self._commands.append(command)
+        return command
+
+    def start_installed(self, *arguments: str) -> Command:
+        """Starts it as pip installs it: by a script, whose folder is on the path."""
+        script = self.folder / "bin" / "ddpcheck"
+        script.parent.mkdir()
+        script.write_text(
+            "import sys, ddpcheck.cli as c\nsys.exit(c.main())\n", "utf-8"
+        )
+        command = Command(
+            list(arguments), self.folder, self.environment, (str(script),)
+        )
         self._commands.append(command)
         return command
 

@@ -120,6 +120,30 @@ def test_import_that_ends_the_process_exits_3_with_its_output(
     terminal.assert_clean(command)
 
 
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="needs PYTHONSAFEPATH, of Python 3.11"
+)
+def test_working_folder_hides_nothing_and_what_an_import_starts_ends(
+    terminal: Terminal,
+) -> None:
+    for name in ("random", "token", "typing"):
+        (terminal.folder / f"{name}.py").write_text("raise ValueError\n", "utf-8")
+    helper = terminal.folder / "helper_of_mymodel.py"
+    helper.write_text("from os import environ\n", encoding="utf-8")
+    (terminal.folder / "checks").mkdir()
+    start = "subprocess.Popen(['sh', '-c', 'sleep 600 & sleep 600'])"
+    source = target(
+        head="import subprocess\nimport torch\nfrom torch import nn\n",
+        end=f"import helper_of_mymodel\n{start}\n"
+        "assert 'PYTHONSAFEPATH' not in helper_of_mymodel.environ\n",
+    )
+    (terminal.folder / "checks" / "mymodel.py").write_text(source, encoding="utf-8")
+    command = terminal.start_installed("checks/mymodel.py", *QUICK)
+    ended = command.end()
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    terminal.assert_clean(command)
+
+
 CTRL_C = (signal.SIGINT, 130, "ddpcheck: interrupted\n")
 TERMINATION = (signal.SIGTERM, 143, "ddpcheck: terminated\n")
 

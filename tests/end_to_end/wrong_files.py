@@ -58,6 +58,12 @@ CASES: dict[str, Case] = {
     "script-that-starts": Case(
         source=target(end="torch.distributed.init_process_group('gloo')\n")
     ),
+    "script-that-makes-a-group": Case(
+        source=target(
+            end="torch.distributed.init_process_group('gloo', rank=0, world_size=1,\n"
+            "    store=torch.distributed.HashStore())\n"
+        )
+    ),
     "no-model-empty-file": Case(source=""),
     "no-batch": Case(source=target(batch="def data():\n    return None\n")),
     "no-loss": Case(source=target(loss="criterion = nn.CrossEntropyLoss()\n")),
@@ -119,6 +125,13 @@ CASES: dict[str, Case] = {
     "batch-dim0": Case(
         source=target(
             batch="def batch():\n    return torch.ones(8, 4), torch.ones(6)\n"
+        )
+    ),
+    "batch-dim0-of-each": Case(
+        source=target(
+            batch="def batch():\n"
+            "    clouds = [torch.ones(n, 4) for n in (5, 9, 9, 7, 9, 9, 6)]\n"
+            "    return clouds, torch.ones(6)\n"
         )
     ),
     "batch-empty": Case(

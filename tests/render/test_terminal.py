@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from ddpcheck.render import status, terminal
+from ddpcheck.render import terminal
 from ddpcheck.render.terminal_page import one_line
-from ddpcheck.report import Finding, Fix, Report
+from ddpcheck.report import JUDGED, Finding, Fix, Report
 
 from . import sample
 
@@ -273,7 +273,7 @@ def test_caption_names_the_columns_whose_numbers_are_excess(width: int) -> None:
     lines = text.splitlines()
     (at,) = (i for i, line in enumerate(lines) if line.startswith("  excess"))
     titles = lines[at + 1].split()
-    named = ", ".join(kind for kind in status.JUDGED if kind in titles)
+    named = ", ".join(kind for kind in JUDGED if kind in titles)
     of = f" of {named}" if width > 40 else ""
     assert (titles[0], lines[at]) == ("mode", f"  excess{of}: at most 1 passes")
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from ddpcheck import assemble
 from ddpcheck.render import divergence, status, wording
 from ddpcheck.report import Control, Fault, Fix
 
@@ -192,7 +191,6 @@ def test_verdict_sentence_tells_its_reservations(name: str, sentence: str) -> No
 
 
 def test_worst_is_of_what_is_judged() -> None:
-    assert status.JUDGED == assemble.JUDGED
     losses = replace(sample.LOSSES_2[0], excess=1e30)
     run = replace(
         sample.divergent_run(),

@@ -46,7 +46,7 @@ from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.rank_table import named
 
 SLUG = "sync/rank-died"
-LINK = rank_fault.LINK
+LINK = "reduce"  # the others wait there
 
 
 def detect(case: Case) -> Proposal | None:
@@ -58,6 +58,7 @@ def detect(case: Case) -> Proposal | None:
         case,
         fault,
         slug=SLUG,
+        link=LINK,
         summary=f"{named(fault.ranks)} {fault.first.summary}{fault.where}; one process "
         "does not",
         fix=_fix(fault.first.summary),

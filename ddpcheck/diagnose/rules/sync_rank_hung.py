@@ -49,7 +49,7 @@ from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.rank_table import named
 
 SLUG = "sync/rank-hung"
-LINK = rank_fault.LINK
+LINK = "reduce"  # the others wait there
 
 
 def detect(case: Case) -> Proposal | None:
@@ -66,6 +66,7 @@ def detect(case: Case) -> Proposal | None:
         case,
         fault,
         slug=SLUG,
+        link=LINK,
         summary=f"{who}{fault.where}; one process {one}",
         fix="see what the rank waits for there; if it is only slow, give it time: "
         "--timeout-s",

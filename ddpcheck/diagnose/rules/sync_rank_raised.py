@@ -46,7 +46,7 @@ from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.rank_table import named
 
 SLUG = "sync/rank-raised"
-LINK = rank_fault.LINK
+LINK = "reduce"  # the others wait there
 
 
 def detect(case: Case) -> Proposal | None:
@@ -58,6 +58,7 @@ def detect(case: Case) -> Proposal | None:
         case,
         fault,
         slug=SLUG,
+        link=LINK,
         summary=f"{named(fault.ranks)} {rank_fault.verb(fault, 'raise')} "
         f"{rank_fault.message(fault)}{fault.where}; one process does not",
         fix="make this code hold on every rank: for its shard, its rank, the wrapped "

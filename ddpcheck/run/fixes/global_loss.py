@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import tree
 from ddpcheck.run import private
@@ -48,8 +49,7 @@ def global_loss(
     names, direct, paths = (part.split(",") for part in f"{what}||".split("|", 3)[:3])
     if names == [""]:
         gathering = _Gathering(shard, _layouts(filter(None, paths)))
-        # A step may call what is inside the wrapper, too.
-        for each in dict.fromkeys((model, bare)):
+        for each in _called(model, bare):
             gathering.attach(each)
         return model
     short = shortener(bare)  # a wrap() may have wrapped parts of it
@@ -64,6 +64,20 @@ def global_loss(
     for each in dict.fromkeys(named + norms):
         gathering.attach(each)
     return model
+
+
+def _called(model: nn.Module, bare: nn.Module) -> list[nn.Module]:
+    """Returns the modules whose calls are those of the model.
+
+    A step may call what is inside the wrapper, too. Where wrap() put the model into a
+    module that is wrapped in its place, that one's forward may hold the loss.
+    """
+    inside: Any = model
+    while isinstance(inside, DistributedDataParallel):
+        inside = inside.module
+    if inside is not bare and any(module is bare for module in inside.modules()):
+        return [bare]
+    return list(dict.fromkeys((model, bare)))
 
 
 def _layouts(paths: Iterable[str]) -> dict[str, Layout]:

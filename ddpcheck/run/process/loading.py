@@ -46,11 +46,35 @@ def load_in_server(path: str, names: list[list[str]]) -> Loaded:
     ref = TargetRef(path=path, names=tuple((a, b) for a, b in names))
     try:
         with rank_variables.watched(_folders(path)) as asked:
-            target = target_module.load(ref)
+            target = _without_group(ref)
         devices.check_untouched(target.name)
         return Loaded(ref=ref, target=target, asks_rank=bool(asked))
     except UsageError as error:
         return Loaded(ref=ref, problem=error.problem)
+
+
+def _without_group(ref: TargetRef) -> Target:
+    """Returns the target; says so where importing it makes a process group.
+
+    It would be that of all ranks that are forked from here.
+
+    Raises:
+        UsageError: target-import, or as ddpcheck.target.load.
+    """
+    had_one = dist.is_initialized()
+    target = target_module.load(ref)
+    if had_one or not dist.is_initialized():
+        return target
+    dist.destroy_process_group()
+    raise UsageError(
+        Problem(
+            slug="target-import",
+            message=f"{target.name}: importing it starts distributed training",
+            expected="no process group: ddpcheck makes the one of each run",
+            found="torch.distributed.init_process_group was called",
+            fix='put what only a script does under `if __name__ == "__main__":`',
+        )
+    )
 
 
 def load(ref: TargetRef) -> Target:
@@ -151,7 +175,7 @@ def _import(ref: TargetRef, path: str) -> Target:
     last = modules.last()
     isolation.ignore_absent_devices()  # a target may seed while it is imported
     try:
-        return target_module.load(ref)
+        return _without_group(ref)
     finally:
         new = modules.since(last)
         _imported.modules |= {name for name in new if _is_below(name, folders)}

@@ -11,11 +11,11 @@ import sys
 import types
 from dataclasses import dataclass
 
+from ddpcheck import whose
 from ddpcheck.importing import file_of
 from ddpcheck.ranks import preload
 
 _MARK = "ddpcheck.run.process.modules.mark"  # in sys.modules: what follows came later
-_INSTALLED = ("site-packages", "dist-packages", "/lib/python3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def is_users(name: str) -> bool:
     if name.partition(".")[0] in ("ddpcheck", "torch"):
         return False
     file = file_of(sys.modules.get(name))
-    return bool(file) and not any(part in file for part in _INSTALLED)
+    return bool(file) and whose.is_users(file)
 
 
 preload.BEFORE_FORKS.append(remember)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import types
 
+from ddpcheck import whose
+
 
 def is_torchs(made: types.FunctionType | type) -> bool:
     """Returns whether a function or class is torch's, or ddpcheck's."""
@@ -15,7 +17,7 @@ def is_torchs(made: types.FunctionType | type) -> bool:
 def is_librarys(made: types.FunctionType | type) -> bool:
     """Returns whether a function or class comes from an installed package."""
     found = sys.modules.get(made.__module__ or "")
-    return "site-packages" in (getattr(found, "__file__", None) or "")
+    return bool(whose.inside_packages(getattr(found, "__file__", None) or ""))
 
 
 def names_in(code: types.CodeType) -> set[str]:

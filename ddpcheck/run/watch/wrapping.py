@@ -62,11 +62,14 @@ def facts(
     kinds = ("outside", "replaced", "resized", "unfrozen", "converted", "moved")
     found: dict[str, list[str]] = {key: [] for key in kinds}
     is_whole = names.are_all_in(parameters)
+    # Below a DDP object that does not know it: it came later.
+    below = {id(p) for w in wrapped for p in w.module.parameters()}
     for name, parameter in parameters.items():
         entry = held.get(id(parameter))
         if entry is None:
             if parameter.requires_grad:
-                known = names.is_original(parameter) or is_whole
+                stayed = is_whole and id(parameter) not in below
+                known = names.is_original(parameter) or stayed
                 found["outside" if known else "replaced"].append(name)
             continue
         if entry.shape is not None and entry.shape != parameter.shape:
