@@ -78,7 +78,16 @@ def kill_children(of: int) -> None:
 def _descendants(of: int) -> list[int]:
     found = [of]
     for pid in found:
-        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for task in _tasks(pid):
             with contextlib.suppress(OSError):
-                found += map(int, path.read_text(encoding="ascii").split())
+                text = (task / "children").read_text(encoding="ascii")
+                found += map(int, text.split())
     return found[1:]
+
+
+def _tasks(pid: int) -> list[Path]:
+    """Returns the folders of a process's threads; none of one that has ended."""
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
