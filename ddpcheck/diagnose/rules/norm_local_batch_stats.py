@@ -65,10 +65,6 @@ def detect(case: Case) -> Proposal | None:
     torchs = [m for m in calls if m.is_batch_norm]
     first = calls[0]
     layers = list(dict.fromkeys(m.name for m in calls))
-    many = len(layers) > 1
-    count = (
-        f"{len(layers)} batch norms normalise" if many else "a batch norm normalises"
-    )
     fixes: tuple[str, ...] = tuple(
         f"module.global:{m.name}" for m in calls if not m.is_batch_norm
     )
@@ -77,7 +73,7 @@ def detect(case: Case) -> Proposal | None:
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary=f"{count} with the mean and variance of the rank's shard",
+        summary=_summary(len(layers), are_torchs=len(torchs) == len(calls)),
         facts=(
             f"{first.name} ({first.kind}) is multiplied by zero in the first step: its "
             "running statistics differ after it, and gradients do"
@@ -96,6 +92,17 @@ def detect(case: Case) -> Proposal | None:
     if len(torchs) < len(calls) or found.speculative:
         return found
     return replaced(found, fallback=_frozen(found))
+
+
+def _summary(number_of: int, *, are_torchs: bool) -> str:
+    """Returns the cause; a home-made norm may go by the least and the largest value."""
+    by = "the mean and variance" if are_torchs else "statistics"
+    norms = (
+        f"{number_of} batch norms normalise"
+        if number_of > 1
+        else "a batch norm normalises"
+    )
+    return f"{norms} with {by} of the rank's shard"
 
 
 def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
