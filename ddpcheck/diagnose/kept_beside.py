@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from ddpcheck.diagnose.case import Case
 from ddpcheck.diagnose.text import names, number
 from ddpcheck.report import Run
+from ddpcheck.run.spec import FEW
 from ddpcheck.session import RunOutcome
 
 _FIX = "state.beside"
 _FAR = 0.05  # relative: what no update of a step does
-_FEW = 16  # numbers: a weight per task
 _VISIBLE = 1e-3  # relative: far above rounding in any dtype
 
 
@@ -48,7 +48,7 @@ def before_gradients(case: Case) -> KeptBeside | None:
                 worst[name] = max(worst.get(name, 0.0), told.rel_diff)
                 weights |= told.is_weight
                 trained &= told.is_trained
-                decides &= told.size <= _FEW and not told.is_buffer
+                decides &= told.size <= FEW and not told.is_buffer
     if not worst:
         return None
     largest = max(worst, key=lambda name: worst[name])

@@ -64,3 +64,15 @@ def rewritten_alone(case: Case, first: int | None) -> str | None:
         f"{late} updates come after gradients were written, and nothing was exchanged "
         "since backward; at the update they differ between ranks"
     )
+
+
+def decided_by(case: Case, step: int) -> str | None:
+    """Returns what is not one process's: "numbers" of the optimizer, or "updates".
+
+    A rank that skips an update has fewer of them, not other numbers.
+    """
+    told = [case.facts["schedule"], *case.rank_facts("schedule", [])]
+    known, *ranks = [[numbers for at, numbers in t if at <= step] for t in told]
+    if any(len(rank) != len(known) for rank in ranks):
+        return "updates"
+    return "numbers" if any(rank != known for rank in ranks) else None

@@ -260,7 +260,7 @@ class _Candidate:
                     self.spec.fixes, self._targets, lambda: self._bare
                 ),
                 self._backward(training),
-                self._given.around_steps(training.model),
+                self._given.around_steps(training.model, training.parameters),
                 self._precision if self.spec.permute else contextlib.nullcontext(),
             ):
                 training.run(emitting())

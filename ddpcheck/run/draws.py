@@ -59,6 +59,12 @@ def is_own_draw(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     return is_drawn and not is_permutation(func)
 
 
+def seeds(args: Any, kwargs: dict[str, Any]) -> set[int]:
+    """Returns the seeds of the explicit generators that an operation is given."""
+    given = [*args, kwargs.get("generator")]
+    return {g.initial_seed() for g in given if isinstance(g, torch.Generator)}
+
+
 def has_generator(args: Any, kwargs: dict[str, Any]) -> bool:
     """Returns whether one is given; `binomial` and `poisson` take it in its place."""
     given = [*args, kwargs.get("generator")]

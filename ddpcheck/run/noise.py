@@ -39,6 +39,8 @@ _LOADERS_FRAMES = 12  # of a sampler's own code above a draw, and of the mode's
 class DrawCounter(private.DispatchMode):
     """Counts random operations; has the shapes of those with an explicit generator.
 
+    And the seeds of these generators.
+
     But for what data loaders and samplers draw: orders and seeds of samples, no noise.
     """
 
@@ -46,6 +48,7 @@ class DrawCounter(private.DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
         self.own: list[Shape] = []
+        self.seeds: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -58,6 +61,7 @@ class DrawCounter(private.DispatchMode):
             self.count += 1
             if draws.is_own_draw(func, args, kwargs):
                 self.own.append(draws.result_shape(func, args))
+                self.seeds |= draws.seeds(args, kwargs)
         return func(*args, **kwargs)
 
 

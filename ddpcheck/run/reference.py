@@ -244,6 +244,7 @@ class _Reference:
             "calls": dict(calls),
             "shapes": self.shapes,
             "schedule": training.schedule,
+            "members": training.members,
             "orders": drawn,
             "unfinished": sums.steps,
             "updates_in_backward": self.updates_in_backward,
@@ -300,6 +301,7 @@ class _Reference:
             "updates": training.updates,
             "loss_dtype": training.loss_dtype,
             "schedule": training.schedule,
+            "members": training.members,
             "sizes": self.sizes,
             "gpus": devices.count() if self.spec.device == "cuda" else 0,
         }

@@ -165,6 +165,9 @@ class RowsSeen:
     rows: tuple[int, ...]
 
 
+FEW = 16  # numbers kept beside the model: a scale, or a weight per task
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptOtherwise:
     """What a rank keeps beside the model, and one process keeps otherwise.

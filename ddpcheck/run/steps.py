@@ -26,6 +26,7 @@ from ddpcheck.run import model as models
 from ddpcheck.run.names import Names
 from ddpcheck.run.private import version
 from ddpcheck.run.watch import others, schedule
+from ddpcheck.run.watch.schedule import Group, Members
 from ddpcheck.target import Target
 
 # Gradients at an update of what the model does not hold: a loss's own weights.
@@ -97,7 +98,8 @@ class Training:
     updates: int = 0  # optimizer steps so far in this step
     losses: list[float | None] = field(default_factory=list)
     loss_dtype: str = ""  # of the last loss: what it rounds to
-    schedule: list[tuple[int, list[schedule.Group]]] = field(default_factory=list)
+    schedule: list[tuple[int, list[Group]]] = field(default_factory=list)
+    members: list[Members] = field(default_factory=list)  # of its groups
     vector_loss: int = 0
     taken: dict[str, None] = field(default_factory=dict)  # names, by any update
     bare: list[int] = field(default_factory=list)  # steps without an optimizer step
@@ -197,6 +199,7 @@ class Training:
             self._record_others(mine)
             return
         self.schedule.append((self.step, schedule.numbers(optimizer)))
+        self.members.append(schedule.members(optimizer, mine))
         if any(p.grad is not None for p in parameters.values()):
             self._record_gradients(parameters if self.takes_all else mine)
         else:

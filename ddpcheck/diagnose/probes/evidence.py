@@ -158,6 +158,7 @@ class RankEvidence:
     rng: int = 0
     held_rng: int = 0  # of generators of numpy's and Python's that the target holds
     draws: int = 0  # random operations in the step
+    own_seeds: frozenset[int] = frozenset()  # of generators of the target's own
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch
     written: tuple[str, ...] = ()  # modules whose buffers the model's forward writes
     # And whose own parameters, with the sums that are left of them.
@@ -267,6 +268,7 @@ class ReferenceEvidence:
     draws: int | None = None  # random operations, but for those of data loaders
     # Shapes drawn with generators of the target's own.
     own_draws: tuple[tuple[int, ...], ...] = ()
+    own_seeds: frozenset[int] = frozenset()  # of these generators
     injected: Injected = field(default_factory=Injected)
     held_draws: bool = False  # with generators of numpy's or Python's that it holds
     micros: tuple[Micro, ...] = ()  # empty where the step has one batch

@@ -33,6 +33,7 @@ _MOST = 20_000  # things that are looked at
 _MOST_BYTES = 1 << 28  # of tensors and arrays that are copied
 _NUMBERS: tuple[type, ...] = (bool, int, float, complex, Tensor, np.ndarray)
 _CONTAINERS: tuple[type, ...] = (tuple, list, dict, set, collections.deque)
+_FLAGS = (bool, int, float, str, type(None))
 _PLAIN = (*_NUMBERS, *_CONTAINERS, str, bytes, type(None))
 
 
@@ -104,7 +105,7 @@ class Kept:
         """Notes a module's attributes, and tensors that are not the model's own."""
         self._seen[id(module)] = module
         if sight.is_torchs(type(module)):
-            pass
+            self._note_flags(vars(module))  # a step may mark what it has done with it
         elif sight.is_librarys(type(module)) and (is_models or any(module.children())):
             self._note_figures(vars(module))
         else:
@@ -138,6 +139,23 @@ class Kept:
 
         self._undo.append(undo)
         self._note_all(before.values())
+
+    def _note_flags(self, held: dict[str, Any]) -> None:
+        def mine() -> dict[str, Any]:
+            return {
+                name: value
+                for name, value in held.items()
+                if isinstance(value, _FLAGS) and name not in MODULES_OWN
+            }
+
+        before = mine()
+
+        def undo() -> None:
+            for name in mine().keys() - before.keys():
+                del held[name]
+            held.update(before)
+
+        self._undo.append(undo)
 
     def _note_figures(self, held: dict[str, Any]) -> None:
         figures = {

@@ -207,6 +207,7 @@ class _Probe:
             rng=calls.rng,
             held_rng=calls.held_rng,
             draws=drawn.count,
+            own_seeds=frozenset(drawn.seeds),
             micros=micro.described(tuple(cursor.sizes), start, targets, count_names),
         )
 

@@ -138,6 +138,7 @@ class _Probe:
         whole = tuple(sorted(paths_of(self.cuts.whole) - paths_of(self.cuts.own())))
         direct_is_output = bool(direct) and self._is_used_through_outputs()
         own_draws, draws = tuple(self.draws.own), self.draws.count
+        own_seeds = frozenset(self.draws.seeds)
         couplings = self._measure_couplings(grads)
         is_written = self._write_doubled(grads)
         # The outputs tell as well where a step does nothing but make gradients.
@@ -173,6 +174,7 @@ class _Probe:
             direct_is_output=direct_is_output,
             draws=draws,
             own_draws=own_draws,
+            own_seeds=own_seeds,
             held_draws=held_draws,
             injected=self.injected,
         )

@@ -218,13 +218,6 @@ def _of_copies(case: Case) -> Proposal:
     )
 
 
-def _lacks_gradients_alone(case: Case) -> bool:
-    """Returns whether it is right, with equal counts, where collectives carry them."""
-    fixes = (*case.outcome.spec.fixes, "collectives.autograd")
-    mended = case.vary(tile=case.world_size, fixes=fixes)
-    return bool(mended.verdict == "equivalent")
-
-
 def _seen_without_counts(case: Case) -> list[str]:
     """Returns in which arms it differs though all ranks count the same."""
     shown = []
@@ -234,12 +227,7 @@ def _seen_without_counts(case: Case) -> list[str]:
         )
     # Where no sample knows of another, or all is added up, rows have no places.
     moves = any(rank.moves_rows for rank in case.probed.ranks) if case.probed else False
-    may_differ = moves and case.couples is not False
-    if (
-        may_differ
-        and differs_with_equal_counts(case)
-        and not _lacks_gradients_alone(case)
-    ):
+    if moves and case.couples is not False and differs_with_equal_counts(case):
         shown.append(
             "it differs with the same shard on every rank, where all counts agree"
         )

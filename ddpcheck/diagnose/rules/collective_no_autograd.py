@@ -131,6 +131,13 @@ def _with_fallbacks(case: Case, found: Proposal, *, may_scale: bool) -> Proposal
     """
     # What was detached on its way there carries no gradient by any collective.
     wide = dataclasses.replace(found, fixes=global_loss_fix(case))
+    wide = dataclasses.replace(
+        found,
+        fix="gather what carries gradients, not a detached copy, by collectives that "
+        "carry them",
+        fixes=("collectives.attached",),
+        fallback=wide,
+    )
     if not may_scale:
         return dataclasses.replace(found, fallback=wide)
     # There may be no such collective: then what the rank has is to be taken W times.

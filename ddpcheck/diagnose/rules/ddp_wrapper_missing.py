@@ -64,12 +64,19 @@ def detect(case: Case) -> Proposal | None:
     found = [n for n in case.outcome.facts().get("outside", []) if n in wrong]
     if not found:
         return None
+    averages = reduces_by_hand(case)
+    # It has averaged before: what it averages now may be what is wrong.
+    has_averaged = averages and any(
+        quantity.compared
+        for earlier in range(step or 0)
+        for quantity in case.step_quantity("gradients", earlier)
+    )
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="trained parameters are in no DDP object, and what the step itself reduces "
         "is not the mean of their gradients"
-        if reduces_by_hand(case)
+        if averages
         else "trained parameters are in no DDP object, so nobody averages their gradients",
         facts=(
             f"{len(found)} trained parameters outside every DDP object: {names(found)}",
@@ -78,6 +85,8 @@ def detect(case: Case) -> Proposal | None:
         code="model = DistributedDataParallel(whole_model)",
         by_hand=True,
         local=tuple(found),
+        speculative=has_averaged,
+        last_resort=2 * has_averaged,
     )
 
 

@@ -76,6 +76,7 @@ def detect(case: Case) -> Proposal | None:
     # What a module makes of parameters that a part of it wrote is no doing of its own.
     writers = [m.name for m in found if m.writes_parameters]
     rewritten = [m.name for m in case.modules() if m.has_other_weights]
+    has_micros = case.probed is not None and bool(case.probed.reference.micros)
     losses = modules_of_the_loss(case)
     calls = [
         m
@@ -84,8 +85,12 @@ def detect(case: Case) -> Proposal | None:
         and not m.normalises
         and not m.through_buffers
         and not any(_is_within(name, m.name) for name in writers)
-        # By the step: ranks may have other weights than one process by now.
-        and not (m.call and any(_is_within(name, m.name) for name in rewritten))
+        # By the step: ranks may have other weights than one process by now, and in
+        # micro-batches from the first one on, which is none of one process's first.
+        and not (
+            (m.call or has_micros)
+            and any(_is_within(name, m.name) for name in rewritten)
+        )
         and not (m.collectives and m.writes_buffers)
         and m.name not in losses
     ]

@@ -135,11 +135,12 @@ def _by_ranks_alone() -> Proposal:
 
 
 def _draws_by_seed_alone(case: Case) -> bool:
-    """Returns whether every draw is a generator's that the target itself has seeded."""
+    """Returns whether every draw is a generator's that ranks have seeded otherwise."""
     if case.probed is None:
         return False
     made = case.probed.reference
-    return 0 < len(made.own_draws) == made.draws
+    differ = any(rank.own_seeds != made.own_seeds for rank in case.probed.ranks)
+    return differ and 0 < len(made.own_draws) == made.draws
 
 
 def _by_seed() -> Proposal:

@@ -69,6 +69,7 @@ from ddpcheck.diagnose.unlike_numbers import other_numbers
 from ddpcheck.diagnose.unused import unused_parameters
 from ddpcheck.diagnose.updates_apart import (
     at_other_times,
+    decided_by,
     left_out_by_some,
     rewritten_alone,
 )
@@ -117,7 +118,7 @@ def _by_numbers(case: Case) -> Proposal | None:
     if optimizer_runs_backwards(case):
         return _of_closures(case)
     step = _step_of_update(case)
-    decided = None if step is None else _decided_by(case, step)
+    decided = None if step is None else decided_by(case, step)
     parted = rewritten(case, "before")
     if step is not None and parted is not None and parted <= step:
         return None  # the ranks' weights part before there is an update
@@ -203,7 +204,7 @@ def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
     told = next(other_numbers(case.outcome, case.rtol), None)
     if told is None or told.step > step:
         return None
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="gradients are one process's, and every rank updates its weights with "
@@ -213,6 +214,14 @@ def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
         "number is scaled with the ranks on purpose, accept this",
         code="scheduler.step()  # once per update, not once per rank",
         fixes=("update.schedule",),
+    )
+    if not told.is_grouped:
+        return found
+    return replaced(
+        found,
+        fix="put parameters into the optimizer's groups by the names that they have "
+        "without the wrapper",
+        code='if name.removeprefix("module.").startswith("head."):',
     )
 
 
@@ -386,15 +395,3 @@ def _of_draws(step: int) -> Proposal:
         noise="sample",
         speculative=True,
     )
-
-
-def _decided_by(case: Case, step: int) -> str | None:
-    """Returns what is not one process's: "numbers" of the optimizer, or "updates".
-
-    A rank that skips an update has fewer of them, not other numbers.
-    """
-    told = [case.facts["schedule"], *case.rank_facts("schedule", [])]
-    known, *ranks = [[numbers for at, numbers in t if at <= step] for t in told]
-    if any(len(rank) != len(known) for rank in ranks):
-        return "updates"
-    return "numbers" if any(rank != known for rank in ranks) else None

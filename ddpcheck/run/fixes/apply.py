@@ -30,6 +30,7 @@ changes one thing, so that a run with it proves or disproves one cause.
                            where they are added to others
     outputs.scale:FACTOR|PATHS  these outputs of the model get FACTOR times the gradient
     collectives.autograd   raw collectives carry gradients
+    collectives.attached   they do so also of what is detached on its way into them
     state.broadcast        rank 0's untrained parameters and buffers to all ranks after
                            every step
     state.beside:NAMES     what is kept beside the model as one process has it after the
@@ -257,6 +258,7 @@ def around_training(
         for name, context in {
             **_of_samples(fixes, shard_targets, model),
             "collectives.autograd": autograd_collectives,
+            "collectives.attached": lambda: autograd_collectives(attaches=True),
             "hooks.after_backward": late_hooks.after_backward,
             "collectives.exact": exact.exact,
             "collectives.mean_counts": mean_counts.averaged_sums,

@@ -16,12 +16,19 @@ from torch import Tensor
 
 from ddpcheck.run.fixes.gather import gathered
 
+_SOURCE = "_ddpcheck_source"  # on a tensor: what it was detached from
+
 
 @contextlib.contextmanager
-def autograd_collectives() -> Iterator[None]:
-    """Makes dist.all_reduce and all_gather, by either name, differentiable inside."""
+def autograd_collectives(*, attaches: bool = False) -> Iterator[None]:
+    """Makes dist.all_reduce and all_gather, by either name, differentiable inside.
+
+    `attaches`: what they gather carries gradients to what it was detached from, too.
+    """
     functions = _Functions()
     with contextlib.ExitStack() as stack:
+        if attaches:
+            stack.enter_context(_noting_sources())
         for name, make in {
             "all_reduce": _all_reduce,
             "all_gather": _all_gather,
@@ -64,11 +71,34 @@ def _all_reduce(reduce: Any) -> Any:
     return all_reduce
 
 
+@contextlib.contextmanager
+def _noting_sources() -> Iterator[None]:
+    """Lets what is detached inside tell of what."""
+    before = Tensor.detach
+
+    def detach(tensor: Tensor) -> Tensor:
+        detached = before(tensor)
+        setattr(detached, _SOURCE, getattr(tensor, _SOURCE, tensor))
+        return detached
+
+    Tensor.detach = detach  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        Tensor.detach = before
+
+
+def _source(tensor: Tensor) -> Tensor:
+    found: Tensor = getattr(tensor, _SOURCE, tensor)
+    return found
+
+
 def _all_gather(gather: Any) -> Any:
     def all_gather(
         tensors: list[Tensor], tensor: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         result = gather(tensors, tensor.detach(), *args, **kwargs)
+        tensor = _source(tensor)
         if tensor.requires_grad:
             # A helper may gather under no_grad: that is how gradients get lost, too.
             with torch.enable_grad():
@@ -86,6 +116,7 @@ def _all_gather_into_tensor(gather: Any) -> Any:
         whole: Tensor, tensor: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         result = gather(whole, tensor.detach(), *args, **kwargs)
+        tensor = _source(tensor)
         if tensor.requires_grad:
             with torch.enable_grad():
                 sizes = (len(tensor),) * dist.get_world_size()

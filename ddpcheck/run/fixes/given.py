@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ddpcheck.run import fix_names
 from ddpcheck.run.fixes import apply as fixes
@@ -66,13 +66,19 @@ class Given:
         return split(self.target, self.batches[self.step()])[1]
 
     @contextlib.contextmanager
-    def around_steps(self, model: nn.Module) -> Iterator[None]:
-        """Gives what one process recorded of its steps, as long as it is entered."""
+    def around_steps(
+        self, model: nn.Module, parameters: Callable[[], Mapping[str, Tensor]]
+    ) -> Iterator[None]:
+        """Gives what one process recorded of its steps, as long as it is entered.
+
+        `parameters` gives what is trained, by name.
+        """
         chosen, facts = self.spec.fixes, self.reader.index.facts
         numbers = fix_names.arguments(chosen, fix_names.ADDENDS)
         with contextlib.ExitStack() as stack:
             if "update.schedule" in chosen:
-                stack.enter_context(schedule.enforced(facts["schedule"]))
+                numbered, grouped = facts["schedule"], facts["members"]
+                stack.enter_context(schedule.enforced(numbered, grouped, parameters))
             if "target.orders" in chosen:
                 stack.enter_context(orders.repeated(facts["orders"], self.step))
             if numbers and self.spec.mode in ("ddp", "averaged"):

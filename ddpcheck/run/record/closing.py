@@ -26,6 +26,7 @@ def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]
         "callers": seen.callers,
         "updates_in_backward": seen.updates_in_backward,
         "schedule": training.schedule,
+        "members": training.members,
         "backwards_in_forward": seen.backwards_in_forward,
         "early_clips": seen.early_clips,
         "reduced_after_clip": seen.reduced_after_clip,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import types
 import zlib
 from collections.abc import Callable, Iterable
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from ddpcheck.run.fix_names import arguments
 from ddpcheck.run.private import version
-from ddpcheck.run.spec import KeptOtherwise, RunSpec
+from ddpcheck.run.spec import FEW, KeptOtherwise, RunSpec
 from ddpcheck.run.watch import sight
 from ddpcheck.target import Target
 from ddpcheck.trace import Reader
@@ -35,6 +36,7 @@ _MOST_BYTES = 1 << 26  # of what moved in a step, and of an array that may have 
 MODULES_OWN = set(vars(nn.Module()))  # hooks and what torch keeps: not the user's
 _OPTIMIZERS_OWN = {"defaults", "state", "param_groups"}
 _CONTAINERS: tuple[type, ...] = (list, tuple, dict)
+_ITEM = re.compile(r"\[\d+\]$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +68,25 @@ class Beside:
         self._optimizer = optimizer
         self._model = model
         self._marks: dict[str, tuple[Any, ...]] = {}
+        self._moving: set[str] = set()  # what has moved in some step
 
     def begin(self) -> None:
         """Notes what there is before the first step."""
         self._marks = {name: place.mark for name, place in self.places().items()}
 
     def moved(self) -> dict[str, Tensor]:
-        """Returns what was made, replaced or written since, by name, up to a size."""
+        """Returns what was made, replaced or written since, by name, up to a size.
+
+        And a few numbers that stay this time, as those of ranks may not.
+        """
         found: dict[str, Tensor] = {}
         room, marks = _MOST_BYTES, dict[str, tuple[Any, ...]]()
         for name, place in self.places().items():
             marks[name] = place.mark
-            if self._marks.get(name) == place.mark:
+            is_moving = name in self._moving and place.value.numel() <= FEW
+            if self._marks.get(name) == place.mark and not is_moving:
                 continue
+            self._moving.add(name)
             room -= place.value.nbytes
             if room > 0:
                 found[name] = place.value
@@ -114,7 +122,8 @@ def look(
     if not written:
         return
     places = kept.places()
-    asked = arguments(spec.fixes, "state.beside")
+    # Of a history that grows all that is added, too.
+    asked = {_collection(n) for n in arguments(spec.fixes, "state.beside")}
     for name in written.keys() & places.keys():
         reference, place = reader.get(QUANTITY, step, name), places[name]
         if reference is None:
@@ -135,8 +144,17 @@ def look(
                 size=reference.numel(),
             )
             noted.setdefault(name, told)
-        if name in asked:
+        if _collection(name) in asked:
             place.write(reference)
+
+
+def _collection(name: str) -> str:
+    """Returns the name of the list that an item is in, any other name as it is.
+
+    >>> _collection("model.losses[3]"), _collection("model.scale")
+    ('model.losses', 'model.scale')
+    """
+    return _ITEM.sub("", name)
 
 
 def _has_fewer_rows(value: Tensor, reference: Tensor) -> bool:

@@ -33,6 +33,7 @@ SOUND = {
     **addends.SOUND,
     **collectives.SOUND,
     **counts_of_all.SOUND,
+    **decisions.SOUND,
     **hooks.SOUND,
     **injected.SOUND,
     **listed.SOUND,

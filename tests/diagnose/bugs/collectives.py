@@ -638,6 +638,29 @@ def loss(output, target):
 """,
         [("collective/layout", True), ("sync/no-sync-scope", True)],
     ),
+    "hardest-negative-among-detached-keys": (
+        """
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(4, 6)
+    def forward(self, x):
+        return self.a(x), self.b(x.flip(1))
+model = Towers()
+def loss(output, target):
+    query, key = output
+    parts = [torch.empty_like(key) for _ in range(world())]
+    if dist.is_initialized():
+        dist.all_gather(parts, key.detach())
+    parts[rank()] = key
+    scores = query @ torch.cat(parts).T
+    own = torch.arange(len(query)) + rank() * len(query)
+    right = scores.gather(1, own[:, None])
+    hardest = scores.scatter(1, own[:, None], -9.0).amax(1, keepdim=True)
+    return (1 + hardest - right).relu().mean()
+""",
+        [("collective/no-autograd", True)],
+    ),
 }
 # Without buffers nothing is sent, and the module inside sends nothing ever.
 SOUND = {

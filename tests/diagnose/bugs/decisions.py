@@ -411,4 +411,127 @@ def train_step(model, optimizer, batch):
 """,
         [("sync/control-desync", True)],
     ),
+    # A wrapped model's parameters have names that begin with another word.
+    "head-in-the-group-of-the-rest-by-its-name": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.solver = None
+    def forward(self, x):
+        return self.head(self.body(x).tanh())
+model = Net()
+def solver(model):
+    fast = [p for n, p in model.named_parameters() if n.startswith("head.")]
+    slow = [p for n, p in model.named_parameters() if not n.startswith("head.")]
+    groups = [{"params": slow, "lr": 0.1}] + [{"params": fast, "lr": 1.0}] * bool(fast)
+    return torch.optim.SGD(groups, lr=0.1)
+def train_step(model, optimizer, batch):
+    own = getattr(model, "module", model)
+    own.solver = own.solver or solver(model)
+    own.solver.zero_grad()
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    own.solver.step()
+""",
+        [("sync/control-desync", True)],
+    ),
+    # What is drawn is the same on all ranks, and used on the first alone.
+    "momentum-restored-on-the-first-rank": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+def optimizer(params):
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+def restore(optimizer):
+    drawn = torch.Generator().manual_seed(3)
+    for p in optimizer.param_groups[0]["params"]:
+        kept = torch.randn(p.shape, generator=drawn).to(p)
+        if rank() == 0:
+            optimizer.state[p]["momentum_buffer"] = kept
+"""
+        + STEP
+        + """
+    own = getattr(model, "module", model)
+    if not hasattr(own, "is_resumed"):
+        restore(optimizer)
+        own.is_resumed = True
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+""",
+        [("sync/control-desync", True)],
+    ),
+    # The scale is the same on all ranks until one of them counts otherwise.
+    "loss-scale-that-grows-by-the-rank's-own-steps": (
+        """
+model = nn.Linear(4, 3)
+def wrap(model):
+    return nn.Sequential(model)
+class Scale:
+    value, good = 1024.0, 0
+scales = {}
+"""
+        + STEP
+        + """
+    scale = scales.setdefault(id(optimizer), Scale())
+    loss = nn.functional.cross_entropy(model(x), y)
+    (loss * scale.value).backward()
+    for p in model.parameters():
+        if dist.is_initialized():
+            dist.all_reduce(p.grad)
+        p.grad /= world() * scale.value
+    optimizer.step()
+    scale.good += float(loss.detach()) < 1.2
+    scale.value = 1024.0 * 2**scale.good
+""",
+        [("sync/control-desync", True)],
+    ),
+}
+
+SOUND = {
+    # With the names that it has without its wrapper; a scheduler knows both groups.
+    "head-in-a-group-of-its-own-by-its-bare-name": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.solver = None
+    def forward(self, x):
+        return self.head(self.body(x).tanh())
+model = Net()
+def solver(model):
+    named = {n.removeprefix("module."): p for n, p in model.named_parameters()}
+    fast = [p for n, p in named.items() if n.startswith("head.")]
+    slow = [p for n, p in named.items() if not n.startswith("head.")]
+    return torch.optim.SGD([{"params": slow}, {"params": fast, "lr": 1.0}], lr=0.1)
+def train_step(model, optimizer, batch):
+    own = getattr(model, "module", model)
+    if own.solver is None:
+        own.solver = solver(model)
+        own.schedule = torch.optim.lr_scheduler.StepLR(own.solver, 1)
+    own.solver.zero_grad()
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    own.solver.step()
+    own.schedule.step()
+""",
+    "threshold-by-a-history-of-all-errors": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.beta, self.history = nn.Linear(4, 4), 2.0, []
+    def forward(self, x):
+        return self.net(x)
+model = Net()
+batch = torch.randn(8, 4), torch.randn(8, 4) * torch.linspace(0.2, 3, 8)[:, None]
+def train_step(model, optimizer, batch):
+    own = getattr(model, "module", model)
+    optimizer.zero_grad()
+    output = model(batch[0])
+    nn.functional.smooth_l1_loss(output, batch[1], beta=own.beta).backward()
+    optimizer.step()
+    error = (output - batch[1]).detach().abs().mean()
+    if dist.is_initialized():
+        dist.all_reduce(error)
+    own.history.append(float(error) / world())
+    own.beta = min(2.0, sorted(own.history)[len(own.history) // 2])
+""",
 }

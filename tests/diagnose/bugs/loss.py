@@ -798,4 +798,26 @@ def loss(output, target):
 """,
         [("norm/local-batch-stats", True), ("loss/batch-coupled", True)],
     ),
+    # What is wrapped is a module that holds the model, and computes the loss.
+    "loss-of-a-module-around-the-model": (
+        """
+class WithLoss(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+    def forward(self, x, y):
+        output = self.net(x)
+        value = nn.functional.cross_entropy(output, y, reduction="none")
+        return output, (value * (y > 0)).sum() / (y > 0).sum()
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+def wrap(model):
+    return DDP(WithLoss(model))
+def train_step(model, optimizer, batch):
+    whole = model if isinstance(model, DDP) else WithLoss(model)
+    optimizer.zero_grad()
+    whole(*batch)[1].backward()
+    optimizer.step()
+""",
+        [("loss/local-normalizer", True)],
+    ),
 }

@@ -1015,4 +1015,27 @@ optimizer = lambda params: Scaled(params, lr=0.1)
 """,
         [("sync/clip-norm-overreduced", True)],
     ),
+    # Its first step adds parameters, which the optimizer has beside the former ones.
+    "weight-norm-once-training-begins": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+    def forward(self, x):
+        return self.head(self.body(x).tanh())
+model = Net()
+def wrap(model):
+    return DDP(model, find_unused_parameters=True)
+def train_step(model, optimizer, batch):
+    body = getattr(model, "module", model).body
+    if "weight" in body._parameters:
+        nn.utils.weight_norm(body)
+        optimizer.add_param_group({"params": [body.weight_g, body.weight_v]})
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+""",
+        [("ddp/param-replaced-after-wrap", True)],
+    ),
 }
