@@ -125,15 +125,20 @@ def averages_weights(outcome: RunOutcome) -> bool:
 def _share_weights(ranks: list[StepResult], rtol: float) -> bool:
     """Returns whether ranks part at an update, and something writes the weights then.
 
-    Or the update itself made something of all ranks' gradients, or those that are
+    Or ranks with wrong gradients take the weights of one that has one process's, as
+    from a server of parameters. Or the update itself made something of all ranks' gradients, or those that are
     wrong are of ranks without an update, which get their weights from others (join).
     Else an optimizer that looks at signs alone, or divides by the size, may hide wrong
     gradients.
     """
     if all(result.reduces_in_update for result in ranks):
         return True
-    if not any(result.parted for result in ranks if _mismatched(result, "gradients")):
+    wrong = [result for result in ranks if _mismatched(result, "gradients")]
+    if not any(result.parted for result in wrong):
         return True
+    if len(wrong) < len(ranks):  # the others' are one process's, and theirs are taken
+        told = [parted for result in wrong for parted in result.parted]
+        return all(after != left for after, left in told)
     updates = list(zip(*(result.parted for result in ranks), strict=False))
     return bool(updates) and all(
         not digests.is_same([after for after, _ in told], rtol)

@@ -557,6 +557,33 @@ def test_weights_that_ranks_share_after_their_own_steps(
     assert report.verdict == "divergent"
 
 
+SERVER = """
+model = nn.Linear(4, 3)
+def wrap(model):
+    return nn.Sequential(model)
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    if dist.is_initialized():
+        for p in model.parameters():
+            p.grad /= dist.get_world_size()
+            dist.reduce(p.grad, 0)
+    optimizer.step()
+    if dist.is_initialized() and SENDS:
+        for p in model.parameters():
+            dist.broadcast(p.data, 0)
+"""
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_weights_that_ranks_take_from_the_first(
+    pool: Pool, tmp_path: Path, *, sends: bool
+) -> None:
+    report = check(pool, tmp_path, SERVER.replace("SENDS", str(sends)))
+    assert report.verdict == ("equivalent" if sends else "divergent")
+    assert report.runs[0].weights.compared == 6
+
+
 def test_weights_that_hardly_move_prove_nothing(pool: Pool, tmp_path: Path) -> None:
     source = LOCAL_SGD.replace("LR", "1e-13").replace("PERIOD", "1")
     report = check(pool, tmp_path, source)
