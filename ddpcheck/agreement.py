@@ -126,8 +126,9 @@ def _share_weights(ranks: list[StepResult], rtol: float) -> bool:
     """Returns whether ranks part at an update, and something writes the weights then.
 
     Or ranks with wrong gradients take the weights of one that has one process's, as
-    from a server of parameters. Or the update itself made something of all ranks' gradients, or those that are
-    wrong are of ranks without an update, which get their weights from others (join).
+    from a server of parameters. Or the update itself made something of all ranks'
+    gradients, or those that are wrong are of ranks without an update, which get their
+    weights from others (join).
     Else an optimizer that looks at signs alone, or divides by the size, may hide wrong
     gradients.
     """
