@@ -16,13 +16,14 @@ from ddpcheck.report import Finding, Run, faults_first
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import TargetRef
 
+# torch._dynamo is imported before ranks are forked, or each of them would do so.
 _TEMPLATE = '''\
 """{title}
 
 Found by ddpcheck: {summary}
 {numbers} Needs torch only. Exits 1 while {world} ranks differ from one process.
 """
-import importlib.util, os, signal, sys, tempfile, torch, torch.distributed as dist, torch.multiprocessing as mp
+import importlib.util, os, signal, sys, tempfile, torch, torch._dynamo, torch.distributed as dist, torch.multiprocessing as mp
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 PATH, NAMES, ROWS, WITHOUT = {path!r}, {names!r}, {rows}, {without!r}
