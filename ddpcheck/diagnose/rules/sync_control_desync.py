@@ -164,10 +164,8 @@ def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
     )
     if decided is not None:
         return proposal
-    by_rank, by_rows = _of_the_rank(case), _of_rows(case, proposal)
-    if by_rank is not None:
-        by_rows = replaced(by_rank, fallback=by_rows)
-    return replaced(proposal, fallback=by_rows)
+    by_rows = _of_rows(case, proposal)
+    return replaced(proposal, fallback=_of_the_rank(case, by_rows) or by_rows)
 
 
 def _of_rows(case: Case, found: Proposal) -> Proposal | None:
@@ -318,12 +316,12 @@ def _of_a_decision(case: Case, first: int | None) -> Proposal | None:
     )
 
 
-def _of_the_rank(case: Case) -> Proposal | None:
+def _of_the_rank(case: Case, then: Proposal | None = None) -> Proposal | None:
     """Returns the proposal for what a step does on some ranks, by their number."""
     asked = max(case.rank_facts("asks_rank", 0), default=0)
     if not asked or case.run.faults or unused_parameters(case).somewhere:
         return None
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="a rank's number decides what its step does, and something of that "
@@ -337,6 +335,10 @@ def _of_the_rank(case: Case) -> Proposal | None:
         speculative=True,
         last_resort=2,
     )
+    # What only ranks do, and the first of them, one process does not.
+    none = f"calls of get_rank: {asked}; where no rank is told 0 the runs are equal"
+    other = replaced(found, facts=(none,), fixes=("rank.none",), fallback=then)
+    return replaced(found, fallback=other)
 
 
 def _of_closures(case: Case) -> Proposal:

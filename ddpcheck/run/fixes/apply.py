@@ -98,6 +98,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     data.alone             batch() is called with no process group in sight
     data.filled            a rank with fewer batches than others goes on with empty ones
     rank.first             user code that asks for its rank is told 0
+    rank.none              and that it is another: what the first rank does is not done
     target.orders          data are shuffled as one process shuffles them; it notes how
     ddp.join_all, ddp.join_left  join divides by all ranks, by those that are left
     compile.reducer        DDP as torch.compile wants it where it compiles the backward
@@ -141,7 +142,7 @@ from ddpcheck.run.fixes.autograd_collectives import autograd_collectives
 from ddpcheck.run.fixes.block_order import blocks_together
 from ddpcheck.run.fixes.collectives import averaged_grad, off_after_backward
 from ddpcheck.run.fixes.constant_draws import constant_draws
-from ddpcheck.run.fixes.first_rank import first_rank
+from ddpcheck.run.fixes.first_rank import told_rank
 from ddpcheck.run.fixes.gather import (
     seen_again_in_the_end,
     without_ranks,
@@ -167,6 +168,7 @@ _DDP_SETTINGS: dict[str, dict[str, Any]] = {
     "ddp.no_comm_hook": {"hooks": ()},
 }
 # How torch.compile is set.
+_TOLD_RANKS = {"rank.first": 0, "rank.none": 1}
 _COMPILER_SETTINGS: dict[str, dict[str, Any]] = {
     "compile.reducer": {"optimize_ddp": "python_reducer"},
     "compile.whole": {"optimize_ddp": False},
@@ -193,8 +195,9 @@ def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
 
 def around_wrap(fixes: tuple[str, ...]) -> contextlib.AbstractContextManager[None]:
     """Stands around wrapping, with the interventions that change how DDP is built."""
-    if argument(fixes, "rank.first") is not None:
-        return first_rank()
+    for fix, rank in _TOLD_RANKS.items():
+        if fix in fixes:
+            return told_rank(rank)
     if argument(fixes, "compile.off") is not None:
         return compiling.off()
     for fix, settings in _COMPILER_SETTINGS.items():
@@ -209,8 +212,8 @@ def around_building(
     """Stands around the making of the optimizer."""
     if argument(fixes, "hooks.after_backward") is not None:
         return late_hooks.registered_late()
-    asks = argument(fixes, "rank.first") is not None
-    return first_rank() if asks else contextlib.nullcontext()
+    told = [rank for fix, rank in _TOLD_RANKS.items() if fix in fixes]
+    return told_rank(*told) if told else contextlib.nullcontext()
 
 
 def after_wrap(
@@ -277,7 +280,8 @@ def around_training(
             "ddp.broadcast_forward": lambda: rewriting.broadcast_before(model()),
             "checkpoint.nonreentrant": overrides.nonreentrant_checkpoints,
             "target.clip_last": clipping.deferred,
-            "rank.first": first_rank,
+            "rank.first": lambda: told_rank(_TOLD_RANKS["rank.first"]),
+            "rank.none": lambda: told_rank(_TOLD_RANKS["rank.none"]),
             "target.constant_draws": lambda: constant_draws(model()),
             "target.keep_sums": lambda: clipping.kept_sums(model()),
             "target.as_left": lambda: clipping.as_left(model()),

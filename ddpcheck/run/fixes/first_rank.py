@@ -12,14 +12,14 @@ from ddpcheck.run.watch import callers
 
 
 @contextlib.contextmanager
-def first_rank() -> Iterator[None]:
-    """User code that asks for its rank is told 0, as one process would be."""
+def told_rank(rank: int) -> Iterator[None]:
+    """User code that asks for its rank is told this one; 0 is what one process is."""
     before = dist.get_rank
 
     def get_rank(*args: Any, **kwargs: Any) -> int:
         name = callers.module_of(callers.frame(1))
         is_users = not name.startswith(("torch.", "ddpcheck."))
-        return 0 if is_users else before(*args, **kwargs)
+        return rank if is_users else before(*args, **kwargs)
 
     dist.get_rank = get_rank
     try:

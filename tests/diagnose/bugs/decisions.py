@@ -485,6 +485,22 @@ scales = {}
 """,
         [("sync/control-desync", True)],
     ),
+    # One process does not do it, nor do the other ranks.
+    "weights-rounded-for-a-log-of-the-first-rank": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+"""
+        + STEP
+        + """
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    if dist.is_initialized() and dist.get_rank() == 0:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(p.mul(64).round() / 64)
+""",
+        [("sync/control-desync", True)],
+    ),
 }
 
 SOUND = {
