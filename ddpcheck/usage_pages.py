@@ -203,9 +203,9 @@ model as training has it: unfrozen, with the head that is trained.
     "target-import": """
 The target file raises while it is imported, or starts what only a script does.
 
-It is imported like any module, its own folder first on sys.path, __name__ being the
-file's name. What only a script does (argparse, init_process_group, training) belongs
-under
+It is imported like any module, its own folder first on sys.path, that in which ddpcheck
+was started last, __name__ being the file's name. What only a script does (argparse,
+init_process_group, training) belongs under
 
     if __name__ == "__main__":
 
