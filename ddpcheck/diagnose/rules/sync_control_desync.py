@@ -219,7 +219,8 @@ def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
         found,
         fix="put parameters into the optimizer's groups by the names that they have "
         "without the wrapper",
-        code='named = {n.removeprefix("module."): p for n, p in model.named_parameters()}',
+        code="named = dict(model.named_parameters())\n"
+        'bare = {n.removeprefix("module."): p for n, p in named.items()}',
     )
 
 
