@@ -31,6 +31,7 @@ combination    of what vectors another one is made
 Beside the rules:
 rank_fault     faults that no rule explains, as what they are
 hidden         a cause that the fix of another one hides
+last           what is tried where nothing else explains a run
 hook_weights   communication hooks that weigh the ranks
 update_alone   what differs where every update has the right gradients
 simulated      divergences of simulated ranks, found on real ones

@@ -10,7 +10,11 @@ from ddpcheck.diagnose.causes import Cause
 from ddpcheck.diagnose.events import common_factor, ranks_disagree
 from ddpcheck.diagnose.registry import FAULT_RULES
 from ddpcheck.diagnose.text import names, number
+from ddpcheck.ranks.messages import Job
+from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report import Finding, Fix
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.session import Session
 
 UNKNOWN = "unknown"
 
@@ -75,7 +79,18 @@ def _finding(cause: Cause, case: Case, runs: list[int], *, sized: bool) -> Findi
     )
 
 
-def place_keys(proposal: Proposal) -> tuple[str, ...]:
+def place(session: Session, spec: RunSpec, proposal: Proposal) -> str | None:
+    """Returns the line that a proposal is about: "file.py:3"."""
+    keys = _place_keys(proposal)
+    if not keys or (keys[0] == "loss" and spec.loss != "asis"):
+        return None  # a built-in loss ran in the place of the target's
+    arguments = {"ref": session.ref, "keys": keys}
+    job = Job(function="ddpcheck.run.watch.places:find", arguments=arguments)
+    value = session.pool.run(job, SOLO)[0].value
+    return value if isinstance(value, str) else None
+
+
+def _place_keys(proposal: Proposal) -> tuple[str, ...]:
     """Returns what to look up for a finding's place, the best first."""
     if proposal.module is not None:
         return (f"module {proposal.module}",)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddpcheck import assemble
-from ddpcheck.diagnose import findings, hook_weights
+from ddpcheck.diagnose import findings, hook_weights, last
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import (
     Cause,
@@ -29,8 +29,6 @@ from ddpcheck.diagnose.hidden import hidden
 from ddpcheck.diagnose.probing import References, first_wrong_batch, probe
 from ddpcheck.diagnose.proposal import with_own_average
 from ddpcheck.diagnose.trials import Trials
-from ddpcheck.ranks.messages import Job
-from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report import Control, Run, Tolerance
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import RunOutcome, Session
@@ -81,11 +79,16 @@ class Search:
         if self.rest is not None and self.fix and self._is_late():
             self.references.train_before = True
             causes = self._again(causes)
+        if self.rest is not None and self.fix:
+            found = last.cause(self.rest, causes, self.trials)
+            causes, self.rest = (
+                ([*causes, found], None) if found else (causes, self.rest)
+            )
         if self.case is not None and self.rest is None:
             causes = hook_weights.as_one(self.case, causes)
             causes += hidden(self.case, causes)
         for cause in causes:
-            cause.where = self._place(cause.proposal)
+            cause.where = findings.place(self.session, self.spec, cause.proposal)
         return causes
 
     def _again(self, causes: list[Cause]) -> list[Cause]:
@@ -150,15 +153,6 @@ class Search:
             if can_run(p) and not (p.last_resort or p.noise):
                 self.narrow.setdefault(p.slug, p)
         return found
-
-    def _place(self, proposal: Proposal) -> str | None:
-        keys = findings.place_keys(proposal)
-        if not keys or (keys[0] == "loss" and self.spec.loss != "asis"):
-            return None  # a built-in loss ran in the place of the target's
-        arguments = {"ref": self.session.ref, "keys": keys}
-        job = Job(function="ddpcheck.run.watch.places:find", arguments=arguments)
-        value = self.session.pool.run(job, SOLO)[0].value
-        return value if isinstance(value, str) else None
 
     def mended(self, causes: list[Cause]) -> Callable[[RunSpec], RunSpec] | None:
         """Returns what puts the fixes of all causes into a spec, if runs prove each."""
@@ -261,10 +255,10 @@ class Search:
         tested: dict[str, float] = {}
         refuted: set[str] = set()  # what mends the run, as its control does
         # What would mend much, if nothing else does.
-        for last in sorted({p.last_resort for p in proposals}):
+        for resort in sorted({p.last_resort for p in proposals}):
             if any(x <= 1 for slug, x in tested.items() if slug not in refuted):
                 break
-            wanted = [p for p in proposals if p.last_resort == last and can_run(p)]
+            wanted = [p for p in proposals if p.last_resort == resort and can_run(p)]
             found = self.trials.of(wanted, taken)
             tested |= found
             refuted |= {

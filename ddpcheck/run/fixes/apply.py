@@ -97,6 +97,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     data.lists             lists with as many numbers as samples are cut, too
     data.alone             batch() is called with no process group in sight
     data.filled            a rank with fewer batches than others goes on with empty ones
+    statistics.together    what samples are reduced to without gradient is of all ranks
     rank.first             user code that asks for its rank is told 0
     rank.none              and that it is another: what the first rank does is not done
     target.orders          data are shuffled as one process shuffles them; it notes how
@@ -150,6 +151,7 @@ from ddpcheck.run.fixes.gather import (
 )
 from ddpcheck.run.fixes.labels import offset_by_rank
 from ddpcheck.run.fixes.plain_output import with_plain_output
+from ddpcheck.run.fixes.statistics import statistics_together
 from ddpcheck.run.fixes.together import numbers_together
 from ddpcheck.run.names import shortener
 from ddpcheck.run.noise import GlobalDraws
@@ -308,6 +310,9 @@ def _of_samples(
         ),
         "collectives.block_order": lambda: blocks_together(
             lambda: countables.samples(shard_targets())
+        ),
+        "statistics.together": lambda: statistics_together(
+            lambda: countables.samples(shard_targets()), model()
         ),
         "noise.global_draws": lambda: GlobalDraws(
             rank=dist.get_rank(),

@@ -42,6 +42,7 @@ SOUND = {
     **micro.SOUND,
     **outside.SOUND,
     **reduction.SOUND,
+    **slopes.SOUND,
 }
 BUGS = {
     **addends.BUGS,

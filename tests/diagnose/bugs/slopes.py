@@ -165,6 +165,20 @@ model = Net()
 """,
         [("loss/batch-coupled", True)],
     ),
+    # Of another loss beside, whose gradient at the outputs is right.
+    "path-lengths-against-the-mean-of-the-own": (
+        _GENERATOR
+        + STEP
+        + """
+    image, style = model(x)
+    (slope,) = torch.autograd.grad(image.sum(), style, create_graph=True)
+    lengths = slope.square().sum(1).sqrt()
+    penalty = (lengths - 0.9 * lengths.detach().mean()).square().mean()
+    (nn.functional.mse_loss(image, y) + penalty).backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
     "path-lengths-over-those-that-are-long": (
         _GENERATOR
         + "batch = batch[0], torch.arange(8) > 2\n"
@@ -261,4 +275,22 @@ def train_step(model, optimizer, batch):
 """,
         [("ddp/autograd-grad", True)],
     ),
+}
+
+SOUND = {
+    # The norms of gradients and weights are no numbers of samples.
+    "path-lengths-against-the-mean-of-all": _GENERATOR
+    + STEP
+    + """
+    image, style = model(x)
+    (slope,) = torch.autograd.grad(image.sum(), style, create_graph=True)
+    lengths = slope.square().sum(1).sqrt()
+    mean = lengths.detach().mean()
+    if dist.is_initialized():
+        dist.all_reduce(mean)
+        mean /= world()
+    penalty = (lengths - 0.9 * mean).square().mean()
+    (nn.functional.mse_loss(image, y) + penalty).backward()
+    optimizer.step()
+""",
 }
