@@ -1,4 +1,4 @@
-"""Environment variables of the fork server, and so of all ranks."""
+"""The surroundings of the fork server, and so of all ranks: variables, a folder."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ def large_pages() -> dict[str, str]:
     if not any(t.startswith(_LARGE_PAGES) for t in own):
         own.append(f"{_LARGE_PAGES}=1")
     return {_TUNABLES: ":".join(own)}
+
+
+def working_folder() -> list[str]:
+    """Returns where the tool was started: what lies there can be imported, too."""
+    try:
+        return [os.getcwd()]  # noqa: PTH109 (a Path would be resolved)
+    except FileNotFoundError:
+        return []
 
 
 @contextlib.contextmanager

@@ -103,7 +103,7 @@ class Pool:
             "libraries": list(self._what.libraries),
             "call": self._what.call,
             "arguments": self._what.arguments,
-            "search": [*map(str, sys.path), *_working_folder()],
+            "search": [*map(str, sys.path), *environment.working_folder()],
             "is_safe": environment.SAFE_PATH in os.environ,
         }
         server = Server(["ddpcheck.ranks.preload"], self.folder)
@@ -394,11 +394,3 @@ class Pool:
         with contextlib.suppress(OSError):
             return (self.folder / name).read_text(encoding="utf-8", errors="replace")
         return ""
-
-
-def _working_folder() -> list[str]:
-    """Returns where the tool was started: what lies there can be imported, too."""
-    try:
-        return [os.getcwd()]  # noqa: PTH109 (a Path would be resolved)
-    except FileNotFoundError:
-        return []
