@@ -65,29 +65,30 @@ def kill_children(of: int) -> None:
     With their process groups where they have their own, as ranks do; what a target
     starts while it is imported is in the group of the fork server, and of the tool.
     """
-    own = os.getpgrp()
-    for pid in _descendants(of):
+    own, seen = os.getpgrp(), _processes()
+    theirs = [of]
+    for parent in theirs:
+        theirs += [pid for pid, (its, _) in seen.items() if its == parent]
+    for pid in theirs[1:]:
+        group = seen[pid][1]
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            group = os.getpgid(pid)
             if group == own:
                 os.kill(pid, signal.SIGKILL)
             else:
                 os.killpg(group, signal.SIGKILL)
 
 
-def _descendants(of: int) -> list[int]:
-    found = [of]
-    for pid in found:
-        for task in _tasks(pid):
-            with contextlib.suppress(OSError):
-                text = (task / "children").read_text(encoding="ascii")
-                found += map(int, text.split())
-    return found[1:]
+def _processes() -> dict[int, tuple[int, int]]:
+    """Returns (parent, process group) of every process, by its id.
 
-
-def _tasks(pid: int) -> list[Path]:
-    """Returns the folders of a process's threads; none of one that has ended."""
-    try:
-        return list(Path(f"/proc/{pid}/task").iterdir())
-    except OSError:
-        return []
+    One by one: a list of the kernel's lacks some where others end meanwhile. What has
+    ended and was not waited for is there, and what it has started may be in its group.
+    """
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            text = (path / "stat").read_text(encoding="utf-8")
+            # "pid (name) state parent group ..."; a name may hold spaces.
+            fields = text.rpartition(") ")[2].split()
+            found[int(path.name)] = int(fields[1]), int(fields[2])
+    return found

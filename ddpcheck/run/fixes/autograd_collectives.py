@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ddpcheck.run.fixes.gather import gathered
 
-_SOURCE = "_ddpcheck_source"  # on a tensor: what it was detached from
+_SOURCE = "ddpcheck_source"  # on a tensor: what it was detached from
 
 
 @contextlib.contextmanager
