@@ -150,6 +150,16 @@ def test_github_gets_the_first_line_of_what_was_not_checked(
     )
 
 
+def test_traceback_is_called_one() -> None:
+    detail = "Traceback (most recent call last):\nValueError: a\n"
+    assert exits.cannot_check_text("why", detail) == (
+        "ddpcheck: not checked: why\n"
+        "  traceback:\n"
+        "    Traceback (most recent call last):\n"
+        "    ValueError: a\n"
+    )
+
+
 def test_long_output_is_cut_at_its_beginning() -> None:
     detail = "\n".join(f"line {n}" for n in range(30))
     text = exits.cannot_check_text("why", detail)
