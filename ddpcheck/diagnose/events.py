@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 
 from ddpcheck.agreement import first_parting, ranks_differ
 from ddpcheck.diagnose.case import Case
@@ -251,9 +252,21 @@ def repeats_first_inputs(case: Case) -> bool:
     return any(m.repeats_first for m in _given(case))
 
 
+def first_rank_is_right(case: Case) -> bool:
+    """Returns whether rank 0 gives the model one process's rows, and no other rank."""
+    ranks = case.probed.ranks if case.probed else ()
+    told = [max((m.input_diff for m in _itself(r.modules)), default=0.0) for r in ranks]
+    others = told[1:]
+    return bool(others) and told[0] <= case.close < min(others)
+
+
 def _given(case: Case) -> list[ModuleCall]:
     """Returns the calls of the model itself whose inputs no hook makes."""
-    return [m for m in case.modules() if not (m.name or m.caller or m.remakes_input)]
+    return _itself(case.modules())
+
+
+def _itself(calls: Iterable[ModuleCall]) -> list[ModuleCall]:
+    return [m for m in calls if not (m.name or m.caller or m.remakes_input)]
 
 
 def rewritten(case: Case, when: str) -> int | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddpcheck.diagnose.case import Case
 from ddpcheck.diagnose.text import names, number
 from ddpcheck.report import Run
-from ddpcheck.run.spec import FEW
+from ddpcheck.run.spec import FEW, KeptOtherwise
 from ddpcheck.session import RunOutcome
 
 _FIX = "state.beside"
 _FAR = 0.05  # relative: what no update of a step does
+_SAME = 1e-6  # relative, of differences: what rounding leaves of equal ones
 _VISIBLE = 1e-3  # relative: far above rounding in any dtype
 
 
@@ -23,11 +25,13 @@ class KeptBeside:
     `has_weights`: some of it are parameters, as those of an average of the model are;
     `is_trained`: all of it have gradients.
     `decides`: all of it are a few numbers, by which a step may decide, and no buffers.
+    `is_alike`: it is as far from one process's on every rank.
     """
 
     has_weights: bool
     is_trained: bool
     decides: bool
+    is_alike: bool
     facts: tuple[str, ...]
     fixes: tuple[str, ...]
 
@@ -42,7 +46,8 @@ def before_gradients(case: Case) -> KeptBeside | None:
         return None
     worst: dict[str, float] = {}
     weights, trained, decides = False, True, True
-    for found in case.rank_facts("beside", {}):
+    per_rank = case.rank_facts("beside", {})
+    for found in per_rank:
         for name, told in found.items():
             if told.step < first and told.rel_diff > case.close:
                 worst[name] = max(worst.get(name, 0.0), told.rel_diff)
@@ -63,9 +68,17 @@ def before_gradients(case: Case) -> KeptBeside | None:
         has_weights=weights,
         is_trained=trained,
         decides=decides,
+        is_alike=all(_is_alike(per_rank, name, far) for name, far in worst.items()),
         facts=facts,
         fixes=fixes,
     )
+
+
+def _is_alike(
+    per_rank: Sequence[Mapping[str, KeptOtherwise]], name: str, far: float
+) -> bool:
+    told = [found.get(name) for found in per_rank]
+    return all(t and math.isclose(t.rel_diff, far, rel_tol=_SAME) for t in told)
 
 
 def own_samples(case: Case) -> list[str]:

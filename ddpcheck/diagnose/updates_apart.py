@@ -7,8 +7,44 @@ from ddpcheck.diagnose.events import (
     factor_between_ranks,
     is_power_of_two,
     ranks_disagree,
+    rewritten,
 )
 from ddpcheck.diagnose.text import listed
+
+
+def step_of_update(case: Case) -> int | None:
+    """Returns the step whose update parts the ranks' trained weights, None without."""
+    if case.run.faults or any(m.writes_parameters for m in case.modules()):
+        return None
+    if any(case.rank_facts("updates_in_backward", False)) or any(
+        case.rank_facts("start_differs", [])
+    ):
+        return None
+    step = case.first_broken("weights")
+    if step is None or not ranks_disagree(case, "weights", step):
+        return None
+    trained = set(case.mismatched("weights", step)) - case.untrained
+    return step if trained else None
+
+
+def parted_before(case: Case, step: int | None) -> bool:
+    """Returns whether the ranks' weights part before there is the update of a step."""
+    parted = rewritten(case, "before")
+    return step is not None and parted is not None and parted <= step
+
+
+def written_after(case: Case) -> int | None:
+    """Returns the step after whose update ranks write their weights, each its own.
+
+    Their gradients were equal, and no number that is known decides on it.
+    """
+    step, first = step_of_update(case), case.first_broken("gradients")
+    if step is None or parted_before(case, step) or case.facts["draws"]:
+        return None
+    if first is not None and first <= step:
+        return None
+    is_known = decided_by(case, step) is not None
+    return None if is_known or rewritten(case, "after") is None else step
 
 
 def at_other_times(case: Case, first: int | None) -> str | None:

@@ -50,15 +50,13 @@ class PlainWrapper(nn.Module):
         super().__init__()
         self.module: nn.Module = ddp.module
         self.broadcasts_buffers = bool(ddp.broadcast_buffers)
-        self.find_unused_parameters = ddp.find_unused_parameters
-        self.static_graph = ddp.static_graph
-        self.gradient_as_bucket_view = ddp.gradient_as_bucket_view
-        self.require_backward_grad_sync = True
         self.stands_for = type(ddp)
-        # What has been hung on it since. Nothing of DDP's own: its reducer has to go.
+        # Its settings, and what has been hung on it since; its reducer has to go.
         held = vars(ddp)
-        for name in held.keys() - held.get(AS_BUILT, held) - {AS_BUILT}:
+        hung = held.keys() - held.get(AS_BUILT, held) - {AS_BUILT}
+        for name in {n for n in held if _is_setting(n, held[n])} | hung:
             vars(self).setdefault(name, held[name])
+        self.require_backward_grad_sync = True
 
     def __getattr__(self, name: str) -> Any:
         """Returns what a class of the user's, made of DDP's, has besides."""
@@ -105,6 +103,12 @@ class PlainWrapper(nn.Module):
 
     def register_comm_hook(self, *_: Any, **__: Any) -> None:
         """Does nothing: no bucket is ever reduced."""
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    """Returns whether training code may read or set it: `find_unused_parameters`."""
+    plain = bool | int | float | str | torch.device | None
+    return not name.startswith("_") and name != "training" and isinstance(value, plain)
 
 
 def is_ddp(model: Any) -> bool:

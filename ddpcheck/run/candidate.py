@@ -15,7 +15,7 @@ from ddpcheck import devices, tree
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks.messages import OwnTimeout
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import averaged, rounding, shards, sizing
+from ddpcheck.run import averaged, private, rounding, shards, sizing
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import digests, order_of
 from ddpcheck.run.data_parallel import data_parallel
@@ -222,13 +222,14 @@ class _Candidate:
     def _after_step(
         self, names: Names, wrapped: nn.Module, kept: beside.Beside
     ) -> None:
-        if self._rewrites is not None:
-            self._rewrites.end()
-        rounding.jitter(wrapped, self.spec.jitter)
-        fixes.after_step(wrapped, self.spec.fixes)
-        noted = self.facts.setdefault("beside", {})
-        beside.look(kept, self.reader, self.spec, self._step, noted)
-        self._given.after_step(wrapped, names)
+        with private.no_torch_function():  # what an intervention answers is not for us
+            if self._rewrites is not None:
+                self._rewrites.end()
+            rounding.jitter(wrapped, self.spec.jitter)
+            fixes.after_step(wrapped, self.spec.fixes)
+            noted = self.facts.setdefault("beside", {})
+            beside.look(kept, self.reader, self.spec, self._step, noted)
+            self._given.after_step(wrapped, names)
 
     def _train(
         self,

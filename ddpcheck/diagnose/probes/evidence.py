@@ -165,7 +165,7 @@ class RankEvidence:
     written_parameters: dict[str, tuple[float, ...]] = field(default_factory=dict)
     # And those that are written when a backward begins, by the step too.
     written_by_backward: tuple[str, ...] = ()
-    moves_rows: bool = False  # a collective, but those that add or compare
+    moves_rows: bool = False  # a collective: but those that add or compare, no rows
     # In order: F a forward through a wrapper, P a call past it, B a backward.
     events: str = ""
     past_wrapper: tuple[str, ...] = ()  # modules that are called past their wrapper

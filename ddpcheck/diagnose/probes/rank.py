@@ -28,6 +28,7 @@ from ddpcheck.diagnose.probes.evidence import (
 )
 from ddpcheck.diagnose.probes.group import with_what_others_say
 from ddpcheck.diagnose.probes.kept import Kept
+from ddpcheck.diagnose.probes.moving import Moving
 from ddpcheck.diagnose.probes.teacher import restore, snapshot
 from ddpcheck.diagnose.probes.written import writing
 from ddpcheck.ranks.worker import Context, describe
@@ -46,8 +47,6 @@ from ddpcheck.run.surroundings import bound_noise, set_default_dtype
 from ddpcheck.run.watch import countables, observe
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader
-
-_REDUCTIONS = {"all_reduce", "all_reduce_coalesced", "barrier", "reduce"}
 
 
 def judge(
@@ -163,7 +162,7 @@ class _Probe:
         spec = self.spec
         size = batch_size(self.target, batch)
         start, rows = tree.shard_range(size, self.rank, spec.world_size)
-        calls, drawn = self.calls, DrawCounter()
+        calls, drawn, moving = self.calls, DrawCounter(), Moving(self.seen, rows)
         cursor = micro.Cursor(calls.windows, start, rows, size)
         isolation.seed_everything(spec.seed + 1 + self.rank)
         shard = tree.shard(batch, self.rank, spec.world_size)
@@ -201,8 +200,7 @@ class _Probe:
             after_backward=done.factor,
             addends=self.addends if self.addends and done.factor == 1 else (),
             collectives=self.seen.exchanges,
-            moves_rows=bool(set(self.seen.collectives) - _REDUCTIONS)
-            or self.seen.passed > 0,
+            moves_rows=moving.moves_rows,
             counts={n: countables.count(n, targets) for n in count_names},
             rng=calls.rng,
             held_rng=calls.held_rng,

@@ -134,8 +134,9 @@ def _on_all(case: Case, proposal: Proposal) -> Proposal | None:
     """Returns the proposal for rows that are no samples: of graphs, of packed tokens.
 
     What points at rows, by number, is another thing where the rows of all ranks are.
+    Or of a backward that mixes samples as well: of a solver that adapts its steps.
     """
-    if not case.facts["has_train_step"]:
+    if proposal.speculative and not case.facts["has_train_step"]:
         return None
     fact = "with the samples of all ranks on each of them the runs are equal"
     return dataclasses.replace(
@@ -147,7 +148,7 @@ def _of_the_step(case: Case) -> Proposal | None:
     """Proposes it on trial for a step that gives the model other inputs on ranks."""
     worst = input_diff(case)
     if case.diverging():
-        return _of_fitted(case)
+        return None  # what is fitted to the shard is a state: state/
     if worst <= case.close:
         return _of_gradients(case) or _of_memory(case) or _of_a_choice(case)
     if not case.facts["has_train_step"]:
@@ -170,44 +171,6 @@ def _of_the_step(case: Case) -> Proposal | None:
     )
     # What it makes by slopes of outputs comes back from no other rank.
     last = dataclasses.replace(proposal, fixes=("data.whole",), last_resort=2)
-    return dataclasses.replace(proposal, fallback=last)
-
-
-def _of_fitted(case: Case) -> Proposal | None:
-    """Proposes it on trial for modules that are fitted to the shard before their call.
-
-    With one process's buffers they are right: another method than forward wrote these.
-    """
-    found = [m for m in case.diverging() if m.through_buffers and not m.is_batch_norm]
-    if len(found) < len(case.diverging()) or not case.loss_is_sound:
-        return None
-    first = found[0]
-    control = () if any(m.collectives for m in found) else ("module.in_group:",)
-    proposal = Proposal(
-        slug=SLUG,
-        link=LINK,
-        summary=f"{module(first.name)} ({first.kind}) is fitted to the samples of the "
-        "shard before it is called: its output for a sample depends on the others",
-        facts=(
-            f"{module(first.name)}, fed with the reference's own input, returns other "
-            f"rows than in one process: relative difference {number(first.rel_diff or 0)}",
-            "with one process's buffers it does not; where the model has the samples of "
-            "all ranks, the runs are equal",
-        ),
-        fix="fit to the samples of all ranks, by a collective that carries gradients",
-        code=_GATHER_X,
-        fixes=("module.global:",),
-        control=control,
-        module=first.name,
-        speculative=True,
-        last_resort=1,
-    )
-    if not case.facts["has_train_step"]:
-        return proposal
-    # The step fits it to what it is given itself, which no call of the model shows.
-    last = dataclasses.replace(
-        proposal, fixes=("data.whole",), control=(), last_resort=2
-    )
     return dataclasses.replace(proposal, fallback=last)
 
 

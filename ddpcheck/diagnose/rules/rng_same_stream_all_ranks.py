@@ -45,7 +45,7 @@ from __future__ import annotations
 import dataclasses
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import repeats_first_inputs
+from ddpcheck.diagnose.events import first_rank_is_right, repeats_first_inputs
 from ddpcheck.diagnose.rules.rng_stochastic_layer import (
     EQUAL,
     draws_alike,
@@ -66,9 +66,9 @@ def detect(case: Case) -> Proposal | None:
         return _by_own_generator(case, case.probed.reference.own_draws)
     if draws_held(case) and draws_alike(case):
         return _by_held_generators()
-    if not case.facts["draws"] and repeats_first_inputs(case):
-        return _by_inputs()
-    if not case.facts["draws"] or case.run.noise == "sample" or not same_stream(case):
+    if not case.facts["draws"]:  # of torch's own generator
+        return _by_inputs(case)
+    if case.run.noise == "sample" or not same_stream(case):
         return None
     return Proposal(
         slug=SLUG,
@@ -115,13 +115,25 @@ def _by_held_generators() -> Proposal:
     )
 
 
-def _by_inputs() -> Proposal:
-    """Proposes it on trial: what stands in a place of the shard would be alike, too."""
-    found = _of_numpy(
-        "the training step draws them by numpy or random, seeded alike on every rank",
-        "the other ranks give the model what one process gives it for its first samples",
-    )
-    return dataclasses.replace(found, last_resort=1)
+def _by_inputs(case: Case) -> Proposal | None:
+    """Proposes it on trial for what a step draws, and gives the model.
+
+    What stands in a place of the shard would be alike, too.
+    """
+    why = "the training step draws them by numpy or random, seeded alike on every rank"
+    if repeats_first_inputs(case):
+        fact = (
+            "the other ranks give the model what one process gives it for its first "
+            "samples"
+        )
+        return dataclasses.replace(_of_numpy(why, fact), last_resort=1)
+    if first_rank_is_right(case):
+        return _of_numpy(
+            why,
+            "rank 0 gives the model what one process gives it for these samples, the "
+            "other ranks do not",
+        )
+    return None
 
 
 def _of_numpy(why: str, fact: str) -> Proposal:

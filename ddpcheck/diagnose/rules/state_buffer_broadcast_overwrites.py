@@ -51,6 +51,7 @@ https://github.com/Denys88/rl_games/pull/363
 
 from __future__ import annotations
 
+from ddpcheck.diagnose import fitted
 from ddpcheck.diagnose.buffers import Owners, diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
@@ -62,6 +63,9 @@ LINK = "update"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for other modules whose buffers differ after a step."""
+    is_fitted = fitted.of_shard(case, SLUG, sent=True)
+    if is_fitted is not None:
+        return is_fitted
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None:
         return _of_samples(case)

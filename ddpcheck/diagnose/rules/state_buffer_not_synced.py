@@ -52,9 +52,11 @@ https://github.com/pytorch/pytorch/issues/111138
 from __future__ import annotations
 
 from ddpcheck import digests
+from ddpcheck.diagnose import fitted
 from ddpcheck.diagnose.buffers import diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.kept_beside import before_gradients
+from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import in_group, names
 
 SLUG = "state/buffer-not-synced"
@@ -66,7 +68,8 @@ def detect(case: Case) -> Proposal | None:
     per_rank = case.rank_facts("start_buffers_differ", [])
     wrong = [(rank, found) for rank, found in enumerate(per_rank) if found]
     if not wrong:
-        return _written_by_some(case) or _beside(case)
+        is_fitted = fitted.of_shard(case, SLUG, sent=False)
+        return is_fitted or _written_by_some(case) or _beside(case)
     rank, found = wrong[-1]
     buffers = "1 buffer" if len(found) == 1 else f"{len(found)} buffers"
     where = f"differs from one process in {buffers}: {names(found)}"
@@ -109,7 +112,7 @@ def _beside(case: Case) -> Proposal | None:
     found = before_gradients(case)
     if found is None or found.has_weights or found.decides:
         return None
-    return Proposal(
+    on_trial = Proposal(
         slug=SLUG,
         link="update",
         summary="a state beside the model's parameters and buffers is updated from the "
@@ -123,6 +126,14 @@ def _beside(case: Case) -> Proposal | None:
         + "\nself.centre.lerp_(increment, 0.1)",
         fixes=found.fixes,
         speculative=True,
+    )
+    if not found.is_alike:
+        return on_trial
+    return replaced(
+        on_trial,
+        summary="a state beside the model's parameters and buffers is updated alike on "
+        "all ranks, and otherwise than in one process",
+        fix="update it with what one process has of all samples",
     )
 
 

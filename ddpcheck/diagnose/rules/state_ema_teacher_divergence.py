@@ -206,7 +206,7 @@ def _beside(case: Case) -> Proposal | None:
     found = before_gradients(case)
     if found is None or not found.has_weights or found.is_trained:
         return None  # ddp/wrapper-missing
-    return Proposal(
+    on_trial = Proposal(
         slug=SLUG,
         link=LINK,
         summary="weights beside the model (an average, a teacher) are updated on some "
@@ -216,6 +216,16 @@ def _beside(case: Case) -> Proposal | None:
         code="update_teacher(teacher, student)  # not under `if rank == 0`",
         fixes=found.fixes,
         speculative=True,
+    )
+    if not found.is_alike:
+        return on_trial
+    return replaced(
+        on_trial,
+        summary="weights beside the model (an average, a teacher) are updated alike on "
+        "all ranks, and otherwise than in one process: not at all, say, where they are "
+        "looked up by names that the wrapper changes",
+        fix="update them from the model inside the wrapper",
+        code="ema.update(getattr(model, 'module', model))",
     )
 
 

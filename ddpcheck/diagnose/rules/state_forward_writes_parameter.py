@@ -58,6 +58,7 @@ from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import rewritten
 from ddpcheck.diagnose.loss import differs_with_equal_counts, global_loss_fix
 from ddpcheck.diagnose.text import in_group, module, names
+from ddpcheck.diagnose.updates_apart import written_after
 
 SLUG = "state/forward-writes-parameter"
 LINK = "forward"
@@ -75,7 +76,7 @@ def detect(case: Case) -> Proposal | None:
         and f"module.global:{m.name}" not in mended
     ]
     if not modules:
-        return _by_the_model(case) or _by_the_step(case)
+        return _by_the_model(case) or _by_the_step(case) or _after_the_update(case)
     told = f"modules that write their own parameters in forward: {_named(modules)}"
     return _of(case, tuple(dict.fromkeys(modules)), told)
 
@@ -161,4 +162,33 @@ def _by_the_step(case: Case) -> Proposal | None:
         code="moments = torch.stack([x.mean(0), x.pow(2).mean(0)])\n"
         + in_group("dist.all_reduce(moments)", "moments /= dist.get_world_size()"),
         fixes=global_loss_fix(case),
+    )
+
+
+def _after_the_update(case: Case) -> Proposal | None:
+    """Proposes it on trial for a step that writes weights after its update, by its shard.
+
+    By more than a number, which ranks could reduce: which of them had small gradients,
+    or rows of the shard in place of codes that none of these uses.
+    """
+    step = written_after(case)
+    if step is None:
+        return None
+    found = case.mismatched("weights", step)
+    return Proposal(
+        slug=SLUG,
+        link="update",
+        summary="a training step writes weights after the update from the rank's own shard, "
+        "so the ranks' weights drift apart for good",
+        facts=(
+            f"gradients are equal up to step {step + 1}; after its update "
+            f"{len(found)} parameters differ between ranks: {names(found)}",
+            "where every rank has the samples of all ranks they do not",
+        ),
+        fix="reduce over ranks what is written, or what decides on it",
+        code=in_group("dist.all_reduce(statistic)")
+        + "\nweight[statistic < statistic.median()] = 0",
+        fixes=("data.whole",),
+        speculative=True,
+        last_resort=2,
     )

@@ -49,6 +49,8 @@ https://github.com/lucidrains/vector-quantize-pytorch/issues/25
 
 from __future__ import annotations
 
+import re
+
 from ddpcheck.diagnose import rank_table
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.faults import (
@@ -64,6 +66,9 @@ from ddpcheck.diagnose.text import listed
 
 SLUG = "sync/collective-mismatch"
 LINK = "reduce"
+# What gloo writes when it ends a process, and a function of DDP's in the stack.
+_TOO_LONG = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+_BUFFERS = "in _sync_buffers"
 
 
 def detect(case: Case) -> Proposal | None:
@@ -77,7 +82,7 @@ def detect(case: Case) -> Proposal | None:
         return found
     if index is None:
         if len(set(counts)) < 2 or busy_ranks(case.run):  # noqa: PLR2004
-            return None
+            return _of_sizes(case)
         if own_faults(case.run.faults):
             return None  # the rank did not come to its next collective
         index = min(counts)
@@ -124,6 +129,33 @@ def _of_forwards(case: Case) -> Proposal | None:
         is_attempt=True,
         evidence={"ranks": rank_table.rows(case)},
     )
+
+
+def _of_sizes(case: Case) -> Proposal | None:
+    """Proposes it where gloo ended a rank: it received more than it had asked for."""
+    for fault in case.run.faults:
+        found = _TOO_LONG.search(fault.stderr) if fault.kind == "died" else None
+        if found is None or skipped_in(case) is not None:
+            continue
+        received, asked = found.groups()
+        is_of_buffers = _BUFFERS in fault.stack
+        return Proposal(
+            slug=SLUG,
+            link=LINK,
+            summary="some ranks have buffers that others lack, and DDP sends them all to "
+            "all ranks before a forward"
+            if is_of_buffers
+            else "the ranks exchange tensors of different sizes",
+            facts=(
+                f"rank {fault.rank} receives {received} bytes where it asks for {asked}",
+                *rank_table.facts(case),
+            ),
+            fix="register every buffer before the model is wrapped, on all ranks"
+            if is_of_buffers
+            else "call the same collectives with the same sizes on all ranks",
+            evidence={"ranks": rank_table.rows(case)},
+        )
+    return None
 
 
 def _at(case: Case, index: int) -> str:

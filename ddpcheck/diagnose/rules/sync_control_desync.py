@@ -60,7 +60,7 @@ https://github.com/facebookresearch/fairscale/pull/155
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import optimizer_runs_backwards, ranks_disagree, rewritten
+from ddpcheck.diagnose.events import optimizer_runs_backwards
 from ddpcheck.diagnose.faults import backwards_of_ranks, skipped_in
 from ddpcheck.diagnose.kept_beside import before_gradients
 from ddpcheck.diagnose.proposal import replaced
@@ -71,7 +71,9 @@ from ddpcheck.diagnose.updates_apart import (
     at_other_times,
     decided_by,
     left_out_by_some,
+    parted_before,
     rewritten_alone,
+    step_of_update,
 )
 
 SLUG = "sync/control-desync"
@@ -117,11 +119,10 @@ def _by_numbers(case: Case) -> Proposal | None:
     """Proposes it where trained weights differ between ranks after equal gradients."""
     if optimizer_runs_backwards(case):
         return _of_closures(case)
-    step = _step_of_update(case)
+    step = step_of_update(case)
     decided = None if step is None else decided_by(case, step)
-    parted = rewritten(case, "before")
-    if step is not None and parted is not None and parted <= step:
-        return None  # the ranks' weights part before there is an update
+    if parted_before(case, step):
+        return None
     if step is not None and decided is None and case.facts["draws"]:
         return _of_draws(step)
     first = case.first_broken("gradients")
@@ -164,31 +165,7 @@ def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
     )
     if decided is not None:
         return proposal
-    by_rows = _of_rows(case, proposal)
-    return replaced(proposal, fallback=_of_the_rank(case, by_rows) or by_rows)
-
-
-def _of_rows(case: Case, found: Proposal) -> Proposal | None:
-    """Returns the proposal for weights that a step writes by what its shard shows.
-
-    By more than a number: which of them had small gradients, say.
-    """
-    if rewritten(case, "after") is None:
-        return None
-    return replaced(
-        found,
-        summary="the ranks have equal gradients and write weights differently after the "
-        "update: what is written is decided on the rank's own samples",
-        facts=(
-            *found.facts,
-            "where every rank has the samples of all ranks they do not",
-        ),
-        fix="reduce what decides over ranks, then decide alike on all of them",
-        code=in_group("dist.all_reduce(statistic)")
-        + "\nweight[statistic < statistic.median()] = 0",
-        fixes=("data.whole",),
-        last_resort=2,
-    )
+    return replaced(proposal, fallback=_of_the_rank(case))
 
 
 def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
@@ -317,7 +294,7 @@ def _of_a_decision(case: Case, first: int | None) -> Proposal | None:
     )
 
 
-def _of_the_rank(case: Case, then: Proposal | None = None) -> Proposal | None:
+def _of_the_rank(case: Case) -> Proposal | None:
     """Returns the proposal for what a step does on some ranks, by their number."""
     asked = max(case.rank_facts("asks_rank", 0), default=0)
     if not asked or case.run.faults or unused_parameters(case).somewhere:
@@ -338,7 +315,7 @@ def _of_the_rank(case: Case, then: Proposal | None = None) -> Proposal | None:
     )
     # What only ranks do, and the first of them, one process does not.
     none = f"calls of get_rank: {asked}; where no rank is told 0 the runs are equal"
-    other = replaced(found, facts=(none,), fixes=("rank.none",), fallback=then)
+    other = replaced(found, facts=(none,), fixes=("rank.none",))
     return replaced(found, fallback=other)
 
 
@@ -363,21 +340,6 @@ def _of_closures(case: Case) -> Proposal:
         is_attempt=waits,
         speculative=not waits,
     )
-
-
-def _step_of_update(case: Case) -> int | None:
-    """Returns the step whose update parts the ranks' trained weights, None without."""
-    if case.run.faults or any(m.writes_parameters for m in case.modules()):
-        return None
-    if any(case.rank_facts("updates_in_backward", False)) or any(
-        case.rank_facts("start_differs", [])
-    ):
-        return None
-    step = case.first_broken("weights")
-    if step is None or not ranks_disagree(case, "weights", step):
-        return None
-    trained = set(case.mismatched("weights", step)) - case.untrained
-    return step if trained else None
 
 
 def _of_draws(step: int) -> Proposal:

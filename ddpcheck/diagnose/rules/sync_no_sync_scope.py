@@ -48,6 +48,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import ends_unsynchronised, has_no_reduction, is_torn
+from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "sync/no-sync-scope"
 LINK = "reduce"
@@ -69,7 +70,11 @@ def detect(case: Case) -> Proposal | None:
             return None
         if ends_unsynchronised(events[0]):
             return _covers_all(order) if _reduces_nothing(case, events[0]) else None
-        return _used_while_local(order)
+        used = _used_while_local(order)
+        # Where DDP cannot reduce them all: it waits for what one backward leaves out.
+        is_mended = case.by_hand.verdict == "equivalent"
+        by_hand = replaced(used, fixes=(), by_hand=True)
+        return replaced(used, fallback=by_hand) if is_mended else used
     if not case.reduce_is_broken:
         return None
     return Proposal(

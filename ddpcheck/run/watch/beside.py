@@ -25,6 +25,7 @@ from ddpcheck.run.fix_names import arguments
 from ddpcheck.run.private import version
 from ddpcheck.run.spec import FEW, KeptOtherwise, RunSpec
 from ddpcheck.run.watch import sight
+from ddpcheck.run.watch.weight_copies import keys_of_weights
 from ddpcheck.target import Target
 from ddpcheck.trace import Reader
 
@@ -44,7 +45,7 @@ class Place:
     """A number or tensor that is kept somewhere, and how it is written.
 
     `mark` is another one when the value has been written or replaced. `is_weight`: it
-    is a parameter of some module, as in a copy of the model; `is_buffer`: a buffer.
+    is a parameter of some module, or a copy of the model's; `is_buffer`: a buffer.
     """
 
     value: Tensor
@@ -171,6 +172,7 @@ def _apart(value: Tensor, reference: Tensor) -> float:
 class _Walk:
     def __init__(self, model: nn.Module) -> None:
         self.found: dict[str, Place] = {}
+        self._model = model
         own: list[Any] = [*model.modules(), *model.parameters(), *model.buffers()]
         self._seen: dict[int, Any] = {id(value): value for value in own}
         self._left = _MOST
@@ -205,10 +207,7 @@ class _Walk:
         elif isinstance(value, torch.optim.Optimizer):
             self._hung_on(path, value)
         elif isinstance(value, _CONTAINERS):
-            for number, (key, held) in enumerate(_entries(value)):
-                # What shows where it lies in memory has another name on a rank.
-                shown = repr(key) if isinstance(key, str | int) else f"#{number}"
-                self.visit(f"{path}[{shown}]", held, _writer(value, key))
+            self._container(path, value)
         elif isinstance(value, types.FunctionType):
             self._function(value)
         elif isinstance(value, types.MethodType):
@@ -216,6 +215,16 @@ class _Walk:
             self._function(value.__func__)
         elif not isinstance(value, types.ModuleType) and hasattr(value, "__dict__"):
             self._held(path, vars(value), vars(value), type(value))
+
+    def _container(self, path: str, container: Any) -> None:
+        copies = keys_of_weights(container, self._model)
+        for number, (key, held) in enumerate(_entries(container)):
+            # What shows where it lies in memory has another name on a rank.
+            shown = repr(key) if isinstance(key, str | int) else f"#{number}"
+            inner = f"{path}[{shown}]"
+            self.visit(inner, held, _writer(container, key))
+            if key in copies and inner in self.found:
+                self.found[inner] = replace(self.found[inner], is_weight=True)
 
     def _function(self, function: Any) -> None:
         """Visits what a function closes over, and the globals that it names."""
