@@ -23,6 +23,7 @@ probing        the evidence of one run, from probes/, which measure it inside th
 loss, events, buffers, rows, other_rows, unused, faults, shares, unlike_numbers,
 kept_beside, updates_apart
                facts that several rules share, by subject
+fitted         modules that are fitted to the shard before their call
 injected       gradients that backward adds of its own, and what they lack
 rank_table     what every rank of a faulty run did last
 text           numbers and names as facts show them

@@ -23,6 +23,12 @@ def in_group(*lines: str) -> str:
     return "\n".join((first, *(f"    {line}" for line in lines)))
 
 
+# Puts a tensor of all ranks' rows, with their gradients, in the place of a rank's own.
+GATHER_X = "gather = torch.distributed.nn.functional.all_gather\n" + in_group(
+    "x = torch.cat(gather(x))"
+)
+
+
 def number(value: float, digits: int = 3) -> str:
     """Returns 3 significant digits, or more, without a trailing ".0".
 

@@ -24,6 +24,7 @@ group      whether the loss is another one where no group is in sight
 span       whether one process's gradient is a combination of the ranks'
 modules    what one module is like, from its own forward;
            with_buffers: whether it differs by what is in its buffers alone
+moving     whether collectives have to do with rows of samples
 past       calls that do not come through the wrapper
 written    which buffers a forward writes
 

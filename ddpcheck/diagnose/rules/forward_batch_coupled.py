@@ -53,19 +53,16 @@ from __future__ import annotations
 
 import dataclasses
 
+from ddpcheck.diagnose import fitted
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import input_diff
 from ddpcheck.diagnose.loss import global_loss_fix, modules_of_the_loss
 from ddpcheck.diagnose.probes.evidence import Injected
-from ddpcheck.diagnose.text import in_group, module, names, number
+from ddpcheck.diagnose.text import GATHER_X, in_group, module, names, number
 from ddpcheck.run.spec import ONE_SIDED
 
 SLUG = "forward/batch-coupled"
 LINK = "forward"
-
-_GATHER_X = "gather = torch.distributed.nn.functional.all_gather\n" + in_group(
-    "x = torch.cat(gather(x))"
-)
 
 
 def detect(case: Case) -> Proposal | None:
@@ -113,7 +110,7 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="compute the statistic over the global batch with a collective that carries "
         "gradients, or per sample (or per group of fixed size)",
-        code=_GATHER_X,
+        code=GATHER_X,
         fixes=tuple(f"module.global:{n}" for n in mended),
         control=() if asks else tuple(f"module.in_group:{n}" for n in mended),
         module=first.name,
@@ -148,7 +145,7 @@ def _of_the_step(case: Case) -> Proposal | None:
     """Proposes it on trial for a step that gives the model other inputs on ranks."""
     worst = input_diff(case)
     if case.diverging():
-        return None  # what is fitted to the shard is a state: state/
+        return fitted.by_the_model(case, SLUG)
     if worst <= case.close:
         return _of_gradients(case) or _of_memory(case) or _of_a_choice(case)
     if not case.facts["has_train_step"]:
@@ -213,7 +210,7 @@ def _of_gradients(case: Case) -> Proposal | None:
         fix="make what is added of the rows of all ranks, or a mean over rows"
         if adds
         else "weigh by a number that does not follow the batch: of one sample, say",
-        code=_GATHER_X if adds else "scale = 1 / math.sqrt(x[0].numel())",
+        code=GATHER_X if adds else "scale = 1 / math.sqrt(x[0].numel())",
         fixes=tuple(f"module.global:{name}" for name in modules),
         module=modules[0],
         speculative=True,

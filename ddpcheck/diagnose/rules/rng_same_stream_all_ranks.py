@@ -127,7 +127,8 @@ def _by_inputs(case: Case) -> Proposal | None:
             "samples"
         )
         return dataclasses.replace(_of_numpy(why, fact), last_resort=1)
-    if first_rank_is_right(case):
+    # Where no rank asks who it is, all of them seed alike.
+    if first_rank_is_right(case) and not any(case.rank_facts("asks_rank", 0)):
         return _of_numpy(
             why,
             "rank 0 gives the model what one process gives it for these samples, the "

@@ -63,9 +63,9 @@ LINK = "update"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for other modules whose buffers differ after a step."""
-    is_fitted = fitted.of_shard(case, SLUG, sent=True)
-    if is_fitted is not None:
-        return is_fitted
+    fit = fitted.by_the_step(case, SLUG, sent=True)
+    if fit is not None:
+        return fit
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None:
         return _of_samples(case)

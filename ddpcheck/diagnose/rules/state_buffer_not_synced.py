@@ -68,8 +68,9 @@ def detect(case: Case) -> Proposal | None:
     per_rank = case.rank_facts("start_buffers_differ", [])
     wrong = [(rank, found) for rank, found in enumerate(per_rank) if found]
     if not wrong:
-        is_fitted = fitted.of_shard(case, SLUG, sent=False)
-        return is_fitted or _written_by_some(case) or _beside(case)
+        fit = fitted.by_the_step(case, SLUG, sent=False)
+        found = _written_by_some(case)
+        return replaced(found, fallback=fit) if found else fit or _beside(case)
     rank, found = wrong[-1]
     buffers = "1 buffer" if len(found) == 1 else f"{len(found)} buffers"
     where = f"differs from one process in {buffers}: {names(found)}"

@@ -25,6 +25,20 @@ model = MODEL
 )
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Rows of unrelated samples are added up, where they belong side by side.
+    "embeddings-reduced-where-they-are-to-be-gathered": (
+        """
+model = nn.Linear(4, 5)
+def loss(output, target):
+    z = output.clone()
+    if dist.is_initialized():
+        dist.all_reduce(z)
+    z = z - z.mean(0)
+    spread = torch.relu(1 - (z.square().mean(0) + 1e-4).sqrt()).mean()
+    return output.square().mean() + spread
+""",
+        [("collective/layout", True)],
+    ),
     # There is no reduce with a gradient: each rank trains on its share of its own loss.
     "loss-reduced-to-the-first-rank-and-sent": (
         """

@@ -31,6 +31,44 @@ class Moments:
 """,
         [("sync/control-desync", True)],
     ),
+    # What is kept beside the model differs as well, on all ranks but the first.
+    "spike-in-the-loss-of-the-first-rank": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+def batch(step):
+    g = torch.Generator().manual_seed(step)
+    x, y = torch.randn(8, 4, generator=g), torch.randn(8, 1, generator=g)
+    y[7] *= 200 if step == 1 else 1
+    return x, y
+def optimizer(parameters):
+    made = torch.optim.AdamW(parameters, lr=0.01)
+    made.history = []
+    return made
+def is_spike(optimizer, value):
+    history = optimizer.history
+    spike = bool(history) and value > 20 * sum(history) / len(history)
+    if not spike:
+        history.append(value)
+    return spike
+def agreed(optimizer, value):
+    if not dist.is_initialized():
+        return is_spike(optimizer, value)
+    told = torch.zeros(1, dtype=torch.int32)
+    if rank() == 0:
+        told.fill_(is_spike(optimizer, value))
+    dist.broadcast(told, 0)
+    return bool(told)
+"""
+        + STEP
+        + """
+    optimizer.zero_grad()
+    value = nn.functional.mse_loss(model(x), y)
+    if not agreed(optimizer, value.item()):
+        value.backward()
+        optimizer.step()
+""",
+        [("sync/control-desync", True)],
+    ),
     # Gradients are kept until so many samples were seen, of the shard's.
     "updates-after-as-many-samples-as-a-shard-never-has": (
         """
@@ -326,7 +364,7 @@ batch = torch.randn(8, 4) * torch.linspace(0.5, 2, 8)[:, None], batch[1]
     with torch.no_grad():
         own.body.weight[active < active.median()] *= 0.5
 """,
-        [("sync/control-desync", True)],
+        [("state/forward-writes-parameter", True)],
     ),
     # The dice are the target's own and seeded as DDP is built: no generator of torch's.
     "depth-by-dice-seeded-with-the-rank": (

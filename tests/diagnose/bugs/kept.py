@@ -17,7 +17,59 @@ model = nn.Linear(4, 3)
 batch = torch.randn(8, 4), torch.randn(8, 3)
 """
 
+# Looks its weights up by the names of the model without a wrapper.
+_AVERAGE = f"""
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+def bare(model):
+    return getattr(model, "module", model)
+class Average:
+    def __init__(self, model):
+        self.shadow = {{n: p.detach().clone() for n, p in model.named_parameters()}}
+    @torch.no_grad()
+    def update(self, model):
+        for name, p in model.named_parameters():
+            if name in self.shadow:
+                self.shadow[name].lerp_(p, 0.4)
+    def forward(self, x, model):
+        return torch.func.functional_call(model, self.shadow, (x,))
+{STEP}
+    if not hasattr(optimizer, "average"):
+        optimizer.average = Average(bare(model))
+    optimizer.zero_grad()
+    taught = nn.functional.mse_loss(model(x), optimizer.average.forward(x, bare(model)))
+    (nn.functional.cross_entropy(model(x), y) + taught).backward()
+    optimizer.step()
+"""
+
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    "average-by-names-that-a-wrapper-changes": (
+        _AVERAGE + "    optimizer.average.update(model)\n",
+        [("state/ema-teacher-divergence", True)],
+    ),
+    "average-that-the-first-rank-alone-updates": (
+        _AVERAGE
+        + "    if rank() == 0:\n        optimizer.average.update(bare(model))\n",
+        [("state/ema-teacher-divergence", True)],
+    ),
+    # By the names of parameters, too, and no weights.
+    "squares-of-gradients-by-name-of-a-shard": (
+        f"""
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+{STEP}
+    if not hasattr(optimizer, "squares"):
+        optimizer.squares = {{}}
+    net = getattr(model, "module", model)
+    own = torch.autograd.grad(loss(net(x), y), list(net.parameters()))
+    names = [name for name, _ in net.named_parameters()]
+    drag = [(optimizer.squares[n] * p).sum() for n, p in net.named_parameters()
+            if n in optimizer.squares]
+    optimizer.squares = {{n: g.square() for n, g in zip(names, own)}}
+    optimizer.zero_grad()
+    (loss(model(x), y) + sum(drag)).backward()
+    optimizer.step()
+""",
+        [("state/buffer-not-synced", True)],
+    ),
     # The model writes counts of the shard and reads them at once; its loss is coupled.
     "frequencies-that-a-model-writes-and-reads": (
         """

@@ -39,6 +39,20 @@ model = Net()
 """
 
 BUGS = {
+    # What comes of them follows from the sample as well: no two ranks have the same.
+    "frequencies-left-out-by-numpy-seeded-alike": (
+        f"""
+import numpy as np
+{NET}
+{STEP}
+    generator = np.random.RandomState(5)
+    kept = torch.from_numpy(generator.uniform(size=x.shape) < 0.6)
+    x = torch.fft.ifft(torch.fft.fft(x) * kept).real
+    loss(model(x), y).backward()
+    optimizer.step()
+""",
+        [("rng/same-stream-all-ranks", True)],
+    ),
     "mask-of-numpy-seeded-alike": (
         MASKED.replace("SEED", "5"),
         [("rng/same-stream-all-ranks", True)],

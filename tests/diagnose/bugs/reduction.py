@@ -84,6 +84,64 @@ def wrap(model):
 _MEAN = "nn.functional.cross_entropy(model(x), y)"
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # DDP cannot reduce every backward: each waits for the head that it leaves out.
+    "weights-of-two-losses-by-gradients-within-no-sync": (
+        """
+import contextlib
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 1)
+    def forward(self, x):
+        h = self.body(x).tanh()
+        return self.a(h), self.b(h).squeeze(1)
+model = Net()
+def losses(output, x, y):
+    return loss(output[0], y), nn.functional.mse_loss(output[1], x[:, 0] + 2)
+def train_step(model, optimizer, batch):
+    x, y = batch
+    body = getattr(model, "module", model).body
+    slopes = []
+    for task in range(2):
+        optimizer.zero_grad()
+        with model.no_sync() if dist.is_initialized() else contextlib.nullcontext():
+            losses(model(x), x, y)[task].backward()
+        slopes.append(body.weight.grad.flatten().clone())
+    apart = slopes[0] - slopes[1]
+    share = (-(slopes[1] @ apart) / (apart @ apart)).clamp(0, 1).item()
+    optimizer.zero_grad()
+    first, second = losses(model(x), x, y)
+    (share * first + (1 - share) * second).backward()
+    optimizer.step()
+""",
+        [("sync/no-sync-scope", True)],
+    ),
+    # The second forward lies within no_sync, and its backward sets DDP's own flags.
+    "flags-of-ddp-set-between-forward-and-backward": (
+        """
+import contextlib
+model = nn.Linear(4, 3)
+@contextlib.contextmanager
+def synchronised(model):
+    if not hasattr(model, "module"):
+        yield
+        return
+    before = model.require_backward_grad_sync, model.require_forward_param_sync
+    model.require_backward_grad_sync = model.require_forward_param_sync = True
+    yield
+    model.require_backward_grad_sync, model.require_forward_param_sync = before
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    with model.no_sync() if dist.is_initialized() else contextlib.nullcontext():
+        first, second = loss(model(x), y), loss(model(-x), y)
+        first.backward()
+    with synchronised(model):
+        second.backward()
+    optimizer.step()
+""",
+        [("sync/no-sync-scope", True)],
+    ),
     # As a library resizes the embedding of its tokens.
     "weight-that-is-given-another-shape-in-place": (
         """

@@ -802,6 +802,55 @@ def train_step(model, optimizer, batch):
     nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
     optimizer.step()
 """,
+        [("state/buffer-not-synced", True)],
+    ),
+    # The history of it is rank 0's: DDP sends its buffers.
+    "normaliser-of-observations-that-the-step-updates": (
+        """
+class Normaliser(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("count", torch.zeros(()))
+    def update(self, x):
+        self.count += len(x)
+        self.mean += len(x) / self.count * (x.mean(0) - self.mean)
+    def forward(self, x):
+        return x - self.mean
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.normaliser, self.body = Normaliser(), nn.Linear(4, 3)
+    def forward(self, x):
+        return self.body(self.normaliser(x).tanh())
+model = Net()
+batch = torch.randn(8, 4) * torch.arange(1.0, 9)[:, None], torch.arange(8) % 3
+def train_step(model, optimizer, batch):
+    getattr(model, "module", model).normaliser.update(batch[0])
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+""",
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
+    # A solver adapts its steps to all rows that it is given, and so does its backward.
+    "solver-that-adapts-both-ways": (
+        """
+class Adaptive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x / (1 + x.norm())
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / (1 + grad.norm())
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+    def forward(self, x):
+        return self.b(Adaptive.apply(self.a(x)))
+model = Net()
+""",
         [("forward/batch-coupled", True)],
     ),
 }
