@@ -49,6 +49,7 @@ from __future__ import annotations
 from ddpcheck.diagnose import rows
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.diagnose.rules.rng_stochastic_layer import EQUAL, chooses_alone
 from ddpcheck.run.fix_names import global_draws
 
 SLUG = "data/shard-overlap"
@@ -87,7 +88,7 @@ def detect(case: Case) -> Proposal | None:
             code="",
             fixes=("data.alone",),
         )
-    return _drawn(case, proposal) or _loaded(moment, proposal)
+    return _drawn(case, proposal) or _chosen(case, _loaded(moment, proposal))
 
 
 def _drawn(case: Case, proposal: Proposal) -> Proposal | None:
@@ -109,6 +110,29 @@ def _drawn(case: Case, proposal: Proposal) -> Proposal | None:
         "indices = indices[rank * n : (rank + 1) * n]",
         fixes=(global_draws(draws),),
     )
+
+
+def _chosen(case: Case, proposal: Proposal) -> Proposal:
+    """Returns the proposal with the run in which torch.utils.data draws nothing.
+
+    A split by chance, say, with a seed of the rank's own: other samples are to train on.
+    """
+    if not case.facts["draws"] or not chooses_alone(case):
+        return proposal
+    chosen = replaced(
+        proposal,
+        summary="samples are chosen by chance, with another seed on every rank: the shards "
+        "are not parts of one batch",
+        facts=(*proposal.facts, EQUAL),
+        fix="choose with a generator that is seeded alike on all ranks",
+        code="generator = torch.Generator().manual_seed(seed)  # one seed for all ranks\n"
+        "train, rest = random_split(data, sizes, generator=generator)",
+        fixes=("target.constant_draws",),
+    )
+    last = proposal.fallback
+    if last is None:
+        return replaced(proposal, fallback=chosen)
+    return replaced(proposal, fallback=replaced(last, fallback=chosen))
 
 
 def _loaded(moment: rows.Moment, proposal: Proposal) -> Proposal:

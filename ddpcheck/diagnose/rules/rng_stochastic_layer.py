@@ -163,9 +163,11 @@ def _by_seed() -> Proposal:
 
 
 def _draws_noise(case: Case) -> bool:
-    """Returns whether random numbers are drawn by more than data loaders."""
-    is_known = case.probed is not None and case.probed.reference.draws == 0
-    return bool(case.facts["draws"]) and not is_known
+    """Returns whether random numbers are drawn by more than data loaders.
+
+    And by more than generators of the target's own that are seeded alike on all ranks.
+    """
+    return bool(case.facts["draws"]) and not chooses_alone(case)
 
 
 def _by_own_generators(case: Case) -> Proposal | None:
@@ -213,6 +215,15 @@ def _unrepeatable() -> Proposal:
         fix="draw from torch's generator, or take the noise out for the check",
         code="",
     )
+
+
+def chooses_alone(case: Case) -> bool:
+    """Returns whether torch's generator serves torch.utils.data alone, in a step."""
+    if case.probed is None:
+        return False
+    made = case.probed.reference
+    is_alike = all(rank.own_seeds == made.own_seeds for rank in case.probed.ranks)
+    return made.draws == len(made.own_draws) and is_alike
 
 
 def same_stream(case: Case) -> bool:

@@ -181,8 +181,8 @@ def _after_the_update(case: Case) -> Proposal | None:
         summary="a training step writes weights after the update from the rank's own shard, "
         "so the ranks' weights drift apart for good",
         facts=(
-            f"gradients are equal up to step {step + 1}; after its update "
-            f"{len(found)} parameters differ between ranks: {names(found)}",
+            f"gradients are equal up to step {step + 1}; after its update ranks differ in "
+            f"{names(found)}",
             "where every rank has the samples of all ranks they do not",
         ),
         fix="reduce over ranks what is written, or what decides on it",

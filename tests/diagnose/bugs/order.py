@@ -38,6 +38,28 @@ def train_step(model, optimizer, batch):
 """
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # The split is the rank's own, and nothing else is drawn: no noise.
+    "split-by-chance-after-seeding-by-rank": (
+        """
+from torch.utils.data import Subset, TensorDataset, random_split
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+def chosen():
+    torch.manual_seed(5 + 100 * rank())
+    rows = torch.arange(96.0).view(24, 4).sin()
+    train, _ = random_split(TensorDataset(rows, torch.arange(24) % 3), [16, 8])
+    return Subset(train, range(rank(), 16, world()))
+def train_step(model, optimizer, batch):
+    x, y = batch
+    kept = chosen()
+    old, labels = zip(*(kept[i] for i in range(len(x))))
+    optimizer.zero_grad()
+    x, y = torch.cat([x, torch.stack(old).to(x)]), torch.cat([y, torch.stack(labels)])
+    loss(model(x), y).backward()
+    optimizer.step()
+batch = torch.randn(8, 4), torch.arange(8) % 3
+""",
+        [("data/shard-overlap", True)],
+    ),
     # Nodes compete with those of all graphs; a graph's number is one within the shard.
     "gate-over-the-nodes-of-all-graphs": (
         """
