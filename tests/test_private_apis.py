@@ -73,6 +73,7 @@ TEXTS: dict[str, Callable[[], object]] = {
         _of("torch.distributed.fsdp._common_utils").FSDP_WRAPPED_MODULE
         == "_fsdp_wrapped_module"
     ),
+    "_is_param": lambda: isinstance(_marked(torch.zeros(1)), nn.Parameter),
     "_is_replica": lambda: _replica()._is_replica,  # noqa: SLF001
     "_orig_mod": lambda: (
         "self._orig_mod"
@@ -100,6 +101,11 @@ _OTHER = {
     "_ddpcheck_place",
     "_ddpcheck_as_built",
 }
+
+
+def _marked(tensor: torch.Tensor) -> torch.Tensor:
+    setattr(tensor, "_is_param", True)  # noqa: B010
+    return tensor
 
 
 def _with_hooks() -> nn.Module:

@@ -21,7 +21,7 @@ from ddpcheck.diagnose.rules.data_batch_layout import SLUG as BATCH_LAYOUT
 from ddpcheck.diagnose.rules.norm_local_batch_stats import SLUG as LOCAL_STATISTICS
 from ddpcheck.diagnose.text import number
 from ddpcheck.report import Finding, Fix, Run, Tolerance
-from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.spec import ONE_SIDED, RunSpec
 from ddpcheck.session import RunOutcome, Session
 
 
@@ -34,7 +34,7 @@ def explain(
     limit: Tolerance,
 ) -> list[Finding]:
     """Returns the findings with DataParallel's runs added, or one of their own."""
-    both = shared(findings, runs[rest[0]])
+    both = shared(findings, runs[rest[0]], outcomes[rest[0]])
     known = {finding.slug for finding in both}
     own = _own(session, outcomes, runs, rest, limit, known)
     if both and not all(f.fix and f.fix.verified for f in own):
@@ -42,27 +42,28 @@ def explain(
     return [*findings, *own]
 
 
-def shared(findings: list[Finding], run: Run) -> list[Finding]:
+def shared(findings: list[Finding], run: Run, outcome: RunOutcome) -> list[Finding]:
     """Returns the findings of DDP's runs that may explain DataParallel's `run`, too.
 
     The loss is computed on all outputs, but where forward computes it: where outputs
-    are wrong, it is not the loss.
+    are wrong, or others than one process's, it is not the loss.
     """
     # The order of samples in the batch decides which a replica has, too.
     of_forward = [f for f in findings if f.link == "forward" or f.slug == BATCH_LAYOUT]
     outputs = run.outputs.excess_by_step[:1]
-    if of_forward or (outputs and outputs[0] > 1):
+    told = outcome.facts().get("not_compared", {})
+    if of_forward or (outputs and outputs[0] > 1) or ONE_SIDED in told.values():
         return of_forward
     return [f for f in findings if f.link in ("loss", "backward", "update")]
 
 
-def alone(findings: list[Finding], run: Run) -> list[Finding]:
+def alone(findings: list[Finding], run: Run, outcome: RunOutcome) -> list[Finding]:
     """Returns the same of findings that nobody asked for: DDP has run for them alone.
 
     Not of buffers that DDP sends: what replicas write is lost in another way.
     """
     found = [f for f in findings if not f.slug.startswith("state/buffer-")]
-    return shared(found, run)
+    return shared(found, run, outcome)
 
 
 def explain_faults(
@@ -129,6 +130,7 @@ def _own(
     case = DataParallelCase(
         run=run,
         has_batch_norm=facts["has_batch_norm"] and LOCAL_STATISTICS not in known,
+        draws=bool(facts["draws"]),
     )
     before = assemble.worst_excess(run)
     unproven: list[Finding] = []

@@ -14,8 +14,10 @@ __all__ = ["DataParallelCase", "Proposal"]
 class DataParallelCase:
     """A divergence that DataParallel alone has.
 
-    `has_batch_norm`: of torch's, and no finding of DDP's runs blames it.
+    `has_batch_norm`: of torch's, and no finding of DDP's runs blames it. `draws`: one
+    process draws random numbers with torch's generator.
     """
 
     run: Run
     has_batch_norm: bool = False
+    draws: bool = False

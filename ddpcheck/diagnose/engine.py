@@ -117,7 +117,7 @@ def _under_ddp(
     found = findings.make(causes, search.case, search.rest, rest)
     known = [f for f in found if f.slug != findings.UNKNOWN]
     of_replicas = assemble.to_run(outcomes[rest[0]], limit.rtol)
-    return data_parallel.alone(known, of_replicas), run
+    return data_parallel.alone(known, of_replicas, outcomes[rest[0]]), run
 
 
 def _diagnose_simulated(

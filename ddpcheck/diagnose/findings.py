@@ -152,6 +152,11 @@ def _unknown(case: Case, runs: list[int]) -> Finding:
             "all gradients that differ in the first step are "
             f"{number(factor)} times one process's"
         )
+    if lost := case.outcome.facts().get("set_on_wrapper"):
+        facts.append(
+            f"set on the wrapper, and not on the model inside, which has its own: "
+            f"{names(lost)}"
+        )
     if case.probe_failed:
         facts.append(f"no link could be judged alone: {case.probe_failed}")
     if case.ratios():

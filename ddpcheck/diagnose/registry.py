@@ -123,6 +123,8 @@ DATA_PARALLEL_RULES: tuple[DataParallelRule, ...] = (
 DATA_PARALLEL_DETECTORS: tuple[Callable[[DataParallelCase], Proposal | None], ...] = (
     *(rule.detect for rule in DATA_PARALLEL_RULES),
     norm_local_batch_stats.detect_in_replicas,
+    dp_thread_context.detect_shared,
+    rng_stochastic_layer.detect_in_replicas,
 )
 
 # For what DataParallel raises; these take a DataParallelCase too.
@@ -130,6 +132,7 @@ DATA_PARALLEL_FAULT_RULES: tuple[DataParallelRule, ...] = (
     dp_scatter_semantics,
     dp_variable_length_gather,
     dp_replica_parameters_empty,
+    dp_scalar_gather,
 )
 
 # For what breaks off and no other rule explains: they say what happened, not why. One

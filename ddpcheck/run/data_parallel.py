@@ -27,6 +27,7 @@ from torch.nn.parallel import scatter_gather
 from ddpcheck import devices, tree
 from ddpcheck.run import private
 from ddpcheck.run.fixes import replicas as changes
+from ddpcheck.run.fixes.shared_objects import SharedObjects
 
 _replicate_module = importlib.import_module("torch.nn.parallel.replicate")
 
@@ -64,6 +65,7 @@ class _Replicas(nn.DataParallel[nn.Module]):
     fixes: tuple[str, ...]
     sizes: list[int]  # samples of each replica in the last forward
     kept: list[list[dict[str, Any]]]  # what the replicas but the first assigned then
+    shared: SharedObjects | None = None  # lists and dicts, where each has its own
 
     def replicate(self, module: Any, device_ids: Sequence[Any]) -> list[Any]:
         """Returns torch's replicas: non-leaf parameters, buffers shared with #0."""
@@ -79,12 +81,17 @@ class _Replicas(nn.DataParallel[nn.Module]):
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
         """Returns the outputs concatenated; scalars become a vector."""
+        gather: Any = super().gather
+        if "dp.by_samples" in self.fixes:
+            return changes.gathered(
+                outputs, self.sizes, lambda rows: gather(rows, output_device)
+            )
         if "dp.pad_gather" in self.fixes:
             outputs = changes.padded(outputs)
         if "dp.mean_scalars" not in self.fixes:
-            return super().gather(outputs, output_device)
+            return gather(outputs, output_device)
         outputs = changes.with_mean_scalars(outputs, self.sizes)
-        return changes.first_scalars(super().gather(outputs, output_device), outputs[0])
+        return changes.first_scalars(gather(outputs, output_device), outputs[0])
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
         """Returns torch's chunks of every tensor, other objects whole."""
@@ -102,17 +109,23 @@ class _Replicas(nn.DataParallel[nn.Module]):
         """Returns functions that call the replicas in their contexts."""
         starts = _starts(inputs, kwargs)
         self.sizes = [size for _, size in starts]
-        return [
+        calls: list[Callable[..., Any]] = [
             functools.partial(self._call, replica, rows)
             for replica, rows in zip(replicas, starts, strict=True)
         ]
+        if "dp.own_objects" not in self.fixes:
+            return calls
+        self.shared = SharedObjects(self.module)
+        return list(map(self.shared.alone, calls))
 
     def keep(self, replicas: Sequence[Any]) -> None:
-        """Keeps what replicas assigned to themselves, where a fix asks for it.
+        """Keeps what replicas wrote and assigned, where a fix asks for it.
 
         The model has what the first one did, and each replica its own: a hidden state
         has its samples' rows.
         """
+        if self.shared is not None:
+            self.shared.join(self.sizes)
         if "dp.keep_state" in self.fixes:
             self.kept = [changes.assigned(self.module, r) for r in replicas[1:]]
             changes.keep_state(self.module, replicas[0])

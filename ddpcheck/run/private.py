@@ -37,6 +37,7 @@ Looked up as text; where a torch lacks one, nothing is done that needs it:
     _clip_grads_with_norm_                         clipping: it is not noticed
     _comm_hooks                                    fixes: DDP is built anew without them
     _former_parameters, _is_replica                fixes/replicas: as _parameters
+    _is_param                                      fixes/replicas: isinstance finds none
     _ddp_params_and_buffers_to_ignore, _set_static_graph, _register_builtin_comm_hook
                                                    virtual/ddp: nothing to refuse
     _allgather_base, _reduce_scatter_base          virtual/group: nothing to refuse

@@ -127,6 +127,118 @@ model = Peeking(4, 3)
 """
 
 
+# A parameter of no samples among the outputs; replicas' vectors stand in a row.
+VECTOR = """
+class Weighed(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.scale = nn.Parameter(torch.tensor([0.3, -0.2]))
+    def forward(self, x):
+        return super().forward(x), self.scale
+model = Weighed()
+def loss(output, target):
+    logits, scale = output
+    return nn.functional.cross_entropy(logits, target) * scale.exp().sum()
+"""
+# The state of each layer lies before the samples, in what is given and returned.
+LAYERS = """
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.RNN(4, 5, 2), nn.Linear(5, 3)
+    def forward(self, x, state):
+        output, state = self.cell(x[None], state)
+        return self.head(output[0]), state
+model = Recurrent()
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    output, state = model(x, x.new_ones(2, len(x), 5))
+    (loss(output, y) + state[:, ::2].square().mean()).backward()
+    optimizer.step()
+"""
+CHECKED = """
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.scale = nn.Linear(4, 3), nn.Parameter(torch.full((3,), 0.2))
+    def forward(self, x):
+        y = self.body(x)
+        return y * self.scale if isinstance(self.scale, nn.Parameter) else y
+model = Scaled()
+"""
+# Every replica appends to one list: the sum has W times as many terms.
+LISTED = """
+class Listing(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.penalties, self.rows, self.seen = [], [], {"calls": 0}
+    def forward(self, x):
+        self.seen["calls"] += 1
+        y = super().forward(x) * self.seen["calls"]
+        self.penalties.append(y.abs().mean())
+        self.rows.append(y)
+        return y
+model = Listing()
+def train_step(model, optimizer, batch):
+    net = getattr(model, "module", model)
+    net.penalties.clear()
+    net.rows.clear()
+    optimizer.zero_grad()
+    value = loss(model(batch[0]), batch[1])
+    spread = torch.stack([rows.var(0).mean() for rows in net.rows]).sum()
+    (value + sum(net.penalties) + spread).backward()
+    optimizer.step()
+"""
+# A step of power iteration that writes a trained weight, where replicas lose it.
+NORMALISED = """
+class Prototypes(nn.Linear):
+    def forward(self, x):
+        self.weight.data = nn.functional.normalize(self.weight.data, dim=1)
+        return super().forward(x)
+model = Prototypes(4, 3)
+"""
+DICE = """
+import random
+dice = random.Random(3)
+class Dropping(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y if dice.random() < 0.5 else 2 * y
+model = Dropping(4, 3)
+"""
+# As many lists as a replica has samples: the loss is not given all of the outputs.
+ENTRIES = """
+class Proposing(nn.Linear):
+    def forward(self, x):
+        return list(super().forward(x).split(1))
+model = Proposing(4, 3)
+loss = lambda output, target: sum(
+    nn.functional.cross_entropy(o, target[i : i + 1].expand(len(o)))
+    for i, o in enumerate(output))
+"""
+ON_WRAPPER = """
+class Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, by):
+        ctx.by = by
+        return x.view_as(x)
+    @staticmethod
+    def backward(ctx, grad):
+        return -ctx.by * grad, None
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.alpha, self.a, self.b = 0.0, nn.Linear(4, 5), nn.Linear(5, 3)
+    def forward(self, x):
+        return self.b(Turned.apply(self.a(x).tanh(), self.alpha))
+model = Net()
+def train_step(model, optimizer, batch):
+    model.alpha = 0.5
+    optimizer.zero_grad()
+    loss(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+"""
 UNUSED = """
 class Net(nn.Module):
     def __init__(self):
@@ -175,6 +287,11 @@ def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
         (REPLICA, "dp/replica-parameters-empty"),
         (TABLE, "dp/scatter-semantics"),
         (LENGTHS, "dp/scatter-semantics"),
+        (VECTOR, "dp/scatter-semantics"),
+        (CHECKED, "dp/replica-parameters-empty"),
+        (LISTED, "dp/thread-context"),
+        (NORMALISED, "dp/replica-state-lost"),
+        (DICE, "rng/stochastic-layer"),
     ],
     ids=[
         "shared",
@@ -189,6 +306,11 @@ def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
         "replica",
         "table",
         "list",
+        "vector-of-no-samples",
+        "kind-of-a-parameter",
+        "lists-that-replicas-share",
+        "trained-weight-that-is-written",
+        "dice-of-each-replica",
     ],
 )
 def test_cause_is_found_and_its_fix_verified(
@@ -260,10 +382,11 @@ loss = lambda output, target: output.sum()
     assert [(r.verdict, r.why) for r in report.runs] == [
         (
             "not-checked",
-            "DataParallel cannot run this target: DataParallel splits every tensor "
-            "along dimension 0, whatever that is, and copies all else whole; where "
-            "samples alone are split it runs (dp/scatter-semantics); RuntimeError: "
-            "chunk expects at least a 1-dimensional tensor",
+            "DataParallel cannot run this target: DataParallel splits and gathers "
+            "every tensor along dimension 0, whatever that is, and copies all else "
+            "whole; where samples alone are split and put together it runs "
+            "(dp/scatter-semantics); RuntimeError: chunk expects at least a "
+            "1-dimensional tensor",
         )
     ]
 
@@ -317,3 +440,26 @@ def test_what_replicas_have_no_group_for_is_told_in_their_words(
     assert fix.excess_after is not None
     assert fix.excess_before > 1e6
     assert fix.excess_after < 1
+
+
+def test_samples_in_another_dimension_are_told_where_it_raises(
+    pool: Pool, tmp_path: Path
+) -> None:
+    (run,) = checked(pool, tmp_path, HEAD + LAYERS, ("dp",)).runs
+    assert run.verdict == "not-checked"
+    assert "put together it runs (dp/scatter-semantics); RuntimeError: " in run.why
+
+
+def test_loss_explains_nothing_that_it_was_not_given(
+    pool: Pool, tmp_path: Path
+) -> None:
+    (finding,) = checked(pool, tmp_path, HEAD + ENTRIES, ("dp",)).findings
+    assert finding.slug == "unknown"
+
+
+def test_attribute_set_on_a_wrapper_is_no_hook(pool: Pool, tmp_path: Path) -> None:
+    (finding,) = checked(pool, tmp_path, HEAD + ON_WRAPPER, ("ddp",)).findings
+    assert finding.slug == "unknown"
+    assert (
+        "set on the wrapper, and not on the model inside, which has its own: alpha"
+    ) in finding.facts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ _FITTED = (
     "with one process's buffers it does not; where the model has the samples of all "
     "ranks, the runs are equal"
 )
-TOLD = {
+# By name: where the source is, the summary and the facts.
+TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "average-by-names-that-a-wrapper-changes": (
         kept.BUGS,
         "weights beside the model (an average, a teacher) are updated alike on all "

@@ -210,3 +210,40 @@ def test_batch_norm_of_replicas_is_local_and_only_the_first_updates_it() -> None
     assert out[2:].mean(0).abs().max() < 1e-6
     running: Any = model.running_mean
     assert running.tolist() == [1.0, 2.0]
+
+
+class _Layers(nn.Module):
+    """Takes and returns a state whose samples are dimension 1, and a table of none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.table = nn.Linear(3, 2), nn.Parameter(torch.randn(2, 4))
+
+    def forward(self, x: Tensor, state: Tensor) -> Any:
+        y = self.linear(x)
+        return y, state + y.sum(1)[None, :, None], self.table * 1, y.mean()
+
+
+def test_by_samples_splits_and_joins_where_the_samples_are() -> None:
+    model = _Layers()
+    x, state = torch.randn(5, 3), torch.randn(2, 5, 4)
+    expected = model(x, state)
+    parallel = DataParallelOnOneDevice(model, 2, fixes=("dp.by_samples",))
+    output, states, table, means = parallel(x, state)  # of 3 samples, and of 2
+    for found, wanted in zip((output, states, table), expected[:3], strict=True):
+        torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(
+        means, torch.stack([expected[0][:3].mean(), expected[0][3:].mean()])
+    )
+
+
+def test_mean_of_scalars_counts_replicas_where_no_argument_is_a_tensor() -> None:
+    class Constant(nn.Linear):
+        calls = 0.0
+
+        def forward(self, data: dict[str, Any]) -> Tensor:
+            return self.weight.sum() * data["scale"]
+
+    model = Constant(3, 1)
+    parallel = DataParallelOnOneDevice(model, 2, fixes=("dp.mean_scalars",))
+    torch.testing.assert_close(parallel({"scale": 2.0}), 2 * model.weight.sum())

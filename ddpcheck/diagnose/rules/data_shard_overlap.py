@@ -125,8 +125,8 @@ def _chosen(case: Case, proposal: Proposal) -> Proposal:
         "are not parts of one batch",
         facts=(*proposal.facts, EQUAL),
         fix="choose with a generator that is seeded alike on all ranks",
-        code="generator = torch.Generator().manual_seed(seed)  # one seed for all ranks\n"
-        "train, rest = random_split(data, sizes, generator=generator)",
+        code="g = torch.Generator().manual_seed(seed)  # one for all ranks\n"
+        "train, rest = random_split(data, sizes, generator=g)",
         fixes=("target.constant_draws",),
     )
     last = proposal.fallback

@@ -53,8 +53,8 @@ def detect(_: DataParallelCase) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the forward asks for parameters(), which is empty on DataParallel's "
-        "replicas: a penalty or a norm made of them is 0",
+        summary="the forward asks for parameters, and DataParallel's replicas have none: "
+        "parameters() is empty there, and what was one is a plain tensor",
         facts=(
             "with parameters() of the replicas filled DataParallel equals one process",
         ),

@@ -52,8 +52,9 @@ def detect(case: DataParallelCase) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="DataParallel splits every tensor along dimension 0, whatever that is, "
-        f"and copies all else whole; where samples alone are split {mended}",
+        summary="DataParallel splits and gathers every tensor along dimension 0, whatever "
+        "that is, and copies all else whole; where samples alone are split and put "
+        f"together {mended}",
         facts=(),
         fix="pass samples as tensors of one row each, and what belongs to no sample as a "
         "number or an attribute of the model",

@@ -71,3 +71,21 @@ def detect(_: DataParallelCase) -> Proposal | None:
         fixes=("dp.same_thread",),
         speculative=True,
     )
+
+
+def detect_shared(_: DataParallelCase) -> Proposal | None:
+    """Proposes it on trial for what replicas write together; the run without decides."""
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="DataParallel's replicas share the lists and dicts of the model: what one "
+        "of them puts there, all have",
+        facts=(
+            "where every replica has lists and dicts of its own, DataParallel equals "
+            "one process",
+        ),
+        fix="return what is collected from forward, or make the list inside it",
+        code="def forward(self, x):\n    penalties = []  # not self.penalties",
+        fixes=("dp.same_thread", "dp.own_objects"),
+        speculative=True,
+    )

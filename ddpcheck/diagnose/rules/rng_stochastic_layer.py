@@ -43,6 +43,7 @@ import dataclasses
 
 from ddpcheck.diagnose import rows
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.data_parallel_case import DataParallelCase
 from ddpcheck.diagnose.events import (
     input_diff,
     makes_some_input,
@@ -97,6 +98,28 @@ def detect(case: Case) -> Proposal | None:
         fixes=("target.constant_draws",),
     )
     return dataclasses.replace(found, fallback=without)
+
+
+def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
+    """Proposes it on trial for replicas that draw with numpy's or Python's generators.
+
+    What they draw with torch's follows the sample already.
+    """
+    if case.draws:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the forward draws random numbers with numpy or random, and every replica "
+        "draws its own",
+        facts=("with every random number a constant DataParallel equals one process",),
+        fix="nothing is wrong where every replica is to have noise of its own; else draw "
+        "before the model is called, and pass on what was drawn",
+        code="",
+        fixes=("target.constant_draws",),
+        benign=True,
+        speculative=True,
+    )
 
 
 def _by_other_generators(case: Case) -> Proposal | None:

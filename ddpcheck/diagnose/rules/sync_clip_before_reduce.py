@@ -168,6 +168,8 @@ def _on_the_way(case: Case) -> Proposal | None:
     """Proposes it on trial for what changes gradients before they are parameters'."""
     if not any(case.rank_facts("hooks_on_the_way", False)):
         return None
+    if any(case.rank_facts("set_on_wrapper", [])):
+        return None  # by which it may change them: without it nobody asks
     return _on_trial(
         "hooks or an autograd function change gradients on their way to the "
         "parameters; with these passed on as they are the runs are equal",

@@ -47,6 +47,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     dp.mean_scalars        DataParallel's replicas' scalars gathered to their mean
     dp.keep_state          what each replica assigned to itself is kept
     dp.same_thread         replicas run in the caller's thread
+    dp.own_objects         and each has lists and dicts of its own
     dp.by_samples          samples alone are split, and lists of them
     dp.pad_gather          outputs are filled up to the longest before they are gathered
     dp.replica_parameters  parameters() of DataParallel's replicas filled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,14 @@ _OWN = (vars(nn.Module()).keys() - {"training"}) | {"_former_parameters", "_is_r
 
 
 def fill_parameters(replica: nn.Module) -> None:
-    """Gives a replica's modules the parameters that replicate made attributes."""
+    """Gives a replica's modules the parameters that replicate made attributes.
+
+    For isinstance, too: a module may look whether it has one.
+    """
     for module in replica.modules():
         own = vars(module).get("_former_parameters", {})
         for name, tensor in own.items():
+            setattr(tensor, "_is_param", True)  # noqa: B010 (isinstance asks for it)
             private.parameters(module)[name] = tensor
 
 
@@ -29,26 +33,32 @@ def with_mean_scalars(outputs: Sequence[Any], sizes: list[int]) -> list[Any]:
     flat = [dict(tree.tensors(output)) for output in outputs]
 
     def mean(path: str, t: Tensor) -> Tensor:
-        if t.numel() != 1:
-            return t
-        parts = [
-            f[path].to(t.device) * size for f, size in zip(flat, sizes, strict=True)
-        ]
-        return torch.stack(parts).sum(0) / sum(sizes)
+        return _mean([f[path].to(t.device) for f in flat], sizes) if _is_one(t) else t
 
     return [tree.replace(output, mean) for output in outputs]
 
 
+def _is_one(tensor: Tensor) -> bool:
+    return tensor.numel() == 1
+
+
+def _mean(values: list[Tensor], sizes: list[int]) -> Tensor:
+    """Returns the mean, weighed by samples where their numbers are known."""
+    weights = sizes if any(sizes) else [1] * len(values)
+    parts = [value * weight for value, weight in zip(values, weights, strict=True)]
+    return torch.stack(parts).sum(0) / sum(weights)
+
+
 def first_scalars(gathered: Any, one: Any) -> Any:
     """Returns what was gathered, with one scalar for every vector of scalars."""
-    scalars = {path: t for path, t in tree.tensors(one) if t.numel() == 1}
+    scalars = {path: t for path, t in tree.tensors(one) if _is_one(t)}
     return tree.replace(gathered, scalars.get)
 
 
 def keep_state(module: nn.Module, replica: nn.Module) -> None:
     """Gives a module what its replica assigned to itself.
 
-    Attributes, buffers, and the data of parameters that are not trained.
+    Attributes, buffers, and the data of parameters.
     """
     kept = assigned(module, replica)
     for mine, theirs in zip(module.modules(), replica.modules(), strict=True):
@@ -89,9 +99,9 @@ def assign(module: nn.Module, kept: list[dict[str, Any]]) -> None:
 
 
 def _keep_data(parameter: nn.Parameter | None, replicas: Any) -> None:
-    if parameter is None or parameter.requires_grad:
+    if parameter is None or not isinstance(replicas, Tensor):
         return
-    if isinstance(replicas, Tensor):
+    if not parameter.requires_grad or not _same_memory(replicas, parameter):
         parameter.data = replicas.detach()
 
 
@@ -101,16 +111,18 @@ def _same_memory(a: Tensor, b: Tensor | None) -> bool:
 
 @dataclass(slots=True)
 class BySamples:
-    """The arguments of a call, of which samples alone are to be split.
+    """A call of which samples alone are to be split, and put together again.
 
     What stands for a list of samples, or for a tensor of something else, are numbers of
-    samples: torch splits these, and `part` puts the rest back.
+    samples: torch splits these, and `part` puts the rest back. A tensor that has the
+    samples in another dimension is turned.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     whole: dict[str, Tensor] = field(default_factory=dict)
     lists: dict[Any, Any] = field(default_factory=dict)  # by position, or name
+    turned: dict[str, int] = field(default_factory=dict)  # by path: the dimension
 
     def rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments as torch is to split them."""
@@ -125,10 +137,13 @@ class BySamples:
         named |= dict.fromkeys(self.lists, numbers)
 
         def stand_in(path: str, t: Tensor) -> Tensor:
-            if t.dim() and len(t) == size:
-                return t
-            self.whole[path] = t
-            return numbers
+            dim = _dimension([t], [size])
+            if dim is None:
+                self.whole[path] = t
+                return numbers
+            if dim:
+                self.turned[path] = dim
+            return t.movedim(dim, 0)
 
         args = tuple(named.pop(position) for position in range(len(self.args)))
         given: tuple[tuple[Any, ...], dict[str, Any]]
@@ -139,11 +154,61 @@ class BySamples:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns a replica's arguments, from those that torch made of `rows`."""
-        args, kwargs = tree.replace((args, kwargs), self.whole.get)
+
+        def given(path: str, t: Tensor) -> Tensor:
+            return self.whole.get(path, t.movedim(0, self.turned.get(path, 0)))
+
+        args, kwargs = tree.replace((args, kwargs), given)
         named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         for key, value in self.lists.items():
             named[key] = type(value)([value[n] for n in named[key].tolist()])
         return tuple(named.pop(n) for n in range(len(args))), named
+
+
+def gathered(
+    outputs: Sequence[Any], sizes: list[int], gather: Callable[[list[Any]], Any]
+) -> Any:
+    """Returns the outputs put together by samples, in whatever dimension they lie.
+
+    What has none, and one shape on all replicas, is their mean; scalars are left to
+    torch.
+
+    Args:
+        outputs: of the replicas.
+        sizes: their numbers of samples.
+        gather: torch's, along dimension 0.
+    """
+    flat = [dict(tree.tensors(output)) for output in outputs]
+    turned, means = dict[str, int](), dict[str, Tensor]()
+    for path, first in flat[0].items():
+        parts = [f[path] for f in flat if path in f]
+        dim = _dimension(parts, sizes)
+        if dim:
+            turned[path] = dim
+        elif dim is None and first.dim() and len({t.shape for t in parts}) == 1:
+            means[path] = _mean([t.to(first.device) for t in parts], sizes)
+    rows = [
+        tree.replace(output, lambda path, t: t.movedim(turned.get(path, 0), 0))
+        for output in outputs
+    ]
+
+    def told(path: str, t: Tensor) -> Tensor:
+        return means.get(path, t.movedim(0, turned.get(path, 0)))
+
+    return tree.replace(gather(rows), told)
+
+
+def _dimension(parts: Sequence[Tensor], sizes: Sequence[int]) -> int | None:
+    """Returns the dimension that samples lie in: the first one, else the only one."""
+    dims = min((t.dim() for t in parts), default=0)
+    fitting = [
+        dim
+        for dim in range(dims)
+        if all(t.shape[dim] == n for t, n in zip(parts, sizes, strict=False))
+    ]
+    if fitting[:1] == [0]:
+        return 0
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _samples(values: Sequence[Any]) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ddpcheck.run.averaged import is_ddp
+from ddpcheck.run.averaged import AS_BUILT, is_ddp
 from ddpcheck.run.names import Names, shortener
 from ddpcheck.run.watch.held import Wrapped, accumulator
 
@@ -21,6 +21,23 @@ def broadcast_buffers(model: nn.Module) -> list[str]:
     }
     short = shortener(model)
     return [short(n) for n, buffer in model.named_buffers() if id(buffer) in inside]
+
+
+def set_on_wrappers(wrapped: list[Wrapped]) -> list[str]:
+    """Returns attributes set on a DDP object, where the model inside has its own.
+
+    DDP hands none on: the model goes by what it has had before.
+    """
+    return sorted(
+        {
+            name
+            for ddp in (w.module for w in wrapped)
+            for name in vars(ddp).keys() - vars(ddp).get(AS_BUILT, vars(ddp).keys())
+            if not name.startswith("_")
+            and name in vars(ddp.module)
+            and vars(ddp)[name] is not vars(ddp.module)[name]
+        }
+    )
 
 
 def in_use(
