@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck import arguments, commands, exits, launch, output, streams
+from ddpcheck import arguments, commands, exits, launch, output, places, streams
 
 if TYPE_CHECKING:
     from ddpcheck.nodes import Member
@@ -139,14 +139,15 @@ def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR091
         return 0
     if args.version:
         return commands.version()
-    if args.demo:
-        return commands.demo(wanted)
-    if args.init is not None:
-        return commands.init(args.init)
     if args.explain is not None:
         return commands.explain(args.explain)
     if args.rules:
         return commands.rules()
+    places.check_working_folder()
+    if args.demo:
+        return commands.demo(wanted)
+    if args.init is not None:
+        return commands.init(args.init)
     if args.render is not None:
         return commands.render(args.render, args.format or "terminal", wanted)
     if args.suite:

@@ -6,6 +6,7 @@ whose verdict must not be lost.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ddpcheck import baseline as baselines
@@ -14,6 +15,28 @@ from ddpcheck.errors import Problem, UsageError
 from ddpcheck.output import Outputs
 
 _SUFFIXES = {"--json": ".json", "--junit-xml": ".xml", "--sarif": ".sarif"}
+
+
+def check_working_folder() -> None:
+    """Refuses to start where the working directory has been deleted.
+
+    Paths are relative to it, and ranks import what lies there.
+
+    Raises:
+        UsageError: environment-no-folder.
+    """
+    try:
+        os.getcwd()  # noqa: PTH109 (a Path would be resolved)
+    except OSError as error:
+        raise UsageError(
+            Problem(
+                slug="environment-no-folder",
+                message="the working directory cannot be read",
+                expected="a directory that exists",
+                found=error.strerror or type(error).__name__,
+                fix="change to another directory, or to this one anew: cd .",
+            )
+        ) from None
 
 
 def check(

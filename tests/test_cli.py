@@ -166,3 +166,22 @@ def test_long_output_is_cut_at_its_beginning() -> None:
     assert text.splitlines()[1] == "  last output (12 of 30 lines, all with -v):"
     assert text.splitlines()[-1] == "    line 29"
     assert len(exits.cannot_check_text("why", detail, verbose=True).splitlines()) == 32
+
+
+def test_working_directory_that_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert cli.main(["mymodel.py"]) == 2
+    said = capsys.readouterr()
+    assert said.err == (
+        "ddpcheck: the working directory cannot be read [environment-no-folder]\n"
+        "  expected   a directory that exists\n"
+        "  found      No such file or directory\n"
+        "  fix        change to another directory, or to this one anew: cd .\n"
+        "  more       ddpcheck --explain environment-no-folder\n"
+    )
+    assert cli.main(["--explain", "environment-no-folder"]) == 0  # needs none

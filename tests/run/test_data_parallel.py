@@ -221,7 +221,8 @@ class _Layers(nn.Module):
 
     def forward(self, x: Tensor, state: Tensor) -> Any:
         y = self.linear(x)
-        return y, state + y.sum(1)[None, :, None], self.table * 1, y.mean()
+        single = y.mean().reshape(1)
+        return y, state + y.sum(1)[None, :, None], self.table * 1, single
 
 
 def test_by_samples_splits_and_joins_where_the_samples_are() -> None:
@@ -238,12 +239,14 @@ def test_by_samples_splits_and_joins_where_the_samples_are() -> None:
 
 
 def test_mean_of_scalars_counts_replicas_where_no_argument_is_a_tensor() -> None:
-    class Constant(nn.Linear):
-        calls = 0.0
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3))
 
         def forward(self, data: dict[str, Any]) -> Tensor:
-            return self.weight.sum() * data["scale"]
+            return self.weight.sum() * float(data["scale"])
 
-    model = Constant(3, 1)
+    model = Constant()
     parallel = DataParallelOnOneDevice(model, 2, fixes=("dp.mean_scalars",))
     torch.testing.assert_close(parallel({"scale": 2.0}), 2 * model.weight.sum())

@@ -170,8 +170,8 @@ def gathered(
 ) -> Any:
     """Returns the outputs put together by samples, in whatever dimension they lie.
 
-    What has none, and one shape on all replicas, is their mean; scalars are left to
-    torch.
+    What has none, and one shape on all replicas, is their mean; single numbers are left
+    to torch.
 
     Args:
         outputs: of the replicas.
@@ -185,7 +185,7 @@ def gathered(
         dim = _dimension(parts, sizes)
         if dim:
             turned[path] = dim
-        elif dim is None and first.dim() and len({t.shape for t in parts}) == 1:
+        elif dim is None and not _is_one(first) and len({t.shape for t in parts}) == 1:
             means[path] = _mean([t.to(first.device) for t in parts], sizes)
     rows = [
         tree.replace(output, lambda path, t: t.movedim(turned.get(path, 0), 0))
