@@ -56,7 +56,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.probes.evidence import ModuleCall
-from ddpcheck.diagnose.text import number
+from ddpcheck.diagnose.text import names, number
 
 SLUG = "norm/syncbn-implementation"
 LINK = "forward"
@@ -74,7 +74,7 @@ def detect(case: Case) -> Proposal | None:
         m for m in calls if m.writes_buffers or m.is_batch_norm or m.is_scale_invariant
     ]
     if not inner:
-        return None
+        return None if calls else _of_a_function(case)
     wrong = [m for m in inner if _is_wrong(m, case)]
     judged = case.loss_is_sound and not case.loss_is_global and case.rest_is_broken
     if not wrong and not (judged and case.first_broken("gradients") == 0):
@@ -113,6 +113,40 @@ def detect(case: Case) -> Proposal | None:
         "mean, var = s[0] / n, s[1] / n - (s[0] / n) ** 2",
         fixes=fixes,
         module=first.name,
+    )
+
+
+def _of_a_function(case: Case) -> Proposal | None:
+    """Proposes it on trial for a norm that is an autograd function, and no module.
+
+    The model that calls it exchanges no rows of samples, all it returns is right, and
+    of the gradients those are wrong that come back through it.
+    """
+    asks = [m for m in case.modules() if not m.name and m.collectives]
+    wrong = case.mismatched("gradients", 0)
+    is_of_some = 0 < len(wrong) < case.facts["num_tensors"]
+    moves = any(rank.moves_rows for rank in case.probed.ranks) if case.probed else True
+    judged = case.loss_is_sound and not case.loss_is_global and case.outputs_agree
+    if not (asks and is_of_some and judged and case.rest_is_broken) or moves:
+        return None
+    if any(_is_wrong(m, case) for m in asks) or case.first_broken("gradients") != 0:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link="backward",
+        summary="the model's forward synchronises statistics over ranks, and its backward "
+        "is not that of the global batch's",
+        facts=(
+            f"the model's own forward calls {asks[0].collectives} collectives and returns "
+            "the right rows, the loss is right, and of the gradients "
+            f"{len(wrong)} are not: {names(sorted(wrong))}",
+        ),
+        fix="sum over ranks in backward what forward sums, and divide by the same counts",
+        code="dist.all_reduce(sums)  # of grad, and of grad * output\n"
+        "mean_dy, mean_dy_xmu = sums / total  # not / own count",
+        fixes=("module.global:",),
+        module="",
+        speculative=True,
     )
 
 

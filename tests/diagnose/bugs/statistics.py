@@ -853,4 +853,41 @@ model = Net()
 """,
         [("forward/batch-coupled", True)],
     ),
+    # No module has it: the model calls the function itself. The counts differ by rank.
+    "function-of-a-norm-whose-backward-goes-by-own-counts": (
+        """
+def reduced(t):
+    t = t.clone()
+    if dist.is_initialized():
+        dist.all_reduce(t)
+    return t
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, mask):
+        m = mask.to(x)[:, None]
+        own, total = m.sum(), reduced(m.sum())
+        centred = (x - reduced((x * m).sum(0)) / total) * m
+        scale = (reduced(centred.square().sum(0)) / total + 1e-5).rsqrt()
+        ctx.save_for_backward(centred * scale, m, scale, own)
+        return centred * scale
+    @staticmethod
+    def backward(ctx, grad):
+        y, m, scale, own = ctx.saved_tensors
+        grad = grad * m
+        shift = reduced(grad.sum(0) / own) / world()
+        slope = reduced((grad * y).sum(0) / own) / world()
+        return (grad - shift - y * slope) * m * scale, None
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+    def forward(self, x, mask):
+        return self.b(Norm.apply(self.a(x), mask).sin())
+model = Net()
+mask = torch.tensor([1, 1, 1, 1, 1, 0, 0, 1])
+x = torch.randn(8, 4) + torch.linspace(-1, 1, 8)[:, None]
+batch = (x, mask), torch.arange(8) % 3
+""",
+        [("norm/syncbn-implementation", True)],
+    ),
 }

@@ -1,4 +1,4 @@
-"""What the findings about state say, whole: their summaries and their facts."""
+"""What findings about state and statistics say, whole: summaries and facts."""
 
 from __future__ import annotations
 
@@ -52,6 +52,15 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "scaler, fed with the reference's own input, returns other rows than in "
             "one process: relative difference 0.275",
             _FITTED,
+        ),
+    ),
+    "function-of-a-norm-whose-backward-goes-by-own-counts": (
+        statistics.BUGS,
+        "the model's forward synchronises statistics over ranks, and its backward is "
+        "not that of the global batch's",
+        (
+            "the model's own forward calls 3 collectives and returns the right rows, "
+            "the loss is right, and of the gradients 2 are not: a.bias, a.weight",
         ),
     ),
     "rows-that-begin-anew-by-activity-in-the-shard": (
