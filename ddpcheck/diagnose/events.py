@@ -275,3 +275,31 @@ def rewritten(case: Case, when: str) -> int | None:
     `when`: "before" the step's first forward, or "after" the optimizer's step.
     """
     return first_parting(case.by_hand_outcome, f"rewritten_{when}", case.rtol)
+
+
+def written_by_the_model(case: Case) -> set[str]:
+    """Returns the modules whose parameters the model's forward writes, ranks unlike."""
+    ranks = case.probed.ranks if case.probed else ()
+    written = {name for rank in ranks for name in rank.written_parameters}
+    return written - written_alike(case)
+
+
+def written_alike(case: Case) -> set[str]:
+    """Returns the modules whose parameters all ranks write alike.
+
+    An average of other weights, which steps have not parted yet.
+    """
+    ranks = case.probed.ranks if case.probed else ()
+    told = [rank.written_parameters for rank in ranks]
+    return {
+        name
+        for name in set().union(*told)
+        if all(_is_close(told[0].get(name, ()), t.get(name, ()), case) for t in told)
+    }
+
+
+def _is_close(ours: tuple[float, ...], others: tuple[float, ...], case: Case) -> bool:
+    return len(ours) == len(others) and all(
+        math.isclose(a, b, rel_tol=case.close)
+        for a, b in zip(ours, others, strict=True)
+    )

@@ -55,7 +55,7 @@ import dataclasses
 
 from ddpcheck.diagnose import fitted
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import input_diff
+from ddpcheck.diagnose.events import input_diff, written_by_the_model
 from ddpcheck.diagnose.loss import global_loss_fix, modules_of_the_loss
 from ddpcheck.diagnose.probes.evidence import Injected
 from ddpcheck.diagnose.text import GATHER_X, in_group, module, names, number
@@ -71,7 +71,8 @@ def detect(case: Case) -> Proposal | None:
         return None  # rows that all ranks have may be what differs
     found = case.diverging()
     # What a module makes of parameters that a part of it wrote is no doing of its own.
-    writers = [m.name for m in found if m.writes_parameters]
+    writers = {m.name for m in found if m.writes_parameters}
+    writers |= written_by_the_model(case)
     rewritten = [m.name for m in case.modules() if m.has_other_weights]
     has_micros = case.probed is not None and bool(case.probed.reference.micros)
     losses = modules_of_the_loss(case)

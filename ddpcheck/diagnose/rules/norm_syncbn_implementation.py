@@ -119,15 +119,18 @@ def detect(case: Case) -> Proposal | None:
 def _of_a_function(case: Case) -> Proposal | None:
     """Proposes it on trial for a norm that is an autograd function, and no module.
 
-    The model that calls it exchanges no rows of samples, all it returns is right, and
-    of the gradients those are wrong that come back through it.
+    Its backward reduces as well. The model that calls it exchanges no rows of samples,
+    all it returns is right, and of the gradients those are wrong that come through it.
     """
     asks = [m for m in case.modules() if not m.name and m.collectives]
     wrong = case.mismatched("gradients", 0)
     is_of_some = 0 < len(wrong) < case.facts["num_tensors"]
-    moves = any(rank.moves_rows for rank in case.probed.ranks) if case.probed else True
+    ranks = case.probed.ranks if case.probed else ()
+    is_one = any(case.rank_facts("collectives_in_backward", 0))
+    is_one &= not any(case.rank_facts("comm_hooks", 0))
+    moves = any(rank.moves_rows for rank in ranks)
     judged = case.loss_is_sound and not case.loss_is_global and case.outputs_agree
-    if not (asks and is_of_some and judged and case.rest_is_broken) or moves:
+    if not (asks and is_one and is_of_some and judged and case.rest_is_broken) or moves:
         return None
     if any(_is_wrong(m, case) for m in asks) or case.first_broken("gradients") != 0:
         return None

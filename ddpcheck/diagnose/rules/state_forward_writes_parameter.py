@@ -52,10 +52,8 @@ https://github.com/espnet/espnet/pull/6284
 
 from __future__ import annotations
 
-import math
-
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import rewritten
+from ddpcheck.diagnose.events import rewritten, written_alike, written_by_the_model
 from ddpcheck.diagnose.loss import differs_with_equal_counts, global_loss_fix
 from ddpcheck.diagnose.text import in_group, module, names
 from ddpcheck.diagnose.updates_apart import written_after
@@ -67,7 +65,7 @@ LINK = "forward"
 def detect(case: Case) -> Proposal | None:
     """Proposes it for modules that change their parameters in forward."""
     mended = case.outcome.spec.fixes  # these write what one process writes
-    alike = _written_alike(case)
+    alike = written_alike(case)
     modules = [
         m.name
         for m in case.modules()
@@ -83,35 +81,12 @@ def detect(case: Case) -> Proposal | None:
 
 def _by_the_model(case: Case) -> Proposal | None:
     """Proposes it where a model writes the parameters of its parts, by its shard."""
-    ranks = case.probed.ranks if case.probed else ()
     by_themselves = {m.name for m in case.modules() if m.writes_parameters}
-    written = {name for rank in ranks for name in rank.written_parameters}
-    modules = sorted(written - by_themselves - _written_alike(case) - {""})
+    modules = sorted(written_by_the_model(case) - by_themselves - {""})
     if not modules or "module.global:" in case.outcome.spec.fixes:
         return None
     told = f"the model's forward writes parameters of {_named(modules)}"
     return _of(case, ("",), told)
-
-
-def _written_alike(case: Case) -> set[str]:
-    """Returns the modules whose parameters all ranks write alike.
-
-    An average of other weights, which steps have not parted yet.
-    """
-    ranks = case.probed.ranks if case.probed else ()
-    told = [rank.written_parameters for rank in ranks]
-    return {
-        name
-        for name in set().union(*told)
-        if all(_is_close(told[0].get(name, ()), t.get(name, ()), case) for t in told)
-    }
-
-
-def _is_close(ours: tuple[float, ...], others: tuple[float, ...], case: Case) -> bool:
-    return len(ours) == len(others) and all(
-        math.isclose(a, b, rel_tol=case.close)
-        for a, b in zip(ours, others, strict=True)
-    )
 
 
 def _named(modules: list[str]) -> str:

@@ -20,6 +20,7 @@ def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]
     in_use = wrapping.in_use(seen.wrapped, training.model, parameters)
     return {
         "collectives": len(seen.collectives),
+        "collectives_in_backward": seen.in_backward,
         "asks_distributed": seen.asks_distributed,
         "asks_rank": seen.asks_rank,
         "events": "".join(seen.events),

@@ -66,6 +66,7 @@ class Observed:
     asks_rank: int = 0  # times that user code did so for its rank, not in a forward
     collectives: list[str] = field(default_factory=list)
     passed: int = 0  # exchanges with another rank alone
+    in_backward: int = 0  # collectives that a hook or an autograd function calls there
     wrapped: list[Wrapped] = field(default_factory=list)
     # In order: F a DDP forward, B a backward, G autograd.grad of parameters called by
     # user code, [ ] no_sync entered and left, S an optimizer step.
@@ -169,6 +170,7 @@ def _noting(seen: Observed, function: Any, *, name: str) -> Any:
             seen.reduced_after_clip |= seen.has_clipped
         if name in _REDUCING:
             seen.written.before_exchange()
+        seen.in_backward += seen.depth > 0
         seen.collectives.append(name)
         count = len(seen.collectives)
         if not seen.on_collective:

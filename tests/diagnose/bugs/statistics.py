@@ -890,4 +890,25 @@ batch = (x, mask), torch.arange(8) % 3
 """,
         [("norm/syncbn-implementation", True)],
     ),
+    # A part of the model is written by what is around it: it mixes nothing itself.
+    "head-that-its-owner-rescales-by-the-shard": (
+        """
+class Rescaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.register_buffer("scale", torch.ones(()))
+    @torch.no_grad()
+    def rescale(self, x):
+        before = self.scale.clone()
+        self.scale.lerp_(x.square().mean(), 0.5)
+        self.head.weight.mul_(before / self.scale)
+    def forward(self, x):
+        self.rescale(x)
+        return self.head(self.body(x).tanh()) * self.scale
+model = Rescaled()
+batch = torch.randn(8, 4) * torch.linspace(0.3, 2, 8)[:, None], torch.arange(8) % 3
+""",
+        [("state/forward-writes-parameter", True)],
+    ),
 }
