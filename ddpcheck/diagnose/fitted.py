@@ -31,8 +31,11 @@ def by_the_step(case: Case, slug: str, *, sent: bool) -> Proposal | None:
     returned where it is otherwise.
     """
     found = _modules(case, by_the_model=False)
+    if not found:
+        return None
+    own = f"{found[0].name}." if found[0].name else ""
     buffers = case.outcome.facts().get("broadcast_buffers", ())
-    if not found or any(name.startswith(found[0].name) for name in buffers) != sent:
+    if any(name.startswith(own) for name in buffers) != sent:
         return None
     goes = (
         "DDP then sends rank 0's buffers to all, so that only rank 0's samples count"

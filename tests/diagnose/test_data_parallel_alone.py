@@ -463,3 +463,51 @@ def test_attribute_set_on_a_wrapper_is_no_hook(pool: Pool, tmp_path: Path) -> No
     assert (
         "set on the wrapper, and not on the model inside, which has its own: alpha"
     ) in finding.facts
+
+
+FINE = "DDP at world size 2 equals one process"
+
+
+@pytest.mark.parametrize(
+    ("source", "summary", "facts"),
+    [
+        (
+            CHECKED,
+            "the forward asks for parameters, and DataParallel's replicas have none: "
+            "parameters() is empty there, and what was one is a plain tensor",
+            (
+                "with parameters() of the replicas filled DataParallel equals one "
+                "process",
+            ),
+        ),
+        (
+            LISTED,
+            "DataParallel's replicas share the lists and dicts of the model: what one "
+            "of them puts there, all have",
+            (
+                "where every replica has lists and dicts of its own, DataParallel "
+                "equals one process",
+            ),
+        ),
+        (
+            DICE,
+            "the forward draws random numbers with numpy or random, and every replica "
+            "draws its own",
+            ("with every random number a constant DataParallel equals one process",),
+        ),
+        (
+            VECTOR,
+            "DataParallel splits and gathers every tensor along dimension 0, whatever "
+            "that is, and copies all else whole; where samples alone are split and put "
+            "together it equals one process",
+            (),
+        ),
+    ],
+    ids=["kind", "lists", "dice", "vector"],
+)
+def test_finding_about_replicas_says(
+    source: str, summary: str, facts: tuple[str, ...], pool: Pool, tmp_path: Path
+) -> None:
+    (finding,) = checked(pool, tmp_path, HEAD + source, ("dp",)).findings
+    told = [fact for fact in finding.facts if fact != FINE]
+    assert (finding.summary, told) == (summary, list(facts))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.ranks.pool import Pool
-from tests.diagnose.bugs import decisions, kept, noise, statistics
+from tests.diagnose.bugs import decisions, kept, noise, order, statistics
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
 
@@ -71,6 +71,16 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "gradients are equal up to step 1; after its update ranks differ in "
             "body.weight",
             "where every rank has the samples of all ranks they do not",
+        ),
+    ),
+    "split-by-chance-after-seeding-by-rank": (
+        order.BUGS,
+        "samples are chosen by chance, with another seed on every rank: the shards "
+        "are not parts of one batch",
+        (
+            "in step 1 one process trains on 16 samples; of them on no rank: 4; on "
+            "more ranks than one process has copies: 1",
+            "with every random number a constant the runs are equal",
         ),
     ),
     "frequencies-left-out-by-numpy-seeded-alike": (

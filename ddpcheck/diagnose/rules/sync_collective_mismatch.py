@@ -82,7 +82,7 @@ def detect(case: Case) -> Proposal | None:
         return found
     if index is None:
         if len(set(counts)) < 2 or busy_ranks(case.run):  # noqa: PLR2004
-            return _of_sizes(case)
+            return _of_buffers(case)
         if own_faults(case.run.faults):
             return None  # the rank did not come to its next collective
         index = min(counts)
@@ -131,28 +131,23 @@ def _of_forwards(case: Case) -> Proposal | None:
     )
 
 
-def _of_sizes(case: Case) -> Proposal | None:
-    """Proposes it where gloo ended a rank: it received more than it had asked for."""
+def _of_buffers(case: Case) -> Proposal | None:
+    """Proposes it where gloo ended a rank that received more buffers than it has."""
     for fault in case.run.faults:
         found = _TOO_LONG.search(fault.stderr) if fault.kind == "died" else None
-        if found is None or skipped_in(case) is not None:
+        if found is None or _BUFFERS not in fault.stack or skipped_in(case) is not None:
             continue
         received, asked = found.groups()
-        is_of_buffers = _BUFFERS in fault.stack
         return Proposal(
             slug=SLUG,
             link=LINK,
             summary="some ranks have buffers that others lack, and DDP sends them all to "
-            "all ranks before a forward"
-            if is_of_buffers
-            else "the ranks exchange tensors of different sizes",
+            "all ranks before a forward",
             facts=(
                 f"rank {fault.rank} receives {received} bytes where it asks for {asked}",
                 *rank_table.facts(case),
             ),
-            fix="register every buffer before the model is wrapped, on all ranks"
-            if is_of_buffers
-            else "call the same collectives with the same sizes on all ranks",
+            fix="register every buffer before the model is wrapped, on all ranks",
             evidence={"ranks": rank_table.rows(case)},
         )
     return None
