@@ -1,4 +1,4 @@
-"""The pages of usage errors about files that are written and read, for --explain."""
+"""The pages of usage errors about files and folders, for --explain."""
 
 from __future__ import annotations
 
@@ -56,5 +56,12 @@ the target or above it. The message has the line at which reading stopped.
 A report may not be written over the target.
 
 The file that is checked would be gone. Give the report a name of its own.
+""",
+    "environment-no-folder": """
+The working directory is gone.
+
+Paths of targets and reports are relative to it, and what lies there can be imported. A
+shell stays in a directory that has been deleted, and in the old one where another of
+the same name took its place: `cd .` goes to the new one.
 """,
 }

@@ -9,13 +9,6 @@ The environment cannot import torch or ddpcheck itself.
 Nothing of the target has run yet. Run the command that the message gives: it shows
 the whole traceback. A torch that does not fit numpy or the driver is the usual cause.
 """,
-    "environment-no-folder": """
-The working directory is gone.
-
-Paths of targets and reports are relative to it, and what lies there can be imported. A
-shell stays in a directory that has been deleted, and in the old one where another of
-the same name took its place: `cd .` goes to the new one.
-""",
     "environment-no-gpu": """
 --device cuda needs a GPU that torch can use.
 
