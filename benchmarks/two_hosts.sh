@@ -17,6 +17,8 @@ clean() {
   for host in "${hosts[@]}"; do ip netns del "$host" 2>/dev/null || true; done
 }
 trap clean EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 for host in "${hosts[@]}"; do ip netns add "$host"; done
 ip link add cable-a netns "${hosts[0]}" type veth peer name cable-b netns "${hosts[1]}"
