@@ -163,12 +163,13 @@ class Session:
         Args:
             specs: what to run.
             apart: those of one world size are run side by side as well, each on a crew
-                of its own: for ranks that take no core and are waited for.
+                of its own: for ranks that take no core and are waited for. Not in a
+                given group, which has one rank of each process.
         """
         outcomes = [
             RunOutcome(spec=spec, reference=self.reference(spec)) for spec in specs
         ]
-        if apart:
+        if apart and not self.pool.is_given:
             _part(outcomes)
         waiting = list(range(len(outcomes)))
         running: dict[int, tuple[int, Task]] = {}

@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck.ranks import environment, preload, quiet, seats, signals
 from ddpcheck.ranks.crew import Crew
-from ddpcheck.ranks.failures import (
-    NoMoreProcessesError,
-    PreloadError,
-    ServerDiedError,
-)
+from ddpcheck.ranks.failures import NoMoreProcessesError, PreloadError, ServerDiedError
 from ddpcheck.ranks.folder import Folder
 from ddpcheck.ranks.forkserver import Server
 from ddpcheck.ranks.hosts import Hosts
@@ -268,6 +264,11 @@ class Pool:
             started=now,
             quiet=quiet.Quiet(quiet_looks),
         )
+
+    @property
+    def is_given(self) -> bool:
+        """Whether its ranks are those of a launcher's group."""
+        return self._hosts is not None
 
     def wait(self, tasks: Sequence[Task]) -> None:
         """Returns when all tasks are done; each then has an outcome per rank."""

@@ -92,3 +92,37 @@ def test_two_agents_of_torchrun_make_one_check(
         assert exit_code == 1
         assert f"rank      : {rank} (local_rank: 0)" in err
         assert "exitcode  : 1 (pid:" in err
+
+
+RAISES = """
+import torch
+import torch.distributed as dist
+from torch import nn
+torch.manual_seed(0)
+class Last(nn.Linear):
+    def forward(self, x):
+        if dist.is_initialized() and dist.get_rank() == 1:
+            raise ValueError("bad shard")
+        return super().forward(x)
+model = Last(4, 3)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+"""
+
+
+def test_rank_that_raises_is_told_by_all_processes_of_a_group(
+    terminal: Terminal, environment: dict[str, str], port: int
+) -> None:
+    # A rank that fails is run beside others elsewhere; here a process has one rank.
+    name = terminal.write(RAISES)
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "ddpcheck", name, "--modes", "ddp"]
+    first, second = _side_by_side(
+        [command] * 2,
+        terminal.folder,
+        [environment | group | {"RANK": str(rank)} for rank in (0, 1)],
+    )
+    assert [first[0], second[0]] == [1, 1], (first, second)
+    assert "sync/rank-raised" in first[1]
+    assert "rank 1 raises ValueError: bad shard" in first[1]
+    assert (first[2], second[1:]) == ("", ("", ""))
