@@ -57,7 +57,7 @@ from ddpcheck.diagnose import fitted
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import input_diff, written_by_the_model
 from ddpcheck.diagnose.loss import global_loss_fix, modules_of_the_loss
-from ddpcheck.diagnose.probes.evidence import Injected
+from ddpcheck.diagnose.probes.evidence import Injected, ModuleCall
 from ddpcheck.diagnose.text import GATHER_X, in_group, module, names, number
 from ddpcheck.run.spec import ONE_SIDED
 
@@ -69,29 +69,7 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it for modules whose rows depend on the other rows."""
     if case.facts["lists"]:
         return None  # rows that all ranks have may be what differs
-    found = case.diverging()
-    # What a module makes of parameters that a part of it wrote is no doing of its own.
-    writers = {m.name for m in found if m.writes_parameters}
-    writers |= written_by_the_model(case)
-    rewritten = [m.name for m in case.modules() if m.has_other_weights]
-    has_micros = case.probed is not None and bool(case.probed.reference.micros)
-    losses = modules_of_the_loss(case)
-    calls = [
-        m
-        for m in found
-        if not m.is_batch_norm
-        and not m.normalises
-        and not m.through_buffers
-        and not any(_is_within(name, m.name) for name in writers)
-        # By the step: ranks may have other weights than one process by now, and in
-        # micro-batches from the first one on, which is none of one process's first.
-        and not (
-            (m.call or has_micros)
-            and any(_is_within(name, m.name) for name in rewritten)
-        )
-        and not (m.collectives and m.writes_buffers)
-        and m.name not in losses
-    ]
+    calls = _mixing(case)
     if not calls:
         return _of_the_step(case)
     first = calls[0]
@@ -126,6 +104,33 @@ def detect(case: Case) -> Proposal | None:
         fallback=_on_all(case, proposal),
     )
     return dataclasses.replace(proposal, fallback=whole)
+
+
+def _mixing(case: Case) -> list[ModuleCall]:
+    """Returns the calls of modules whose outputs differ by nothing but other rows."""
+    found = case.diverging()
+    # What a module makes of parameters that a part of it wrote is no doing of its own.
+    writers = {m.name for m in found if m.writes_parameters}
+    writers |= written_by_the_model(case)
+    rewritten = [m.name for m in case.modules() if m.has_other_weights]
+    has_micros = case.probed is not None and bool(case.probed.reference.micros)
+    losses = modules_of_the_loss(case)
+    return [
+        m
+        for m in found
+        if not m.is_batch_norm
+        and not m.normalises
+        and not m.through_buffers
+        and not any(_is_within(name, m.name) for name in writers)
+        # By the step: ranks may have other weights than one process by now, and in
+        # micro-batches from the first one on, which is none of one process's first.
+        and not (
+            (m.call or has_micros)
+            and any(_is_within(name, m.name) for name in rewritten)
+        )
+        and not (m.collectives and m.writes_buffers)
+        and m.name not in losses
+    ]
 
 
 def _on_all(case: Case, proposal: Proposal) -> Proposal | None:

@@ -172,7 +172,7 @@ def _apart(value: Tensor, reference: Tensor) -> float:
 class _Walk:
     def __init__(self, model: nn.Module) -> None:
         self.found: dict[str, Place] = {}
-        self._model = model
+        self._weights = dict(model.named_parameters())
         own: list[Any] = [*model.modules(), *model.parameters(), *model.buffers()]
         self._seen: dict[int, Any] = {id(value): value for value in own}
         self._left = _MOST
@@ -217,7 +217,7 @@ class _Walk:
             self._held(path, vars(value), vars(value), type(value))
 
     def _container(self, path: str, container: Any) -> None:
-        copies = keys_of_weights(container, self._model)
+        copies = keys_of_weights(container, self._weights)
         for number, (key, held) in enumerate(_entries(container)):
             # What shows where it lies in memory has another name on a rank.
             shown = repr(key) if isinstance(key, str | int) else f"#{number}"

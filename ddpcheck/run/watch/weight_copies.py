@@ -14,20 +14,24 @@ import torch
 from torch import Tensor, nn
 
 _WRAPPERS = "module."  # how names begin where they are those of a wrapper
+_LONG = 4  # times as many entries: an average may keep buffers and steps as well
 _NEAR = 0.25  # of the weights' own square norm: what an average is away from them
 
 
-def keys_of_weights(container: Any, model: nn.Module) -> set[Any]:
+def keys_of_weights(container: Any, weights: dict[str, nn.Parameter]) -> set[Any]:
     """Returns the keys, or the places in a list, of copies of weights.
 
     Args:
-        container: a dict, a list or a tuple.
-        model: whose weights it may hold, bare.
+        container: a dict, a list or a tuple; one that is much longer than the weights
+            are many is not looked into.
+        weights: a model's, by their names.
     """
+    if not 0 < len(container) <= _LONG * len(weights):
+        return set()
     if isinstance(container, dict):
-        pairs = list(_by_name(container, dict(model.named_parameters())))
+        pairs = list(_by_name(container, weights))
     else:
-        pairs = list(_by_place(container, list(model.parameters())))
+        pairs = list(_by_place(container, list(weights.values())))
     held = [(tensor, weight) for _, tensor, weight in pairs]
     return {key for key, _, _ in pairs} if _are_near(held) else set()
 
