@@ -83,6 +83,7 @@ TEXTS: dict[str, Callable[[], object]] = {
     "_register_builtin_comm_hook": lambda: (
         "def _register_builtin_comm_hook" in _source_of_ddp()
     ),
+    "_saved_other": lambda: float(_quotient().grad_fn._saved_other) == 16,  # noqa: SLF001
     "_schema": lambda: (
         torch.ops.aten.dropout.default._schema.arguments[1].name == "p"  # noqa: SLF001
     ),
@@ -119,6 +120,10 @@ def _hooked() -> torch.Tensor:
     tensor = torch.zeros(1, requires_grad=True)
     tensor.register_hook(lambda grad: grad)
     return tensor
+
+
+def _quotient() -> Any:
+    return torch.ones((), requires_grad=True) / 16
 
 
 def _replica() -> Any:

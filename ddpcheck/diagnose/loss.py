@@ -93,6 +93,14 @@ def is_sum(case: Case) -> bool:
     return abs(factor - 2) <= _SAME
 
 
+def constant_count(case: Case) -> int | None:
+    """Returns the constant that a sum is divided by, where it is the count of all."""
+    if case.probed is None:
+        return None
+    told = {rank.divides_by_all for rank in case.probed.ranks}
+    return told.pop() if len(told) == 1 else None
+
+
 def shrinks(case: Case) -> bool:
     """Returns whether the loss of one process is known to get smaller with the batch.
 

@@ -521,7 +521,12 @@ BROKEN_TWINS = (
         "target.argmin(1), weight",
         "loss/local-normalizer",
     ),
-    ("mean-times-batch-times-world", "* world() / 8", "/ 8", "loss/sum-reduction"),
+    (
+        "mean-times-batch-times-world",
+        "* world() / 8",
+        "/ 8",
+        "loss/missing-world-scale",
+    ),
     (
         "all-reduce-with-gradient-of-a-share",
         "dnn.all_reduce(share)",

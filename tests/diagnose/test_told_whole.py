@@ -1,4 +1,4 @@
-"""What findings about state and statistics say, whole: summaries and facts."""
+"""What findings say, whole: summaries and facts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.ranks.pool import Pool
-from tests.diagnose.bugs import decisions, kept, noise, order, statistics
+from tests.diagnose.bugs import decisions, kept, loss, noise, order, statistics
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
 
@@ -31,6 +31,17 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "optimizer.average.shadow['0.weight'], optimizer.average.shadow['2.bias'] "
             "and 1 more; with one process's values there after every step the runs are "
             "equal",
+        ),
+    ),
+    "sum-divided-by-a-constant-count-of-all": (
+        loss.BUGS,
+        "each rank divides its sum by the count of all ranks, and DDP divides by 2 "
+        "again: every gradient is 1/2 of one process's",
+        (
+            "the loss's gradient at the reference's own outputs, over the reference's: "
+            "1, 1 on the ranks, expected 2 on each",
+            "the loss is divided by 8, a constant: as many as there are in the batch "
+            "of one process",
         ),
     ),
     "normaliser-of-observations-that-the-step-updates": (
@@ -124,7 +135,7 @@ batch = torch.tensor([1.0, 2.0, -1.0, 3.0])[:, None].repeat(1, 4), torch.arange(
 
 
 @pytest.mark.parametrize("name", list(TOLD))
-def test_finding_about_state_says(name: str, pool: Pool, tmp_path: Path) -> None:
+def test_finding_says(name: str, pool: Pool, tmp_path: Path) -> None:
     bugs, summary, facts = TOLD[name]
     source, _ = bugs[name]
     (finding,) = checked(pool, tmp_path, HEAD + source).findings

@@ -145,6 +145,9 @@ class RankEvidence:
     # As `group_factor`, for each addend; empty where it is not known.
     addend_factors: tuple[float | None, ...] = ()
     loss: float | None = None
+    # A constant that the loss is divided by: as many samples, or elements, as one
+    # process has.
+    divides_by_all: int | None = None
     after_backward: float = 1.0  # what the step multiplies gradients by; cuts have it
     collectives: int = 0
     # What is another one where no group is in sight; see probes/group.py.

@@ -45,6 +45,7 @@ from ddpcheck.run.spec import Defect, RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise, set_default_dtype
 from ddpcheck.run.watch import countables, observe
+from ddpcheck.run.watch.addends import Constant, constants, divisors
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Reader
 
@@ -98,6 +99,7 @@ class _Probe:
         self.rank, self.seen = rank, seen
         self.calls = Calls(reader, seen)
         self.addends: tuple[tuple[Cut, ...], ...] | None = None  # until a backward
+        self.constants: list[Constant] = []
         self.trained_cuts = self.calls.cuts & reader.index.facts["trained"]
         self.trains_before = False
 
@@ -181,6 +183,7 @@ class _Probe:
                 def note(loss: Tensor) -> None:
                     written.before_backward()
                     self._note_addends(loss)
+                    self.constants += constants(loss)
 
                 done = training.step(self.target, spec, wrapped, shard, note)
         finally:
@@ -197,6 +200,7 @@ class _Probe:
             past_wrapper=tuple(sorted(past_wrapper)),
             direct=tuple(gradients.past_cuts(wrapped, self.reader)),
             loss=done.loss,
+            divides_by_all=self._constant(batch),
             after_backward=done.factor,
             addends=self.addends if self.addends and done.factor == 1 else (),
             collectives=self.seen.exchanges,
@@ -220,6 +224,12 @@ class _Probe:
     def _note_addends(self, loss: Tensor) -> None:
         own = [leaf for leaf in self.calls.leaves if not leaf.module]
         self.addends = addends.of_rank(loss, own, self.reader, self.addends)
+
+    def _constant(self, batch: Any) -> int | None:
+        """Returns what the loss is divided by, where it is a count of all samples."""
+        totals = countables.totals(countables.targets_of(self.target, batch))
+        every = set(divisors(self.constants))
+        return max((n for n in totals if n in every), default=None)
 
     def _cuts(self, factor: float) -> tuple[Cut, ...]:
         """Returns the cuts; the step has multiplied gradients by `factor`."""

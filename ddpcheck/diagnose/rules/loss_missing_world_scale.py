@@ -9,9 +9,11 @@ Why it happens
 How it was found
 d loss / d output is 1 times the reference's on every rank (W is right), and the
 batch taken twice does not double the gradient, within 1 %. The run with the loss
-times W decides. Beside a term that is right no one factor fits: then a run decides
-in which sums over ranks that carry no gradient are read as means, or, where backward
-adds a gradient of its own, one in which that alone is taken W times.
+times W decides. A sum that a constant divides doubles: it is this where that is the
+number of samples, or of elements, in the batch of one process. Beside a term that is
+right no one factor fits: then a run decides in which sums over ranks that carry no
+gradient are read as means, or, where backward adds a gradient of its own, one in which
+that alone is taken W times.
 
 Example
     import torch
@@ -54,6 +56,7 @@ from ddpcheck.diagnose import injected
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import (
+    constant_count,
     growth_fact,
     is_sum,
     ratio_evidence,
@@ -64,6 +67,7 @@ from ddpcheck.diagnose.text import WORLD, names, number
 
 SLUG = "loss/missing-world-scale"
 LINK = "loss"
+_ALL = "as many as there are in the batch of one process"
 
 
 def detect(case: Case) -> Proposal | None:
@@ -77,22 +81,23 @@ def detect(case: Case) -> Proposal | None:
         return _of_all_gradients(case) or _of_one_term(case)
     if abs(ratio - world) <= case.close * world:
         return _of_what_backward_adds(case)
-    if abs(ratio - 1) > case.close or is_sum(case):
-        return None
-    return _of_the_loss(case)
+    return _of_the_loss(case) if abs(ratio - 1) <= case.close else None
 
 
-def _of_the_loss(case: Case) -> Proposal:
+def _of_the_loss(case: Case) -> Proposal | None:
     world = case.world_size
+    why = f"in one process the loss is a mean: {growth_fact(case)}"
+    if is_sum(case):
+        count = constant_count(case)
+        if count is None:
+            return None
+        why = f"the loss is divided by {count}, a constant: {_ALL}"
     found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="each rank divides its sum by the count of all ranks, and DDP divides "
         f"by {world} again: every gradient is 1/{world} of one process's",
-        facts=(
-            ratio_fact(case),
-            f"in one process the loss is a mean: {growth_fact(case)}",
-        ),
+        facts=(ratio_fact(case), why),
         fix="multiply by the world size",
         code=f"{WORLD}loss = world * local_sum / global_count",
         evidence=ratio_evidence(case),

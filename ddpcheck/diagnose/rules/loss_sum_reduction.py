@@ -41,6 +41,7 @@ import dataclasses
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import common_factor
 from ddpcheck.diagnose.loss import (
+    constant_count,
     global_loss_fix,
     growth_fact,
     is_made_by_the_model,
@@ -66,7 +67,7 @@ def detect(case: Case) -> Proposal | None:
         return None
     if case.losses_replicate or case.probed is None:
         return None
-    if not is_sum(case):
+    if not is_sum(case) or constant_count(case):
         return None
     world = case.world_size
     found = Proposal(

@@ -7,12 +7,16 @@ can be asked alone, by zeros in the place of what arrives at the others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
 
+Constant: TypeAlias = tuple[
+    str, Tensor | float
+]  # the operation's name, and its operand
 MOST = 8  # of more nothing is asked
 _MOST_OPERATIONS = 16  # that tell addends apart
 
@@ -58,6 +62,45 @@ def _operations(node: Any) -> Iterator[str]:
         first = waiting.pop(0)
         yield first.name()
         waiting += [other for other, _ in first.next_functions if other is not None]
+
+
+def constants(loss: Tensor) -> Iterator[Constant]:
+    """Yields what divides or multiplies a loss, what it adds up, or each sample's.
+
+    For `divisors`: a value is asked for by an operation, where modes that see those
+    have been left.
+    """
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        operand = getattr(node, "_saved_other", None)
+        if _is_constant(operand):
+            yield node.name(), operand
+        behind = _behind(node)
+        if not behind and node.name() in _OF_A_STACK:
+            inside = node.next_functions[0][0]  # what makes a number of each sample
+            behind = [inside] if inside and inside.name() in _LINEAR else []
+        waiting += behind
+
+
+def _is_constant(operand: Any) -> TypeGuard[Tensor | float]:
+    """Returns whether an operation is with one number, and gives it no gradient."""
+    if isinstance(operand, Tensor):
+        return not operand.dim() and not operand.requires_grad
+    return isinstance(operand, int | float)  # of torch's own functions
+
+
+def divisors(found: Iterable[Constant]) -> Iterator[float]:
+    """Yields by what the constants divide; those that multiply by a quotient, too."""
+    for name, operand in found:
+        value = float(operand)
+        if name in ("DivBackward0", "DivBackward1"):
+            yield value
+        elif name == "MulBackward0" and value and math.isfinite(1 / value):
+            whole = round(1 / value)
+            yield whole if math.isclose(1 / value, whole, rel_tol=1e-6) else 1 / value
 
 
 def keep(every: Sequence[Any], kept: Collection[int]) -> list[Any]:

@@ -18,6 +18,7 @@ from ddpcheck.run.spec import SAMPLES
 from ddpcheck.target import Target
 
 _SHIFTED = "[:, 1:]"
+_FEWEST = 4  # samples: half an error is no mean of two
 _MAX_VALUES = 12  # distinct integer values tried as an ignore value
 
 
@@ -67,6 +68,15 @@ def count(name: str, targets: Any) -> float:
         if (found or "target") == path.removesuffix(_SHIFTED):
             return _count(leaf[:, 1:] if shifted else leaf, kind)
     return 0.0
+
+
+def totals(targets: Any) -> set[int]:
+    """Returns the numbers of samples and of elements that a mean may divide by.
+
+    Not those so small that a loss divides by them for other reasons.
+    """
+    found = {samples(targets), *(t.numel() for t in tree.held(targets))}
+    return {n for n in found if n >= _FEWEST}
 
 
 def samples(targets: Any) -> int:

@@ -197,6 +197,23 @@ def loss(output, target):
 """,
         [("loss/missing-world-scale", True)],
     ),
+    # As ported from a framework that adds up what the replicas have.
+    "sum-divided-by-a-constant-count-of-all": (
+        """
+model = nn.Linear(4, 3)
+def loss(output, target):
+    return (nn.functional.cross_entropy(output, target, reduction="none") / 8).sum()
+""",
+        [("loss/missing-world-scale", True)],
+    ),
+    "sum-divided-by-another-constant": (
+        """
+model = nn.Linear(4, 3)
+def loss(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="sum") / 3
+""",
+        [("loss/sum-reduction", True)],
+    ),
     # The embedding's gradient does not grow with the batch, that of the layer does.
     "sum-beside-an-embedding-by-frequency": (
         """

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddpcheck.run.watch import addends
 
@@ -74,3 +74,42 @@ def test_addends_of_a_loop_are_computed_by_the_same() -> None:
     assert first == second
     assert first.split()[:2] == ["SqrtBackward0", "PowBackward0"]
     assert other.split()[:2] == ["MeanBackward0", "ExpBackward0"]
+
+
+def soft_cross_entropy(p: Tensor) -> Tensor:
+    """Returns torch's with probabilities, over 4 samples."""
+    probabilities = torch.full((4, 2), 0.5)
+    return nn.functional.cross_entropy(p.expand(4, 2), probabilities)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (lambda p: p.sum() / 16, [16]),
+        (lambda p: (1 / 48) * p.sum(), [48]),
+        (lambda p: (p / 16).sum(), [16]),
+        (lambda p: 3 * (p**2).sum() / 16 + p.exp().sum() / 5, [5, 16, 1 / 3]),
+        (soft_cross_entropy, [4]),  # torch divides by the samples
+        (lambda p: p.exp().sum() * 0, []),
+        (lambda p: (p.exp() / 16).exp().sum(), []),
+        (lambda p: p.sum() / p.detach().sum(), [10]),
+        (lambda p: p.sum() / p.exp().sum(), []),
+        (lambda p: (p / torch.tensor([1.0, 16.0])).sum(), []),
+    ],
+    ids=[
+        "quotient",
+        "factor",
+        "each-sample",
+        "two-addends",
+        "number-of-torch's",
+        "zero",
+        "inside",
+        "tensor",
+        "with-a-gradient",
+        "one-each",
+    ],
+)
+def test_constants_that_divide_are_found(loss: Loss, expected: list[float]) -> None:
+    p = torch.tensor([4.0, 6.0], requires_grad=True)
+    found = addends.divisors(addends.constants(loss(p)))
+    assert sorted(found) == pytest.approx(sorted(expected))
