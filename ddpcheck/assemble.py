@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from ddpcheck import agreement, frames, tolerance
 from ddpcheck.errors import cut
 from ddpcheck.report import JUDGED, Difference, Fault, NotCompared, Quantity, Run
+from ddpcheck.run.spec import EMULATED
 from ddpcheck.session import RunOutcome, describe_exit
 
 _MAX_ROWS = 50
@@ -147,7 +148,7 @@ def _judge(run: Run, never: str) -> Run:
     if run.faults and run.mode == "dp":
         why = f"{CANNOT_RUN}: {run.faults[0].summary}"
         return dataclasses.replace(run, why=why)
-    why = next((told for f in run.faults if (told := _not_the_targets(f))), "")
+    why = next((told for f in run.faults if (told := not_the_targets(f))), "")
     if why:
         return dataclasses.replace(run, why=why)
     if run.faults or not run.ranks_agree or any(q.mismatched for q in judged(run)):
@@ -159,8 +160,10 @@ def _judge(run: Run, never: str) -> Run:
     return dataclasses.replace(run, verdict="equivalent")
 
 
-def _not_the_targets(fault: Fault) -> str:
+def not_the_targets(fault: Fault) -> str:
     """Returns what says that a fault is none of the target's, "" where it may be."""
+    if EMULATED in fault.summary:
+        return fault.summary
     if _GPU_IS_FULL in fault.summary:
         return f"rank {fault.rank} found no room on its GPU: {fault.summary}"
     own = frames.raised_in_own_work(fault.stack) if fault.kind == "raised" else None

@@ -188,7 +188,10 @@ def _conclude(
     floor = noise_floor.measure(session, options.tolerance, base.spec, outcomes)
     outcomes, limit = floor.apply(session, outcomes), floor.limit
     runs = [assemble.to_run(outcome, limit.rtol) for outcome in outcomes]
-    runs = data_parallel.explain_faults(session, outcomes, runs, limit)
+    is_asked = options.modes == ("dp",)  # for DataParallel, and nothing else
+    runs, broken_off = data_parallel.explain_faults(
+        session, outcomes, runs, limit, is_asked=is_asked
+    )
     diagnosis = engine.Diagnosis()
     given_data.check_lists(session, outcomes, runs, limit.rtol)
     if any(run.verdict == "divergent" for run in runs):
@@ -198,7 +201,8 @@ def _conclude(
         diagnosis.warnings += luck.warnings(session, runs, outcomes, limit)
         diagnosis.warnings += kept_beside.warnings(outcomes, runs)
         diagnosis.warnings += unlike_numbers.warnings(outcomes, runs, limit.rtol)
-    findings, unused = reporting.accept(diagnosis.findings, options.accept)
+    every = broken_off + diagnosis.findings
+    findings, unused = reporting.accept(every, options.accept)
     warnings = reporting.warnings_of(base, planned, outcomes)
     warnings += given_data.warnings(base)
     return reporting.make(

@@ -8,6 +8,7 @@ inside forward.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Container
 
 from ddpcheck import assemble
@@ -67,42 +68,79 @@ def alone(findings: list[Finding], run: Run, outcome: RunOutcome) -> list[Findin
 
 
 def explain_faults(
-    session: Session, outcomes: list[RunOutcome], runs: list[Run], limit: Tolerance
-) -> list[Run]:
-    """Returns the runs; those that DataParallel cannot do say why, where it is known.
+    session: Session,
+    outcomes: list[RunOutcome],
+    runs: list[Run],
+    limit: Tolerance,
+    *,
+    is_asked: bool,
+) -> tuple[list[Run], list[Finding]]:
+    """Returns the runs, and findings of those that DataParallel cannot do.
 
-    They stay "not-checked": whether a target should run under DataParallel is its
-    author's business.
+    They stay "not-checked", and say why where it is known: whether a target should run
+    under DataParallel is its author's business. `is_asked`: it is this one's, who wants
+    nothing else of it; then they are divergent.
     """
     faulty = [i for i, r in enumerate(runs) if r.mode == "dp" and r.faults]
-    if not faulty:
-        return runs
+    if not faulty or any(map(assemble.not_the_targets, runs[faulty[0]].faults)):
+        return runs, []
     case = DataParallelCase(run=runs[faulty[0]])
-    proposal = _of_fault(session, outcomes[faulty[0]].spec, case, limit)
+    proposal, after = _of_fault(session, outcomes[faulty[0]].spec, case, limit)
+    if is_asked:
+        diverge = (
+            dataclasses.replace(r, verdict="divergent", why="") if i in faulty else r
+            for i, r in enumerate(runs)
+        )
+        return list(diverge), [_broken_off(case, proposal, after, faulty)]
     if proposal is None:
-        return runs
+        return runs, []
     why = f"{assemble.CANNOT_RUN}: {proposal.summary} ({proposal.slug}); "
     return [
         dataclasses.replace(r, why=why + r.faults[0].summary) if i in faulty else r
         for i, r in enumerate(runs)
-    ]
+    ], []
+
+
+def _broken_off(
+    case: DataParallelCase,
+    proposal: Proposal | None,
+    after: float,
+    faulty: list[int],
+) -> Finding:
+    """Returns what explains runs that DataParallel breaks off, with what they raise."""
+    raised = f"one process trains; under DataParallel: {case.run.faults[0].summary}"
+    if proposal is None:
+        return Finding(
+            slug="unknown",
+            link="forward",
+            runs=tuple(faulty),
+            summary="the cause is unknown; DataParallel cannot run this target",
+            facts=(raised,),
+        )
+    found = _finding(proposal, faulty, math.inf, after, verified=after <= 1)
+    still = "" if after <= 1 else ", and differs from one process for another cause"
+    return dataclasses.replace(found, facts=(raised, f"with the fix it runs{still}"))
 
 
 def _of_fault(
     session: Session, spec: RunSpec, case: DataParallelCase, limit: Tolerance
-) -> Proposal | None:
-    """Returns the cause with whose fix it equals one process, or else runs at all."""
-    runs: Proposal | None = None
+) -> tuple[Proposal | None, float]:
+    """Returns the cause with whose fix it equals one process, or else runs at all.
+
+    With the excess that is left.
+    """
+    runs: tuple[Proposal | None, float] = None, math.inf
     for rule in DATA_PARALLEL_FAULT_RULES:
         proposal = rule.detect(case)
         if proposal is None:
             continue
         mended = session.run([spec.but(fixes=spec.fixes + proposal.fixes)])[0]
-        verdict = assemble.to_run(mended, limit.rtol).verdict
-        if verdict == "equivalent":
-            return proposal
-        if verdict == "divergent" and runs is None:
-            runs = proposal
+        run = assemble.to_run(mended, limit.rtol)
+        told = proposal, assemble.worst_excess(run)
+        if run.verdict == "equivalent":
+            return told
+        if run.verdict == "divergent" and runs[0] is None:
+            runs = told
     return runs
 
 

@@ -68,7 +68,9 @@ def diagnose(
     diagnosis.smallest = shrink.smallest(
         session, outcomes, runs, limit, removable, mended
     )
-    rest = [i for i in _by_world_size(runs, "dp") if i not in explained]
+    # Those that DataParallel broke off have findings of their own.
+    of_replicas = (i for i in _by_world_size(runs, "dp") if not runs[i].faults)
+    rest = [i for i in of_replicas if i not in explained]
     if rest:
         found, made = diagnosis.findings, runs
         if not any(run.mode in ("ddp", "sim") for run in runs):

@@ -28,6 +28,7 @@ from ddpcheck import devices, tree
 from ddpcheck.run import private
 from ddpcheck.run.fixes import replicas as changes
 from ddpcheck.run.fixes.shared_objects import SharedObjects
+from ddpcheck.run.spec import EMULATED
 
 _replicate_module = importlib.import_module("torch.nn.parallel.replicate")
 
@@ -202,8 +203,8 @@ class DataParallelOnOneDevice(_Replicas):
     ) -> None:
         if private.data_parallel_functions is None:
             message = (
-                "torch.nn.parallel._functions.Broadcast, under which DataParallel is "
-                f"emulated on one device, is not in torch {torch.__version__}"
+                f"torch.nn.parallel._functions.Broadcast, {EMULATED}, is not in "
+                f"torch {torch.__version__}"
             )
             raise NotImplementedError(message)
         nn.Module.__init__(self)

@@ -12,6 +12,7 @@ from ddpcheck.report import Quantity
 Digest = tuple[float, ...]  # see summing.digest
 FINE_RTOL = 1e-9  # that of float64; at it rounding in float32 is a difference
 SAMPLES = "samples"  # the countable that is the size of a shard
+EMULATED = "under which DataParallel is emulated on one device"  # what torch may lack
 ONE_SIDED = "only one side returns it"  # why an output is not compared
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -378,8 +379,8 @@ model = Net(4, 3)
 batch = (torch.randn(8, 4), torch.tensor(2.0)), torch.arange(8) % 3
 loss = lambda output, target: output.sum()
 """
-    report = checked(pool, tmp_path, HEAD + source, ("dp",))
-    assert [(r.verdict, r.why) for r in report.runs] == [
+    report = checked(pool, tmp_path, HEAD + source, ("dp", "ddp"))
+    assert [(r.verdict, r.why) for r in report.runs][:1] == [
         (
             "not-checked",
             "DataParallel cannot run this target: DataParallel splits and gathers "
@@ -389,6 +390,45 @@ loss = lambda output, target: output.sum()
             "1-dimensional tensor",
         )
     ]
+    # Who asks for DataParallel alone wants it to run.
+    report = checked(pool, tmp_path, HEAD + source, ("dp",))
+    assert [(r.verdict, r.why) for r in report.runs] == [("divergent", "")]
+    (finding,) = report.findings
+    assert (finding.slug, finding.facts) == (
+        "dp/scatter-semantics",
+        (
+            "one process trains; under DataParallel: RuntimeError: chunk expects at "
+            "least a 1-dimensional tensor",
+            "with the fix it runs, and differs from one process for another cause",
+        ),
+    )
+    fix = finding.fix
+    assert fix is not None
+    assert (fix.verified, fix.excess_before) == (False, math.inf)
+
+
+def test_what_raises_for_a_cause_of_no_rule_is_unknown(
+    pool: Pool, tmp_path: Path
+) -> None:
+    source = """
+class Net(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y, float(y.detach().mean())
+model = Net(4, 3)
+loss = lambda output, target: nn.functional.cross_entropy(output[0], target)
+"""
+    report = checked(pool, tmp_path, HEAD + source, ("dp",))
+    assert [r.verdict for r in report.runs] == ["divergent"]
+    (finding,) = report.findings
+    assert (finding.slug, finding.summary, finding.facts) == (
+        "unknown",
+        "the cause is unknown; DataParallel cannot run this target",
+        (
+            "one process trains; under DataParallel: TypeError: 'float' object is not "
+            "iterable",
+        ),
+    )
 
 
 def test_unknown_says_that_the_target_is_written_for_ranks(
@@ -445,9 +485,11 @@ def test_what_replicas_have_no_group_for_is_told_in_their_words(
 def test_samples_in_another_dimension_are_told_where_it_raises(
     pool: Pool, tmp_path: Path
 ) -> None:
-    (run,) = checked(pool, tmp_path, HEAD + LAYERS, ("dp",)).runs
-    assert run.verdict == "not-checked"
-    assert "put together it runs (dp/scatter-semantics); RuntimeError: " in run.why
+    (finding,) = checked(pool, tmp_path, HEAD + LAYERS, ("dp",)).findings
+    assert finding.slug == "dp/scatter-semantics"
+    assert finding.summary.endswith(
+        "where samples alone are split and put together it runs"
+    )
 
 
 def test_loss_explains_nothing_that_it_was_not_given(

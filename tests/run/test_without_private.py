@@ -180,6 +180,15 @@ def test_buffers_are_kept_and_what_cannot_run_is_refused(
     )
 
 
+def test_data_parallel_that_no_torch_emulates_is_no_divergence(
+    poor: Pool, tmp_path: Path
+) -> None:
+    options = replace(OPTIONS, modes=("dp",))
+    (run,) = _check(poor, tmp_path, COUNTER, options).runs
+    assert run.verdict == "not-checked"
+    assert run.why.startswith("DataParallel cannot run this target: NotImplemented")
+
+
 def test_cause_that_cannot_be_proven_is_unknown(poor: Pool, tmp_path: Path) -> None:
     report = _check(poor, tmp_path, HOOKS)
     assert report.verdict == "divergent"

@@ -11,8 +11,8 @@ of a list. Numbers, strings and lists of them are copied whole to each replica.
 How it was found
 DataParallel raises where one process trains, or computes something else. The run
 decides in which tensors of other lengths than the samples are copied to every replica,
-and lists as long are split. What raises counts as not checked, so the cause stands
-beside that reason.
+and lists as long are split. What raises counts as not checked beside runs of DDP, and
+the cause stands beside that reason; with `--modes dp` it is a divergence.
 
 Example
     import torch

@@ -9,8 +9,9 @@ replica, and gathering concatenates along dimension 0 alone.
 
 How it was found
 DataParallel raises where one process trains. The run in which outputs are filled up to
-the longest before they are gathered decides. What raises counts as not checked, so
-the cause stands beside that reason.
+the longest before they are gathered decides. What raises counts as not checked beside
+runs of DDP, and the cause stands beside that reason; with `--modes dp` it is a
+divergence.
 
 Example
     import torch
