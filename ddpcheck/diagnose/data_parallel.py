@@ -86,7 +86,8 @@ def explain_faults(
         return runs, []
     case = DataParallelCase(run=runs[faulty[0]])
     proposal, after = _of_fault(session, outcomes[faulty[0]].spec, case, limit)
-    if is_asked:
+    # Here replicas run one after another: one that waits for another does so in vain.
+    if is_asked and all(f.kind == "raised" for i in faulty for f in runs[i].faults):
         diverge = (
             dataclasses.replace(r, verdict="divergent", why="") if i in faulty else r
             for i, r in enumerate(runs)

@@ -431,6 +431,28 @@ loss = lambda output, target: nn.functional.cross_entropy(output[0], target)
     )
 
 
+def test_replica_that_does_not_end_is_no_divergence(
+    short: Pool, tmp_path: Path
+) -> None:
+    source = """
+import threading
+class Net(nn.Linear):
+    def forward(self, x):
+        if len(x) == 4:  # one process has 8
+            threading.Event().wait()
+        return super().forward(x)
+model = Net(4, 3)
+loss = nn.CrossEntropyLoss()
+"""
+    report = checked(short, tmp_path, HEAD + source, ("dp",))
+    assert [(r.verdict, r.why) for r in report.runs] == [
+        (
+            "not-checked",
+            "DataParallel cannot run this target: waited until the deadline",
+        )
+    ]
+
+
 def test_unknown_says_that_the_target_is_written_for_ranks(
     pool: Pool, tmp_path: Path
 ) -> None:
