@@ -14,9 +14,7 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch import Tensor
 
-Constant: TypeAlias = tuple[
-    str, Tensor | float
-]  # the operation's name, and its operand
+Constant: TypeAlias = tuple[str, Tensor | float]  # an operation's name, and its operand
 MOST = 8  # of more nothing is asked
 _MOST_OPERATIONS = 16  # that tell addends apart
 
@@ -34,7 +32,7 @@ def nodes(loss: Tensor) -> list[Any]:
     """
     found: list[Any] = []
     waiting = [loss.grad_fn]
-    while waiting:
+    while waiting and len(found) <= MOST:
         node = waiting.pop()
         behind = _behind(node)
         if behind:
@@ -70,12 +68,14 @@ def constants(loss: Tensor) -> Iterator[Constant]:
     For `divisors`: a value is asked for by an operation, where modes that see those
     have been left.
     """
-    waiting = [loss.grad_fn]
+    waiting: list[Any] = [loss.grad_fn]
+    met: set[Any] = {None}
     while waiting:
         node = waiting.pop()
-        if node is None:
+        if node in met:
             continue
-        operand = getattr(node, "_saved_other", None)
+        met.add(node)
+        operand = _operand(node)
         if _is_constant(operand):
             yield node.name(), operand
         behind = _behind(node)
@@ -85,10 +85,18 @@ def constants(loss: Tensor) -> Iterator[Constant]:
         waiting += behind
 
 
+def _operand(node: Any) -> Any:
+    try:
+        return getattr(node, "_saved_other", None)
+    except RuntimeError:  # it has been written in place since: backward raises, too
+        return None
+
+
 def _is_constant(operand: Any) -> TypeGuard[Tensor | float]:
     """Returns whether an operation is with one number, and gives it no gradient."""
     if isinstance(operand, Tensor):
-        return not operand.dim() and not operand.requires_grad
+        is_one_number = not operand.dim() and not operand.is_complex()
+        return is_one_number and not operand.requires_grad
     return isinstance(operand, int | float)  # of torch's own functions
 
 

@@ -35,6 +35,14 @@ def test_addends_make_up_the_gradient(loss: Loss, gradients: list[float]) -> Non
     assert float(whole) == pytest.approx(sum(gradients), rel=1e-6)
 
 
+def doubled_often(p: Tensor) -> Tensor:
+    """Returns a quotient to which as many ways lead as there are atoms in a mole."""
+    value = p.sum() / 16
+    for _ in range(79):
+        value = value + value
+    return value
+
+
 def twice(p: Tensor) -> Tensor:
     """Returns one value added to itself."""
     value = p.exp()
@@ -50,9 +58,19 @@ def twice(p: Tensor) -> Tensor:
         lambda p: 2 / (p**2 + p.exp()),
         lambda p: (p * torch.ones(3) + p**2 * torch.ones(3)).sum(),
         twice,
+        doubled_often,
         lambda p: sum(p**n for n in range(2, 12)),
     ],
-    ids=["one", "inside", "product", "divisor", "vectors", "twice", "too-many"],
+    ids=[
+        "one",
+        "inside",
+        "product",
+        "divisor",
+        "vectors",
+        "twice",
+        "often",
+        "too-many",
+    ],
 )
 def test_what_is_no_sum_of_a_few_numbers_has_none(loss: Loss) -> None:
     p = torch.tensor(5.0, requires_grad=True)
@@ -82,6 +100,14 @@ def soft_cross_entropy(p: Tensor) -> Tensor:
     return nn.functional.cross_entropy(p.expand(4, 2), probabilities)
 
 
+def written_later(p: Tensor) -> Tensor:
+    """Returns a quotient whose divisor is another one now: backward raises."""
+    count = torch.tensor(16.0)
+    value = p.sum() / count
+    count += 1
+    return value
+
+
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
@@ -90,6 +116,9 @@ def soft_cross_entropy(p: Tensor) -> Tensor:
         (lambda p: (p / 16).sum(), [16]),
         (lambda p: 3 * (p**2).sum() / 16 + p.exp().sum() / 5, [5, 16, 1 / 3]),
         (soft_cross_entropy, [4]),  # torch divides by the samples
+        (doubled_often, [16]),
+        (lambda p: (p.sum() * torch.tensor(2j)).real, []),
+        (written_later, []),
         (lambda p: p.exp().sum() * 0, []),
         (lambda p: (p.exp() / 16).exp().sum(), []),
         (lambda p: p.sum() / p.detach().sum(), [10]),
@@ -102,6 +131,9 @@ def soft_cross_entropy(p: Tensor) -> Tensor:
         "each-sample",
         "two-addends",
         "number-of-torch's",
+        "doubled-often",
+        "complex",
+        "written-later",
         "zero",
         "inside",
         "tensor",
