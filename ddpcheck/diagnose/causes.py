@@ -161,6 +161,23 @@ def without_fallback(proposal: Proposal) -> Proposal:
     return replaced(proposal, fallback=None) if other and other.is_wide else proposal
 
 
+def beside(proposals: list[Proposal], taken: list[Proposal]) -> list[Proposal]:
+    """Returns what can be a second cause: where ranks are seen to train on other samples
+    than one process, a fix that gives all of them to each rank mends just that.
+    """
+    if not any(t.needs_no_proof and t.link == "data" for t in taken):
+        return proposals
+    return [found for p in proposals if (found := _with_own_samples(p))]
+
+
+def _with_own_samples(proposal: Proposal) -> Proposal | None:
+    """Returns the proposal, or the fallback, whose fix leaves each rank its samples."""
+    other = proposal.fallback and _with_own_samples(proposal.fallback)
+    if "data.whole" in proposal.fixes:
+        return other
+    return replaced(proposal, fallback=other)
+
+
 def is_told(proposal: Proposal) -> bool:
     """Returns whether the proposal ends the search, proven or not.
 

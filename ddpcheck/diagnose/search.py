@@ -17,6 +17,7 @@ from ddpcheck.diagnose import findings, hook_weights, last
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import (
     Cause,
+    beside,
     can_run,
     covered,
     is_told,
@@ -146,7 +147,7 @@ class Search:
         With noise that follows the sample there is another loss to judge.
         """
         known = {t.slug for t in taken} | self.refuted
-        found = [p for p in proposals if p.slug not in known]
+        found = [p for p in beside(proposals, taken) if p.slug not in known]
         for p in found:
             if can_run(p) and not (p.speculative or p.noise):
                 self.firm.setdefault(p.slug, p)
@@ -268,7 +269,10 @@ class Search:
             }
         first_tried = proposals
         mending = {s for s, x in tested.items() if x <= 1} - refuted
-        if not any(p.is_precise and p.slug in mending for p in proposals):
+        by = [p for p in proposals if p.slug in mending]
+        if not any(p.is_precise for p in by):
+            if by and all(p.last_resort for p in by):
+                proposals = [self._or_narrow(p, tested, taken) for p in proposals]
             proposals = [self._or_fallback(p, tested, taken, before) for p in proposals]
         refuted |= {
             p.slug
@@ -294,6 +298,24 @@ class Search:
         is_run = first.slug in tested and not first.is_attempt
         verified = False if is_run else None
         return Cause(first, before=before, after=after, verified=verified)
+
+    def _or_narrow(
+        self, proposal: Proposal, tested: dict[str, float], taken: list[Proposal]
+    ) -> Proposal:
+        """Returns the first narrow fallback that mends the run, else the proposal.
+
+        Evidence asks for it; what mends the run without it is a last resort.
+        """
+        other = proposal.fallback
+        if proposal.last_resort or proposal.speculative or proposal.needs_no_proof:
+            return proposal
+        while other is not None and not other.is_wide and not other.last_resort:
+            excess = self.trials.of([other], taken)[other.slug]
+            if excess <= 1:
+                tested[other.slug] = excess
+                return other
+            other = other.fallback
+        return proposal
 
     def _or_fallback(
         self,

@@ -115,6 +115,7 @@ class _Probe:
         self.rows: list[int] = []  # of every call of the model
         self.order: Tensor | None = None  # in which the batch is given; None: its own
         self.draws, self.shortcut = DrawCounter(), Shortcut()
+        self.built = DrawCounter()  # what a step draws that builds parts of the model
         self.attached: Attached | None = None
         self.after_backward = 1.0
         self.outputs: dict[tuple[int, str], Tensor] = {}  # leaves of the pass
@@ -137,8 +138,7 @@ class _Probe:
             self.writer.add("every", 0, every.items())
         whole = tuple(sorted(paths_of(self.cuts.whole) - paths_of(self.cuts.own())))
         direct_is_output = bool(direct) and self._is_used_through_outputs()
-        own_draws, draws = tuple(self.draws.own), self.draws.count
-        own_seeds = frozenset(self.draws.seeds)
+        drawn = self.draws if self.draws.count else self.built
         couplings = self._measure_couplings(grads)
         is_written = self._write_doubled(grads)
         # The outputs tell as well where a step does nothing but make gradients.
@@ -172,9 +172,9 @@ class _Probe:
             whole_outputs=whole,
             laid_outputs=self.cuts.laid(),
             direct_is_output=direct_is_output,
-            draws=draws,
-            own_draws=own_draws,
-            own_seeds=own_seeds,
+            draws=drawn.count,
+            own_draws=tuple(drawn.own),
+            own_seeds=frozenset(drawn.seeds),
             held_draws=held_draws,
             injected=self.injected,
         )
@@ -224,7 +224,7 @@ class _Probe:
         """Returns the order in which the step gives the batch to the model."""
         batch = self.batch
         self.rows, order = order_of_calls(
-            self.model, batch, lambda hooks: self._step(batch, hooks)
+            self.model, batch, lambda hooks: self._step(batch, hooks, self.built)
         )
         self.cuts.windows = micro.windows(self.rows, self.size)
         return order

@@ -158,12 +158,16 @@ def _by_ranks_alone() -> Proposal:
 
 
 def _draws_by_seed_alone(case: Case) -> bool:
-    """Returns whether every draw is a generator's that ranks have seeded otherwise."""
+    """Returns whether every draw is a generator's that ranks have seeded otherwise.
+
+    A rank that draws nothing has no other noise: it does something else.
+    """
     if case.probed is None:
         return False
-    made = case.probed.reference
-    differ = any(rank.own_seeds != made.own_seeds for rank in case.probed.ranks)
-    return differ and 0 < len(made.own_draws) == made.draws
+    made, ranks = case.probed.reference, case.probed.ranks
+    differ = any(rank.own_seeds != made.own_seeds for rank in ranks)
+    all_draw = all(rank.own_seeds for rank in ranks)
+    return differ and all_draw and 0 < len(made.own_draws) == made.draws
 
 
 def _by_seed() -> Proposal:
