@@ -261,7 +261,7 @@ class _Reference:
             | {"shuffles": bool(drawn), "loads": bool(self.seen.loads)}
             | {"unfinished": sums.steps, "never_updates": sums.are_all}
             | {"nothing": still.why, "at_rest": still.is_at_rest}
-            | {"untaken": use.untaken},
+            | {"untaken": use.untaken, "closes": training.closes},
         )
 
     def _watch(self, training: Training, batches: list[Any]) -> None:

@@ -103,12 +103,13 @@ class Training:
     vector_loss: int = 0
     taken: dict[str, None] = field(default_factory=dict)  # names, by any update
     bare: list[int] = field(default_factory=list)  # steps without an optimizer step
+    closes: bool = False  # an optimizer has called a closure that makes gradients
     # What gradients were at the beginning of each optimizer step that has not ended.
     _open: list[_Gradients | None] = field(default_factory=list)
     # Of optimizers that hold nothing of the model's, in this step.
     _other_updates: int = 0
     _has_stepped: bool = False
-    # Of optimizers that had no gradients yet: a closure computes them.
+    # Of optimizers that had no gradients yet: a closure may compute them.
     _late: dict[str, Tensor] = field(default_factory=dict)
     _others: dict[str, Any] = field(default_factory=dict)
     # The parameters after a step, until the next begins: nothing replaces them there.
@@ -203,10 +204,11 @@ class Training:
         if any(p.grad is not None for p in parameters.values()):
             self._record_gradients(parameters if self.takes_all else mine)
         else:
-            self._late |= mine  # a closure will compute them
+            self._late |= mine
 
     def _after_update(self, *_: Any) -> None:
         ended = self._open.pop() if self._open else None
+        self.closes |= any(p.grad is not None for p in self._late.values())
         if ended is not None:
             self.after_update(ended.parameters)
 

@@ -37,8 +37,9 @@ def selects(grad: Tensor, rows: Tensor) -> bool:
         t.detach().double().abs().nan_to_num(0.0).reshape(len(t), -1).amax(1)
         for t in (grad, rows)
     )
-    if not bool(mine.any()):
-        return False  # a shard with nothing to count
+    largest = float(torch.maximum(mine.max(), theirs.max()))
+    if float(torch.minimum(mine.max(), theirs.max())) <= _NOTHING * largest:
+        return False  # a side with nothing but rounding: a shard with nothing to count
     least_mine, least_theirs = _NOTHING * mine.max(), _NOTHING * theirs.max()
     has_mine, has_theirs = mine > least_mine, theirs > least_theirs
     is_partly = any(

@@ -11,7 +11,8 @@ rest of its bucket stays local, and the next forward raises.
 How it was found
 A parameter has requires_grad False and had it True when DDP was built. DDP built
 anew with find_unused_parameters=True decides, or averaging by hand where the step
-freezes again.
+freezes again. Parameters that one process freezes and frees in turn, as GANs do, are
+named where nothing else mends the run.
 
 Example
     import torch
@@ -55,23 +56,49 @@ LINK = "reduce"
 def detect(case: Case) -> Proposal | None:
     """Proposes wrapping anew where requires_grad was True when DDP was built."""
     in_turn = set(case.facts["in_turn"])  # as GANs do
-    found = [n for n in case.outcome.facts().get("frozen", []) if n not in in_turn]
-    if not found or not case.reduce_is_broken:
+    frozen = case.outcome.facts().get("frozen", [])
+    found = [n for n in frozen if n not in in_turn]
+    if not frozen or not case.reduce_is_broken:
         return None
     if "ddp.rewrap_trainable" in case.outcome.spec.fixes:
         return None  # that froze them
+    if not found:
+        return _in_turn(frozen)
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="parameters were frozen after wrapping: their bucket waits for gradients "
         "that never come",
-        facts=(
-            f"{len(found)} parameters had requires_grad=True when DDP was built and have "
-            f"False now: {names(found)}",
-        ),
+        facts=(_fact(found),),
         fix="freeze before wrapping, or wrap again",
         code="module.requires_grad_(False)\nmodel = DistributedDataParallel(model.module)",
         fixes=("ddp.find_unused",),
         # By hand, hooks would go too: another cause may be among them.
         or_by_hand=not any(case.rank_facts("comm_hooks", 0)),
+    )
+
+
+def _in_turn(frozen: list[str]) -> Proposal:
+    """Proposes it on trial for networks in one DDP object that are trained in turn.
+
+    Each in an object of its own waits for nothing: then something else is wrong.
+    """
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="parts of the model are frozen in turn after wrapping: the buckets that "
+        "they share with what is trained wait for gradients that do not come",
+        facts=(_fact(frozen), "in another step, or another part of one, they are trained"),
+        fix="wrap each part by itself, or look for unused parameters in each backward",
+        code="model = DistributedDataParallel(model, find_unused_parameters=True)",
+        fixes=("ddp.find_unused",),
+        speculative=True,
+        last_resort=1,
+    )
+
+
+def _fact(found: list[str]) -> str:
+    return (
+        f"{len(found)} parameters had requires_grad=True when DDP was built and have "
+        f"False now: {names(found)}"
     )
