@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ddpcheck import assemble
 from ddpcheck.diagnose import addends, parts, rows
@@ -142,6 +142,23 @@ def covered(cause: Cause, others: list[Cause]) -> bool:
         for other in others
         for outer in _shown(other)
     )
+
+
+def said_more(cause: Cause, dropped: list[Cause]) -> Cause:
+    """Returns the cause; one that the same fix proves where evidence asks for that one.
+
+    What was too narrow a fix (a count that had the right shares at first) falls back on
+    one that mends many, and then says what the last resort leaves open.
+    """
+    if not cause.proposal.last_resort:
+        return cause
+    for other in dropped:
+        wider = other.proposal.fallback
+        while wider is not None and wider.fixes != cause.proposal.fixes:
+            wider = wider.fallback
+        if wider is not None and not other.proposal.speculative:
+            return replace(cause, proposal=wider)
+    return cause
 
 
 def _shown(cause: Cause) -> list[str]:

@@ -22,7 +22,7 @@ def as_good(
         same = p.link == first.link and math.isclose(
             tested.get(p.slug, math.inf), left, rel_tol=_SAME
         )
-        if same and left < before:
+        if same and not changes_nothing(left, before):
             return p
     return first
 

@@ -23,6 +23,7 @@ from ddpcheck.diagnose.causes import (
     is_told,
     mended,
     proposed,
+    said_more,
 )
 from ddpcheck.diagnose.choosing import as_good, changes_nothing
 from ddpcheck.diagnose.faults import busy_ranks
@@ -37,6 +38,12 @@ from ddpcheck.session import RunOutcome, Session
 _MAX_ROUNDS = 8
 _NEAR = 1e-6  # of an excess: what no cause of its own leaves
 _MAX_CONTROLS = 6
+
+
+def _is_weak(causes: list[Cause]) -> bool:
+    """Returns whether all that is said of the loss is that one of all rows is right."""
+    told = [cause.proposal for cause in causes]
+    return bool(told) and all(p.last_resort and p.link == "loss" for p in told)
 
 
 class Search:
@@ -74,12 +81,13 @@ class Search:
             # It mends many: two that say more may do as well.
             causes = self._together(list(self.narrow.values())) or causes
         causes = self._apart(causes)
+        if self.fix and self._is_late() and (self.rest or _is_weak(causes)):
+            causes = self._again(causes, train_before=True)
         if self.rest is not None and self.can_fall_back:
             self.falls_back = True
             causes = self._again(causes)
-        if self.rest is not None and self.fix and self._is_late():
-            self.references.train_before = True
-            causes = self._again(causes)
+            if self.rest is not None and self.fix and self._is_late():
+                causes = self._again(causes, train_before=True)
         if self.rest is not None and self.fix:
             found = last.cause(self.rest, causes, self.trials)
             causes, self.rest = (
@@ -92,12 +100,20 @@ class Search:
             cause.where = findings.place(self.session, self.spec, cause.proposal)
         return causes
 
-    def _again(self, causes: list[Cause]) -> list[Cause]:
-        """Returns the causes of another attempt, or these if it explains no more."""
+    def _again(
+        self, causes: list[Cause], *, train_before: bool = False
+    ) -> list[Cause]:
+        """Returns the causes of another attempt, or these if it explains no more.
+
+        `train_before`: probes look at the model as it is when all is still right.
+        """
         first = self.case, self.rest
         self.case, self.refuted = None, set()
+        self.references.train_before = train_before
         again = self._attempt()
-        if self.rest is None:
+        of_the_loss = all(cause.proposal.link == "loss" for cause in again)
+        is_more = of_the_loss and not _is_weak(again)
+        if self.rest is None and (first[1] is not None or is_more):
             return again
         self.case, self.rest = first
         return causes
@@ -413,4 +429,6 @@ class Search:
         for cause in causes:
             if cause not in told and covered(cause, told):
                 cause.verified = None  # no run takes it apart from the wider fix
-        causes[:] = [c for c in causes if c.verified is not False]
+        kept = [c for c in causes if c.verified is not False]
+        dropped = [c for c in causes if c.verified is False]
+        causes[:] = [said_more(c, dropped) for c in kept]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 _EXACT = 0.05
-_NOTHING = 1e-12  # of the largest row's gradient
+_NOTHING = 1e-12  # of the largest row's gradient on either side
 _VISIBLE = 1e-6  # of the largest column's
 _SUMS = 1e-6  # of the largest entry
 _FITS = 1e-4  # of a gradient, beside one factor
@@ -37,11 +37,10 @@ def selects(grad: Tensor, rows: Tensor) -> bool:
         t.detach().double().abs().nan_to_num(0.0).reshape(len(t), -1).amax(1)
         for t in (grad, rows)
     )
-    largest = float(torch.maximum(mine.max(), theirs.max()))
-    if float(torch.minimum(mine.max(), theirs.max())) <= _NOTHING * largest:
-        return False  # a side with nothing but rounding: a shard with nothing to count
-    least_mine, least_theirs = _NOTHING * mine.max(), _NOTHING * theirs.max()
-    has_mine, has_theirs = mine > least_mine, theirs > least_theirs
+    least = _NOTHING * torch.maximum(mine.max(), theirs.max())  # less is rounding
+    has_mine, has_theirs = mine > least, theirs > least
+    if not bool(has_mine.any()):
+        return False  # a shard with nothing to count
     is_partly = any(
         bool(has.any()) and not bool(has.all()) for has in (has_mine, has_theirs)
     )
