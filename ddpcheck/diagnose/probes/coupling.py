@@ -32,6 +32,8 @@ Change = Callable[[Tensor, Tensor, int, str], Tensor]
 _NUDGE = 0.05  # of an output's own spread
 _LITTLE = 1e-4  # of a nudge
 _NOTHING = 1e-9  # of the largest change
+_FAR = 1e4  # times a target
+_GROWS = 100  # times what targets that are 1.5 times as large change, or all there is
 _CLEAR = 0.01  # of a change: more is not by one factor
 
 
@@ -187,7 +189,9 @@ class _Trial:
 
         # Not by a shift alone, which leaves the spread of values as it is.
         shifted, scaled = reals(lambda t: 0.8 * t + 1), reals(lambda t: 1.5 * t)
-        apart = _apart(shifted, scaled, largest_gradients(self.grads))
+        tops = largest_gradients(self.grads)
+        far = reals(lambda t: _FAR * t)
+        apart = _larger(_apart(shifted, scaled, tops), _grown(scaled, far, tops))
         if not self._has_rows_for_all(size):
             return apart
         # Counts stay where rows change places, of classes and of masks, too.
@@ -305,6 +309,23 @@ def _reals(leaf: Tensor, part: _Part, change: Callable[[Tensor], Tensor]) -> Ten
     if not leaf.is_floating_point():
         return leaf
     return torch.where(part.along(leaf, 0), change(leaf), leaf)
+
+
+def _grown(
+    near: Mapping[str, Tensor], far: Mapping[str, Tensor], tops: dict[str, float]
+) -> dict[str, float]:
+    """Returns the change by key where it grows with the targets that others have.
+
+    What divides by them takes a gradient away, and no more than all of it.
+    """
+    found = {}
+    for key in set(near) & set(far):
+        if not near[key].numel() or not tops.get(key):
+            continue
+        change, most = (float(d[key].double().abs().max()) for d in (near, far))
+        if math.isfinite(most) and most > _GROWS * max(change, tops[key]):
+            found[key] = change / tops[key]
+    return found
 
 
 def _apart(
