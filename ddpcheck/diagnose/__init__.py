@@ -4,6 +4,7 @@ How a cause is searched for:
 engine         from divergent runs to findings: one search per kind of divergence
 search         fix the first link, run again, go on until nothing diverges
 causes         what rules propose, and what a run with a fix says of one
+fallbacks      what a rule falls back on where its own fix does not mend the run
 trials         runs with the interventions of proposals, and what is left then
 choosing       which fix says more, and what several say together
 parts          a loss that is wrong in several ways, output by output

@@ -179,8 +179,10 @@ def without_fallback(proposal: Proposal) -> Proposal:
 
 
 def beside(proposals: list[Proposal], taken: list[Proposal]) -> list[Proposal]:
-    """Returns what can be a second cause: where ranks are seen to train on other samples
-    than one process, a fix that gives all of them to each rank mends just that.
+    """Returns those that can be a second cause.
+
+    Where ranks are seen to train on other samples than one process, a fix that gives
+    all samples to each rank mends just that.
     """
     if not any(t.needs_no_proof and t.link == "data" for t in taken):
         return proposals

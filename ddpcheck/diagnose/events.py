@@ -302,6 +302,5 @@ def written_alike(case: Case) -> set[str]:
 def _is_close(ours: tuple[float, ...], others: tuple[float, ...], case: Case) -> bool:
     limit = min(case.close, 10 * case.rtol)  # a norm of weights: no ratio of gradients
     return len(ours) == len(others) and all(
-        math.isclose(a, b, rel_tol=limit)
-        for a, b in zip(ours, others, strict=True)
+        math.isclose(a, b, rel_tol=limit) for a, b in zip(ours, others, strict=True)
     )

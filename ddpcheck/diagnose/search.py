@@ -25,7 +25,8 @@ from ddpcheck.diagnose.causes import (
     proposed,
     said_more,
 )
-from ddpcheck.diagnose.choosing import as_good, changes_nothing
+from ddpcheck.diagnose.choosing import as_good
+from ddpcheck.diagnose.fallbacks import Fallbacks
 from ddpcheck.diagnose.faults import busy_ranks
 from ddpcheck.diagnose.hidden import hidden
 from ddpcheck.diagnose.probing import References, first_wrong_batch, probe
@@ -36,7 +37,6 @@ from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import RunOutcome, Session
 
 _MAX_ROUNDS = 8
-_NEAR = 1e-6  # of an excess: what no cause of its own leaves
 _MAX_CONTROLS = 6
 
 
@@ -100,9 +100,7 @@ class Search:
             cause.where = findings.place(self.session, self.spec, cause.proposal)
         return causes
 
-    def _again(
-        self, causes: list[Cause], *, train_before: bool = False
-    ) -> list[Cause]:
+    def _again(self, causes: list[Cause], *, train_before: bool = False) -> list[Cause]:
         """Returns the causes of another attempt, or these if it explains no more.
 
         `train_before`: probes look at the model as it is when all is still right.
@@ -287,9 +285,16 @@ class Search:
         mending = {s for s, x in tested.items() if x <= 1} - refuted
         by = [p for p in proposals if p.slug in mending]
         if not any(p.is_precise for p in by):
+            again = Fallbacks(
+                trials=self.trials,
+                tested=tested,
+                taken=taken,
+                before=before,
+                are_for_all=self.falls_back,
+            )
             if by and all(p.last_resort for p in by):
-                proposals = [self._or_narrow(p, tested, taken) for p in proposals]
-            proposals = [self._or_fallback(p, tested, taken, before) for p in proposals]
+                proposals = [again.or_narrow(p) for p in proposals]
+            proposals = [again.or_any(p) for p in proposals]
         refuted |= {
             p.slug
             for p in proposals
@@ -314,59 +319,6 @@ class Search:
         is_run = first.slug in tested and not first.is_attempt
         verified = False if is_run else None
         return Cause(first, before=before, after=after, verified=verified)
-
-    def _or_narrow(
-        self, proposal: Proposal, tested: dict[str, float], taken: list[Proposal]
-    ) -> Proposal:
-        """Returns the first narrow fallback that mends the run, else the proposal.
-
-        Evidence asks for it; what mends the run without it is a last resort.
-        """
-        other = proposal.fallback
-        if proposal.last_resort or proposal.speculative or proposal.needs_no_proof:
-            return proposal
-        while other is not None and not other.is_wide and not other.last_resort:
-            excess = self.trials.of([other], taken)[other.slug]
-            if excess <= 1:
-                tested[other.slug] = excess
-                return other
-            other = other.fallback
-        return proposal
-
-    def _or_fallback(
-        self,
-        proposal: Proposal,
-        tested: dict[str, float],
-        taken: list[Proposal],
-        before: float,
-    ) -> Proposal:
-        """Returns what mends the run of the proposal and its fallbacks, in turn.
-
-        Of several causes none does: then the first that changes it, if any.
-        """
-        # What is told without a proof, or not without one, has no other attempt.
-        is_last = proposal.needs_no_proof or proposal.speculative
-        # Its rounding is left, say of a loss in float32: another attempt may have none.
-        is_near = 1 < tested.get(proposal.slug, math.inf) < _NEAR * before
-        if not (self.falls_back or is_last or is_near):
-            return proposal
-        other, changing = proposal.fallback, None
-        is_idle = changes_nothing(tested.get(proposal.slug, math.inf), before)
-        is_mended = any(excess <= 1 for excess in tested.values())
-        while other is not None and tested.get(proposal.slug, math.inf) > 1:
-            if other.last_resort > 1 and is_mended:
-                break
-            excess = self.trials.of([other], taken)[other.slug]
-            if excess <= 1:
-                tested[other.slug] = excess
-                return other
-            if is_idle and changing is None and excess < before:
-                changing = other, excess
-            other = other.fallback
-        if changing is None:
-            return proposal
-        proposal, tested[proposal.slug] = changing
-        return proposal
 
     def _together(self, firm: list[Proposal]) -> list[Cause]:
         """Returns the fewest of these proposals that together mend the run, if any do.

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from ddpcheck.ranks.pool import Pool
-from tests.diagnose.bugs import decisions, kept, loss, noise, order, statistics
+from tests.diagnose.bugs import (
+    decisions,
+    kept,
+    loss,
+    noise,
+    order,
+    statistics,
+    turned,
+)
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
 
@@ -31,6 +39,16 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "optimizer.average.shadow['0.weight'], optimizer.average.shadow['2.bias'] "
             "and 1 more; with one process's values there after every step the runs are "
             "equal",
+        ),
+    ),
+    "networks-in-one-wrapper-frozen-in-turn": (
+        turned.BUGS,
+        "parts of the model are frozen in turn after wrapping: the buckets that they "
+        "share with what is trained wait for gradients that do not come",
+        (
+            "2 parameters had requires_grad=True when DDP was built and have False "
+            "now: critic.weight, critic.bias",
+            "in another step, or another part of one, they are trained",
         ),
     ),
     "sum-divided-by-a-constant-count-of-all": (

@@ -88,7 +88,10 @@ def _in_turn(frozen: list[str]) -> Proposal:
         link=LINK,
         summary="parts of the model are frozen in turn after wrapping: the buckets that "
         "they share with what is trained wait for gradients that do not come",
-        facts=(_fact(frozen), "in another step, or another part of one, they are trained"),
+        facts=(
+            _fact(frozen),
+            "in another step, or another part of one, they are trained",
+        ),
         fix="wrap each part by itself, or look for unused parameters in each backward",
         code="model = DistributedDataParallel(model, find_unused_parameters=True)",
         fixes=("ddp.find_unused",),

@@ -27,6 +27,7 @@ from tests.diagnose.bugs import (
     reduction,
     slopes,
     statistics,
+    turned,
 )
 
 SOUND = {
@@ -65,4 +66,5 @@ BUGS = {
     **statistics.BUGS,
     **collectives.BUGS,
     **reduction.BUGS,
+    **turned.BUGS,
 }
