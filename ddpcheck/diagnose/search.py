@@ -81,7 +81,7 @@ class Search:
             # It mends many: two that say more may do as well.
             causes = self._together(list(self.narrow.values())) or causes
         causes = self._apart(causes)
-        if self.fix and self._is_late() and (self.rest or _is_weak(causes)):
+        if self.fix and self._is_late() and (self.rest is not None or _is_weak(causes)):
             causes = self._again(causes, train_before=True)
         if self.rest is not None and self.can_fall_back:
             self.falls_back = True
