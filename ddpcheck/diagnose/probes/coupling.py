@@ -190,8 +190,9 @@ class _Trial:
         # Not by a shift alone, which leaves the spread of values as it is.
         shifted, scaled = reals(lambda t: 0.8 * t + 1), reals(lambda t: 1.5 * t)
         tops = largest_gradients(self.grads)
-        far = reals(lambda t: _FAR * t)
-        apart = _larger(_apart(shifted, scaled, tops), _grown(scaled, far, tops))
+        apart = _apart(shifted, scaled, tops)
+        if any(bool(change.any()) for change in scaled.values()):
+            apart = _larger(apart, _grown(scaled, reals(lambda t: _FAR * t), tops))
         if not self._has_rows_for_all(size):
             return apart
         # Counts stay where rows change places, of classes and of masks, too.
