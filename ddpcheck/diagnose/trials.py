@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import signal
 
 from ddpcheck import assemble, noise_floor
 from ddpcheck.diagnose.case import Proposal
 from ddpcheck.diagnose.causes import scaled_to
+from ddpcheck.ranks.messages import Outcome
 from ddpcheck.report import Tolerance
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import RunOutcome, Session
+
+# Signals that code of the target's does not send itself: what kills for memory does.
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class Trials:
@@ -75,12 +80,28 @@ class Trials:
         Or where one process does not train so: changed, a step may find no number.
         """
         able = [spec for spec in specs if self.session.trains(spec)]
-        outcomes = dict(zip(able, self.session.run(able), strict=True))
+        outcomes = dict(zip(able, self._run(able), strict=True))
         return [
             self._excess_of(outcomes[spec]) if spec in outcomes else math.inf
             for spec in specs
         ]
 
+    def _run(self, specs: list[RunSpec]) -> list[RunOutcome]:
+        """Returns the outcomes; runs once more what told nothing of the target.
+
+        The run itself has ended, or a fault would have been found before any trial.
+        """
+        outcomes = self.session.run(specs)
+        for index, outcome in enumerate(outcomes):
+            if any(map(_ended_from_outside, outcome.ranks)):
+                outcomes[index] = self.session.run([outcome.spec])[0]
+        return outcomes
+
     def _excess_of(self, outcome: RunOutcome) -> float:
         limit = noise_floor.where_changed(self.session, outcome, self.limit)
         return assemble.worst_excess(assemble.to_run(outcome, limit.rtol))
+
+
+def _ended_from_outside(rank: Outcome) -> bool:
+    """Returns whether a rank was killed, or had no time: by a machine under load."""
+    return rank.kind == "hung" or rank.exit_code in _KILLED

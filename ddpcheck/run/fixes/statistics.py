@@ -2,8 +2,9 @@
 
 A mean, a deviation, a quantile or an extreme over samples, of what carries no gradient:
 the numbers by which a loss is normalised, weighed or cut off. Each is computed of the
-rows of all ranks, by the function that the target calls; all ranks have to call it as
-often.
+rows of all ranks, by the function that the target calls. Losses, one or one of each
+task, that the target detaches are means over ranks from there. All ranks have to call
+these as often.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ddpcheck.run import private
 from ddpcheck.run.fixes import backwards
-from ddpcheck.run.fixes.gather import gathered, rows_of_ranks
+from ddpcheck.run.fixes.gather import gathered, mean_over_ranks, rows_of_ranks
 
 # Functions that reduce rows, and where among their arguments the dimension stands.
 _REDUCE = {
@@ -39,6 +40,8 @@ _REDUCE = {
     "var": 1,
     "var_mean": 1,
 }
+_TAKEN = {*_REDUCE, "detach"}
+_MOST_LOSSES = 64  # of as many tasks, or parts
 
 
 class _OfAllRows(TorchFunctionMode):
@@ -55,8 +58,10 @@ class _OfAllRows(TorchFunctionMode):
         del types
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name in _REDUCE and not self._is_backward and args:
+        if name in _TAKEN and not self._is_backward and args:
             with private.no_torch_function():
+                if name == "detach":
+                    return self._detached(args[0])
                 if self._is_of_samples(name, args, kwargs):
                     args = (self._of_all(args[0]), *args[1:])
         return func(*args, **kwargs)
@@ -68,6 +73,15 @@ class _OfAllRows(TorchFunctionMode):
             backward(*args, **kwargs)
         finally:
             self._is_backward = False
+
+    def _detached(self, value: Tensor) -> Tensor:
+        """Returns losses without their gradient: means over ranks."""
+        if not value.requires_grad or value.dim() > 1 or value.numel() > _MOST_LOSSES:
+            return value.detach()
+        is_of_rows = bool(value.dim()) and len(value) % (self._rows() or 1) == 0
+        if is_of_rows or self._is_models(value):
+            return value.detach()
+        return mean_over_ranks(value.detach())
 
     def _is_of_samples(self, name: str, args: Any, kwargs: Any) -> bool:
         """Returns whether what is reduced are rows without a gradient, of samples."""

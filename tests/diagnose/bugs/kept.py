@@ -282,6 +282,33 @@ def train_step(model, optimizer, batch):
 """,
         [("sync/control-desync", True)],
     ),
+    # Weights of tasks follow from how their losses, as the shard has them, went down.
+    "weights-by-the-last-two-losses": (
+        """
+class Tasks:
+    def __init__(self):
+        self.seen = []
+    def weights(self, losses):
+        self.seen = [*self.seen, losses.detach()][-2:]
+        ratio = self.seen[-1] / self.seen[0]
+        return 3 * torch.softmax(ratio / 2, 0)
+x = torch.randn(8, 4)
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = x, x[:, :3] * torch.tensor([1.0, 3.0, 0.3]) + torch.arange(8.0)[:, None] / 4
+def optimizer(params):
+    made = torch.optim.SGD(params, lr=0.1)
+    made.tasks = Tasks()
+    return made
+def train_step(model, optimizer, batch):
+    x, y = batch
+    losses = (model(x) - y).square().mean(0)
+    loss = (optimizer.tasks.weights(losses) * losses).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
     # Every rank makes a teacher of its own, and keeps it where nobody looks by name.
     "teacher-that-ranks-draw": (
         """
