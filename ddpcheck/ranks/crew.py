@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck import frames
-from ddpcheck.ranks import pauses
+from ddpcheck.ranks import pauses, starvation
 from ddpcheck.ranks.messages import Job, Message, Outcome, OwnTimeout
 from ddpcheck.ranks.rank import Rank
 
@@ -102,6 +102,9 @@ class Crew:
             return False
         told = (said for rank in self.ranks for said in rank.progress())
         if any(isinstance(said, OwnTimeout) for said in told):
+            return False
+        # One that was sent something and has had no core yet is in an exchange, too.
+        if starvation.is_any_awake(self.pids()):
             return False
         return all(frames.exchanges(stack) for stack in self._stacks(running))
 

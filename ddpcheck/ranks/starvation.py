@@ -15,6 +15,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _NS = 1e9
+_ASLEEP = "SIZX"  # waits for what another does, or has ended
 _LATE_S = 0.2  # within this a wait may end late on a machine that is well
 
 
@@ -49,6 +50,14 @@ class Starvation:
         )
 
 
+def is_any_awake(pids: Iterable[int]) -> bool:
+    """Returns whether a thread of these runs, or would: if it had a core, or a page.
+
+    What it has waited for a core is counted when it gets one, and may be much.
+    """
+    return any(state not in _ASLEEP for pid in pids for state in _states(pid))
+
+
 def standstill(asked_s: float, took_s: float) -> float:
     """Returns how long nothing ran, from a wait of at most `asked_s` seconds."""
     late = took_s - asked_s
@@ -57,10 +66,23 @@ def standstill(asked_s: float, took_s: float) -> float:
 
 def _turns(pid: int) -> Iterable[tuple[str, Turns]]:
     """Yields every thread of a process with what it has had since it began."""
+    for path, text in _of_threads(pid, "schedstat"):
+        with contextlib.suppress(ValueError, IndexError):
+            ran, waited = text.split()[:2]
+            yield path, Turns(int(ran) / _NS, int(waited) / _NS)
+
+
+def _states(pid: int) -> Iterable[str]:
+    """Yields the state of every thread of a process, a letter: see proc(5)."""
+    for _, text in _of_threads(pid, "stat"):
+        yield from text.rpartition(")")[2].split()[:1]  # a name may hold brackets
+
+
+def _of_threads(pid: int, name: str) -> Iterable[tuple[str, str]]:
+    """Yields path and text of a file that the kernel keeps of every thread."""
     paths: list[Path] = []
     with contextlib.suppress(OSError):  # the process has ended
-        paths = list((_PROC / str(pid) / "task").glob("*/schedstat"))
+        paths = list((_PROC / str(pid) / "task").glob(f"*/{name}"))
     for path in paths:
-        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has
-            ran, waited = path.read_text(encoding="ascii").split()[:2]
-            yield str(path), Turns(int(ran) / _NS, int(waited) / _NS)
+        with contextlib.suppress(OSError):  # the thread has
+            yield str(path), path.read_text(encoding="utf-8", errors="replace")

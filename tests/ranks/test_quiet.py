@@ -71,6 +71,19 @@ def test_ranks_that_wait_for_each_other_are_seen(
         assert outcome.stack.count("in rank_main") == is_told
 
 
+def test_rank_that_is_awake_and_gets_no_core_may_go_on(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([True] * 2)
+    monkeypatch.setattr(
+        "ddpcheck.ranks.starvation.is_any_awake", lambda _: next(looks, False)
+    )
+    outcomes, seconds = _deeds(pool, ("dist.barrier()", "pass"))
+    assert [o.kind for o in outcomes] == ["stuck", "done"]
+    assert next(looks, None) is None
+    assert seconds >= 4 * FEW * LOOK_S  # asked after 2, 4, 8 looks
+
+
 SLEEP = f"time.sleep({LATE_S})"
 LATE = f"threading.Thread(target=lambda: ({SLEEP}, dist.send(torch.ones(1), 0)))"
 
