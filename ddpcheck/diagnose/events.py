@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from ddpcheck.agreement import first_parting, ranks_differ
 from ddpcheck.diagnose.case import Case
 from ddpcheck.diagnose.probes.evidence import ModuleCall
+from ddpcheck.report import Difference
 
 
 def is_torn(events: str) -> bool:
@@ -177,14 +178,22 @@ def common_factor(case: Case) -> float | None:
         return None
     factor = wrong[0].ratio
     assert factor is not None
-    for t in wrong:
-        # A pure factor f differs by |f - 1| of the largest element, no more.
-        if (
-            abs((t.ratio or 0) - factor) > case.close
-            or abs(t.rel_diff - abs(factor - 1)) > case.close
-        ):
-            return None
-    return factor
+    return factor if all(_has(t, factor, case.close) for t in wrong) else None
+
+
+def with_factor(case: Case, factor: float) -> list[str]:
+    """Returns the parameters whose gradients of step 0 are `factor` times as large."""
+    rows = [t for q in case.step_quantity("gradients", 0) for t in q.tensors]
+    return list(dict.fromkeys(t.name for t in rows if _has(t, factor, case.close)))
+
+
+def _has(tensor: Difference, factor: float, close: float) -> bool:
+    """Returns whether a tensor is a pure multiple: off by |f - 1| of its largest."""
+    return (
+        tensor.ratio is not None
+        and abs(tensor.ratio - factor) <= close
+        and abs(tensor.rel_diff - abs(factor - 1)) <= close
+    )
 
 
 def factor_between_ranks(case: Case, quantity: str, step: int) -> float | None:

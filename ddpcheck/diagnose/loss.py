@@ -176,7 +176,11 @@ def global_loss_fix(case: Case) -> tuple[str, ...]:
     reference = case.probed.reference
     paths = reference.whole_outputs + reference.laid_outputs
     what = (reference.frontier, reference.direct, paths)
-    return ("loss.global:" + "|".join(",".join(names) for names in what),)
+    fix = "loss.global:" + "|".join(",".join(names) for names in what)
+    if any(reference.frontier) or reference.direct_is_output or not reference.direct:
+        return (fix,)
+    # Every rank has the whole loss, W times: a penalty of its step's as well.
+    return (fix, f"direct.scale:{1 / case.world_size!r}")
 
 
 def global_loss_of_other_rows(case: Case) -> tuple[str, ...]:

@@ -67,7 +67,12 @@ class Moment:
         one, ranks = Counter(self.one), [Counter(rank) for rank in self.ranks]
         common = Counter(self._in_one_place()) & one
         rest = reduce(add, (rank - common for rank in ranks))
-        return self.together == one or rest == one - common
+        return self.is_parted or rest == one - common
+
+    @property
+    def is_parted(self) -> bool:
+        """Whether the ranks have each sample of one process once, and no other."""
+        return self.together == Counter(self.one)
 
     def _in_one_place(self) -> Iterator[int]:
         """Yields what stands in the same place on all ranks, from either end.

@@ -9,6 +9,7 @@ import pytest
 
 from ddpcheck.ranks.pool import Pool
 from tests.diagnose.bugs import (
+    beside,
     decisions,
     kept,
     loss,
@@ -100,6 +101,37 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "gradients are equal up to step 1; after its update ranks differ in "
             "body.weight",
             "where every rank has the samples of all ranks they do not",
+        ),
+    ),
+    "samples-dealt-out-by-length": (
+        beside.BUGS,
+        "the training step deals the samples out again, the loss is a mean over a "
+        "rank's part, the parts differ in size, and DDP weighs them alike",
+        (
+            "in step 1 the ranks train on all 8 samples of one process, each on one "
+            "rank: 2, 6",
+            "where each rank's loss is weighed by its share of them, they train as one "
+            "process does",
+        ),
+    ),
+    "hook-that-adds-up-what-it-has-added-up": (
+        beside.BUGS,
+        "a communication hook adds the ranks' gradients up after every micro-batch, "
+        "and with them what it has added up before",
+        (
+            "register_comm_hook was called once",
+            "an update has 2 backwards; where the ranks' gradients are added up once, "
+            "at the update, they train as one process does",
+        ),
+    ),
+    "norm-of-the-critic-that-is-summed-over-ranks": (
+        beside.BUGS,
+        "gradients are clipped by a norm that was summed over ranks, though DDP had "
+        "averaged the gradients already: the norm is sqrt(W) too large",
+        (
+            "at the optimizer's step the gradients of critic.2.bias, critic.2.weight, "
+            "critic.0.bias and 1 more are 0.707 times one process's, which is "
+            "1 / sqrt(2)",
         ),
     ),
     "split-by-chance-after-seeding-by-rank": (

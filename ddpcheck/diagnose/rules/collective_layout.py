@@ -117,8 +117,6 @@ def _of_rows(case: Case) -> Proposal | None:
         speculative=not shown,
         evidence=ratio_evidence(case),
     )
-    if shown:
-        return found
     return replaced(found, fallback=_of_blocks(found, _of_the_own_rows(case, found)))
 
 

@@ -8,7 +8,9 @@ Why it happens
 
 How it was found
 The shards differ in size, and d loss / d output is N / n_r with n_r that size,
-within 1e-6. The run with the global count decides.
+within 1e-6. The run with the global count decides. Or a step of the target's own deals
+the samples out again, in parts of several sizes: the run decides that weighs each
+backward by the samples that the model was given.
 
 Example
     import torch
@@ -31,7 +33,7 @@ Weigh each rank's mean by its share of the samples. The example is mended by:
         return world_size * total / count
 
 Not this rule if
-All shards have one size.
+All ranks train on as many samples.
 
 References
 https://github.com/huggingface/transformers/issues/608
@@ -39,9 +41,10 @@ https://github.com/huggingface/transformers/issues/608
 
 from __future__ import annotations
 
+from ddpcheck.diagnose import rows
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.loss import counted_by, ratio_evidence, ratio_fact
-from ddpcheck.diagnose.text import listed
+from ddpcheck.diagnose.text import in_group, listed
 from ddpcheck.run.spec import SAMPLES
 
 SLUG = "loss/uneven-shard"
@@ -50,8 +53,9 @@ LINK = "loss"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where the ratios are N / n_r with n_r the size of the shard."""
-    if len(set(case.run.shard_sizes)) < 2 or counted_by(case) != SAMPLES:  # noqa: PLR2004
-        return None
+    sizes = case.run.shard_sizes
+    if len(set(sizes)) < 2 or counted_by(case) != SAMPLES:  # noqa: PLR2004
+        return _dealt_out(case)
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -59,7 +63,7 @@ def detect(case: Case) -> Proposal | None:
         "weighs them alike",
         facts=(
             ratio_fact(case),
-            f"the factors are N / n_r with n_r the shard size: {listed(case.run.shard_sizes)}",
+            f"the factors are N / n_r with n_r the shard size: {listed(sizes)}",
         ),
         fix="equal shards (drop_last), or weigh each rank's loss by its share",
         code="world, n = 1, torch.tensor(float(len(target)))\n"
@@ -69,4 +73,34 @@ def detect(case: Case) -> Proposal | None:
         "loss = loss * world * len(target) / n",
         fixes=(f"loss.count:{SAMPLES}",),
         evidence=ratio_evidence(case),
+    )
+
+
+def _dealt_out(case: Case) -> Proposal | None:
+    """Proposes it on trial for a step that gives each rank a part of its own choice."""
+    moment = next(iter(rows.moments(case)), None)
+    if moment is None or not moment.is_parted or case.run.faults:
+        return None
+    sizes = [len(rank) for rank in moment.ranks]
+    # Fewer than there are: samples that do not count were left out.
+    is_whole = len(moment.one) >= case.facts["batch_size"]
+    if len(set(sizes)) == 1 or not is_whole:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the training step deals the samples out again, the loss is a mean over a "
+        "rank's part, the parts differ in size, and DDP weighs them alike",
+        facts=(
+            f"in step {moment.step + 1} the ranks train on all {len(moment.one)} samples "
+            f"of one process, each on one rank: {listed(sizes)}",
+            "where each rank's loss is weighed by its share of them, they train as one "
+            "process does",
+        ),
+        fix="weigh each rank's loss by its share of the samples",
+        code="n = torch.tensor(float(len(part)))\n"
+        + in_group("dist.all_reduce(n)")
+        + "\nloss = loss * world_size * len(part) / n",
+        fixes=("data.unpadded",),
+        speculative=True,
     )

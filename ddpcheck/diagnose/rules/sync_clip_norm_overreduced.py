@@ -8,11 +8,12 @@ After DDP all ranks have the same gradients. sqrt(sum_r |g|^2) = sqrt(W) |g|, so
 that everything is scaled down by sqrt(W).
 
 How it was found
-d loss / d output is right, and every gradient at the optimizer's step is 1 /
-sqrt(W) of the reference's, within 1e-6. The run in which no all_reduce happens
-between backward and the step decides. Or all gradients are right when the optimizer's
-step begins, and its update is another one on all ranks alike: the run decides in which
-it sums nothing over ranks of no more numbers than it has parameters.
+d loss / d output is right, and every gradient at the optimizer's step, or that of
+several parameters, is 1 / sqrt(W) of the reference's, within 1e-6. The run in which no
+all_reduce happens between backward and the step decides. Or all gradients are right
+when the optimizer's step begins, and its update is another one on all ranks alike: the
+run decides in which it sums nothing over ranks of no more numbers than it has
+parameters.
 
 Example
     import torch
@@ -54,13 +55,14 @@ from __future__ import annotations
 import math
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import common_factor, sums_in_its_step
+from ddpcheck.diagnose.events import common_factor, sums_in_its_step, with_factor
 from ddpcheck.diagnose.loss import is_sound_until_backward
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import number
+from ddpcheck.diagnose.text import names, number
 
 SLUG = "sync/clip-norm-overreduced"
 LINK = "update"
+_SEVERAL = 2  # parameters: of one the factor may be chance
 
 
 def detect(case: Case) -> Proposal | None:
@@ -72,7 +74,7 @@ def detect(case: Case) -> Proposal | None:
         return None
     factor = common_factor(case)
     if factor is None:
-        return _within_the_update(case)
+        return _of_some(case) or _within_the_update(case)
     if abs(factor * math.sqrt(case.world_size) - 1) > case.close:
         return None
     return _of(
@@ -80,6 +82,19 @@ def detect(case: Case) -> Proposal | None:
         f"every gradient is {number(factor)} times one process's, which is "
         f"1 / sqrt({case.world_size})",
     )
+
+
+def _of_some(case: Case) -> Proposal | None:
+    """Proposes it on trial where some gradients have that factor: of one of two nets."""
+    factor = 1 / math.sqrt(case.world_size)
+    found = with_factor(case, factor)
+    if len(found) < _SEVERAL or not any(case.rank_facts("collectives", 0)):
+        return None
+    told = _of(
+        f"at the optimizer's step the gradients of {names(found)} are {number(factor)} "
+        f"times one process's, which is 1 / sqrt({case.world_size})"
+    )
+    return replaced(told, speculative=True)
 
 
 def _within_the_update(case: Case) -> Proposal | None:

@@ -11,7 +11,9 @@ and does not divide.
 
 How it was found
 register_comm_hook was called, and gradients are not the mean of the local ones. DDP
-built anew without the hook decides. Or the parameters are in no DDP object, the step
+built anew without the hook decides. Or a step of several micro-batches sums after each
+of them what it has summed before: the run decides in which the ranks' gradients are
+summed once, at the update. Or the parameters are in no DDP object, the step
 calls collectives, and all gradients are W times the reference's though the loss is
 right: the run with all of them divided by W decides.
 
@@ -53,6 +55,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.events import common_factor
+from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.text import times
 from ddpcheck.diagnose.unused import reduces_by_hand
 
@@ -65,9 +68,9 @@ def detect(case: Case) -> Proposal | None:
     count = max(case.rank_facts("comm_hooks", 0), default=0)
     # A hook's result takes the place of what join divides by.
     is_in_doubt = case.reduce_is_broken or any(case.rank_facts("joins", []))
-    if not is_in_doubt or not count:
+    if not count:
         return _by_hand(case)
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="a communication hook returns something else than the mean of the ranks' "
@@ -76,6 +79,33 @@ def detect(case: Case) -> Proposal | None:
         fix="divide by the world size in the hook; compress only what the tolerance allows",
         code="dist.all_reduce(bucket.buffer().div_(dist.get_world_size()))",
         fixes=("ddp.no_comm_hook",),
+    )
+    again = _of_micro_batches(case, found)
+    if not is_in_doubt:
+        # The loss divides by the world size, for a hook that adds up.
+        return replaced(again, speculative=True) if again else _by_hand(case)
+    return replaced(found, fallback=again)
+
+
+def _of_micro_batches(case: Case, found: Proposal) -> Proposal | None:
+    """Returns the proposal for a hook that adds up what it has added up before."""
+    micros = len(case.probed.reference.micros) if case.probed else 0
+    if micros < 2:  # noqa: PLR2004
+        return None
+    return replaced(
+        found,
+        summary="a communication hook adds the ranks' gradients up after every micro-batch, "
+        "and with them what it has added up before",
+        facts=(
+            *found.facts,
+            f"an update has {micros} backwards; where the ranks' gradients are added up "
+            "once, at the update, they train as one process does",
+        ),
+        fix="reduce in the last micro-batch alone: no_sync around all others, forward and "
+        "backward",
+        code="with nullcontext() if is_last else model.no_sync():\n"
+        "    loss(model(x), y).backward()",
+        fixes=("gradients.at_update", f"gradients.scale:{float(case.world_size)!r}"),
     )
 
 

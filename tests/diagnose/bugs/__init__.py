@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.diagnose.bugs import (
     addends,
     behind,
+    beside,
     collectives,
     counts,
     counts_of_all,
@@ -32,6 +33,7 @@ from tests.diagnose.bugs import (
 
 SOUND = {
     **addends.SOUND,
+    **beside.SOUND,
     **collectives.SOUND,
     **counts_of_all.SOUND,
     **decisions.SOUND,
@@ -48,6 +50,7 @@ SOUND = {
 BUGS = {
     **addends.BUGS,
     **behind.BUGS,
+    **beside.BUGS,
     **noise.BUGS,
     **on_the_way.BUGS,
     **loss.BUGS,
