@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import signal
 
 from ddpcheck import assemble, noise_floor
 from ddpcheck.diagnose.case import Proposal
 from ddpcheck.diagnose.causes import scaled_to
-from ddpcheck.ranks.messages import Outcome
 from ddpcheck.report import Tolerance
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import RunOutcome, Session
-
-# Signals that code of the target's does not send itself: what kills for memory does.
-_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class Trials:
@@ -93,15 +88,10 @@ class Trials:
         """
         outcomes = self.session.run(specs)
         for index, outcome in enumerate(outcomes):
-            if any(map(_ended_from_outside, outcome.ranks)):
+            if any(rank.was_ended_from_outside for rank in outcome.ranks):
                 outcomes[index] = self.session.run([outcome.spec])[0]
         return outcomes
 
     def _excess_of(self, outcome: RunOutcome) -> float:
         limit = noise_floor.where_changed(self.session, outcome, self.limit)
         return assemble.worst_excess(assemble.to_run(outcome, limit.rtol))
-
-
-def _ended_from_outside(rank: Outcome) -> bool:
-    """Returns whether a rank was killed, or had no time: by a machine under load."""
-    return rank.kind == "hung" or rank.exit_code in _KILLED

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ddpcheck.ranks.wire import Meeting
+
+# What code of the target's does not send itself: what kills for memory does.
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,3 +98,8 @@ class Outcome:
     stack: str = ""
     stderr: str = ""
     leftovers: tuple[str, ...] = ()
+
+    @property
+    def was_ended_from_outside(self) -> bool:
+        """Whether the rank was killed, or had no time: by a machine under load."""
+        return self.kind == "hung" or self.exit_code in _KILLED

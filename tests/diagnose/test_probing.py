@@ -9,7 +9,7 @@ import pytest
 
 from ddpcheck import assemble
 from ddpcheck.diagnose.probing import References
-from ddpcheck.ranks.messages import Job
+from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.ranks.task import Task
 from ddpcheck.run.spec import FINE_RTOL, RunSpec
@@ -20,6 +20,7 @@ from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
 
 RECORD = "ddpcheck.diagnose.probes.reference:record"
+JUDGE = "ddpcheck.diagnose.probes.rank:judge"
 PID = Job(function="tests.ranks.jobs:pid")
 SUM = """
 model = nn.Linear(4, 3)
@@ -52,8 +53,31 @@ def test_search_for_two_causes_asks_one_process_once(
         2,
         "collective/no-autograd",
     )
-    assert submitted.count("ddpcheck.diagnose.probes.rank:judge") > 1
+    assert submitted.count(JUDGE) > 1
     assert submitted.count(RECORD) == 1
+
+
+@pytest.mark.parametrize(("killed", "size"), [(RECORD, SOLO), (JUDGE, 2)])
+def test_probe_that_was_killed_looks_once_more(
+    killed: str,
+    size: int,
+    pool: Pool,
+    submitted: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait = pool.wait
+
+    def killed_once(tasks: list[Task]) -> None:
+        wait(tasks)
+        is_first = submitted.count(killed) == 1
+        if is_first and tasks[0].crew.world_size == size:
+            tasks[0].outcomes[0] = Outcome(rank=0, kind="died", exit_code=-9)
+
+    monkeypatch.setattr(pool, "wait", killed_once)
+    (finding,) = checked(pool, tmp_path, HEAD + SUM).findings
+    assert finding.slug == "loss/sum-reduction"
+    assert submitted.count(killed) == 2
 
 
 def _divergent(pool: Pool, folder: Path) -> tuple[Session, RunSpec, References, Any]:
