@@ -13,6 +13,9 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 _NAME = "require_backward_grad_sync"
+# Where the property reads it: what torch.compile of torch 2.9 makes of a property that
+# looks up its own name is an endless recursion.
+_READ = "ddpcheck_backward_grad_sync"
 
 
 @contextlib.contextmanager
@@ -22,9 +25,11 @@ def watched(note: Callable[[str], None]) -> Iterator[None]:
     def change(ddp: Any, value: Any) -> None:
         if bool(vars(ddp).get(_NAME, True)) != bool(value):
             note("]" if value else "[")
-        vars(ddp)[_NAME] = value
+        vars(ddp)[_NAME] = vars(ddp)[_READ] = value
 
-    with _replaced(property(lambda ddp: vars(ddp)[_NAME], change)):
+    # In words that torch.compile of every torch takes.
+    flag = property(lambda ddp: ddp.ddpcheck_backward_grad_sync, change)
+    with _replaced(_READ, True), _replaced(_NAME, flag):
         yield
 
 
@@ -35,19 +40,19 @@ def held(*, is_set: bool) -> Iterator[None]:
     def keep(ddp: Any, value: Any) -> None:
         vars(ddp)[_NAME] = value
 
-    with _replaced(property(lambda _: is_set, keep)):
+    with _replaced(_NAME, property(lambda _: is_set, keep)):
         yield
 
 
 @contextlib.contextmanager
-def _replaced(flag: property) -> Iterator[None]:
+def _replaced(name: str, value: Any) -> Iterator[None]:
     cls: Any = DistributedDataParallel
-    before = vars(cls).get(_NAME)
-    setattr(cls, _NAME, flag)
+    before = vars(cls).get(name)
+    setattr(cls, name, value)
     try:
         yield
     finally:
         if before is None:
-            delattr(cls, _NAME)
+            delattr(cls, name)
         else:
-            setattr(cls, _NAME, before)
+            setattr(cls, name, before)
