@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.parts import Detect
 from ddpcheck.diagnose.probes.evidence import Couplings, Cut, RankEvidence, combined
+from ddpcheck.diagnose.shares import are_shares
 from ddpcheck.run.fix_names import ADDENDS, arguments
 
 _SAME = 1e-6  # of a factor that is 1
@@ -61,6 +62,27 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
     place = next((i for i, p in enumerate(found) if p.link == "loss"), len(found))
     rest = [p for p in found if p.link != "loss"]
     return [*rest[:place], *all_in_one, *mine, *rest[place:]]
+
+
+def as_mended(case: Case) -> Case:
+    """Returns the case; where fixes in force mend all wrong addends, with a sound loss.
+
+    Probes look at the loss as it is written.
+    """
+    taken = _taken(case)
+    if case.probed is None or not taken or not _is_known(case):
+        return case
+    if not taken.issuperset(n for numbers in _groups(case).values() for n in numbers):
+        return case
+    world = float(case.world_size)
+
+    def right(rank: RankEvidence) -> RankEvidence:
+        cuts = (dataclasses.replace(c, ratio=world, residual=0.0) for c in rank.cuts)
+        return dataclasses.replace(rank, cuts=tuple(cuts))
+
+    ranks = tuple(map(right, case.probed.ranks))
+    probed = dataclasses.replace(case.probed, ranks=ranks)
+    return dataclasses.replace(case, probed=probed)
 
 
 def _is_known(case: Case) -> bool:
@@ -145,7 +167,25 @@ def _only(case: Case, numbers: list[int], *, relates: bool) -> Case:
         doubled=_doubled(cut for rank in ranks for cut in rank.cuts),
     )
     probed = dataclasses.replace(case.probed, reference=reference, ranks=tuple(ranks))
-    return dataclasses.replace(case, probed=probed, is_part=True)
+    only = dataclasses.replace(case, probed=probed, is_part=True)
+    return _counting(only) if relates and couplings.slope else only
+
+
+def _counting(only: Case) -> Case:
+    """Returns the case of some addends; of a count of samples, with no couplings.
+
+    Outputs may decide what counts, as masks do among them. That multiplies these
+    addends, which are not all of the gradient.
+    """
+    factors, found = only.rank_ratios, only.couplings
+    if factors is None or not are_shares(factors, only.close) or found.is_smooth():
+        return only
+    assert only.probed is not None
+    nothing = dict.fromkeys(found.slope, 0.0)
+    couplings = dataclasses.replace(found, nudged=nothing, copied={})
+    reference = dataclasses.replace(only.probed.reference, couplings=couplings)
+    probed = dataclasses.replace(only.probed, reference=reference)
+    return dataclasses.replace(only, probed=probed)
 
 
 def _asks_as(rank: RankEvidence, numbers: list[int]) -> RankEvidence:

@@ -18,6 +18,7 @@ _PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
 _SCALES = {
     f"{what}.scale" for what in ("loss", "direct", "gradients", "terms", "outputs")
 }
+_MAX_CONTROLS = 6
 _LAST = 2  # Proposal.last_resort of what is tried where there is nothing else
 _EXACT = 1e-6  # of what a run is off by, where nothing but rounding was changed
 _SAME = 0.01  # powers this close: it is one
@@ -67,6 +68,25 @@ def _detect(case: Case, rules: Iterable[Rule]) -> list[Proposal]:
 
 def _of_the_loss(case: Case) -> list[Proposal]:
     return _detect(case, [rule for rule in RULES if rule.LINK == "loss"])
+
+
+def verified(proposal: Proposal, before: float, tested: dict[str, float]) -> Cause:
+    """Returns the cause that a run proves; others that were on trial are its controls.
+
+    Args:
+        proposal: whose fix mends the run.
+        before: what the run is off by without it.
+        tested: what is left, by slug.
+    """
+    others = ((s, x) for s, x in tested.items() if s != proposal.slug)
+    controls = [Control(slug=s, excess_after=x) for s, x in others]
+    return Cause(
+        proposal,
+        before=before,
+        after=tested[proposal.slug],
+        verified=True,
+        controls=controls[:_MAX_CONTROLS],
+    )
 
 
 def mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddpcheck import assemble
-from ddpcheck.diagnose import findings, hook_weights, last
+from ddpcheck.diagnose import addends, findings, hook_weights, last, two
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import (
     Cause,
@@ -24,6 +24,7 @@ from ddpcheck.diagnose.causes import (
     mended,
     proposed,
     said_more,
+    verified,
 )
 from ddpcheck.diagnose.choosing import as_good
 from ddpcheck.diagnose.fallbacks import Fallbacks
@@ -32,12 +33,11 @@ from ddpcheck.diagnose.hidden import hidden
 from ddpcheck.diagnose.probing import References, first_wrong_batch, probe
 from ddpcheck.diagnose.proposal import with_own_average
 from ddpcheck.diagnose.trials import Trials
-from ddpcheck.report import Control, Run, Tolerance
+from ddpcheck.report import Run, Tolerance
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import RunOutcome, Session
 
 _MAX_ROUNDS = 8
-_MAX_CONTROLS = 6
 
 
 def _is_weak(causes: list[Cause]) -> bool:
@@ -83,21 +83,28 @@ class Search:
         causes = self._apart(causes)
         if self.fix and self._is_late() and (self.rest is not None or _is_weak(causes)):
             causes = self._again(causes, train_before=True)
-        if self.rest is not None and self.can_fall_back:
-            self.falls_back = True
-            causes = self._again(causes)
-            if self.rest is not None and self.fix and self._is_late():
-                causes = self._again(causes, train_before=True)
-        if self.rest is not None and self.fix:
-            found = last.cause(self.rest, causes, self.trials)
-            causes, self.rest = (
-                ([*causes, found], None) if found else (causes, self.rest)
-            )
+        if self.rest is not None:
+            causes = self._explaining_more(causes)
         if self.case is not None and self.rest is None:
             causes = hook_weights.as_one(self.case, causes)
             causes += hidden(self.case, causes)
         for cause in causes:
             cause.where = findings.place(self.session, self.spec, cause.proposal)
+        return causes
+
+    def _explaining_more(self, causes: list[Cause]) -> list[Cause]:
+        """Returns what explains the rest as well, these where nothing does."""
+        if self.can_fall_back:
+            self.falls_back = True
+            causes = self._again(causes)
+            if self.rest is not None and self.fix and self._is_late():
+                causes = self._again(causes, train_before=True)
+        if self.rest is not None and self.fix and causes:
+            causes = self._one_first() or causes
+        if self.rest is not None and self.fix:
+            found = last.cause(self.rest, causes, self.trials)
+            if found:
+                causes, self.rest = [*causes, found], None
         return causes
 
     def _again(self, causes: list[Cause], *, train_before: bool = False) -> list[Cause]:
@@ -188,7 +195,7 @@ class Search:
             probed, failed = None, "ranks hang in code of their own"
         else:
             probed, failed = probe(self.session, self.references, spec, runs[0])
-        return Case(
+        case = Case(
             run=runs[0],
             outcome=outcomes[0],
             by_hand=runs[-1],
@@ -201,6 +208,7 @@ class Search:
             repeats=self.repeats,
             vary=lambda **changes: self._vary(spec, changes),
         )
+        return addends.as_mended(case)
 
     def _beside_the_probe(
         self, spec: RunSpec, wanted: list[RunSpec]
@@ -305,7 +313,7 @@ class Search:
             if tested.get(proposal.slug, math.inf) > 1:
                 continue
             if proposal.slug not in refuted:
-                return self._verified(proposal, before, tested)
+                return verified(proposal, before, tested)
             firm = [p for p in firm if p is not proposal]
         firm = [p for p in firm if self.trials.can_train(p, tested, taken)]
         if not firm:
@@ -317,8 +325,8 @@ class Search:
             return Cause(by_hand, before=before, after=after, verified=True)
         after = tested.get(first.slug, math.inf)
         is_run = first.slug in tested and not first.is_attempt
-        verified = False if is_run else None
-        return Cause(first, before=before, after=after, verified=verified)
+        told = False if is_run else None
+        return Cause(first, before=before, after=after, verified=told)
 
     def _together(self, firm: list[Proposal]) -> list[Cause]:
         """Returns the fewest of these proposals that together mend the run, if any do.
@@ -341,6 +349,25 @@ class Search:
         self._leave_one_out(causes)
         return causes
 
+    def _one_first(self) -> list[Cause]:
+        """Returns two causes that mend the run, one proven where the other is fixed."""
+        causes = two.with_one_first(self.firm.values(), self._beside)
+        self._leave_one_out(causes)
+        if len(causes) < 2:  # noqa: PLR2004 (one of them was none)
+            return []
+        self.rest = None
+        return causes
+
+    def _beside(self, others: list[Proposal]) -> Cause | None:
+        """Returns what a run proves of the rest where these are mended."""
+        case = self._case(self.trials.with_fixes(self.spec, others))
+        if case.run.verdict == "equivalent":
+            return None
+        slugs = {p.slug for p in others}
+        proposals = [p for p in beside(proposed(case), others) if p.slug not in slugs]
+        cause = self._choose(case, proposals, others)
+        return cause if cause and cause.verified else None
+
     def _apart(self, causes: list[Cause]) -> list[Cause]:
         """Returns what one average by hand mended, apart by the parameters of each."""
         by_hand = next((c for c in causes if c.verified and c.proposal.by_hand), None)
@@ -351,23 +378,10 @@ class Search:
         parts = [with_own_average(p) for p in found.values()]
         return (len(parts) > 1 and self._together(others + parts)) or causes
 
-    def _verified(
-        self, proposal: Proposal, before: float, tested: dict[str, float]
-    ) -> Cause:
-        others = ((s, x) for s, x in tested.items() if s != proposal.slug)
-        controls = [Control(slug=s, excess_after=x) for s, x in others]
-        return Cause(
-            proposal,
-            before=before,
-            after=tested[proposal.slug],
-            verified=True,
-            controls=controls[:_MAX_CONTROLS],
-        )
-
     def _leave_one_out(self, causes: list[Cause]) -> None:
         """Judges every cause by the run with all fixes but its own."""
         every = [c.proposal for c in causes]
-        if not causes[-1].verified:
+        if not causes or not causes[-1].verified:
             return
         after = causes[-1].after
         specs = [

@@ -24,6 +24,36 @@ def train_step(model, optimizer, batch):
     optimizer.zero_grad()
     loss = (model(x[mine])[:, 0] - y[mine]).square().mean()
 """
+_RETURNS_A_MASK = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.one = nn.Linear(4, 6), nn.Linear(6, 1)
+        self.each = nn.Linear(6, 5)
+    def forward(self, x, length):
+        h = self.body(x).tanh()
+        mask = (torch.arange(5) < length[:, None]).to(x.dtype)
+        return self.one(h)[:, 0], self.each(h), mask
+model = Net()
+length = torch.tensor([1, 2, 1, 3, 5, 4, 5, 3])
+batch = torch.randn(8, 4), length, torch.randn(8), torch.randn(8, 5)
+def train_step(model, optimizer, batch):
+    x, length, y, goal = batch
+    optimizer.zero_grad()
+    one, each, mask = model(x, length)
+    term = ((each - goal).square() * mask).sum() / mask.sum()
+    sound = (one - y).abs().mean() + 0.1 * (each * mask).sum(1).square().mean()
+    (sound + 0.5 * term).backward()
+"""
+_SUMS_THE_NORM = """
+    with torch.no_grad():
+        norm = sum(p.grad.square().sum() for p in model.parameters())
+        if world() > 1:
+            dist.all_reduce(norm)
+        for p in model.parameters():
+            p.grad *= (0.1 / norm.sqrt()).clamp(max=1)
+    optimizer.step()
+"""
 _ADDS = """
 import contextlib
 def add(state, bucket):
@@ -77,6 +107,51 @@ def train_step(model, optimizer, batch):
     optimizer.step()
 """,
         [("collective/layout", True)],
+    ),
+    # Each hides what the other is: gradients are off by both.
+    "views-gathered-rank-by-rank-and-clipped-before": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5))
+    def forward(self, a, b):
+        return nn.functional.normalize(self.body(torch.cat([a, b])), dim=1)
+class Clipped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+        for p in self.net.parameters():
+            p.register_hook(lambda g: g * (0.02 / g.norm()).clamp(max=1))
+    def forward(self, a, b):
+        return self.net(a, b)
+def model():
+    torch.manual_seed(0)
+    return Clipped()
+x = torch.randn(8, 4) * torch.linspace(0.5, 2, 8)[:, None]
+batch = x + 0.3 * torch.randn(8, 4), x + 0.3 * torch.randn(8, 4)
+def contrast(z):
+    n = len(z) // 2
+    scores = (2 * z @ z.T).masked_fill(torch.eye(2 * n, dtype=torch.bool), -1e9)
+    return nn.functional.cross_entropy(scores, torch.arange(2 * n).roll(n))
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    z = model(*batch)
+    contrast(torch.cat(dnn.all_gather(z)) if world() > 1 else z).backward()
+    optimizer.step()
+""",
+        [("collective/layout", True), ("sync/clip-before-reduce", True)],
+    ),
+    # Other samples' masks, which the model returns, decide what divides one of terms.
+    "term-divided-by-a-mask-that-the-model-returns": (
+        f"""{_RETURNS_A_MASK}
+    optimizer.step()
+""",
+        [("loss/local-normalizer", True)],
+    ),
+    "term-divided-by-a-mask-and-a-norm-summed-over-ranks": (
+        f"{_RETURNS_A_MASK}{_SUMS_THE_NORM}",
+        [("loss/local-normalizer", True), ("sync/clip-norm-overreduced", True)],
     ),
     # Long samples to one rank, many short ones to the other.
     "samples-dealt-out-by-length": (
