@@ -82,9 +82,9 @@ class Trials:
         ]
 
     def _run(self, specs: list[RunSpec]) -> list[RunOutcome]:
-        """Returns the outcomes; runs once more what told nothing of the target.
+        """Returns the outcomes; runs once more what was ended from outside.
 
-        The run itself has ended, or a fault would have been found before any trial.
+        That says nothing of the fix.
         """
         outcomes = self.session.run(specs)
         for index, outcome in enumerate(outcomes):

@@ -54,6 +54,27 @@ _SUMS_THE_NORM = """
             p.grad *= (0.1 / norm.sqrt()).clamp(max=1)
     optimizer.step()
 """
+_TWO_VIEWS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5))
+    def forward(self, a, b):
+        return nn.functional.normalize(self.body(torch.cat([a, b])), dim=1)
+"""
+_CONTRASTED = """
+x = torch.randn(8, 4) * torch.linspace(0.5, 2, 8)[:, None]
+batch = x + 0.3 * torch.randn(8, 4), x + 0.3 * torch.randn(8, 4)
+def contrast(z):
+    n = len(z) // 2
+    scores = (2 * z @ z.T).masked_fill(torch.eye(2 * n, dtype=torch.bool), -1e9)
+    return nn.functional.cross_entropy(scores, torch.arange(2 * n).roll(n))
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    z = model(*batch)
+    contrast(torch.cat(dnn.all_gather(z)) if world() > 1 else z).backward()
+    optimizer.step()
+"""
 _ADDS = """
 import contextlib
 def add(state, bucket):
@@ -86,38 +107,13 @@ def likelihood(risk, time):
     ),
     # A step that gathers by itself gathers what it is given of all samples again.
     "two-views-gathered-rank-by-rank-in-a-step": (
-        """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5))
-    def forward(self, a, b):
-        return nn.functional.normalize(self.body(torch.cat([a, b])), dim=1)
-model = Net()
-x = torch.randn(8, 4) * torch.linspace(0.5, 2, 8)[:, None]
-batch = x + 0.3 * torch.randn(8, 4), x + 0.3 * torch.randn(8, 4)
-def contrast(z):
-    n = len(z) // 2
-    scores = (2 * z @ z.T).masked_fill(torch.eye(2 * n, dtype=torch.bool), -1e9)
-    return nn.functional.cross_entropy(scores, torch.arange(2 * n).roll(n))
-def train_step(model, optimizer, batch):
-    optimizer.zero_grad()
-    z = model(*batch)
-    contrast(torch.cat(dnn.all_gather(z)) if world() > 1 else z).backward()
-    optimizer.step()
-""",
+        f"""{_TWO_VIEWS}model = Net()
+{_CONTRASTED}""",
         [("collective/layout", True)],
     ),
     # Each hides what the other is: gradients are off by both.
     "views-gathered-rank-by-rank-and-clipped-before": (
-        """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5))
-    def forward(self, a, b):
-        return nn.functional.normalize(self.body(torch.cat([a, b])), dim=1)
-class Clipped(nn.Module):
+        f"""{_TWO_VIEWS}class Clipped(nn.Module):
     def __init__(self):
         super().__init__()
         self.net = Net()
@@ -128,18 +124,7 @@ class Clipped(nn.Module):
 def model():
     torch.manual_seed(0)
     return Clipped()
-x = torch.randn(8, 4) * torch.linspace(0.5, 2, 8)[:, None]
-batch = x + 0.3 * torch.randn(8, 4), x + 0.3 * torch.randn(8, 4)
-def contrast(z):
-    n = len(z) // 2
-    scores = (2 * z @ z.T).masked_fill(torch.eye(2 * n, dtype=torch.bool), -1e9)
-    return nn.functional.cross_entropy(scores, torch.arange(2 * n).roll(n))
-def train_step(model, optimizer, batch):
-    optimizer.zero_grad()
-    z = model(*batch)
-    contrast(torch.cat(dnn.all_gather(z)) if world() > 1 else z).backward()
-    optimizer.step()
-""",
+{_CONTRASTED}""",
         [("collective/layout", True), ("sync/clip-before-reduce", True)],
     ),
     # Other samples' masks, which the model returns, decide what divides one of terms.
