@@ -90,6 +90,10 @@ class Crew:
         for outcome in self.outcomes:
             outcome.progress = self.ranks[outcome.rank].progress()
 
+    def is_awake(self) -> bool:
+        """Returns whether a rank of this machine runs, or would if it had a core."""
+        return starvation.is_any_awake(self.pids())
+
     def waits_for_itself(self) -> bool:
         """Returns whether all ranks that run are in an exchange with the others.
 
@@ -102,9 +106,6 @@ class Crew:
             return False
         told = (said for rank in self.ranks for said in rank.progress())
         if any(isinstance(said, OwnTimeout) for said in told):
-            return False
-        # One that was sent something and has had no core yet is in an exchange, too.
-        if starvation.is_any_awake(self.pids()):
             return False
         return all(frames.exchanges(stack) for stack in self._stacks(running))
 

@@ -49,7 +49,8 @@ class Quiet:
         Asks the ranks where they are once they have been quiet for long enough, then
         each time after twice as long: one that sleeps, or waits for a disk, goes on.
         """
-        if self._looks < self._ask_at:
+        # One that was sent something and has had no core yet is in an exchange, too.
+        if self._looks < self._ask_at or crew.is_awake():
             return False
         self._ask_at *= 2
         return crew.waits_for_itself()
