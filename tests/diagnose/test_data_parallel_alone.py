@@ -82,6 +82,22 @@ class Turned(nn.Linear):
         return y
 model = Turned()
 """
+# Weights of its own for every sample, from the parameters by name.
+ADAPTED = """
+from torch.func import functional_call, grad, vmap
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+    def forward(self, x):
+        call = lambda weights, row: functional_call(self.net, weights, (row,))
+        def adapted(row):
+            weights = dict(self.net.named_parameters())
+            slope = grad(lambda w: call(w, row.flip(0)).square().sum())(weights)
+            return call({n: w - 0.1 * slope[n] for n, w in weights.items()}, row)
+        return vmap(adapted)(x)
+model = Adapted()
+"""
 # Under DDP a sum makes gradients 1 / W; DataParallel has it as one process.
 # Every replica has a part of a table, and all of a list.
 TABLE = """
@@ -290,6 +306,7 @@ def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
         (LENGTHS, "dp/scatter-semantics"),
         (VECTOR, "dp/scatter-semantics"),
         (CHECKED, "dp/replica-parameters-empty"),
+        (ADAPTED, "dp/replica-parameters-empty"),
         (LISTED, "dp/thread-context"),
         (NORMALISED, "dp/replica-state-lost"),
         (DICE, "rng/stochastic-layer"),
@@ -309,6 +326,7 @@ def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
         "list",
         "vector-of-no-samples",
         "kind-of-a-parameter",
+        "parameters-by-name",
         "lists-that-replicas-share",
         "trained-weight-that-is-written",
         "dice-of-each-replica",

@@ -58,7 +58,7 @@ def detect(_: DataParallelCase) -> Proposal | None:
         facts=(
             "with parameters() of the replicas filled DataParallel equals one process",
         ),
-        fix="compute it outside forward, on the model itself",
+        fix="compute it outside forward, on the model itself, or read the attributes",
         code="loss = loss + penalty(model.module.parameters())",
         fixes=("dp.replica_parameters",),
         speculative=True,

@@ -19,13 +19,15 @@ _OWN = (vars(nn.Module()).keys() - {"training"}) | {"_former_parameters", "_is_r
 def fill_parameters(replica: nn.Module) -> None:
     """Gives a replica's modules the parameters that replicate made attributes.
 
-    For isinstance, too: a module may look whether it has one.
+    For isinstance, too: a module may look whether it has one. The attributes go, as
+    they would hide what functional_call puts in a parameter's place.
     """
     for module in replica.modules():
         own = vars(module).get("_former_parameters", {})
         for name, tensor in own.items():
             setattr(tensor, "_is_param", True)  # noqa: B010 (isinstance asks for it)
             private.parameters(module)[name] = tensor
+            vars(module).pop(name, None)
 
 
 def with_mean_scalars(outputs: Sequence[Any], sizes: list[int]) -> list[Any]:
