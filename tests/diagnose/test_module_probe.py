@@ -109,6 +109,20 @@ class Codes(nn.Module):
         return x + (found - x).detach() if self.through else found
 
 
+class CodesOfAnImage(nn.Module):
+    """The same at every place of an image, with the codes in a part of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding.from_pretrained(3 * torch.eye(2))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Returns codes in the channels."""
+        places = rows.reshape(1, 2, 1, 3)
+        codes: Tensor = self.table(places.argmax(1))
+        return codes.movedim(-1, 1)
+
+
 class Signs(nn.Module):
     """A norm whose outputs are few values."""
 
@@ -130,8 +144,9 @@ class Signs(nn.Module):
         (Signs(), False),
         (Codes(through=False), True),
         (Codes(through=True), True),
+        (CodesOfAnImage(), True),
     ],
-    ids=["norm", "rectified", "signs", "codes", "straight-through"],
+    ids=["norm", "rectified", "signs", "codes", "straight-through", "image"],
 )
 def test_rows_of_a_table_are_looked_up(module: nn.Module, *, is_lookup: bool) -> None:
     assert modules.looks_up(module, (ROWS,), {}) is is_lookup

@@ -31,7 +31,12 @@ def versions(
     return (
         versions_of_buffers(module),
         # Not versions: writing to `.data` does not count.
-        [_sum(p) for m in (module, *silent) for p in m.parameters(recurse=False)],
+        [
+            total
+            for part in (module, *silent)
+            for p in part.parameters(recurse=False)
+            for total in (_sum(p), _bounded_sum(p))
+        ],
     )
 
 
@@ -69,6 +74,12 @@ def _sum(tensor: Tensor) -> float:
     if not value.is_complex():
         value = value.double()  # booleans have no size
     return float(value.abs().double().nan_to_num().sum())
+
+
+def _bounded_sum(tensor: Tensor) -> float:
+    """Returns a sum that no single element decides, as one of 1e6 does the other."""
+    size = tensor.detach().abs().double()
+    return float((size / (1 + size)).nan_to_num().sum())
 
 
 def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
@@ -139,7 +150,8 @@ def looks_up(module: nn.Module, args: Any, kwargs: Any) -> bool:
 
     A bank of neighbours and a code book are no norm, though what they find may not
     change with the input's scale. Rows as they were before or are after the forward,
-    up to rounding, as a straight-through gradient has it; buffers are put back.
+    up to rounding, as a straight-through gradient has it; buffers are put back. In an
+    image a row is what its channels have at one place.
     """
     before = _tables(module)
     with _as_before(module):
@@ -149,16 +161,23 @@ def looks_up(module: nn.Module, args: Any, kwargs: Any) -> bool:
         except Exception:  # noqa: BLE001 (a module may refuse a second call)
             return False
         tables = before + _tables(module)
-    return any(
-        _are_rows_of(output, table)
+    rows = [
+        turned
         for _, output in made
         if output.is_floating_point() and output.dim() > 1 and output.numel()
-        for table in tables
-    )
+        for turned in (
+            (output, output.movedim(1, -1)) if output.dim() > 2 else (output,)
+        )  # noqa: PLR2004
+    ]
+    return any(_are_rows_of(some, table) for some in rows for table in tables)
 
 
 def _tables(module: nn.Module) -> list[Tensor]:
-    own = [*module.buffers(recurse=False), *module.parameters(recurse=False)]
+    parts = [m for m in module.children() if isinstance(m, nn.Embedding)]
+    own = [
+        *module.buffers(recurse=False),
+        *(p for part in (module, *parts) for p in part.parameters(recurse=False)),
+    ]
     two = [t.detach().clone() for t in own if t.is_floating_point() and t.dim() == 2]  # noqa: PLR2004
     return [t for table in two for t in (table, table.T) if len(t) > 1]
 
