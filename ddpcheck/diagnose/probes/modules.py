@@ -161,15 +161,13 @@ def looks_up(module: nn.Module, args: Any, kwargs: Any) -> bool:
         except Exception:  # noqa: BLE001 (a module may refuse a second call)
             return False
         tables = before + _tables(module)
-    rows = [
-        turned
+    some = [
+        output
         for _, output in made
         if output.is_floating_point() and output.dim() > 1 and output.numel()
-        for turned in (
-            (output, output.movedim(1, -1)) if output.dim() > 2 else (output,)
-        )  # noqa: PLR2004
     ]
-    return any(_are_rows_of(some, table) for some in rows for table in tables)
+    some += [output.movedim(1, -1) for output in some if output.dim() > 2]  # noqa: PLR2004
+    return any(_are_rows_of(output, table) for output in some for table in tables)
 
 
 def _tables(module: nn.Module) -> list[Tensor]:
