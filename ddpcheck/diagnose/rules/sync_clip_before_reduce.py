@@ -144,6 +144,18 @@ def _in_another_way(case: Case) -> Proposal | None:
     """
     if case.first_broken("gradients") is None:
         return None
+    if max(case.rank_facts("comm_hooks", 0), default=0) and case.run.ranks_agree:
+        fact = (
+            "a communication hook changes gradients and then averages them; given the "
+            "mean of all ranks' to change, the runs are equal"
+        )
+        return replaced(
+            _on_trial(fact, "ddp.hooks_on_means"), fallback=_by_the_step(case)
+        )
+    return _by_the_step(case)
+
+
+def _by_the_step(case: Case) -> Proposal | None:
     if not case.rest_is_broken:
         return _before_an_exchange(case)
     changed = max(case.rank_facts("early_changes", 0), default=0)

@@ -52,6 +52,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     dp.pad_gather          outputs are filled up to the longest before they are gathered
     dp.replica_parameters  parameters() of DataParallel's replicas filled
     ddp.no_comm_hook       DDP built anew without the hooks that were registered
+    ddp.hooks_on_means     DDP built anew with hooks that are given the ranks' mean
     ddp.always_sync        no_sync does nothing: every backward is reduced
     ddp.broadcast          the reference's first weights and buffers to all ranks after
                            wrapping
@@ -131,6 +132,7 @@ from ddpcheck.run.fixes import (
     clipping,
     exact,
     filling,
+    hooks_on_means,
     late_hooks,
     mean_counts,
     own_averages,
@@ -236,6 +238,10 @@ def after_wrap(
             settings |= setting
     if argument(fixes, "collectives.exact") is not None:
         settings["process_group"] = dist.new_group(backend="gloo")
+    if argument(fixes, "ddp.hooks_on_means") is not None:
+        model = submodules.replace(
+            model, is_ddp, lambda ddp: rebuild(ddp, hooks_on_means.hooks_of(ddp))
+        )
     if settings or argument(fixes, "ddp.rewrap") is not None:
         trainable = argument(fixes, "ddp.rewrap_trainable") is not None
         with _all_trainable(model) if trainable else contextlib.nullcontext():
