@@ -54,10 +54,8 @@ _ORDERS = (1, 2, 3, 4)
 
 def detect(case: Case) -> Proposal | None:
     """Proposes strided shards where the loss or a module relates samples."""
-    if case.world_size == 1 or case.run.faults or case.loss_asks_others:
+    if not _may_be_torn(case):
         return None
-    if not case.run.ranks_agree or len(set(case.run.shard_sizes)) > 1:
-        return None  # not a fault of what the shards hold, or more than that
     # Samples may be related by their targets alone: then no factor per rank explains
     # the loss's gradient.
     unexplained = case.has_cuts and case.rank_ratios is None
@@ -65,7 +63,8 @@ def detect(case: Case) -> Proposal | None:
     mixing = case.diverging()
     if not in_loss and (not mixing or any(_is_norm(m) for m in mixing)):
         return None  # strided shards may have the statistics of the batch
-    if loss_empty_shard.detect(case) or loss_local_normalizer.detect(case):
+    count = loss_local_normalizer.detect(case)
+    if loss_empty_shard.detect(case) or (count and not count.last_resort):
         return None  # strided shards may have equal counts by chance
     if not _holds_in_other_orders(case):
         return None  # or choose as many of the hardest samples
@@ -85,6 +84,15 @@ def detect(case: Case) -> Proposal | None:
         fixes=("data.strided",),
         speculative=True,
     )
+
+
+def _may_be_torn(case: Case) -> bool:
+    """Returns whether it may be a fault of what the shards hold, and of no more."""
+    if case.world_size == 1 or case.run.faults:
+        return False
+    if case.loss_asks_others and case.rank_ratios is not None:
+        return False  # of what it asks for
+    return case.run.ranks_agree and len(set(case.run.shard_sizes)) == 1
 
 
 def _holds_in_other_orders(case: Case) -> bool:
