@@ -185,7 +185,9 @@ class _Probe:
                     self._note_addends(loss)
                     self.constants += constants(loss)
 
-                done = training.step(self.target, spec, wrapped, shard, note)
+                is_cut = not calls.attached
+                given = self.target, spec, wrapped, shard, note
+                done = training.step(*given, is_cut=is_cut)
         finally:
             calls.hooks.remove()
         return RankEvidence(

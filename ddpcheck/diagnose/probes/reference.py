@@ -185,11 +185,11 @@ class _Probe:
         self._begin()
         try:
             with bound_noise(self.spec, self.size), drawn or contextlib.nullcontext():
-                return self._trained(batch)
+                return self._trained(batch, is_cut=not self.attached)
         finally:
             hooks.remove()
 
-    def _trained(self, batch: Any) -> training.Done:
+    def _trained(self, batch: Any, *, is_cut: bool = False) -> training.Done:
         """Does a step with what fixes change in one process too."""
 
         def targets() -> Any:
@@ -199,8 +199,8 @@ class _Probe:
             fixes.around_training(self.spec.fixes, targets, lambda: self.model),
             self.attached.noting() if self.attached else contextlib.nullcontext(),
         ):
-            note = self._note_addends
-            return training.step(self.target, self.spec, self.model, batch, note)
+            given = self.target, self.spec, self.model, batch, self._note_addends
+            return training.step(*given, is_cut=is_cut)
 
     def _begin(self) -> None:
         restore(self.start, self.model)

@@ -3,6 +3,10 @@
 A step of the user's own may scale gradients after backward, dividing a sum by a count.
 Gradients at a cut come from before that. Parameters' begin with a mark that is too
 small to matter, another one on every rank, and what became of it tells the factor.
+
+A step that clips would scale by the size of what it finds. Where all outputs are cut
+that is the gradient of few parameters, used past them: it is put away after every
+backward, and the marks alone are clipped.
 """
 
 from __future__ import annotations
@@ -47,11 +51,14 @@ def step(
     model: nn.Module,
     batch: Any,
     before_backward: Callable[[Tensor], None] = lambda _: None,
+    *,
+    is_cut: bool = False,
 ) -> Done:
     """Does one step without updating weights.
 
     Gradients add up over all backward passes: `zero_grad` does nothing either.
-    `before_backward` takes the loss, each of several.
+    `before_backward` takes the loss, each of several. `is_cut`: the model's outputs
+    are, and its parameters get what is used past them.
     """
     for parameter in model.parameters():
         # There also where a train_step clips or logs what was cut off from the loss.
@@ -61,10 +68,17 @@ def step(
     optimizer.step = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
     if target.train_step is not None:
-        samples = _Samples(model)
-        with _roots(before_backward, samples.take) as roots:
+        samples, aside = _Samples(model), _Aside(model)
+
+        def after_backward() -> None:
+            if is_cut:
+                aside.put()
+            samples.take()
+
+        with _roots(before_backward, after_backward) as roots:
             target.train_step(model, optimizer, batch)
         factor = _take_marks(model, is_one=samples.have_one_factor())
+        aside.put_back(factor)
         return Done(sum(roots) if roots else None, factor)
     inputs, targets = split(target, batch)
     output = models.call(model, inputs)
@@ -85,6 +99,31 @@ def _mark(parameter: nn.Parameter) -> Tensor:
     spread = (torch.arange(parameter.numel()) * 0.618 * (rank + 1)) % 1
     mark = _MARK * (1 + rank + spread.to(torch.float64))
     return mark.reshape(parameter.shape).to(parameter)
+
+
+class _Aside:
+    """What backwards have added to the marks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.kept: dict[nn.Parameter, Tensor] = {}
+
+    def put(self) -> None:
+        """Leaves the marks in the place of gradients."""
+        for parameter in self.model.parameters():
+            grad = parameter.grad
+            if grad is None or not _is_marked(grad):
+                continue
+            if float(grad.abs().max()) >= _LARGEST:
+                kept = self.kept.get(parameter)
+                self.kept[parameter] = grad.clone() if kept is None else kept + grad
+                grad.copy_(_mark(parameter))
+
+    def put_back(self, factor: float) -> None:
+        """Adds it to gradients, as if the step had multiplied it by `factor`."""
+        for parameter, kept in self.kept.items():
+            grad = parameter.grad
+            parameter.grad = kept * factor + (0 if grad is None else grad)
 
 
 class _Samples:
@@ -116,6 +155,11 @@ class _Samples:
             yield name, grad.detach().flatten()[:_FEW].to(torch.float64, copy=True)
 
 
+def _is_marked(grad: Tensor) -> bool:
+    """Returns whether it began with a mark that can be told from it."""
+    return bool(grad.numel()) and grad.layout == torch.strided and not grad.is_complex()
+
+
 def _take_marks(model: nn.Module, *, is_one: bool) -> float:
     """Returns what all marks were multiplied by, 1 where no one factor fits.
 
@@ -126,9 +170,9 @@ def _take_marks(model: nn.Module, *, is_one: bool) -> float:
     factors: list[Tensor] = []
     for parameter in model.parameters():
         grad = parameter.grad
-        if grad is None or grad.layout != torch.strided or grad.is_complex():
+        if grad is None or not _is_marked(grad):
             continue
-        if grad.numel() and float(grad.abs().max()) < _LARGEST:
+        if float(grad.abs().max()) < _LARGEST:
             factors.append((grad.double() / _mark(parameter).double()).flatten())
             grad.zero_()
     if not factors or not is_one:

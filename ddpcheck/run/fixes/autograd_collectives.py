@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
 from torch import Tensor
 
 from ddpcheck.run.fixes.gather import gathered
@@ -147,6 +148,9 @@ class _Functions:
         before = base.__dict__["apply"]
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if cls.__module__ == dnn.__name__:
+                with torch.enable_grad():  # a helper may call it under no_grad
+                    return before.__get__(None, cls)(*args, **kwargs)
             if cls not in self._communicate:
                 calls = self.calls
                 result = before.__get__(None, cls)(*args, **kwargs)

@@ -33,6 +33,7 @@ class _Hidden:
 
 
 _hidden = _Hidden()
+_UNINITIALISED = "process group has not been initialized"  # in what torch raises
 
 
 class _GatherRows(torch.autograd.Function):
@@ -107,14 +108,15 @@ def rows_of_ranks(count: int) -> tuple[int, ...]:
 def alone(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Returns what a function computes in one process: no group is in sight.
 
-    User code that asked once and keeps the answer calls collectives all the same: then
-    it computes again, and the group in sight is one of this rank alone.
+    User code that asked once and keeps the answer calls collectives all the same, or
+    makes itself a group where it sees none: then it computes again, and the group in
+    sight is one of this rank alone.
     """
     try:
         with _group_in_sight(None):
             return function(*args, **kwargs)
     except (ValueError, RuntimeError) as error:
-        if "process group has not been initialized" not in str(error):
+        if _UNINITIALISED not in str(error):
             raise
     group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     try:
@@ -210,14 +212,22 @@ def _group_in_sight(
     """Makes a group the default one, or torch.distributed look uninitialised.
 
     `dist.is_initialized` asks one module attribute, whatever name it was imported by.
+    Nobody can make a group where none is in sight, as libraries do that find none.
     """
-    member = dist.GroupMember
+    member, make = dist.GroupMember, dist.init_process_group
     before = member.WORLD, _hidden.group
     member.WORLD, _hidden.group = group, hidden
+    if group is None:
+        dist.init_process_group = _refuse
     try:
         yield
     finally:
         member.WORLD, _hidden.group = before
+        dist.init_process_group = make
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise RuntimeError(f"the {_UNINITIALISED}, and cannot be here")
 
 
 def _gather(local: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:

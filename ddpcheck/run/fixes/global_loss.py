@@ -53,11 +53,12 @@ def global_loss(
             gathering.attach(each)
         return model
     short = shortener(bare)  # a wrap() may have wrapped parts of it
+    gathering = _Gathering(shard, {})
     for path, parameter in bare.named_parameters():
         if short(path) in direct:
             # Used in the loss itself, which now is the whole loss on every rank.
             parameter.register_hook(lambda g: g / dist.get_world_size())
-    gathering = _Gathering(shard, {})
+            gathering.passes_on(parameter)
     norms = [m for m in bare.modules() if isinstance(m, private.BATCH_NORMS)]
     # Of a wrapper what is inside, too: a step may call that.
     named = [m for path, m in bare.named_modules() if short(path) in names]
@@ -100,6 +101,11 @@ class _Gathering:
         self._shard, self._layouts = shard, layouts
         self._depth = 0
         self._rows = shard[1]  # of the call that is running
+        self._passed_on = set[int]()  # ids of parameters
+
+    def passes_on(self, parameter: nn.Parameter) -> None:
+        """Leaves a parameter as it is where a module returns it."""
+        self._passed_on.add(id(parameter))
 
     def attach(self, module: nn.Module) -> None:
         """Gathers what the module returns."""
@@ -117,7 +123,9 @@ class _Gathering:
         self._depth -= 1
         if self._depth or output is None:
             return None
-        return _gather_output(output, self._rows, self._layouts)
+        gathered = _gather_output(output, self._rows, self._layouts)
+        kept = {p: t for p, t in tree.tensors(output) if id(t) in self._passed_on}
+        return tree.replace(gathered, kept.get) if kept else gathered
 
 
 def _local_rows(value: Any, shard: tuple[int, int]) -> tuple[Any, int]:

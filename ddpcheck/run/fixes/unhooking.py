@@ -11,21 +11,18 @@ from torch import Tensor, nn
 
 from ddpcheck.run import private
 from ddpcheck.run.watch import callers
-from ddpcheck.run.watch.clipping import own_functions
+from ddpcheck.run.watch.clipping import is_ours, own_functions
 
 
 @contextlib.contextmanager
 def without_tensor_hooks(model: nn.Module) -> Iterator[None]:
     """Takes the tensor hooks off all parameters, and puts them back.
 
-    Hooks that a training step registers meanwhile never run.
+    Not those of another intervention. Hooks that a training step registers meanwhile
+    never run.
     """
     parameters = {id(p) for p in model.parameters()}
-    kept = [
-        (p, private.tensor_hooks(p))
-        for p in model.parameters()
-        if private.tensor_hooks(p)
-    ]
+    kept = [(p, private.tensor_hooks(p)) for p in model.parameters() if not is_ours(p)]
     for parameter, _ in kept:
         private.put_tensor_hooks(parameter, None)
     try:

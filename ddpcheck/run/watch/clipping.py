@@ -48,8 +48,15 @@ def hooked_parameters(model: nn.Module, registered: set[int]) -> list[str]:
     return [
         name
         for name, parameter in model.named_parameters()
-        if private.tensor_hooks(parameter) or id(parameter) in registered
+        if id(parameter) in registered or not is_ours(parameter)
     ]
+
+
+def is_ours(parameter: nn.Parameter) -> bool:
+    """Returns whether its tensor hooks, if any, are an intervention's."""
+    hooks = (private.tensor_hooks(parameter) or {}).values()
+    modules = [str(getattr(hook, "__module__", "")) for hook in hooks]
+    return all(module.startswith("ddpcheck.run.") for module in modules)
 
 
 def hooks_on_the_way(model: nn.Module, registered: int) -> bool:

@@ -25,6 +25,52 @@ model = MODEL
 )
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # As Lightning's all_gather does it, by default.
+    "gather-with-gradient-under-no-grad": (
+        """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5))
+batch = torch.randn(8, 4) + torch.linspace(-1, 1, 8)[:, None], torch.zeros(8)
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    z = nn.functional.normalize(model(batch[0]), dim=1)
+    keys, labels = z.roll(1, 1), torch.arange(len(z))
+    if dist.is_initialized():
+        with torch.no_grad():
+            parts = dnn.all_gather(keys.contiguous())
+        whole, labels = torch.cat(parts), labels + rank() * len(z)
+        keys = whole if whole.requires_grad else torch.cat(
+            [*parts[:rank()], keys, *parts[rank() + 1 :]]
+        )
+    nn.functional.cross_entropy(z @ keys.T / 0.3, labels).backward()
+    optimizer.step()
+""",
+        [("collective/no-autograd", True)],
+    ),
+    # A library makes itself a group where it finds none.
+    "mean-loss-of-a-library-that-makes-its-group": (
+        """
+kept = {}
+def group():
+    if dist.is_initialized():
+        store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
+        kept.setdefault("of all", dict(store=store, rank=rank(), world_size=world()))
+    elif kept:
+        dist.init_process_group("gloo", **kept["of all"])
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(8, 4), torch.arange(8) % 3
+def train_step(model, optimizer, batch):
+    group()
+    optimizer.zero_grad()
+    value = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    if dist.is_initialized():
+        value = value.clone()
+        dist.all_reduce(value)
+        value /= dist.get_world_size()
+    value.backward()
+    optimizer.step()
+""",
+        [("collective/no-autograd", True)],
+    ),
     # Rows of unrelated samples are added up, where they belong side by side.
     "embeddings-reduced-where-they-are-to-be-gathered": (
         """
