@@ -74,13 +74,15 @@ def has_no_reduction(events: str) -> bool:
     (False, False)
     >>> has_no_reduction("[FBSFBS]"), has_no_reduction("[FB]FBS[FB]S")
     (True, False)
+    >>> has_no_reduction("[FBSFBS][FBSFBS]")  # averages weights between them
+    True
     """
     inside = False
     held = entered = 0  # backwards inside since the last update, and how often entered
     for event in events:
         if event in "[]":
             inside = event == "["
-            entered += inside
+            entered = (entered if held else 0) + inside
         elif event == "B":
             if not inside or entered > 1:
                 return False
