@@ -14,6 +14,7 @@ from ddpcheck.agreement import first_parting, ranks_differ
 from ddpcheck.diagnose.case import Case
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.report import Difference
+from ddpcheck.run.spec import IDLE
 
 
 def is_torn(events: str) -> bool:
@@ -109,6 +110,8 @@ def is_late(events: str, callers: list[int]) -> bool:
     (True, False, True)
     >>> is_late("FFFBBS", [0, 1, 1]), is_late("FFFBS", [0, 1, 1])
     (True, False)
+    >>> is_late("FFBBS", [IDLE, 0]), is_late("FFBS", [IDLE, 0])  # under no_grad
+    (True, False)
     >>> is_late("BSBS", []), is_late("FBSBS", [0])
     (False, False)
     """
@@ -123,10 +126,12 @@ def is_late(events: str, callers: list[int]) -> bool:
             if waiting:
                 waiting.pop()
         elif event == "F":
+            caller = next(objects, -1)
+            if caller == IDLE:
+                continue
             if ended:
                 waiting.clear()
                 twice = False
-            caller = next(objects, -1)
             twice |= caller in waiting
             waiting.add(caller)
         ended = event == "B"

@@ -14,6 +14,7 @@ FINE_RTOL = 1e-9  # that of float64; at it rounding in float32 is a difference
 SAMPLES = "samples"  # the countable that is the size of a shard
 EMULATED = "under which DataParallel is emulated on one device"  # what torch may lack
 ONE_SIDED = "only one side returns it"  # why an output is not compared
+IDLE = -2  # for the number of the DDP object, of a forward under no_grad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,9 +185,9 @@ class _Probe:
                     self._note_addends(loss)
                     self.constants += constants(loss)
 
-                is_cut = not calls.attached
+                puts_aside = not calls.attached
                 given = self.target, spec, wrapped, shard, note
-                done = training.step(*given, is_cut=is_cut)
+                done = training.step(*given, puts_aside=puts_aside)
         finally:
             calls.hooks.remove()
         return RankEvidence(

@@ -185,11 +185,11 @@ class _Probe:
         self._begin()
         try:
             with bound_noise(self.spec, self.size), drawn or contextlib.nullcontext():
-                return self._trained(batch, is_cut=not self.attached)
+                return self._trained(batch, puts_aside=not self.attached)
         finally:
             hooks.remove()
 
-    def _trained(self, batch: Any, *, is_cut: bool = False) -> training.Done:
+    def _trained(self, batch: Any, *, puts_aside: bool = False) -> training.Done:
         """Does a step with what fixes change in one process too."""
 
         def targets() -> Any:
@@ -200,7 +200,7 @@ class _Probe:
             self.attached.noting() if self.attached else contextlib.nullcontext(),
         ):
             given = self.target, self.spec, self.model, batch, self._note_addends
-            return training.step(*given, is_cut=is_cut)
+            return training.step(*given, puts_aside=puts_aside)
 
     def _begin(self) -> None:
         restore(self.start, self.model)
@@ -396,5 +396,5 @@ class _Probe:
 
     def _plain(self, batch: Any) -> dict[str, Tensor]:
         self._begin()
-        self._trained(batch)
+        self._trained(batch, puts_aside=True)
         return gradients.of_parameters(self.model)

@@ -4,9 +4,9 @@ A step of the user's own may scale gradients after backward, dividing a sum by a
 Gradients at a cut come from before that. Parameters' begin with a mark that is too
 small to matter, another one on every rank, and what became of it tells the factor.
 
-A step that clips would scale by the size of what it finds. Where all outputs are cut
-that is the gradient of few parameters, used past them: it is put away after every
-backward, and the marks alone are clipped.
+A step that clips would scale by the size of what it finds, which is not that of a
+training step where outputs are cut or the batch is taken twice. So gradients are put
+aside after every backward, and the marks alone are clipped.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def step(
     batch: Any,
     before_backward: Callable[[Tensor], None] = lambda _: None,
     *,
-    is_cut: bool = False,
+    puts_aside: bool = False,
 ) -> Done:
     """Does one step without updating weights.
 
     Gradients add up over all backward passes: `zero_grad` does nothing either.
-    `before_backward` takes the loss, each of several. `is_cut`: the model's outputs
-    are, and its parameters get what is used past them.
+    `before_backward` takes the loss, each of several. `puts_aside`: the step sees marks
+    in the place of gradients.
     """
     for parameter in model.parameters():
         # There also where a train_step clips or logs what was cut off from the loss.
@@ -71,7 +71,7 @@ def step(
         samples, aside = _Samples(model), _Aside(model)
 
         def after_backward() -> None:
-            if is_cut:
+            if puts_aside:
                 aside.put()
             samples.take()
 

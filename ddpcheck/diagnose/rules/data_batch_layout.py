@@ -43,6 +43,7 @@ References
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.events import input_diff
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.rules import loss_empty_shard, loss_local_normalizer
 
@@ -61,8 +62,12 @@ def detect(case: Case) -> Proposal | None:
     unexplained = case.has_cuts and case.rank_ratios is None
     in_loss = bool(case.couples) or unexplained
     mixing = case.diverging()
-    if not in_loss and (not mixing or any(_is_norm(m) for m in mixing)):
+    in_step = input_diff(case) > case.close
+    if not (in_loss or in_step or mixing):
+        return None
+    if not in_loss and any(_is_norm(m) for m in mixing):
         return None  # strided shards may have the statistics of the batch
+    who = "the loss" if in_loss else "a module" if mixing else "the training step"
     count = loss_local_normalizer.detect(case)
     if loss_empty_shard.detect(case) or (count and not count.last_resort):
         return None  # strided shards may have equal counts by chance
@@ -75,9 +80,9 @@ def detect(case: Case) -> Proposal | None:
         summary="dimension 0 of the batch has a structure, such as two views one after "
         "the other, and contiguous shards tear apart what belongs together",
         facts=(
-            f"{'the loss' if in_loss else 'a module'} relates samples to each other",
-            f"shards of every {world}th sample keep what belongs together: with them "
-            "the ranks train as one process does",
+            f"{who} relates samples to each other",
+            f"shards of samples that are {world} apart keep what belongs together: with "
+            "them the ranks train as one process does",
         ),
         fix="shard by group, or give each view a tensor of its own",
         code="x = torch.stack(x.chunk(num_views), dim=1)  # 0: the sample",

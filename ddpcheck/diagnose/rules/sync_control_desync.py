@@ -128,7 +128,8 @@ def _by_numbers(case: Case) -> Proposal | None:
     first = case.first_broken("gradients")
     if step is not None and (first is None or first > step):
         return _of_update(case, step, decided)
-    if (others := _of_all_ranks(case, first) or _of_some_ranks(case)) is not None:
+    others = _of_all_ranks(case, first) or _of_some_ranks(case)
+    if (others := others or _within_a_step(case, first)) is not None:
         return others
     other = _of_a_decision(case, first) or _of_the_rank(case)
     at_update = _at_other_times(case, first) or _of_rewritten(case, first)
@@ -198,6 +199,30 @@ def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
         "without the wrapper",
         code="named = dict(model.named_parameters())\n"
         'bare = {n.removeprefix("module."): p for n, p in named.items()}',
+    )
+
+
+def _within_a_step(case: Case, first: int | None) -> Proposal | None:
+    """Returns the proposal, on trial, for an update that parts the next of its step.
+
+    `first`: the step in which gradients differ first, None for none.
+    """
+    told = next(other_numbers(case.outcome, case.rtol), None)
+    if first is None or told is None or told.step > first or case.run.faults:
+        return None
+    updates = sum(at == first for at, _ in case.facts["schedule"])
+    if updates < 2:  # noqa: PLR2004
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary=f"a step has {updates} updates, and ranks make the later ones with other "
+        f"numbers than one process: {told.name} follows the rank's own samples",
+        facts=(f"{told.name} {told.text}",),
+        fix=FIX,
+        code=CODE,
+        fixes=("update.schedule",),
+        speculative=True,
     )
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from ddpcheck.run import private
 from ddpcheck.run.averaged import AS_BUILT
-from ddpcheck.run.spec import CollectiveCount, CollectiveEnd
+from ddpcheck.run.spec import IDLE, CollectiveCount, CollectiveEnd
 from ddpcheck.run.watch import callers, calls, clipping, held, sync_flag
 from ddpcheck.run.watch.held import Wrapped
 from ddpcheck.run.watch.hook_sketches import Told, watched
@@ -222,7 +222,7 @@ def _forwarding(seen: Observed, function: Any) -> Any:
         for number, wrapped in enumerate(seen.wrapped):
             if wrapped.module is self:
                 wrapped.forwards += 1
-                seen.callers[-1] = number
+                seen.callers[-1] = number if torch.is_grad_enabled() else IDLE
         seen.in_forward = True
         try:
             output = function(self, *args, **kwargs)
