@@ -10,6 +10,7 @@ from tests.diagnose.bugs import (
     addends,
     behind,
     beside,
+    clipped,
     collectives,
     counts,
     counts_of_all,
@@ -34,6 +35,7 @@ from tests.diagnose.bugs import (
 SOUND = {
     **addends.SOUND,
     **beside.SOUND,
+    **clipped.SOUND,
     **collectives.SOUND,
     **counts_of_all.SOUND,
     **decisions.SOUND,
@@ -51,6 +53,7 @@ BUGS = {
     **addends.BUGS,
     **behind.BUGS,
     **beside.BUGS,
+    **clipped.BUGS,
     **noise.BUGS,
     **on_the_way.BUGS,
     **loss.BUGS,
