@@ -30,7 +30,7 @@ def clip(parameters):
     found = [p for p in parameters if p.grad is not None]
     size = sum(p.grad.square().sum() for p in found).sqrt()
     for p in found:
-        p.grad.mul_((0.2 / (size + 1e-6)).clamp(max=1))
+        p.grad.mul_((0.05 / (size + 1e-6)).clamp(max=1))
 def train_step(agent, optimizer, batch):
     x, weight = batch
     with torch.no_grad():
@@ -48,7 +48,7 @@ def train_step(agent, optimizer, batch):
     gain = inner(torch.cat([x, act], 1)).amin(1).mean()
     agent.critic.requires_grad_(True)
     cost = act.square().sum(1)
-    cost, heated = heat.detach().exp() * cost.mean(), heat * (cost.detach() - 1).mean()
+    cost, heated = heat.detach().exp() * cost.mean(), heat * (cost.detach() - 4).mean()
     (cost - gain + heated).backward()
     clip(agent.parameters())
     optimizer.step()

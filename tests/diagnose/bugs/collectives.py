@@ -49,13 +49,12 @@ def train_step(model, optimizer, batch):
     # A library makes itself a group where it finds none.
     "mean-loss-of-a-library-that-makes-its-group": (
         """
-kept = {}
 def group():
     if dist.is_initialized():
         store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
-        kept.setdefault("of all", dict(store=store, rank=rank(), world_size=world()))
-    elif kept:
-        dist.init_process_group("gloo", **kept["of all"])
+        dist.of_all = dict(store=store, rank=rank(), world_size=world())
+    elif hasattr(dist, "of_all"):
+        dist.init_process_group("gloo", **dist.of_all)
 model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 batch = torch.randn(8, 4), torch.arange(8) % 3
 def train_step(model, optimizer, batch):
