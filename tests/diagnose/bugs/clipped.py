@@ -62,8 +62,8 @@ _OF_ACTOR = (
 _OF_AGENT = (
     _AGENT.replace("OF_AGENT", _HEAT)
     .replace("OF_ACTOR", "")
-    .replace("RETURNS", "self.body(x).tanh()")
-    .replace("CALL", "agent.actor(x), agent.heat")
+    .replace("RETURNS", "self.body(x).tanh(), x.sum(1)")
+    .replace("CALL", "agent.actor(x)[0], agent.heat")
 )
 _FIT = """own = WEIGHT
     one, two = ((own * (q - back) ** 2).mean() for q in (first, second))
