@@ -13,6 +13,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     loss.count:COUNTABLE   ... from W * n_r / N, n_r counted on the rank's targets
     loss.global:WHAT       the loss sees the outputs and targets of all ranks; WHAT is
                            "MODULES|PARAMETERS|PATHS", see global_loss
+    loss.alone             and a step computes it with no other rank in sight
     loss.partial:PATHS     the same for some tensors of the output alone ("=" before one
                            without samples); the others get the gradient of the rank's
                            own loss
@@ -148,6 +149,7 @@ from ddpcheck.run.fixes.collectives import averaged_grad, off_after_backward
 from ddpcheck.run.fixes.constant_draws import constant_draws
 from ddpcheck.run.fixes.first_rank import told_rank
 from ddpcheck.run.fixes.gather import (
+    alone_until_backward,
     seen_again_in_the_end,
     without_ranks,
     without_ranks_in_backward,
@@ -269,6 +271,7 @@ def around_training(
         own_averages.enter(stack, fixes, model)
         for name, context in {
             **_of_samples(fixes, shard_targets, model),
+            "loss.alone": alone_until_backward,
             "collectives.autograd": autograd_collectives,
             "collectives.attached": lambda: autograd_collectives(attaches=True),
             "hooks.after_backward": late_hooks.after_backward,

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from ddpcheck import tree
+from ddpcheck.run.fixes import backwards
 
 
 @dataclass(slots=True)
@@ -25,11 +26,13 @@ class _Hidden:
     """Groups that are out of sight.
 
     `group`: what a model is not to see, None where it may. `in_backward`: what autograd
-    functions do not see that are at work, the outermost first.
+    functions do not see that are at work, the outermost first. `from_steps`: what steps
+    do not see between a gathering and a backward, and the group of the rank alone.
     """
 
     group: dist.ProcessGroup | None = None
     in_backward: list[Any] = field(default_factory=list)
+    from_steps: tuple[Any, Any] | None = None
 
 
 _hidden = _Hidden()
@@ -61,6 +64,9 @@ class _MeanOverRanks(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, grad: Tensor) -> Any:
         return grad / dist.get_world_size()
+
+
+_OWN_NODES = {f"{f.__name__}Backward" for f in (_GatherRows, _MeanOverRanks)}
 
 
 def gathered(local: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
@@ -143,7 +149,7 @@ def _hide_behind(output: Any) -> None:
     while nodes:
         node = nodes.pop()
         # What comes before the rows of all ranks is the ranks' own.
-        if node in seen or node.name() == f"{_GatherRows.__name__}Backward":
+        if node in seen or node.name() in _OWN_NODES:
             continue
         seen.add(node)
         nodes += [n for n, _ in node.next_functions if n is not None]
@@ -157,7 +163,7 @@ def _hide_from(node: Any) -> None:
 
     def hide(_: Any) -> None:
         _hidden.in_backward.append(member.WORLD)
-        member.WORLD = None
+        member.WORLD = _hidden.from_steps[1] if _hidden.from_steps else None
 
     def show(*_: Any) -> None:
         member.WORLD = _hidden.in_backward.pop()
@@ -224,6 +230,41 @@ def _group_in_sight(
     finally:
         member.WORLD, _hidden.group = before
         dist.init_process_group = make
+
+
+@contextlib.contextmanager
+def alone_until_backward() -> Iterator[None]:
+    """Lets a step see its rank alone, from what is gathered for it until it is used.
+
+    A step with the outputs of all samples would gather them once more.
+    """
+
+    def run(backward: Any, *args: Any, **kwargs: Any) -> None:
+        _hide_behind((args, kwargs))
+        show_ranks()
+        backward(*args, **kwargs)
+
+    one = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    _hidden.from_steps = dist.GroupMember.WORLD, one
+    try:
+        with backwards.outermost(run):
+            yield
+    finally:
+        show_ranks()
+        _hidden.from_steps = None
+        dist.destroy_process_group(one)
+
+
+def show_ranks() -> None:
+    """Shows the group again that `alone_until_backward` has hidden."""
+    if _hidden.from_steps is not None:
+        dist.GroupMember.WORLD = _hidden.from_steps[0]
+
+
+def hide_ranks() -> None:
+    """Shows a group of this rank alone, within `alone_until_backward`."""
+    if _hidden.from_steps is not None:
+        dist.GroupMember.WORLD = _hidden.from_steps[1]
 
 
 def _refuse(*_: Any, **__: Any) -> None:

@@ -14,7 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import tree
 from ddpcheck.run import private
-from ddpcheck.run.fixes.gather import alone, mean_over_ranks, own_live, rows_of_ranks
+from ddpcheck.run.fixes.gather import (
+    alone,
+    hide_ranks,
+    mean_over_ranks,
+    own_live,
+    rows_of_ranks,
+    show_ranks,
+)
 from ddpcheck.run.names import shortener
 
 Loss = Callable[[Any, Any], Any]
@@ -116,6 +123,7 @@ class _Gathering:
         self._depth += 1
         if self._depth > 1:
             return None
+        show_ranks()
         local, self._rows = _local_rows((args, kwargs), self._shard)
         return local
 
@@ -124,6 +132,7 @@ class _Gathering:
         if self._depth or output is None:
             return None
         gathered = _gather_output(output, self._rows, self._layouts)
+        hide_ranks()
         kept = {p: t for p, t in tree.tensors(output) if id(t) in self._passed_on}
         return tree.replace(gathered, kept.get) if kept else gathered
 

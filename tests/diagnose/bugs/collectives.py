@@ -25,6 +25,27 @@ model = MODEL
 )
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # With the samples of all ranks the step would gather them once more.
+    "one-of-two-views-that-a-step-gathers": (
+        """
+class Views(nn.Linear):
+    def forward(self, a, b):
+        return super().forward(a), super().forward(b)
+model = Views(4, 3)
+x = torch.randn(8, 4) * torch.linspace(0.2, 2, 8)[:, None]
+batch = (x, x + 0.3 * torch.randn(8, 4)), torch.zeros(8)
+def gather(z):
+    return torch.cat(dnn.all_gather(z)) if dist.is_initialized() else z
+def spread(z):
+    return torch.relu(1 - (z.var(0) + 1e-4).sqrt()).mean()
+def train_step(model, optimizer, batch):
+    a, b = model(*batch[0])
+    optimizer.zero_grad()
+    ((a - b).square().mean() + spread(gather(a)) + spread(b)).backward()
+    optimizer.step()
+""",
+        [("loss/batch-coupled", True)],
+    ),
     # As Lightning's all_gather does it, by default.
     "gather-with-gradient-under-no-grad": (
         """
