@@ -59,22 +59,7 @@ def proposed(case: Case) -> list[Proposal]:
         found = [without_fallback(p) for p in found if not p.is_wide]
     if any(p.needs_no_proof for p in found):
         found = [p for p in found if p.last_resort < _LAST]
-    if case.facts["has_train_step"] and case.loss_collectives:
-        found = [_or_alone(p) for p in found]
     return sorted(found, key=lambda p: p.last_resort)
-
-
-def _or_alone(proposal: Proposal) -> Proposal:
-    """Returns it; a step that gathers by itself may see no other rank with all samples.
-
-    It would gather them once more.
-    """
-    if proposal.fallback is not None:
-        return replaced(proposal, fallback=_or_alone(proposal.fallback))
-    if not any(fix.startswith("loss.global:") for fix in proposal.fixes):
-        return proposal
-    alone = replaced(proposal, fixes=(*proposal.fixes, "loss.alone"))
-    return replaced(proposal, fallback=alone)
 
 
 def _detect(case: Case, rules: Iterable[Rule]) -> list[Proposal]:

@@ -85,7 +85,25 @@ LINK = "loss"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where one sample's gradient depends on other samples."""
-    return _by_outputs(case) or _replayed(case)
+    found = _by_outputs(case) or _replayed(case)
+    if found is None or not (case.facts["has_train_step"] and case.loss_collectives):
+        return found
+    return _or_alone(found)
+
+
+def _or_alone(proposal: Proposal) -> Proposal:
+    """Returns it, or in the end one in which the step sees no rank but its own.
+
+    With the samples of all ranks it would gather them once more.
+    """
+    if proposal.fallback is not None:
+        fallback = _or_alone(proposal.fallback)
+    elif any(fix.startswith("loss.global:") for fix in proposal.fixes):
+        fixes = (*proposal.fixes, "loss.alone")
+        fallback = dataclasses.replace(proposal, fixes=fixes)
+    else:
+        return proposal
+    return dataclasses.replace(proposal, fallback=fallback)
 
 
 def _by_outputs(case: Case) -> Proposal | None:
