@@ -86,7 +86,8 @@ LINK = "loss"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where one sample's gradient depends on other samples."""
     found = _by_outputs(case) or _replayed(case)
-    if found is None or not (case.facts["has_train_step"] and case.loss_collectives):
+    collectives = max(case.rank_facts("collectives", 0), default=0)
+    if found is None or not (case.facts["has_train_step"] and collectives):
         return found
     return _or_alone(found)
 

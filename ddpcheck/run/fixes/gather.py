@@ -234,9 +234,9 @@ def _group_in_sight(
 
 @contextlib.contextmanager
 def alone_until_backward() -> Iterator[None]:
-    """Lets a step see its rank alone, from what is gathered for it until it is used.
+    """Lets a step see its rank alone, but for what gathers for it, until backward.
 
-    A step with the outputs of all samples would gather them once more.
+    A step with the samples of all ranks would count and gather them once more.
     """
 
     def run(backward: Any, *args: Any, **kwargs: Any) -> None:
@@ -247,6 +247,7 @@ def alone_until_backward() -> Iterator[None]:
     one = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     _hidden.from_steps = dist.GroupMember.WORLD, one
     try:
+        hide_ranks()
         with backwards.outermost(run):
             yield
     finally:

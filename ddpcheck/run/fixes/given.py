@@ -99,3 +99,4 @@ class Given:
         modules = fix_names.arguments(self.spec.fixes, "state.one_process")
         if modules:
             given_state.give(model, names, self.reader, self.step(), modules)
+        gather.hide_ranks()  # from the next step
