@@ -20,6 +20,7 @@ from ddpcheck.run import model as models
 from ddpcheck.run.batches import digests, order_of
 from ddpcheck.run.data_parallel import data_parallel
 from ddpcheck.run.fixes import apply as fixes
+from ddpcheck.run.fixes.gather import between_steps
 from ddpcheck.run.fixes.given import Given
 from ddpcheck.run.fixes.given_gradients import GivingRecorder
 from ddpcheck.run.fixes.rewriting import Rewrites
@@ -222,7 +223,8 @@ class _Candidate:
     def _after_step(
         self, names: Names, wrapped: nn.Module, kept: beside.Beside
     ) -> None:
-        with private.no_torch_function():  # what an intervention answers is not for us
+        # What an intervention answers is not for us.
+        with private.no_torch_function(), between_steps():
             if self._rewrites is not None:
                 self._rewrites.end()
             rounding.jitter(wrapped, self.spec.jitter)

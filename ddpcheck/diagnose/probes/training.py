@@ -112,7 +112,7 @@ class _Aside:
         """Leaves the marks in the place of gradients."""
         for parameter in self.model.parameters():
             grad = parameter.grad
-            if grad is None or not _is_marked(grad):
+            if grad is None or grad.requires_grad or not _is_marked(grad):
                 continue
             if float(grad.abs().max()) >= _LARGEST:
                 kept = self.kept.get(parameter)

@@ -1,7 +1,7 @@
 """Samples that belong together lie in different shards.
 
 What it means
-The loss, or a module, relates samples that lie in different shards.
+The loss, a module or the training step relates samples that lie in different shards.
 
 Why it happens
 Dimension 0 holds a structure, such as two views one after the other (n, n + B / 2),
@@ -9,7 +9,7 @@ groups or augmentations. Contiguous shards cut it.
 
 How it was found
 d loss / d output at some samples changes with the outputs of others, or a module
-mixes samples, or no factor per rank explains d loss / d output; the ranks agree; and a
+mixes samples, or the step gives the model other rows, or no factor per rank explains d loss / d output; the ranks agree; and a
 run with shards of every W-th sample is equal, in four random orders of the samples too:
 what belongs together by its place shares a rank then.
 
@@ -54,7 +54,7 @@ _ORDERS = (1, 2, 3, 4)
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes strided shards where the loss or a module relates samples."""
+    """Proposes strided shards where loss, module or training step relates samples."""
     if not _may_be_torn(case):
         return None
     # Samples may be related by their targets alone: then no factor per rank explains
@@ -69,7 +69,8 @@ def detect(case: Case) -> Proposal | None:
         return None  # strided shards may have the statistics of the batch
     who = "the loss" if in_loss else "a module" if mixing else "the training step"
     count = loss_local_normalizer.detect(case)
-    if loss_empty_shard.detect(case) or (count and not count.last_resort):
+    is_exchanged = case.loss_asks_others and count and count.last_resort
+    if loss_empty_shard.detect(case) or (count and not is_exchanged):
         return None  # strided shards may have equal counts by chance
     if not _holds_in_other_orders(case):
         return None  # or choose as many of the hardest samples

@@ -87,24 +87,27 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it where one sample's gradient depends on other samples."""
     found = _by_outputs(case) or _replayed(case)
     collectives = max(case.rank_facts("collectives", 0), default=0)
-    if found is None or not (case.facts["has_train_step"] and collectives):
+    if found is None or found.speculative or not collectives:
         return found
-    return _or_alone(found)
+    return _or_alone(found) if case.facts["has_train_step"] else found
 
 
 def _or_alone(proposal: Proposal) -> Proposal:
     """Returns it, or in the end one in which the step sees no rank but its own.
 
-    With the samples of all ranks it would gather them once more.
+    With the samples of all ranks it would count and gather them once more. In the end:
+    then it does what one process does, whatever is wrong with its collectives.
     """
-    if proposal.fallback is not None:
-        fallback = _or_alone(proposal.fallback)
-    elif any(fix.startswith("loss.global:") for fix in proposal.fixes):
-        fixes = (*proposal.fixes, "loss.alone")
-        fallback = dataclasses.replace(proposal, fixes=fixes)
-    else:
+    chain = [proposal]
+    while (following := chain[-1].fallback) is not None:
+        chain.append(following)
+    wide = (p for p in chain if any(f.startswith("loss.global:") for f in p.fixes))
+    if (first := next(wide, None)) is None:
         return proposal
-    return dataclasses.replace(proposal, fallback=fallback)
+    made = dataclasses.replace(first, fixes=(*first.fixes, "loss.alone"), fallback=None)
+    for each in reversed(chain):
+        made = dataclasses.replace(each, fallback=made)
+    return made
 
 
 def _by_outputs(case: Case) -> Proposal | None:

@@ -15,7 +15,8 @@ all_reduce; or gradients were written between two backwards in another way, or c
 by hooks and autograd functions on their way back. The run without them, in one process
 too, decides; of post-accumulate hooks the run in which they wait until backward is
 done. Where micro-batches are samples, each clipped by itself (DP-SGD), it is a
-run with gradients that stay local until the optimizer steps.
+run with gradients that stay local until the optimizer steps. Of communication hooks
+it is the run in which they are given the mean of all ranks' gradients.
 
 Example
     import torch

@@ -13,6 +13,7 @@ to reduced gradients, draws from the rank's own generator.
 How it was found
 Up to a step all gradients are equal, and after its update trained weights differ
 between ranks; so do learning rates or their like, or how often the optimizer steps.
+In a step of several updates gradients of the later ones differ with them.
 The run with one process's numbers decides, or where ranks that read a tensor's number
 read the mean over ranks; a skip or a stop may be decided in other ways. Where they do
 not differ and the target draws, the run with equal draws on all ranks decides. Where a
@@ -128,12 +129,13 @@ def _by_numbers(case: Case) -> Proposal | None:
     first = case.first_broken("gradients")
     if step is not None and (first is None or first > step):
         return _of_update(case, step, decided)
-    others = _of_all_ranks(case, first) or _of_some_ranks(case)
-    if (others := others or _within_a_step(case, first)) is not None:
+    if (others := _of_all_ranks(case, first) or _of_some_ranks(case)) is not None:
         return others
     other = _of_a_decision(case, first) or _of_the_rank(case)
     at_update = _at_other_times(case, first) or _of_rewritten(case, first)
-    return replaced(at_update, fallback=other) if at_update else other
+    other = replaced(at_update, fallback=other) if at_update else other
+    within = _within_a_step(case, first)
+    return replaced(within, fallback=other) if within else other
 
 
 def _puts_gradients_away(case: Case) -> bool:
@@ -217,7 +219,7 @@ def _within_a_step(case: Case, first: int | None) -> Proposal | None:
         slug=SLUG,
         link=LINK,
         summary=f"a step has {updates} updates, and ranks make the later ones with other "
-        f"numbers than one process: {told.name} follows the rank's own samples",
+        f"numbers than one process: {told.name} is decided on numbers of the ranks' own",
         facts=(f"{told.name} {told.text}",),
         fix=FIX,
         code=CODE,

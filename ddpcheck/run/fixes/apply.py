@@ -13,7 +13,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     loss.count:COUNTABLE   ... from W * n_r / N, n_r counted on the rank's targets
     loss.global:WHAT       the loss sees the outputs and targets of all ranks; WHAT is
                            "MODULES|PARAMETERS|PATHS", see global_loss
-    loss.alone             and a step computes it with no other rank in sight
+    loss.alone             beside it: steps see no other rank until backward
     loss.partial:PATHS     the same for some tensors of the output alone ("=" before one
                            without samples); the others get the gradient of the rank's
                            own loss

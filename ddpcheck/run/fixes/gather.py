@@ -27,12 +27,13 @@ class _Hidden:
 
     `group`: what a model is not to see, None where it may. `in_backward`: what autograd
     functions do not see that are at work, the outermost first. `from_steps`: what steps
-    do not see between a gathering and a backward, and the group of the rank alone.
+    do not see until backward, and the group of the rank alone; `goes_back`: they do.
     """
 
     group: dist.ProcessGroup | None = None
     in_backward: list[Any] = field(default_factory=list)
     from_steps: tuple[Any, Any] | None = None
+    goes_back: bool = False
 
 
 _hidden = _Hidden()
@@ -54,6 +55,18 @@ class _GatherRows(torch.autograd.Function):
         return total.narrow(ctx.dim, start, ctx.sizes[rank]), None, None
 
 
+class _OwnRows(torch.autograd.Function):
+    """The rank's own rows, among those of all ranks."""
+
+    @staticmethod
+    def forward(_: Any, local: Tensor) -> Tensor:
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Any:
+        return grad
+
+
 class _MeanOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(_: Any, local: Tensor) -> Tensor:
@@ -66,7 +79,7 @@ class _MeanOverRanks(torch.autograd.Function):
         return grad / dist.get_world_size()
 
 
-_OWN_NODES = {f"{f.__name__}Backward" for f in (_GatherRows, _MeanOverRanks)}
+_OWN_NODES = {f"{f.__name__}Backward" for f in (_GatherRows, _OwnRows, _MeanOverRanks)}
 
 
 def gathered(local: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
@@ -93,7 +106,7 @@ def own_live(local: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
         return whole
     rank = dist.get_rank()
     parts = list(whole.split(list(sizes), dim))
-    parts[rank] = local
+    parts[rank] = _OwnRows.apply(local)  # type: ignore[no-untyped-call]
     return torch.cat(parts, dim)
 
 
@@ -242,7 +255,11 @@ def alone_until_backward() -> Iterator[None]:
     def run(backward: Any, *args: Any, **kwargs: Any) -> None:
         _hide_behind((args, kwargs))
         show_ranks()
-        backward(*args, **kwargs)
+        _hidden.goes_back = True  # what is recomputed there gathers, too
+        try:
+            backward(*args, **kwargs)
+        finally:
+            _hidden.goes_back = False
 
     one = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     _hidden.from_steps = dist.GroupMember.WORLD, one
@@ -264,8 +281,18 @@ def show_ranks() -> None:
 
 def hide_ranks() -> None:
     """Shows a group of this rank alone, within `alone_until_backward`."""
-    if _hidden.from_steps is not None:
+    if _hidden.from_steps is not None and not _hidden.goes_back:
         dist.GroupMember.WORLD = _hidden.from_steps[1]
+
+
+@contextlib.contextmanager
+def between_steps() -> Iterator[None]:
+    """Shows the group, and hides it from the next step."""
+    show_ranks()
+    try:
+        yield
+    finally:
+        hide_ranks()
 
 
 def _refuse(*_: Any, **__: Any) -> None:

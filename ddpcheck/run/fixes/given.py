@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ddpcheck.run import fix_names
 from ddpcheck.run.fixes import apply as fixes
-from ddpcheck.run.fixes import gather, given_addends, given_state, global_loss, orders
+from ddpcheck.run.fixes import given_addends, given_state, global_loss, orders
 from ddpcheck.run.names import Names
 from ddpcheck.run.record import beginning
 from ddpcheck.run.spec import RunSpec
@@ -95,8 +95,6 @@ class Given:
 
     def after_step(self, model: nn.Module, names: Names) -> None:
         """Overwrites what is not trained, where that is asked for."""
-        gather.show_ranks()
         modules = fix_names.arguments(self.spec.fixes, "state.one_process")
         if modules:
             given_state.give(model, names, self.reader, self.step(), modules)
-        gather.hide_ranks()  # from the next step
