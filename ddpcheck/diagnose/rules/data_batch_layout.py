@@ -9,9 +9,10 @@ groups or augmentations. Contiguous shards cut it.
 
 How it was found
 d loss / d output at some samples changes with the outputs of others, or a module
-mixes samples, or the step gives the model other rows, or no factor per rank explains d loss / d output; the ranks agree; and a
-run with shards of every W-th sample is equal, in four random orders of the samples too:
-what belongs together by its place shares a rank then.
+mixes samples, or the step gives the model other rows, or no factor per rank explains
+d loss / d output; the ranks agree; and a run with shards of every W-th sample is equal,
+in four random orders of the samples too: what belongs together by its place shares a
+rank then.
 
 Example
     import torch
