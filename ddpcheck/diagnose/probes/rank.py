@@ -185,9 +185,8 @@ class _Probe:
                     self._note_addends(loss)
                     self.constants += constants(loss)
 
-                puts_aside = not calls.attached
                 given = self.target, spec, wrapped, shard, note
-                done = training.step(*given, puts_aside=puts_aside)
+                done = training.step(*given, puts_aside=not calls.attached)
         finally:
             calls.hooks.remove()
         return RankEvidence(
