@@ -167,12 +167,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than cores: a quarter of the time tests wait for deadlines."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips what needs more GPUs than there are, and says how many."""
     marker = item.get_closest_marker("cuda")

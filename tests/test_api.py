@@ -148,6 +148,7 @@ def _model() -> nn.Module:
     return nn.Linear(6, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "kind", "text"),
     [
@@ -175,6 +176,7 @@ def test_traceback_in_pytest_ends_at_the_line_of_the_user(
         assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
+@pytest.mark.slow
 def test_checks_leave_no_record_for_the_next_ones() -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)
@@ -194,6 +196,7 @@ def test_checks_leave_no_record_for_the_next_ones() -> None:
         ranks.close()
 
 
+@pytest.mark.slow
 def test_checks_of_threads_take_turns(tmp_path: Path) -> None:
     path = tmp_path / "mymodel.py"
     path.write_text(TARGET.replace(".sum()", ".mean()"), encoding="utf-8")

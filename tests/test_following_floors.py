@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ddpcheck import checking
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import Report
 from ddpcheck.target import TargetRef
+
+pytestmark = pytest.mark.corpus
 
 # The bias before a norm has no gradient but rounding, of which Rprop takes the sign.
 TARGET = """\

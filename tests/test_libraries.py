@@ -41,6 +41,7 @@ def one():
 """
 
 
+@pytest.mark.slow
 def test_fork_server_imports_them_once(tmp_path: Path) -> None:
     user_site = subprocess.run(
         [sys.executable, "-c", "import site; print(site.getusersitepackages())"],

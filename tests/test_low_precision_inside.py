@@ -12,6 +12,8 @@ from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import Report
 from ddpcheck.target import TargetRef
 
+pytestmark = pytest.mark.corpus
+
 # As products of matrices do, `scaled` rounds by how many rows there are.
 TARGET = """\
 import torch

@@ -12,6 +12,8 @@ from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import Report
 from ddpcheck.target import TargetRef
 
+pytestmark = pytest.mark.corpus
+
 # The bias before a norm of each sample has no gradient but rounding.
 TARGET = """\
 import torch

@@ -90,6 +90,7 @@ def test_target_shown_is_equivalent(tmp_path: Path, pool: Pool) -> None:
     assert (report.verdict, report.warnings) == ("equivalent", ())
 
 
+@pytest.mark.slow
 def test_test_shown_passes(tmp_path: Path) -> None:
     target, test = _blocks("python")
     (tmp_path / "mymodel.py").write_text(target, encoding="utf-8")

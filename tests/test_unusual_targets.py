@@ -17,6 +17,8 @@ from ddpcheck.session import CannotCheckError
 from ddpcheck.target import TargetRef
 from tests.diagnose.negative_controls import CONTROLS, HEAD
 
+pytestmark = pytest.mark.corpus
+
 
 def check(
     pool: Pool, folder: Path, source: str, modes: tuple[str, ...] = ("ddp",)

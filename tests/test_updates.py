@@ -9,6 +9,8 @@ import pytest
 from ddpcheck.ranks.pool import Pool
 from tests.test_unusual_targets import check
 
+pytestmark = pytest.mark.corpus
+
 # Two parts, each in a wrapper and an optimizer of its own.
 TWO_PARTS = """
 from torch.nn.parallel import DistributedDataParallel as DDP

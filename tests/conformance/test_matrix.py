@@ -12,12 +12,14 @@ differ from their neighbours in the number of ranks alone. `ddpcheck --suite` ru
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from ddpcheck.suite import cells, runner
 from ddpcheck.zoo import matrix
+
+# One worker forks the ranks of all world sizes and keeps the references of a case: two
+# would take half as much work again, and no less time.
+pytestmark = pytest.mark.xdist_group("conformance")
 
 ROWS = tuple(cells.rows())
 LARGEST_CASES = (
@@ -40,13 +42,7 @@ def _cells(row: cells.Row) -> list[cells.Cell]:
     return cells.cells(row, [size for size in matrix.WORLD_SIZES if size != 16])
 
 
-def _grouped(row: cells.Row) -> Any:
-    """Returns the row with a mark that keeps a case, and its references, together."""
-    mark = pytest.mark.xdist_group(f"{row.model}-{row.loss}")
-    return pytest.param(row, marks=mark, id=str(row))
-
-
-@pytest.mark.parametrize("row", [_grouped(row) for row in ROWS])
+@pytest.mark.parametrize("row", ROWS, ids=str)
 def test_row_comes_out_as_theory_says(
     row: cells.Row, suite_runner: runner.Runner
 ) -> None:

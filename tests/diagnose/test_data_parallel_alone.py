@@ -11,6 +11,8 @@ from ddpcheck.ranks.pool import Pool
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
 
+pytestmark = pytest.mark.corpus
+
 BATCH_NORM = """
 model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
 """

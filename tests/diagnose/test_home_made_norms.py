@@ -10,6 +10,8 @@ from ddpcheck.ranks.pool import Pool
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
 
+pytestmark = pytest.mark.corpus
+
 NORM = """
 class Norm(nn.Module):
     def __init__(self, width):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ddpcheck.ranks.pool import Pool
 from tests.diagnose.bugs.hooks import BUGS
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
+
+pytestmark = pytest.mark.corpus
 
 
 def test_weights_are_those_of_the_step_before(pool: Pool, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.own_data import BUGS, SOUND
 from tests.diagnose.test_rules import checked
 
-pytestmark = pytest.mark.usefixtures("no_script")
+pytestmark = [pytest.mark.corpus, pytest.mark.usefixtures("no_script")]
 
 
 @pytest.mark.parametrize("name", list(BUGS))

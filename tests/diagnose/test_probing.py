@@ -19,6 +19,8 @@ from tests.diagnose.bugs import BUGS
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
 
+pytestmark = pytest.mark.corpus
+
 RECORD = "ddpcheck.diagnose.probes.reference:record"
 JUDGE = "ddpcheck.diagnose.probes.rank:judge"
 PID = Job(function="tests.ranks.jobs:pid")

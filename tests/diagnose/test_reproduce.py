@@ -147,6 +147,7 @@ def test_script_exits_1_until_the_target_is_mended(pool: Pool, tmp_path: Path) -
     assert len(sound.splitlines()) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "told"),
     [

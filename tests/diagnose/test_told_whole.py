@@ -21,6 +21,8 @@ from tests.diagnose.bugs import (
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
 
+pytestmark = pytest.mark.corpus
+
 _FITTED = (
     "with one process's buffers it does not; where the model has the samples of all "
     "ranks, the runs are equal"

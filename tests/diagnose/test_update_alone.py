@@ -11,6 +11,8 @@ from tests.diagnose.bugs.behind import BUGS
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
 
+pytestmark = pytest.mark.corpus
+
 
 @pytest.mark.parametrize(
     ("name", "summary", "facts"),

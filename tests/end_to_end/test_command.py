@@ -90,6 +90,7 @@ def test_wrong_file_exits_2_with_the_text_and_in_its_reports(
     terminal.assert_clean(command)
 
 
+@pytest.mark.slow
 def test_import_that_hangs_exits_3_with_its_stack(terminal: Terminal) -> None:
     command = terminal.start(terminal.write(HANG), "--timeout-s", "1")
     ended = command.end()
@@ -102,6 +103,7 @@ def test_import_that_hangs_exits_3_with_its_stack(terminal: Terminal) -> None:
     terminal.assert_clean(command)
 
 
+@pytest.mark.slow
 def test_import_that_ends_the_process_exits_3_with_its_output(
     terminal: Terminal,
 ) -> None:
@@ -120,6 +122,7 @@ def test_import_that_ends_the_process_exits_3_with_its_output(
     terminal.assert_clean(command)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.version_info < (3, 11), reason="needs PYTHONSAFEPATH, of Python 3.11"
 )
@@ -279,6 +282,7 @@ def test_template_passes_with_all_that_it_offers(tmp_path: Path, pool: Pool) -> 
     assert {run.verdict for run in report.runs} == {"equivalent"}
 
 
+@pytest.mark.slow
 def test_demo_shows_one_of_each_over_an_earlier_one(terminal: Terminal) -> None:
     folder = terminal.folder / "reports" / "demo"
     earlier = sample.divergent()
@@ -318,6 +322,7 @@ def test_reader_that_has_gone_changes_nothing(terminal: Terminal) -> None:
     assert (command.process.returncode, err) == (0, "")
 
 
+@pytest.mark.slow
 def test_closed_streams_change_no_exit_code(terminal: Terminal) -> None:
     """`>&- 2>&- <&-`: files that are opened next would take their numbers."""
     name = terminal.write(target())
@@ -332,6 +337,7 @@ def test_closed_streams_change_no_exit_code(terminal: Terminal) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_file_that_cannot_be_written_is_no_success(terminal: Terminal) -> None:
     ended = terminal.run(terminal.write(target()), *QUICK, "--sarif", "/proc/a.sarif")
     assert ended.exit_code == 3

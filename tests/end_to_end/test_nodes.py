@@ -62,6 +62,7 @@ def port() -> Iterator[int]:
         yield held
 
 
+@pytest.mark.slow
 def test_two_agents_of_torchrun_make_one_check(
     terminal: Terminal, environment: dict[str, str], port: int
 ) -> None:
@@ -110,6 +111,7 @@ loss = nn.CrossEntropyLoss()
 """
 
 
+@pytest.mark.slow
 def test_rank_that_raises_is_told_by_all_processes_of_a_group(
     terminal: Terminal, environment: dict[str, str], port: int
 ) -> None:

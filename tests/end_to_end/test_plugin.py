@@ -399,6 +399,7 @@ def test_junit_xml_has_the_items_and_their_numbers(targets: Session) -> None:
     assert "loss/sum-reduction" in (failure.text or "")
 
 
+@pytest.mark.slow
 def test_last_failed_and_exit_first(targets: Session) -> None:
     more = ("--lf", "-x", "-v", "-k", "sum or W8")
     again = run(targets.folder, "--ddpcheck", "mixed.py", *OPTIONS, *more)
@@ -413,6 +414,7 @@ def test_items_on_workers(user_project: Session) -> None:
     assert sorted(found) == ["sound.py::ddp-W2", "sound.py::ddp-W4"]
 
 
+@pytest.mark.slow
 def test_target_finds_what_pytest_puts_on_the_path(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "sound.py").write_text(SOUND, encoding="utf-8")
@@ -488,6 +490,7 @@ def test_both_workers_were_used(user_project: Session) -> None:
     assert set(re.findall(r"\[(gw\d)\]", user_project.text)) == {"gw0", "gw1"}
 
 
+@pytest.mark.slow
 def test_pytest_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "sound.py").write_text(SOUND, encoding="utf-8")
     (tmp_path / "test_user.py").write_text(HANGS, encoding="utf-8")

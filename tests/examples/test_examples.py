@@ -94,6 +94,7 @@ def with_sklearn() -> Iterator[Pool]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("sklearn")
 @pytest.mark.parametrize(
     "row",
@@ -108,6 +109,7 @@ def test_example_on_real_tables_gives_what_the_table_says(
     _assert_as_told(row, report.exit_code, reports.to_json(report), str(report))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
     [row for row in OTHERS if row.packages not in {(), ("scikit-learn",)}],

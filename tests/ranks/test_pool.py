@@ -273,6 +273,7 @@ def test_imports_within_a_job_are_no_time_of_the_jobs(
         assert not list(pool.folder.glob("*.pause*"))
 
 
+@pytest.mark.slow
 def test_waiting_for_a_core_is_no_time_of_the_jobs() -> None:
     job = Job(
         function="tests.ranks.plain_jobs:works_on_a_busy_core",

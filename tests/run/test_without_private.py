@@ -17,7 +17,7 @@ from ddpcheck.report import Report
 from ddpcheck.suite import runner
 from ddpcheck.target import TargetRef
 
-pytestmark = pytest.mark.xdist_group("without")
+pytestmark = [pytest.mark.corpus, pytest.mark.xdist_group("without")]
 OPTIONS = Options(world_sizes=(2,), modes=("ddp",), steps=2)
 
 HEAD = """\

@@ -248,6 +248,7 @@ def loss(output, target):
 """
 
 
+@pytest.mark.slow
 @where_it_can_wait
 def test_diagnosis_imports_nothing(without: Pool, tmp_path: Path) -> None:
     report = checked(without, tmp_path, LOCAL)
@@ -261,6 +262,7 @@ def test_diagnosis_imports_nothing(without: Pool, tmp_path: Path) -> None:
     assert len(answers) > 30  # runs, trials and probes
 
 
+@pytest.mark.slow
 @where_it_can_wait
 def test_training_imports_nothing_and_compiling_it_gives_the_same(
     without: Pool,

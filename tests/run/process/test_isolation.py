@@ -112,6 +112,7 @@ def _check_all(
     return found
 
 
+@pytest.mark.slow
 def test_order_of_cases_and_what_they_leave_change_no_byte(
     engine: Pool, targets: dict[str, Path]
 ) -> None:
@@ -128,6 +129,7 @@ def test_order_of_cases_and_what_they_leave_change_no_byte(
     assert scale[0] != scale[1]
 
 
+@pytest.mark.slow
 def test_crews_side_by_side_change_no_byte(
     engine: Pool, targets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
