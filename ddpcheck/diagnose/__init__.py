@@ -26,6 +26,7 @@ loss, events, buffers, rows, other_rows, unused, faults, shares, unlike_numbers,
 kept_beside, updates_apart
                facts that several rules share, by subject
 fitted         modules that are fitted to the shard before their call
+read_at_once   buffers that are written from the shard and read in the same step
 injected       gradients that backward adds of its own, and what they lack
 rank_table     what every rank of a faulty run did last
 text           numbers and names as facts show them

@@ -108,17 +108,58 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
         if later is None
         else f"gradients differ from step {later + 1} on: the buffer is read in forward"
     )
+    return _owners(
+        case,
+        modules,
+        tuple(facts),
+        rows,
+        first,
+        are_read_at_once=bool(wrong) and not is_idle,
+    )
+
+
+def wrong_at_once(case: Case) -> Owners | None:
+    """Returns modules whose buffers differ after the first step, as gradients do.
+
+    But for those of norms, which have causes of their own.
+    """
+    starts = any(case.rank_facts("start_buffers_differ", []))
+    if starts or case.first_broken("gradients") != 0 or case.run.faults:
+        return None
+    norms = {m.name for m in case.modules() if m.is_batch_norm or m.normalises}
+    rows = [t for t in _wrong_rows(case, 0) if t.name.rpartition(".")[0] not in norms]
+    if not rows:
+        return None
+    worst = max(rows, key=lambda t: t.rel_diff)
+    modules = tuple(dict.fromkeys(t.name.rpartition(".")[0] for t in rows))
+    facts = (
+        f"after the first step {worst.name} differs from one process by "
+        f"{number(worst.rel_diff)} relative, on rank {worst.rank}",
+        f"modules whose buffers differ: {names(m or 'the model itself' for m in modules)}",
+    )
+    return _owners(case, modules, facts, rows, 0)
+
+
+def _owners(
+    case: Case,
+    modules: tuple[str, ...],
+    facts: tuple[str, ...],
+    rows: list[Difference],
+    step: int,
+    *,
+    are_read_at_once: bool = True,
+) -> Owners:
     sent = set(case.outcome.facts().get("broadcast_buffers", ()))
     called = any(m.writes_buffers for m in case.modules() if m.name in modules)
     return Owners(
         modules,
-        tuple(facts),
+        facts,
         written_in_forward=called or _in_forward(case, modules),
         are_called=called,
         are_broadcast={t.name for t in rows} <= sent,
-        are_read_at_once=called and bool(wrong) and not is_idle,
+        are_read_at_once=called and are_read_at_once,
         are_exchanged=max(case.rank_facts("collectives", 0), default=0) > 0
-        and not ranks_differ(case.outcome, "buffers", first, case.rtol),
+        and not ranks_differ(case.outcome, "buffers", step, case.rtol),
     )
 
 

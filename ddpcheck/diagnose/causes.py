@@ -59,7 +59,15 @@ def proposed(case: Case) -> list[Proposal]:
         found = [without_fallback(p) for p in found if not p.is_wide]
     if any(p.needs_no_proof for p in found):
         found = [p for p in found if p.last_resort < _LAST]
-    return sorted(found, key=lambda p: p.last_resort)
+    return sorted(_narrow_before_wide(found), key=lambda p: p.last_resort)
+
+
+def _narrow_before_wide(proposals: list[Proposal]) -> list[Proposal]:
+    ahead = [p for p in proposals if p.before_wide]
+    others = [p for p in proposals if not p.before_wide]
+    wide = (place for place, p in enumerate(others) if p.is_wide)
+    first = next(wide, len(others))
+    return others[:first] + ahead + others[first:]
 
 
 def _detect(case: Case, rules: Iterable[Rule]) -> list[Proposal]:

@@ -31,7 +31,8 @@ class Proposal:
     `speculative`: nothing, unless its run verifies it. `last_resort`: 1, it would mend
     many causes, and is tried after all others; 2, after these, and not beside what
     needs no proof. `needs_no_proof`: it is told whatever its run says. `is_attempt`: a
-    run that does not mend it says nothing against it.
+    run that does not mend it says nothing against it. `before_wide`: where it mends as
+    well as what shows the samples of all ranks, it says more.
     """
 
     slug: str
@@ -55,6 +56,7 @@ class Proposal:
     needs_no_proof: bool = False
     is_attempt: bool = False
     benign: bool = False
+    before_wide: bool = False
 
     @property
     def is_wide(self) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from ddpcheck.ranks.pool import Pool
 from tests.diagnose.bugs import (
+    at_once,
     beside,
     decisions,
     kept,
@@ -42,6 +43,18 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "optimizer.average.shadow['0.weight'], optimizer.average.shadow['2.bias'] "
             "and 1 more; with one process's values there after every step the runs are "
             "equal",
+        ),
+    ),
+    "prior-that-a-forward-counts": (
+        at_once.BUGS,
+        "forward writes a buffer from the rank's own shard and goes by it in the same "
+        "step: a sample's gradient depends on its shard",
+        (
+            "after the first step seen differs from one process by 0.559 relative, on "
+            "rank 1",
+            "modules whose buffers differ: the model itself",
+            "with one process's values in them as soon as they are written, the runs "
+            "are equal",
         ),
     ),
     "networks-in-one-wrapper-frozen-in-turn": (

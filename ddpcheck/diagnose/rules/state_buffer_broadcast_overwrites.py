@@ -51,7 +51,7 @@ https://github.com/Denys88/rl_games/pull/363
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import fitted
+from ddpcheck.diagnose import fitted, read_at_once
 from ddpcheck.diagnose.buffers import Owners, diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
@@ -68,10 +68,11 @@ def detect(case: Case) -> Proposal | None:
         return fit
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None:
-        return _of_samples(case)
+        return read_at_once.proposal(case, SLUG, sent=True) or _of_samples(case)
     if not owner.written_in_forward:
         is_own = owner.are_broadcast and not owner.are_exchanged
-        return _by_the_step(owner) if is_own else None
+        at_once = read_at_once.proposal(case, SLUG, sent=True)
+        return _by_the_step(owner, at_once) if is_own else at_once
     found = Proposal(
         slug=SLUG,
         link=LINK,
@@ -97,8 +98,8 @@ def detect(case: Case) -> Proposal | None:
     return replaced(found, fallback=replaced(found, fixes=seen))
 
 
-def _by_the_step(owner: Owners) -> Proposal:
-    return Proposal(
+def _by_the_step(owner: Owners, at_once: Proposal | None) -> Proposal:
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="a buffer is updated between forwards from the rank's own shard, and before each "
@@ -109,6 +110,9 @@ def _by_the_step(owner: Owners) -> Proposal:
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )
+    if at_once is None:
+        return found
+    return replaced(found, fixes=at_once.fixes, before_wide=True)
 
 
 def _of_samples(case: Case) -> Proposal | None:

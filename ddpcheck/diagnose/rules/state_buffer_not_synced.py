@@ -52,7 +52,7 @@ https://github.com/pytorch/pytorch/issues/111138
 from __future__ import annotations
 
 from ddpcheck import digests
-from ddpcheck.diagnose import fitted
+from ddpcheck.diagnose import fitted, read_at_once
 from ddpcheck.diagnose.buffers import diverging_buffers
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.kept_beside import before_gradients
@@ -68,7 +68,9 @@ def detect(case: Case) -> Proposal | None:
     per_rank = case.rank_facts("start_buffers_differ", [])
     wrong = [(rank, found) for rank, found in enumerate(per_rank) if found]
     if not wrong:
-        fit = fitted.by_the_step(case, SLUG, sent=False)
+        fit = fitted.by_the_step(case, SLUG, sent=False) or read_at_once.proposal(
+            case, SLUG, sent=False
+        )
         found = _written_by_some(case)
         return replaced(found, fallback=fit) if found else fit or _beside(case)
     rank, found = wrong[-1]

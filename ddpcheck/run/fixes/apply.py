@@ -34,10 +34,10 @@ changes one thing, so that a run with it proves or disproves one cause.
     collectives.attached   they do so also of what is detached on its way into them
     state.broadcast        rank 0's untrained parameters and buffers to all ranks after
                            every step
-    state.beside:NAMES     what is kept beside the model as one process has it after the
-                           step
     state.one_process:NAMES  buffers and untrained parameters of these modules as one
                            process has them after the step
+    state.beside:NAMES     the same of what is kept beside the model
+    state.as_written:NAMES  and their buffers at once, whatever a step writes to them
     update.schedule        learning rates and other numbers of the optimizer as one
                            process has them at each update
     ddp.find_unused        DDP built anew with find_unused_parameters=True

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from ddpcheck.run import fix_names
 from ddpcheck.run.fixes import apply as fixes
-from ddpcheck.run.fixes import given_addends, given_state, global_loss, orders
+from ddpcheck.run.fixes import (
+    given_addends,
+    given_state,
+    given_writes,
+    global_loss,
+    orders,
+)
 from ddpcheck.run.names import Names
 from ddpcheck.run.record import beginning
 from ddpcheck.run.spec import RunSpec
@@ -91,6 +97,10 @@ class Given:
                     self.spec.world_size,
                 )
                 stack.enter_context(addends)
+            written = fix_names.arguments(chosen, "state.as_written")
+            if written:
+                given = given_writes.given(self.bare, self.reader, self.step, written)
+                stack.enter_context(given)
             yield
 
     def after_step(self, model: nn.Module, names: Names) -> None:

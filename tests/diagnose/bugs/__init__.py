@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tests.diagnose.bugs import (
     addends,
+    at_once,
     behind,
     beside,
     clipped,
@@ -34,6 +35,7 @@ from tests.diagnose.bugs import (
 
 SOUND = {
     **addends.SOUND,
+    **at_once.SOUND,
     **beside.SOUND,
     **clipped.SOUND,
     **collectives.SOUND,
@@ -51,6 +53,7 @@ SOUND = {
 }
 BUGS = {
     **addends.BUGS,
+    **at_once.BUGS,
     **behind.BUGS,
     **beside.BUGS,
     **clipped.BUGS,
