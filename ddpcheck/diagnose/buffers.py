@@ -132,10 +132,11 @@ def wrong_at_once(case: Case) -> Owners | None:
         return None
     worst = max(rows, key=lambda t: t.rel_diff)
     modules = tuple(dict.fromkeys(t.name.rpartition(".")[0] for t in rows))
+    called = names(m or "the model itself" for m in modules)
     facts = (
         f"after the first step {worst.name} differs from one process by "
         f"{number(worst.rel_diff)} relative, on rank {worst.rank}",
-        f"modules whose buffers differ: {names(m or 'the model itself' for m in modules)}",
+        f"modules whose buffers differ: {called}",
     )
     return _owners(case, modules, facts, rows, 0)
 
