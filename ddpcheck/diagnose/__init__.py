@@ -6,6 +6,7 @@ search         fix the first link, run again, go on until nothing diverges
 causes         what rules propose, and what a run with a fix says of one
 fallbacks      what a rule falls back on where its own fix does not mend the run
 trials         runs with the interventions of proposals, and what is left then
+side_effects   buffers that are wrong by a fix alone
 two            two causes, one looked at where the other is fixed
 choosing       which fix says more, and what several say together
 parts          a loss that is wrong in several ways, output by output

@@ -39,6 +39,12 @@ class Cause:
     controls: list[Control] = field(default_factory=list)
 
 
+def is_weak(causes: list[Cause]) -> bool:
+    """Returns whether all that is said of the loss is that one of all rows is right."""
+    told = [cause.proposal for cause in causes]
+    return bool(told) and all(p.last_resort and p.link == "loss" for p in told)
+
+
 def proposed(case: Case) -> list[Proposal]:
     """Returns what all rules propose, in the order of the chain."""
     every = _detect(case, RULES)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddpcheck import assemble
-from ddpcheck.diagnose import addends, findings, hook_weights, last, two
+from ddpcheck.diagnose import addends, findings, hook_weights, last, side_effects, two
 from ddpcheck.diagnose.case import Case, Proposal
 from ddpcheck.diagnose.causes import (
     Cause,
@@ -21,6 +21,7 @@ from ddpcheck.diagnose.causes import (
     can_run,
     covered,
     is_told,
+    is_weak,
     mended,
     proposed,
     said_more,
@@ -38,12 +39,6 @@ from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import RunOutcome, Session
 
 _MAX_ROUNDS = 8
-
-
-def _is_weak(causes: list[Cause]) -> bool:
-    """Returns whether all that is said of the loss is that one of all rows is right."""
-    told = [cause.proposal for cause in causes]
-    return bool(told) and all(p.last_resort and p.link == "loss" for p in told)
 
 
 class Search:
@@ -81,7 +76,7 @@ class Search:
             # It mends many: two that say more may do as well.
             causes = self._together(list(self.narrow.values())) or causes
         causes = self._apart(causes)
-        if self.fix and self._is_late() and (self.rest is not None or _is_weak(causes)):
+        if self.fix and self._is_late() and (self.rest is not None or is_weak(causes)):
             causes = self._again(causes, train_before=True)
         if self.rest is not None:
             causes = self._explaining_more(causes)
@@ -117,7 +112,7 @@ class Search:
         self.references.train_before = train_before
         again = self._attempt()
         of_the_loss = all(cause.proposal.link == "loss" for cause in again)
-        is_more = of_the_loss and not _is_weak(again)
+        is_more = of_the_loss and not is_weak(again)
         if self.rest is None and (first[1] is not None or is_more):
             return again
         self.case, self.rest = first
@@ -152,7 +147,10 @@ class Search:
             cause = self._choose(case, proposals, taken)
             if cause is None:
                 break
-            causes.append(cause)
+            if side_effects.is_one(self.case, case, taken, cause.proposal):
+                causes[-1] = side_effects.joined(causes[-1], cause)
+            else:
+                causes.append(cause)
             self.can_fall_back |= any(p.fallback for p in proposals)
             before = case
             if cause.verified or not self.fix or is_told(cause.proposal):
