@@ -19,6 +19,7 @@ _SCALES = {
     f"{what}.scale" for what in ("loss", "direct", "gradients", "terms", "outputs")
 }
 _MAX_CONTROLS = 6
+_BRANCH = "graph/rank-dependent-branch"
 _LAST = 2  # Proposal.last_resort of what is tried where there is nothing else
 _EXACT = 1e-6  # of what a run is off by, where nothing but rounding was changed
 _SAME = 0.01  # powers this close: it is one
@@ -65,6 +66,9 @@ def proposed(case: Case) -> list[Proposal]:
         found = [without_fallback(p) for p in found if not p.is_wide]
     if any(p.needs_no_proof for p in found):
         found = [p for p in found if p.last_resort < _LAST]
+    if case.run.faults and any(p.slug == _BRANCH for p in found):
+        # All samples on every rank end any wait of ranks for each other's parameters.
+        found = [p for p in found if not p.is_wide]
     return sorted(_narrow_before_wide(found), key=lambda p: p.last_resort)
 
 

@@ -48,7 +48,8 @@ https://github.com/huggingface/accelerate/issues/1191
 from __future__ import annotations
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.text import names
+from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.diagnose.text import in_group, names
 from ddpcheck.diagnose.unused import reduces_by_hand, unused_parameters
 
 SLUG = "graph/rank-dependent-branch"
@@ -67,7 +68,7 @@ def detect(case: Case) -> Proposal | None:
         return _of_averages(unused.somewhere)
     if unused.everywhere:
         return None
-    return Proposal(
+    found = Proposal(
         slug=SLUG,
         link=LINK,
         summary="the ranks use different parameters, and DDP waits for all of them on every "
@@ -81,6 +82,16 @@ def detect(case: Case) -> Proposal | None:
         code="DistributedDataParallel(model, find_unused_parameters=True)",
         fixes=("ddp.find_unused",),
     )
+    # What the ranks choose by is the shard's: where DDP waits for nobody any more, they
+    # still train otherwise than one process.
+    alike = replaced(
+        found,
+        fix="choose alike on all ranks, by what all ranks' samples say",
+        code=in_group("dist.all_reduce(flag, dist.ReduceOp.MAX)"),
+        fixes=("module.global:",),
+    )
+    last = replaced(alike, fixes=("data.whole",))
+    return replaced(found, fallback=replaced(alike, fallback=last))
 
 
 def _of_ranks(case: Case, somewhere: list[str]) -> Proposal | None:

@@ -10,7 +10,8 @@ rank 0's k - 1 steps and its own last one.
 How it was found
 A buffer that forward writes differs from the reference's while outputs of the first
 step are right. The run in which its module sees the rows of all ranks decides, or the
-one in which it has one process's value after every step.
+one in which it has one process's value after every step. Where the same step reads the
+buffer, gradients are wrong at once: then whatever is written to it is one process's.
 
 Example
     import torch

@@ -38,7 +38,8 @@ Call the same collectives on all ranks. The example is mended by:
         optimizer.step()
 
 Not this rule if
-The ranks differ in the backwards they began: graph/skipped-backward. A rank raised,
+The ranks differ in the backwards they began: graph/skipped-backward. They use different
+parameters, and get on where DDP waits for none: graph/rank-dependent-branch. A rank raised,
 died or hung by itself before its next collective: sync/rank-raised, sync/rank-died,
 sync/rank-hung.
 
@@ -63,6 +64,7 @@ from ddpcheck.diagnose.faults import (
     skipped_in,
 )
 from ddpcheck.diagnose.text import listed
+from ddpcheck.diagnose.unused import unused_parameters
 
 SLUG = "sync/collective-mismatch"
 LINK = "reduce"
@@ -76,6 +78,8 @@ def detect(case: Case) -> Proposal | None:
     calls = calls_of_ranks(case)
     counts = [len(rank) for rank in calls]
     index = first_difference(case)
+    if index is None and _waits_for_parameters(case):
+        return None  # graph/rank-dependent-branch: DDP's own meet those that follow
     if index is None:
         index = first_overtaken(case)
     if index is None and (found := _of_forwards(case)) is not None:
@@ -103,6 +107,13 @@ def detect(case: Case) -> Proposal | None:
         code="dist.all_reduce(count)  # on every rank, whatever its data",
         evidence={"ranks": rank_table.rows(case), "collective": index + 1},
     )
+
+
+def _waits_for_parameters(case: Case) -> bool:
+    """Returns whether ranks get on where DDP waits for no parameter that one skips."""
+    if not (case.run.faults and unused_parameters(case).somewhere):
+        return False
+    return not case.vary(fixes=(*case.outcome.spec.fixes, "ddp.find_unused")).faults
 
 
 def _of_forwards(case: Case) -> Proposal | None:

@@ -5,6 +5,30 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # DDP's own reduction, for which a rank waits, meets the one of the log.
+    "depth-by-the-largest-row-of-the-shard-before-a-reduced-log": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
+    def forward(self, x):
+        deep = (x.abs().amax(1) > 5).any()
+        return self.first(x) + self.second(x) if deep else self.first(x)
+model = Net()
+batch = torch.arange(32.0).view(8, 4) / 5, torch.arange(8) % 3
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    value = loss(model(x), y)
+    value.backward()
+    logged = value.detach().clone()
+    if dist.is_initialized():
+        dist.all_reduce(logged)
+    optimizer.step()
+""",
+        [("graph/rank-dependent-branch", True)],
+    ),
     # Reduced gradients are multiplied by what a hook has seen of the own rows.
     "own-second-moment-in-the-update": (
         """
