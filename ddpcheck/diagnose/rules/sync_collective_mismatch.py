@@ -39,9 +39,9 @@ Call the same collectives on all ranks. The example is mended by:
 
 Not this rule if
 The ranks differ in the backwards they began: graph/skipped-backward. They use different
-parameters, and get on where DDP waits for none: graph/rank-dependent-branch. A rank raised,
-died or hung by itself before its next collective: sync/rank-raised, sync/rank-died,
-sync/rank-hung.
+parameters, and get on where DDP waits for none: graph/rank-dependent-branch. A rank
+raised, died or hung by itself before its next collective: sync/rank-raised,
+sync/rank-died, sync/rank-hung.
 
 References
 https://github.com/huggingface/transformers/issues/35387
