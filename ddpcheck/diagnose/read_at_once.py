@@ -19,6 +19,9 @@ def proposal(case: Case, slug: str, *, sent: bool) -> Proposal | None:
     returned where it is otherwise.
     """
     owner = wrong_at_once(case)
+    ranks = case.probed.ranks if case.probed else ()
+    if any(rank.written_parameters for rank in ranks):
+        return None  # state/forward-writes-parameter: a buffer may be made with them
     if owner is None or owner.are_broadcast != sent:
         return None
     return Proposal(

@@ -172,7 +172,7 @@ class Net(nn.Module):
 model = Net()
 batch = (torch.randn(8, 4), torch.arange(8) % 3), torch.arange(8) % 3
 """,
-        [("forward/batch-coupled", True)],
+        [("state/buffer-broadcast-overwrites", True)],
     ),
     # A norm that only tracks: nobody takes what it returns, which differs.
     "moments-that-are-kept-and-nothing-more": (
