@@ -45,7 +45,8 @@ Looked up as text; where a torch lacks one, nothing is done that needs it:
     _engine_run_backward                           rank_table: a frame like any other
     _saved_other                                   addends: a loss that is divided by a
                                                    constant is told as a sum
-    _schema                                        draws: dropout inside is not seen
+    _schema                                        draws: dropout inside is not seen;
+                                                   given_writes: nothing is given
 
 All is decided once, by the import of this module; a rank pays nothing for it later.
 """

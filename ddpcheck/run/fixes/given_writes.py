@@ -65,8 +65,8 @@ class _Writes(private.DispatchMode):
         del types
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
-        declared = func._schema.arguments  # noqa: SLF001 (all operations have it)
-        for place, argument in enumerate(declared):
+        schema = getattr(func, "_schema", None)
+        for place, argument in enumerate(getattr(schema, "arguments", ())):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = kwargs.get(argument.name)
                 self.written(args[place] if place < len(args) else value)
