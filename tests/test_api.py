@@ -116,6 +116,7 @@ def test_check_returns_the_report_and_assertion_raises_it(tmp_path: Path) -> Non
     assert rest.startswith("ddpcheck mymodel.py: Linear, 21 parameters")
 
 
+@pytest.mark.slow
 def test_loss_that_is_left_out_is_a_missing_argument() -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)

@@ -54,6 +54,7 @@ def test_nothing_run_is_said() -> None:
     assert table.summary([]) == "not checked: no cell was run\n"
 
 
+@pytest.mark.slow
 def test_suite_of_a_few_cells_passes(capsys: pytest.CaptureFixture[str]) -> None:
     options = Options(world_sizes=(2,), modes=("dp",), loss=("class_weighted",))
     assert suite.main(options) == 0

@@ -8,10 +8,10 @@ import pytest
 
 from ddpcheck.ranks.pool import Pool
 from tests.diagnose.negative_controls import BROKEN_TWINS, CONTROLS, HEAD
-from tests.diagnose.test_rules import checked, skip_where_too_new
+from tests.diagnose.test_rules import checked, params, skip_where_too_new
 
 
-@pytest.mark.parametrize("name", list(CONTROLS))
+@pytest.mark.parametrize("name", params(list(CONTROLS)))
 def test_control_is_equivalent(name: str, pool: Pool, tmp_path: Path) -> None:
     skip_where_too_new(name)
     report = checked(pool, tmp_path, HEAD + CONTROLS[name])

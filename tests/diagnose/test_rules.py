@@ -27,10 +27,10 @@ UNVERIFIED = {
     "sync/scaler-desync",
 }
 HANGS = {"graph/skipped-backward", "sync/collective-mismatch", "sync/rank-hung"}
-COMPILES = {"compile/ddp-optimizer"}
+COMPILES = {"compile/ddp-optimizer", "compiled-around-ddp", "ddp-around-compiled"}
 
 
-def _params(slugs: list[str]) -> list[object]:
+def params(slugs: list[str]) -> list[object]:
     """Returns parameters of a test, those that take long with the mark."""
     slow = pytest.mark.slow
     return [pytest.param(s, marks=slow) if s in COMPILES else s for s in slugs]
@@ -77,7 +77,7 @@ def modes_of(slug: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    "slug", _params([s for s in SLUGS if s not in {*HANGS, *RAISES}])
+    "slug", params([s for s in SLUGS if s not in {*HANGS, *RAISES}])
 )
 def test_example_yields_its_finding(slug: str, pool: Pool, tmp_path: Path) -> None:
     skip_where_too_new(slug)
@@ -108,7 +108,7 @@ def test_example_that_hangs_yields_its_finding(
     assert (report.verdict, found) == ("divergent", [(slug, None)])
 
 
-@pytest.mark.parametrize("slug", _params(SLUGS))
+@pytest.mark.parametrize("slug", params(SLUGS))
 def test_mended_example_is_equivalent(slug: str, pool: Pool, tmp_path: Path) -> None:
     if slug != "state/buffer-not-synced":  # its fix takes init_sync away
         skip_where_too_new(slug)
