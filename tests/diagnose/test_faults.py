@@ -109,6 +109,7 @@ def _are_gone(pids: list[int]) -> bool:
     return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_of_one_rank_is_told_and_ranks_are_replaced(
     name: str, short: Pool, tmp_path: Path
@@ -124,6 +125,7 @@ def test_fault_of_one_rank_is_told_and_ranks_are_replaced(
     assert not set(_pids(short)) & set(before)
 
 
+@pytest.mark.slow
 def test_ranks_that_all_work_wait_for_nobody(short: Pool, tmp_path: Path) -> None:
     source = _target("time.sleep(600)").replace("rank() == 1", "rank() >= 0")
     summary = _only(checked(short, tmp_path, source)).summary
@@ -131,6 +133,7 @@ def test_ranks_that_all_work_wait_for_nobody(short: Pool, tmp_path: Path) -> Non
     assert summary == f"every rank is at work, {where}; one process is done"
 
 
+@pytest.mark.slow
 def test_facts_say_what_every_rank_did_last(short: Pool, tmp_path: Path) -> None:
     code = f"{COLLECTIVE}\n    print('odd', file=sys.stderr)\n    raise OSError('x')"
     source = (
@@ -158,6 +161,7 @@ def test_facts_say_what_every_rank_did_last(short: Pool, tmp_path: Path) -> None
     assert "sync/rank-raised at " in output.terminal(report, Outputs(), "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "index", "told"),
     [
@@ -216,6 +220,7 @@ def test_rank_that_never_comes_to_a_collective_calls_no_other(
     assert (finding.slug, finding.evidence["differs"]) == (slug, [1])
 
 
+@pytest.mark.slow
 def test_import_that_fails_on_one_rank_is_that_ranks_exception(
     short: Pool, tmp_path: Path
 ) -> None:
@@ -253,6 +258,7 @@ REPLACED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIRT)
 def test_harmless_deed_is_equivalent_and_reaches_no_other_case(
     name: str, pool: Pool, tmp_path: Path

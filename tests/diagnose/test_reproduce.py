@@ -106,6 +106,7 @@ def test_script_is_minimal(pool: Pool, tmp_path: Path) -> None:
     assert len(script.splitlines()) - len(target.splitlines()) <= 60
 
 
+@pytest.mark.slow
 def test_module_that_diverges_stays(pool: Pool, tmp_path: Path) -> None:
     script = checked(pool, tmp_path, HEAD + NORM).reproduce
     assert re.search(r", \('0', '1'\)\nWORLD, STEPS, DTYPE", script)
@@ -117,6 +118,7 @@ def test_few_samples_show_the_cause_and_no_other(pool: Pool, tmp_path: Path) -> 
     assert re.search(r", 4, \('0', '1'\)\nWORLD, STEPS, DTYPE", report.reproduce)
 
 
+@pytest.mark.slow
 def test_script_exits_1_until_the_target_is_mended(pool: Pool, tmp_path: Path) -> None:
     script = checked(pool, tmp_path, HEAD + DEEP).reproduce
     (tmp_path / "mended").mkdir()
@@ -195,6 +197,7 @@ def test_numbers_are_those_of_the_steps_that_the_script_makes(
     assert re.search(r"It measured \S+ relative difference in \S+\.grad\.", script)
 
 
+@pytest.mark.slow
 def test_a_benign_finding_is_not_what_the_script_is_named_for(
     pool: Pool, tmp_path: Path
 ) -> None:

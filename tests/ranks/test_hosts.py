@@ -124,6 +124,7 @@ def _values(outcomes: list[Outcome]) -> list[Any]:
     return [o.value for o in outcomes]
 
 
+@pytest.mark.slow
 def test_ranks_of_all_processes_are_one_process_group(group: Given) -> None:
     found = _values(group.leader.run(_job("add_up", value=5), WORLD_SIZE))
     assert found == [18.0, 18.0, 18.0]

@@ -114,6 +114,7 @@ tempfile.tempdir = None
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("when", "number"),
     [
