@@ -54,6 +54,20 @@ def data_parallel(_: Context, *, world_size: int, num_samples: int) -> float:
     )
 
 
+def data_parallel_on_one(_: Context, *, world_size: int, num_samples: int) -> float:
+    """Returns how far the emulation is from torch's DataParallel on one GPU.
+
+    Named several times, the GPU holds as many replicas.
+    """
+    x = _samples(num_samples)
+    real = nn.DataParallel(_Net().double().cuda(), [0] * world_size)
+    emulated = DataParallelOnOneDevice(_Net().double().cuda(), world_size)
+    return max(
+        float((a - b).abs().max())
+        for a, b in zip(_trained(real, x), _trained(emulated, x), strict=True)
+    )
+
+
 class _Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -100,6 +100,11 @@ def test_ranks_that_share_a_gpu_talk_through_gloo(gpus: Pool) -> None:
     assert _run(gpus, "backend", world_size) == expected
 
 
+@pytest.mark.cuda(1)
+def test_rank_with_a_gpu_of_its_own_talks_through_nccl(gpus: Pool) -> None:
+    assert _run(gpus, "backend", 1) == [("nccl", 0, 1.0)]
+
+
 @pytest.mark.cuda(2)
 def test_ranks_with_a_gpu_each_talk_through_nccl(gpus: Pool) -> None:
     assert _run(gpus, "backend", 2) == [("nccl", 0, 3.0), ("nccl", 1, 3.0)]
@@ -116,6 +121,15 @@ def test_our_sync_batch_norm_is_torchs(gpus: Pool, sizes: list[int]) -> None:
 def test_emulated_data_parallel_is_torchs(gpus: Pool, num_samples: int) -> None:
     arguments = {"world_size": 2, "num_samples": num_samples}
     assert _run(gpus, "data_parallel", SOLO, **arguments)[0] < 1e-12
+
+
+@pytest.mark.cuda(1)
+@pytest.mark.parametrize(("world_size", "num_samples"), [(2, 8), (2, 5), (3, 7)])
+def test_emulated_data_parallel_is_torchs_on_one_gpu(
+    gpus: Pool, world_size: int, num_samples: int
+) -> None:
+    arguments = {"world_size": world_size, "num_samples": num_samples}
+    assert _run(gpus, "data_parallel_on_one", SOLO, **arguments)[0] < 1e-12
 
 
 @pytest.mark.cuda(1)

@@ -11,7 +11,9 @@ import collections
 import contextlib
 import functools
 import itertools
+import logging
 import operator
+import pathlib
 import random
 import types
 import zlib
@@ -90,6 +92,10 @@ def _inner_state(value: Any, depth: int) -> Any:
         return (len(value), [(repr(k), _state(v, depth - 1)) for k, v in ends])
     if isinstance(value, list | tuple | set | frozenset | collections.deque):
         return (len(value), [_state(v, depth - 1) for v in _ends(list(value))])
+    if isinstance(value, tuple(_AS_TOLD)):
+        return [
+            told(value) for kind, told in _AS_TOLD.items() if isinstance(value, kind)
+        ]
     held = (id(value), own_state(value))
     inner = getattr(value, "__dict__", None) or _slots(value)
     if isinstance(inner, dict) and depth > 1:
@@ -124,6 +130,13 @@ _STATES: dict[type, Callable[[Any], Any]] = {
     itertools.count: repr,
     types.GeneratorType: lambda v: v.gi_frame and v.gi_frame.f_lasti,
     type(functools.cache(int)): lambda v: v.cache_info().currsize,
+}
+
+
+# What keeps answers that it has given, and changes by no more than that.
+_AS_TOLD: dict[type, Callable[[Any], Any]] = {
+    pathlib.PurePath: str,
+    logging.Logger: lambda v: (v.name, v.level, len(v.handlers), len(v.filters)),
 }
 
 

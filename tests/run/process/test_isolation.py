@@ -346,6 +346,36 @@ def test_call_that_keeps_nothing_leaves_the_fingerprint() -> None:
     assert fingerprint.of_module(owner) == before
 
 
+ANSWERS = """
+import logging
+from pathlib import Path
+log = logging.getLogger(__name__ + ".told")
+data = Path(__file__).parent / "data"
+def ask(size):
+    log.debug("%d of %s", size, hash(data))
+    return data.name
+def keep(size):
+    global data
+    data = data / str(size)
+def tell(size):
+    log.setLevel(size)
+"""
+
+
+def test_answers_that_an_object_keeps_leave_the_fingerprint() -> None:
+    owner = types.ModuleType("owner")
+    owner.__file__ = __file__
+    exec(ANSWERS, vars(owner))  # noqa: S102
+    before = fingerprint.of_module(owner)
+    assert owner.ask(3) == "data"
+    assert fingerprint.of_module(owner) == before
+    owner.keep(3)
+    after = fingerprint.of_module(owner)
+    assert after != before
+    owner.tell(7)
+    assert fingerprint.of_module(owner) != after
+
+
 UNREADABLE = """
 import torch
 class Irreps(tuple):
