@@ -13,7 +13,8 @@ How it was found
 On the reference's own outputs all ranks have one loss though their shards differ,
 and d loss / d output is W * W times the reference's (W is right). Numbers are equal
 within 1e-6, or 10 times the tolerance where that is more. The run with the loss
-divided by W decides. Or that loss is right, and some parameters' gradients are W times
+divided by W decides. One term of several that is such a sum: the run in which sums
+over ranks that carry gradients are means. Or that loss is right, and some parameters' gradients are W times
 the reference's: the run whose autograd functions see no process group in backward.
 
 Example
@@ -71,10 +72,10 @@ def detect(case: Case) -> Proposal | None:
     ratio = case.uniform_ratio
     world = case.world_size
     is_whole = case.losses_are_one or _is_part_of_all(case)
-    if ratio is None or not is_whole or world == 1:
+    if world == 1:
         return None
-    if abs(ratio / world**2 - 1) > case.close:
-        return None
+    if ratio is None or not is_whole or abs(ratio / world**2 - 1) > case.close:
+        return _of_one_term(case)
     found = Proposal(
         slug=SLUG,
         link=LINK,
@@ -99,6 +100,31 @@ def _is_part_of_all(case: Case) -> bool:
     They have no value of their own to tell whether every rank has the whole of it.
     """
     return case.is_part and case.loss_asks_others and bool(case.couples)
+
+
+def _of_one_term(case: Case) -> Proposal | None:
+    """Proposes it on trial for a sum over ranks that stands where a mean belongs."""
+    if not (case.has_cuts and case.loss_asks_others) or case.is_part:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="a term of the loss, which every rank has in full, is made of a sum over "
+        f"ranks that nothing divides: it is {case.world_size} times one process's, and so "
+        "is its gradient",
+        facts=(
+            ratio_fact(case),
+            "it is right where the sums over ranks that carry gradients are means over "
+            "ranks",
+        ),
+        fix="divide that sum by the world size",
+        code="from torch.distributed.nn.functional import all_reduce\n"
+        "term = all_reduce(term) / dist.get_world_size()",
+        fixes=("collectives.mean_sums",),
+        speculative=True,
+        before_wide=True,
+        evidence=ratio_evidence(case),
+    )
 
 
 def _in_a_backward(case: Case) -> Proposal | None:

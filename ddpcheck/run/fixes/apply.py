@@ -83,6 +83,7 @@ changes one thing, so that a run with it proves or disproves one cause.
     collectives.block_order  gathers of several rows per sample return them block by
                            block, as one process stacks them
     collectives.mean_counts  sums over ranks without gradients are read as means
+    collectives.mean_sums  sums over ranks that carry gradients are means
     numbers.together       what ranks read of a tensor's one number is all ranks' mean
     numbers.summed         the same, and whole numbers are the sum over ranks
     autograd.averaged      what torch.autograd.grad gives for parameters is averaged
@@ -118,25 +119,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.run import batch_norm, overrides, submodules
-from ddpcheck.run.averaged import is_ddp
+from ddpcheck.run import batch_norm, overrides
 from ddpcheck.run.fix_names import argument
 from ddpcheck.run.fixes import (
     clipping,
     exact,
     filling,
-    hooks_on_means,
     late_hooks,
     mean_counts,
+    mean_sums,
     own_averages,
+    rewrapping,
     rewriting,
     sharding,
     unhooking,
@@ -155,7 +155,6 @@ from ddpcheck.run.fixes.gather import (
     without_ranks_in_backward,
 )
 from ddpcheck.run.fixes.labels import offset_by_rank
-from ddpcheck.run.fixes.plain_output import with_plain_output
 from ddpcheck.run.fixes.statistics import statistics_together
 from ddpcheck.run.fixes.together import numbers_together
 from ddpcheck.run.names import shortener
@@ -163,26 +162,12 @@ from ddpcheck.run.noise import GlobalDraws
 from ddpcheck.run.process import compiling
 from ddpcheck.run.watch import countables, sync_flag
 
-# What a DDP object is built anew with.
-_DDP_SETTINGS: dict[str, dict[str, Any]] = {
-    "ddp.find_unused": {"find_unused_parameters": True},
-    "ddp.static_off": {"static_graph": False},
-    "ddp.static_on": {"static_graph": True},
-    "ddp.no_buffer_broadcast": {"broadcast_buffers": False},
-    "ddp.buffer_broadcast": {"broadcast_buffers": True},
-    "ddp.no_bucket_view": {"gradient_as_bucket_view": False},
-    "ddp.rewrap_trainable": {"find_unused_parameters": True},
-    "ddp.no_comm_hook": {"hooks": ()},
-}
-# How torch.compile is set.
 _TOLD_RANKS = {"rank.first": 0, "rank.none": 1}
+# How torch.compile is set.
 _COMPILER_SETTINGS: dict[str, dict[str, Any]] = {
     "compile.reducer": {"optimize_ddp": "python_reducer"},
     "compile.whole": {"optimize_ddp": False},
 }
-
-
-# Whether a module that computes now has the rows of all ranks: so have those inside.
 
 
 def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
@@ -234,25 +219,7 @@ def after_wrap(
     """
     if argument(fixes, "ddp.broadcast") is not None:
         rewriting.broadcast(model, initial or {})
-    settings: dict[str, Any] = {}
-    for name, setting in _DDP_SETTINGS.items():
-        if argument(fixes, name) is not None:
-            settings |= setting
-    if argument(fixes, "collectives.exact") is not None:
-        settings["process_group"] = dist.new_group(backend="gloo")
-    if argument(fixes, "ddp.hooks_on_means") is not None:
-        model = submodules.replace(
-            model, is_ddp, lambda ddp: rebuild(ddp, hooks_on_means.hooks_of(ddp))
-        )
-    if settings or argument(fixes, "ddp.rewrap") is not None:
-        trainable = argument(fixes, "ddp.rewrap_trainable") is not None
-        with _all_trainable(model) if trainable else contextlib.nullcontext():
-            model = submodules.replace(
-                model, is_ddp, lambda ddp: rebuild(ddp, **settings)
-            )
-    if argument(fixes, "ddp.plain_output") is not None:
-        model = submodules.replace(model, is_ddp, with_plain_output)
-    return model
+    return rewrapping.rewrapped(model, fixes)
 
 
 @contextlib.contextmanager
@@ -277,6 +244,7 @@ def around_training(
             "hooks.after_backward": late_hooks.after_backward,
             "collectives.exact": exact.exact,
             "collectives.mean_counts": mean_counts.averaged_sums,
+            "collectives.mean_sums": mean_sums.averaged_gradient_sums,
             "numbers.together": numbers_together,
             "numbers.summed": lambda: numbers_together(sums=True),
             "autograd.averaged": lambda: averaged_grad(model()),
@@ -361,40 +329,3 @@ def after_step(model: nn.Module, fixes: tuple[str, ...]) -> None:
 
 def _compiler(fix: str) -> contextlib.AbstractContextManager[None]:
     return compiling.with_settings(**_COMPILER_SETTINGS[fix])
-
-
-@contextlib.contextmanager
-def _all_trainable(model: nn.Module) -> Iterator[None]:
-    before = [(p, p.requires_grad) for p in model.parameters()]
-    for parameter, _ in before:
-        parameter.requires_grad_(True)
-    try:
-        yield
-    finally:
-        for parameter, required in before:
-            parameter.requires_grad_(required)
-
-
-def rebuild(
-    ddp: DistributedDataParallel, hooks: Sequence[Any] | None = None, **changes: Any
-) -> DistributedDataParallel:
-    """Returns a new DDP around the same module, settings kept but for `changes`.
-
-    `hooks` are (hook, state) pairs, by default those that were registered.
-    """
-    if hooks is None:
-        hooks = getattr(ddp, "_comm_hooks", ())
-    settings: dict[str, Any] = {
-        "find_unused_parameters": ddp.find_unused_parameters,
-        "static_graph": ddp.static_graph,
-        "broadcast_buffers": ddp.broadcast_buffers,
-        "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
-        "process_group": ddp.process_group,
-        **changes,
-    }
-    if settings["static_graph"] and "find_unused_parameters" in changes:
-        settings["static_graph"] = False
-    made = DistributedDataParallel(ddp.module, **settings)
-    for hook, state in hooks:
-        made.register_comm_hook(state, hook)
-    return made

@@ -30,6 +30,7 @@ from tests.diagnose.bugs import (
     reduction,
     slopes,
     statistics,
+    summed,
     turned,
 )
 
@@ -50,6 +51,7 @@ SOUND = {
     **outside.SOUND,
     **reduction.SOUND,
     **slopes.SOUND,
+    **summed.SOUND,
 }
 BUGS = {
     **addends.BUGS,
@@ -73,6 +75,7 @@ BUGS = {
     **outside.BUGS,
     **slopes.BUGS,
     **statistics.BUGS,
+    **summed.BUGS,
     **collectives.BUGS,
     **reduction.BUGS,
     **turned.BUGS,
