@@ -7,7 +7,6 @@ is verified by leaving its fix alone out again.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +31,7 @@ from ddpcheck.diagnose.fallbacks import Fallbacks
 from ddpcheck.diagnose.faults import busy_ranks
 from ddpcheck.diagnose.hidden import hidden
 from ddpcheck.diagnose.probing import References, first_wrong_batch, probe
-from ddpcheck.diagnose.proposal import with_own_average
+from ddpcheck.diagnose.proposal import replaced, with_own_average
 from ddpcheck.diagnose.trials import Trials
 from ddpcheck.report import Run, Tolerance
 from ddpcheck.run.spec import RunSpec
@@ -60,6 +59,7 @@ class Search:
         # would mend many causes.
         self.firm: dict[str, Proposal] = {}
         self.narrow: dict[str, Proposal] = {}
+        self.quiet: Proposal | None = None  # what takes all noise out
         self.can_fall_back = False  # where one was taken up, some had a fallback
 
     def run(self) -> list[Cause]:
@@ -94,7 +94,7 @@ class Search:
             causes = self._again(causes)
             if self.rest is not None and self.fix and self._is_late():
                 causes = self._again(causes, train_before=True)
-        if self.rest is not None and self.fix and causes:
+        if self.rest is not None and self.fix and (causes or self.quiet):
             causes = self._one_first() or causes
         if self.rest is not None and self.fix:
             found = last.cause(self.rest, causes, self.trials)
@@ -172,6 +172,7 @@ class Search:
                 self.firm.setdefault(p.slug, p)
             if can_run(p) and not (p.last_resort or p.noise):
                 self.narrow.setdefault(p.slug, p)
+            self.quiet = p.fallback if p.noise else self.quiet
         return found
 
     def mended(self, causes: list[Cause]) -> Callable[[RunSpec], RunSpec] | None:
@@ -318,7 +319,7 @@ class Search:
             return None
         first = as_good(proposals, firm[0], tested, before)
         if first.or_by_hand and case.by_hand.verdict == "equivalent":
-            by_hand = dataclasses.replace(first, by_hand=True, fixes=())
+            by_hand = replaced(first, by_hand=True, fixes=())
             after = assemble.worst_excess(case.by_hand)
             return Cause(by_hand, before=before, after=after, verified=True)
         after = tested.get(first.slug, math.inf)
@@ -349,7 +350,8 @@ class Search:
 
     def _one_first(self) -> list[Cause]:
         """Returns two causes that mend the run, one proven where the other is fixed."""
-        causes = two.with_one_first(self.firm.values(), self._beside)
+        firm = filter(None, [self.quiet, *self.firm.values()])
+        causes = two.with_one_first(firm, self._beside)
         self._leave_one_out(causes)
         if len(causes) < 2:  # noqa: PLR2004 (one of them was none)
             return []

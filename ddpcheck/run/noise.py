@@ -197,6 +197,12 @@ class SampleNoise(private.DispatchMode):
         if dim is None or whole[dim] * self.size != shape[dim] * self.total:
             message = f"a draw of shape {shape} where the reference draws {whole}"
             raise NoiseMismatchError(message)
+        if whole[dim] % self.total:
+            message = (
+                f"a draw for {whole[dim]} of {self.total} samples: parts of a batch "
+                "that are computed one after the other are other samples on a rank"
+            )
+            raise NoiseMismatchError(message)
         first = self.start * whole[dim] // self.total
         return draws.drawn_wide(func, args, kwargs, shape, whole, first)
 

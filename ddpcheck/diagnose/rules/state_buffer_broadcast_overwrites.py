@@ -94,7 +94,9 @@ def detect(case: Case) -> Proposal | None:
         return found
     seen = tuple(f"module.global:{name}" for name in owner.modules)
     if "" not in owner.modules or owner.are_read_at_once:
-        return replaced(found, fixes=seen)
+        # What the module is given may have no samples, as losses do.
+        written = (f"state.as_written:{','.join(owner.modules)}",)
+        return replaced(found, fixes=seen, fallback=replaced(found, fixes=written))
     # To show all rows to the model as a whole would mend whatever is in it.
     return replaced(found, fallback=replaced(found, fixes=seen))
 

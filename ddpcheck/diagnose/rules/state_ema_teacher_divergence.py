@@ -69,7 +69,7 @@ def detect(case: Case) -> Proposal | None:
         return _drawn(drawn)
     step, found = _first_differing(case)
     if not found:
-        return _of_buffers(case)
+        return _of_buffers(case) or _read_at_once(case)
     if not set(found) <= case.untrained:
         return None
     when = f"after step {step + 1}" if step else "after the first step"
@@ -102,15 +102,44 @@ def _first_differing(case: Case) -> tuple[int, list[str]]:
     for step in range(case.outcome.spec.steps):
         if step and first is not None and first <= step:
             break
-        rows = [
-            t
-            for q in case.step_quantity("weights", step)
-            for t in q.tensors
-            if t.excess * case.outcome.spec.rtol > case.rtol
-        ]
-        if rows:
-            return step, list(dict.fromkeys(t.name for t in rows))
+        if found := _differing(case, step):
+            return step, found
     return 0, []
+
+
+def _differing(case: Case, step: int) -> list[str]:
+    """Returns the names of the weights that differ after a step."""
+    every = (t for q in case.step_quantity("weights", step) for t in q.tensors)
+    wrong = (t for t in every if t.excess * case.outcome.spec.rtol > case.rtol)
+    return list(dict.fromkeys(t.name for t in wrong))
+
+
+def _read_at_once(case: Case) -> Proposal | None:
+    """Proposes it on trial for what some ranks write before they compute with it.
+
+    Gradients differ in the same step then, and what is trained as well.
+    """
+    first = case.first_broken("gradients")
+    if first is None or case.run.ranks_agree:
+        return None
+    found = [name for name in _differing(case, first) if name in case.untrained]
+    if not found:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="weights that no optimizer trains (an average, a teacher) are updated on "
+        "some ranks only, and the same step computes with them",
+        facts=(
+            f"after step {first + 1}, whose gradients are the first to differ, "
+            f"{len(found)} untrained parameters do, too: {names(found)}; what user code "
+            "does as rank 0 all ranks have to do: then the runs are equal",
+        ),
+        fix="make the same update on all ranks",
+        code="update_teacher(teacher, student)  # not under `if rank == 0`",
+        fixes=("rank.first",),
+        speculative=True,
+    )
 
 
 def _from_own_data(found: list[str], when: str) -> Proposal:
