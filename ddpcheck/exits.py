@@ -72,9 +72,13 @@ def _stack_text(stack: str) -> str:
 
 
 def _failure_text(error: Exception, *, verbose: bool) -> str:
-    from ddpcheck.ranks.failures import ServerDiedError  # noqa: PLC0415 (rarely needed)
-    from ddpcheck.session import CannotCheckError  # noqa: PLC0415
-
+    try:
+        from ddpcheck.ranks.failures import (  # noqa: PLC0415 (rarely needed)
+            ServerDiedError,
+        )
+        from ddpcheck.session import CannotCheckError  # noqa: PLC0415
+    except Exception:  # noqa: BLE001 (what failed may be this import)
+        return _internal_text(error, verbose=verbose)
     if isinstance(error, CannotCheckError):
         return cannot_check_text(error.message, error.detail, verbose=verbose)
     if isinstance(error, ServerDiedError):

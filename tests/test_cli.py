@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,20 @@ def test_internal_error_shows_its_traceback_when_verbose(
     assert exits.guarded(lambda: _raise(KeyError("x")), verbose=True) == 3
     assert "in _raise" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_failure_of_our_own_imports_is_told_and_no_divergence(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ddpcheck.session", None)  # as if it were broken
+    assert exits.guarded(lambda: _raise(AttributeError("no seed"))) == 3
+    told = capsys.readouterr().err.splitlines()[0]
+    assert told == (
+        "ddpcheck: not checked: internal error of ddpcheck: AttributeError: no seed"
+    )
 
 
 def test_github_gets_the_first_line_of_what_was_not_checked(

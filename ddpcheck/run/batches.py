@@ -20,6 +20,8 @@ from ddpcheck.trace import as_dense
 
 # What torch says in a process whose parent has asked CUDA's driver for something.
 _IN_FORK = "in forked subprocess"
+# What torch says where it is built for none, or finds none.
+_NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs")
 
 
 def batches_of(target: Target, spec: RunSpec) -> list[Any]:
@@ -161,6 +163,8 @@ def does_not_train(target: Target, error: Exception) -> UsageError:
 def _fix(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "a smaller batch or model, --dtype float32, or a larger GPU"
+    if any(sign in raised.text_of(error) for sign in _NO_GPU):
+        return "leave .cuda() and the like out: --device cuda moves model and batch"
     if "same device" in raised.text_of(error):
         return "make constants where they are used: torch.arange(n, device=x.device)"
     return "make one plain training step work first"

@@ -37,7 +37,12 @@ def check(
     if not bad:
         return
     found = ", ".join(bad[:3])
-    fix = "a smaller learning rate, other data, or fewer --steps"
+    is_at_once = bool(losses) and not math.isfinite(losses[0] or 0.0)
+    fix = (
+        "other data, or a loss that is finite for them: no update has been made yet"
+        if is_at_once
+        else "a smaller learning rate, other data, or fewer --steps"
+    )
     for step, batch in enumerate(batches):
         if unknown := _not_numbers(batch):
             found = f"{unknown} NaN in the batch of step {step + 1}, {found}"

@@ -285,6 +285,13 @@ CASES: dict[str, Case] = {
         )
     ),
     "wrap-kind": Case(source=target(end="def wrap(model):\n    model.train()\n")),
+    "model-on-a-gpu": Case(
+        source=target(
+            # What a torch without CUDA says to .cuda().
+            model="def model():\n"
+            "    raise AssertionError('Torch not compiled with CUDA enabled')\n"
+        )
+    ),
     "model-raises": Case(
         source=target(
             model="class Net(nn.Linear):\n    def forward(self, x):\n"

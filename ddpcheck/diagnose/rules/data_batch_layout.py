@@ -99,6 +99,8 @@ def _may_be_torn(case: Case) -> bool:
         return False
     if case.loss_asks_others and case.rank_ratios is not None:
         return False  # of what it asks for
+    if case.probed is not None and case.probed.reference.micros:
+        return False  # strided shards have micro-batches of one process's samples
     return case.run.ranks_agree and len(set(case.run.shard_sizes)) == 1
 
 

@@ -44,14 +44,13 @@ SLUG = "dp/scalar-gather"
 LINK = "loss"
 
 
-def detect(case: DataParallelCase) -> Proposal | None:
+def detect(_: DataParallelCase) -> Proposal | None:
     """Proposes it on trial; the run with one scalar decides."""
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="the forward returns a scalar per replica, which DataParallel gathers to a "
-        f"vector of {case.run.world_size}; what is made of it is not the scalar of one "
-        "process",
+        "vector with one for each; what is made of it is not the scalar of one process",
         facts=(
             "with the replicas' scalars gathered to their weighted mean DataParallel "
             "equals one process",

@@ -55,7 +55,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import counted_by, micro_evidence, ratio_evidence
+from ddpcheck.diagnose.loss import (
+    counted_by,
+    global_loss_fix,
+    micro_evidence,
+    ratio_evidence,
+)
 from ddpcheck.diagnose.probes.evidence import Micro
 from ddpcheck.diagnose.text import listed, number
 from ddpcheck.run.spec import SAMPLES
@@ -122,6 +127,8 @@ def _windows(case: Case) -> Proposal | None:
         return None
     if case.rank_ratios is not None and (divisor is None or counted_by(case)):
         return None  # one factor per rank: the count is taken over all micro-batches
+    # The count may be that of all ranks' micro-batches.
+    wide = global_loss_fix(case) if case.loss_asks_others else ()
     shown = [ratio for ratio, _ in ratios.values()]
     facts = [
         "the loss's gradient at the reference's own outputs, over the reference's, per "
@@ -143,7 +150,7 @@ def _windows(case: Case) -> Proposal | None:
         fix="one count over all micro-batches of the step and all ranks",
         code=_CODE,
         safe=False,
-        fixes=(divisor.fix,) if divisor else (),
+        fixes=(divisor.fix,) if divisor else wide,
         evidence=micro_evidence(case),
     )
 
