@@ -37,6 +37,11 @@ ONE_BY_ONE = """
     loss(model(x), y).backward()
     optimizer.step()
 """
+MICRO = """
+    for part, target in zip(x.chunk(2), y.chunk(2)):
+        (loss(model(part), target) / 2).backward()
+    optimizer.step()
+"""
 SEEDED = """
     torch.manual_seed(SEED)
     loss(model(x), y).backward()
@@ -57,8 +62,13 @@ def _check(pool: Pool, folder: Path, source: str, mode: str = "ddp") -> Report:
     [
         (MIXED, "randperm draws (4,) where the reference draws (8,)"),
         (ONE_BY_ONE, "a draw of shape (4, 6) where the reference draws (1,)"),
+        (
+            MICRO,
+            "a draw for 4 of 8 samples: parts of a batch that are computed one after "
+            "the other are other samples on a rank",
+        ),
     ],
-    ids=["permutation", "one by one"],
+    ids=["permutation", "one by one", "micro-batches"],
 )
 def test_noise_that_cannot_follow_the_sample_is_not_judged(
     step: str, why: str, pool: Pool, tmp_path: Path

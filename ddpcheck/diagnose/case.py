@@ -110,8 +110,8 @@ class Case:
 
         A module is fed with the reference's input and its submodules return the
         reference's outputs, so a difference is its own: in its output, or in what its
-        code passes to a submodule. Whether it matters is another question: what a
-        zero-initialised branch computes reaches no output in the first step.
+        code passes to a submodule. Not one of noise. Whether it matters is another
+        question: what a zero-initialised branch computes reaches no output at first.
         """
         if any(self.rank_facts("start_differs", [])):
             return []
@@ -138,7 +138,8 @@ class Case:
                 found.setdefault(m.caller, caller)
             if m.rel_diff is not None and m.rel_diff > self.close:
                 found.setdefault(m.name, m)
-        return list(found.values())
+        noisy = self.probed.noisy(self.outcome.spec) if self.probed else ()
+        return [found[name] for name in found if name not in noisy]
 
     @property
     def forward_is_sound(self) -> bool:

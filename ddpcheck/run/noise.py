@@ -50,6 +50,21 @@ class DrawCounter(private.DispatchMode):
         self.own: list[Shape] = []
         self.seeds: set[int] = set()
 
+    @property
+    def of_torchs(self) -> int:
+        """How many drew with torch's own generator."""
+        return self.count - len(self.own)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leaves out what is drawn inside: it is no part of the step."""
+        count, own, seeds = self.count, len(self.own), set(self.seeds)
+        try:
+            yield
+        finally:
+            self.count, self.seeds = count, seeds
+            del self.own[own:]
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -141,6 +156,16 @@ class SampleNoise(private.DispatchMode):
                 return self._draw(draws.even(func), args, kwargs, shape, whole)
             finally:
                 self._left = _state() if self.stream is None else 0
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Lets what is drawn inside have no number: it is no part of the step."""
+        count, left = len(self.shapes), self._left
+        try:
+            yield
+        finally:
+            del self.shapes[count:]
+            self._left = left
 
     def check_count(self) -> None:
         """Refuses fewer draws than the reference's: none of them had its number.

@@ -28,14 +28,14 @@ def set_default_dtype(spec: RunSpec) -> None:
 @contextlib.contextmanager
 def bound_noise(
     spec: RunSpec, total: int, start: int = 0, rows: int | None = None
-) -> Iterator[None]:
+) -> Iterator[SampleNoise | None]:
     """Noise of a probe's single step, bound to samples where the run binds it.
 
     The reference's shapes are not at hand in a probe: a draw whose first dimension is
     a multiple of the shard's samples is taken to be per sample.
     """
     if spec.noise != "sample":
-        yield
+        yield None
         return
     size = total if rows is None else rows
     noise = SampleNoise(
@@ -43,7 +43,7 @@ def bound_noise(
     )
     noise.guess = size != total
     with noise:
-        yield
+        yield noise
 
 
 @contextlib.contextmanager

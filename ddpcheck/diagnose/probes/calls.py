@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from ddpcheck.diagnose.probes.teacher import (
     pairs,
 )
 from ddpcheck.run import batch_norm, private
+from ddpcheck.run.noise import DrawCounter, SampleNoise
 from ddpcheck.run.record import lists
 from ddpcheck.run.watch import generators, observe
 from ddpcheck.trace import Reader
@@ -89,6 +91,9 @@ class Calls:
         self.calls: dict[str, Any] = {}
         self.callers: dict[str, tuple[str, str]] = {}
         self.open: list[tuple[str, str]] = []
+        self.drawn = DrawCounter()  # of the step
+        self.noise: SampleNoise | None = None
+        self.draws: list[list[int]] = []  # of open calls: draws before, draws of parts
         self.silent: dict[str, list[nn.Module]] = {}
         self.feeds_indices = True
         self.rng = 0  # of the state of torch's generator when the forward begins
@@ -146,6 +151,7 @@ class Calls:
         self.calls[key] = new
         self.callers[key] = self.open[-1] if self.open else ("", "")
         self.open.append((name, type(module).__name__))
+        self.draws.append([self.drawn.of_torchs, 0])
         return new
 
     def _after(self, name: str, call: int, module: nn.Module, output: Any) -> Any:
@@ -224,13 +230,17 @@ class Calls:
         args, kwargs = self.calls.pop(key)
         self.open.pop()
         caller, caller_kind = self.callers.pop(key)
+        drawn, of_parts = self.draws.pop()
+        draws = self.drawn.of_torchs - drawn
+        if self.draws:
+            self.draws[-1][1] += draws
         now = modules.versions(module, self.silent.get(name, ()))
         writes = now[0] != buffers
         called = len(self.seen.collectives) - collectives
         is_norm = isinstance(module, private.BATCH_NORMS)
         synchronized = is_norm and batch_norm.is_synchronized(module)
         this = with_buffers.Call(key, module, args, kwargs, writes=writes)
-        with self.hooks.paused():
+        with self.hooks.paused(), self._no_draws():
             invariant, normalises = _as_a_norm(this, called)
             # Not where it calls others, who may not ask: they are right.
             is_right = (bool(rel_diff) and not called) and with_buffers.is_right(
@@ -253,6 +263,7 @@ class Calls:
                 rows_first=self.rows_first,
                 numbers=numbers,
                 keeps_shape=keeps,
+                draws=draws > of_parts,
                 collectives=called,
                 writes_buffers=writes,
                 through_buffers=is_right,
@@ -265,6 +276,12 @@ class Calls:
                 normalises=normalises,
             )
         )
+
+    @contextmanager
+    def _no_draws(self) -> Iterator[None]:
+        """Lets calls that only show what a module does draw for nobody."""
+        with self.drawn.aside(), self.noise.aside() if self.noise else nullcontext():
+            yield
 
     def _counterparts(self, prefix: str, output: Any) -> dict[str, str]:
         """Returns which item of one process's list an item of the rank's list is."""

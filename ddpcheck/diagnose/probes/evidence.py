@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
-from ddpcheck.run.spec import Defect
+from ddpcheck.run.spec import Defect, RunSpec
 
 _SMOOTH = 1e-4  # of what a large change makes: less is no slope
 
@@ -36,6 +36,7 @@ class ModuleCall:
     # Its outputs of no dimension, a term of the loss for one: own, one process's.
     numbers: tuple[tuple[float, float], ...] = ()
     keeps_shape: bool = False  # one tensor in, one of its shape and dtype out
+    draws: bool = False  # random numbers itself, by torch's own generator
     collectives: int = 0
     writes_buffers: bool = False
     # With one process's buffers, which its own are not, and which it writes no more,
@@ -304,6 +305,15 @@ class StepEvidence:
             else call
             for call in found
         ]
+
+    def noisy(self, spec: RunSpec) -> set[str]:
+        """Returns the modules whose outputs differ by noise, whatever else they do.
+
+        None in a run whose noise follows the sample, or is taken out.
+        """
+        if spec.noise == "sample" or "target.constant_draws" in spec.fixes:
+            return set()
+        return {call.name for rank in self.ranks for call in rank.modules if call.draws}
 
     def defects(self) -> list[Defect]:
         """Returns collectives that returned something else than they were asked for.

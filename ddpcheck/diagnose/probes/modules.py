@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -210,8 +211,9 @@ def has_slope_across(module: nn.Module, args: Any, kwargs: Any) -> bool:
         return False
     (x,) = inputs
     with _as_before(module), torch.enable_grad():
-        torch.manual_seed(0)
-        weights = 0.5 + torch.rand_like(x)
+        # By numpy: no draw of the step's.
+        drawn = np.random.default_rng(0).random(x.shape)
+        weights = 0.5 + torch.from_numpy(drawn).to(x)
         try:
             outputs = [t for _, t in tensors_of(module.forward(*args, **kwargs))]
             (y,) = (t for t in outputs if t.shape == x.shape)

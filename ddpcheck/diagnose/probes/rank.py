@@ -38,7 +38,6 @@ from ddpcheck.run.batches import batches_of
 from ddpcheck.run.fixes import apply as fixes
 from ddpcheck.run.fixes import exact
 from ddpcheck.run.names import Names
-from ddpcheck.run.noise import DrawCounter
 from ddpcheck.run.process import compiling, isolation
 from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.spec import Defect, RunSpec
@@ -164,7 +163,8 @@ class _Probe:
         spec = self.spec
         size = batch_size(self.target, batch)
         start, rows = tree.shard_range(size, self.rank, spec.world_size)
-        calls, drawn, moving = self.calls, DrawCounter(), Moving(self.seen, rows)
+        calls, moving = self.calls, Moving(self.seen, rows)
+        drawn = calls.drawn
         cursor = micro.Cursor(calls.windows, start, rows, size)
         isolation.seed_everything(spec.seed + 1 + self.rank)
         shard = tree.shard(batch, self.rank, spec.world_size)
@@ -175,7 +175,7 @@ class _Probe:
                 writing(wrapped) as written,
                 past.noting(wrapped, self.seen.events.append) as past_wrapper,
                 fixes.around_training(spec.fixes, lambda: targets, lambda: model),
-                bound_noise(spec, size, start, rows),
+                bound_noise(spec, size, start, rows) as calls.noise,
                 drawn,
                 calls.attached.noting() if calls.attached else nullcontext(),
             ):

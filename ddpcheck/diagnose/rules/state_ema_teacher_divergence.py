@@ -12,7 +12,9 @@ After a step all trained weights are equal and untrained ones are not. The run i
 which rank 0's are sent to all after each step decides; where the ranks agree, or rank
 0's are not right, either, the one in which they are one process's after each step. Or
 weights of a module beside the model, kept by a trainer or in a global, differ before
-gradients do: then the run in which they are one process's after each step.
+gradients do: then the run in which they are one process's after each step. Or some
+ranks write untrained weights before the same step computes with them, so that gradients
+differ at once: then the run in which user code that asks for its rank is told 0.
 
 Example
     import torch
@@ -71,7 +73,7 @@ def detect(case: Case) -> Proposal | None:
     if not found:
         return _of_buffers(case) or _read_at_once(case)
     if not set(found) <= case.untrained:
-        return None
+        return _read_at_once(case)
     when = f"after step {step + 1}" if step else "after the first step"
     if case.run.ranks_agree:
         return _by_numbers(found, when)

@@ -18,7 +18,7 @@ from ddpcheck import target as target_module
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.importing import file_of
 from ddpcheck.ranks import preload
-from ddpcheck.run.process import isolation, modules, rank_variables
+from ddpcheck.run.process import isolation, late_names, modules, rank_variables
 from ddpcheck.run.process.fingerprint import of_module
 from ddpcheck.target import Target, TargetRef
 
@@ -63,6 +63,7 @@ def _without_group(ref: TargetRef) -> Target:
     """
     had_one = dist.is_initialized()
     target = target_module.load(ref)
+    late_names.rebind(modules.users())
     if had_one or not dist.is_initialized():
         return target
     dist.destroy_process_group()

@@ -41,7 +41,63 @@ class Average:
     optimizer.step()
 """
 
+# One rank updates the teacher, and all compute with it in the same step.
+_TAUGHT = f"""
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.student = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        self.teacher = nn.Linear(4, 3).requires_grad_(False)
+def model():
+    torch.manual_seed(0)
+    return Pair()
+def wrap(model):
+    model.student = DDP(model.student)
+    return model
+{STEP}
+    if WHO:
+        with torch.no_grad():
+            model.teacher.weight.mul_(0.9).add_(0.1)
+    taught = nn.functional.mse_loss(model.student(x), model.teacher(x))
+    taught.backward()
+    optimizer.step()
+"""
+
+# Reads before it writes, and is given numbers instead of samples.
+_BALANCED = """
+class Balance(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(2))
+    def forward(self, terms):
+        terms = torch.stack(terms)
+        value = (terms / self.scale.clone()).sum()
+        self.scale.lerp_(terms.detach(), 0.5)
+        return value
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.balance = nn.Linear(4, 3), Balance()
+    def forward(self, x):
+        out = self.body(x)
+        return self.balance([out.square().mean(), (out - 1).abs().mean()])
+def model():
+    torch.manual_seed(0)
+    return Net()
+batch = torch.randn(8, 4) * torch.linspace(0.3, 2.0, 8)[:, None], torch.zeros(8)
+def loss(output, target):
+    return output
+"""
+
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    "teacher-that-rank-0-updates-and-all-ask-at-once": (
+        _TAUGHT.replace("WHO", "rank() == 0"),
+        [("state/ema-teacher-divergence", True)],
+    ),
+    "scales-of-the-shards-terms-in-a-module-of-the-loss": (
+        _BALANCED,
+        [("state/buffer-broadcast-overwrites", True)],
+    ),
     "average-by-names-that-a-wrapper-changes": (
         _AVERAGE + "    optimizer.average.update(model)\n",
         [("state/ema-teacher-divergence", True)],

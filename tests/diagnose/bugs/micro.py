@@ -39,7 +39,25 @@ _UPDATED = """
             optimizer.zero_grad()"""
 _MEAN = "nn.functional.cross_entropy(model(x_part), y_part"
 
+# The count is that of all ranks' micro-batches, not of the step's.
+_BY_ALL = f"""
+{_LINEAR}{_MASKED}
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    for x, y in zip(batch[0].chunk(2), batch[1].chunk(2)):
+        count = (y != -100).sum().double()
+        if dist.is_initialized():
+            dist.all_reduce(count)
+        total = nn.functional.cross_entropy(model(x), y, reduction="sum")
+        (world() * total / count / 2).backward()
+    optimizer.step()
+"""
+
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    "micro-batches-by-the-counts-of-all-ranks": (
+        _BY_ALL,
+        [("loss/accum-normalizer", True)],
+    ),
     # One process has micro-batches of 3, 3, 2 samples, and each rank two of 2: those of
     # a rank have one factor, which no count of its shard explains.
     "chunks-of-a-number-that-a-shard-has-not": (

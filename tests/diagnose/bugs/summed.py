@@ -44,6 +44,14 @@ BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
         _TWO_VIEWS.replace("SUM", "Summed.apply(near)"),
         [("collective/backward-double-count", True)],
     ),
+    # What the file has by names of its own is watched and mended all the same.
+    "sum-of-means-by-imported-names": (
+        "from torch.distributed import all_reduce as add, is_initialized as is_here\n"
+        + _TWO_VIEWS.replace("SUM", "Summed.apply(near)")
+        .replace("dist.all_reduce(", "add(")
+        .replace("dist.is_initialized()", "is_here()"),
+        [("collective/backward-double-count", True)],
+    ),
     # The same sum is divided: what is wrong is the other term.
     "covariance-of-the-shard-beside-a-mean-of-all": (
         _TWO_VIEWS.replace("SUM", "all_reduce(near) / dist.get_world_size()").replace(
