@@ -57,6 +57,9 @@ MODULES = {
 }
 # Names that are looked up as text, and may be missing: where torch has them.
 TEXTS: dict[str, Callable[[], object]] = {
+    "_AllReduce": lambda: issubclass(
+        _of("torch.distributed.nn.functional")._AllReduce, torch.autograd.Function
+    ),
     "_allgather_base": lambda: dist.ProcessGroup._allgather_base,  # noqa: SLF001
     "_are_functorch_transforms_active": lambda: vmap(
         lambda _: torch.full((), torch._C._are_functorch_transforms_active())  # noqa: SLF001

@@ -47,6 +47,7 @@ Looked up as text; where a torch lacks one, nothing is done that needs it:
                                                    constant is told as a sum
     _schema                                        draws: dropout inside is not seen;
                                                    given_writes: nothing is given
+    _AllReduce                                     mean_sums: torch's own sums stay sums
 
 All is decided once, by the import of this module; a rank pays nothing for it later.
 """

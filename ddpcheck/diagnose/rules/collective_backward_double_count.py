@@ -14,8 +14,9 @@ On the reference's own outputs all ranks have one loss though their shards diffe
 and d loss / d output is W * W times the reference's (W is right). Numbers are equal
 within 1e-6, or 10 times the tolerance where that is more. The run with the loss
 divided by W decides. One term of several that is such a sum: the run in which sums
-over ranks that carry gradients are means. Or that loss is right, and some parameters' gradients are W times
-the reference's: the run whose autograd functions see no process group in backward.
+over ranks that carry gradients are means. Or that loss is right, and some parameters'
+gradients are W times the reference's: the run whose autograd functions see no process
+group in backward.
 
 Example
     import torch
