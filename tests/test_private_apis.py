@@ -58,7 +58,8 @@ MODULES = {
 # Names that are looked up as text, and may be missing: where torch has them.
 TEXTS: dict[str, Callable[[], object]] = {
     "_AllReduce": lambda: issubclass(
-        _of("torch.distributed.nn.functional")._AllReduce, torch.autograd.Function
+        _of("torch.distributed.nn.functional")._AllReduce,  # noqa: SLF001
+        torch.autograd.Function,
     ),
     "_allgather_base": lambda: dist.ProcessGroup._allgather_base,  # noqa: SLF001
     "_are_functorch_transforms_active": lambda: vmap(

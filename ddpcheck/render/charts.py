@@ -132,7 +132,7 @@ def modules(key: str, found: Sequence[Module]) -> str:
     _log_ticks(svg, axis, 4, bottom)
     for row, module in enumerate(shown):
         _module(svg, axis, row, module, is_first=start + row == first)
-    _text(svg, "tick", (axis.left, bottom + 28), _shown_note(len(shown), len(found)))
+    _text(svg, "tick", (4, bottom + 28), _shown_note(len(shown), len(found)))
     return _string(svg)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,10 +118,17 @@ def _growths(report: Report) -> list[Picture]:
     return [
         Picture(
             svg=charts.growth(f"growth-{index}", found),
-            caption=f"Worst excess at each step, {labels[index]}.",
+            caption=f"Worst excess at each step, {labels[index]}."
+            + (_more(drawn) if place == _MAX_GROWTHS - 1 else ""),
         )
-        for index, found in drawn[:_MAX_GROWTHS]
+        for place, (index, found) in enumerate(drawn[:_MAX_GROWTHS])
     ]
+
+
+def _more(drawn: Sequence[Any]) -> str:
+    """Returns what is said of runs that have no picture of their own."""
+    left = len(drawn) - _MAX_GROWTHS
+    return f" {numbers.counted(left, 'more run')}: report.json." if left > 0 else ""
 
 
 def _series(run: Run) -> list[charts.Series]:
