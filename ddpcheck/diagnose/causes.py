@@ -69,6 +69,8 @@ def proposed(case: Case) -> list[Proposal]:
     if case.run.faults and any(p.slug == _BRANCH for p in found):
         # All samples on every rank end any wait of ranks for each other's parameters.
         found = [p for p in found if not p.is_wide]
+    firm = {p.slug for p in found if not p.speculative}
+    found = [p for p in found if not (p.speculative and p.slug in firm)]
     return sorted(_narrow_before_wide(found), key=lambda p: p.last_resort)
 
 
