@@ -273,8 +273,11 @@ CASES: dict[str, Case] = {
     "wrap-sharded": Case(
         source=target(
             end="def wrap(model):\n"
+            "    from torch.distributed.device_mesh import init_device_mesh\n"
             "    from torch.distributed.fsdp import fully_shard\n"
-            "    return fully_shard(model)\n"
+            # Where there are GPUs, it would take them.
+            "    mesh = init_device_mesh('cpu', (torch.distributed.get_world_size(),))\n"
+            "    return fully_shard(model, mesh=mesh)\n"
         )
     ),
     "wrap-sharded-on-gpus-alone": Case(
