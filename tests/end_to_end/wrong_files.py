@@ -276,8 +276,8 @@ CASES: dict[str, Case] = {
             "    from torch.distributed.device_mesh import init_device_mesh\n"
             "    from torch.distributed.fsdp import fully_shard\n"
             # Where there are GPUs, it would take them.
-            "    mesh = init_device_mesh('cpu', (torch.distributed.get_world_size(),))\n"
-            "    return fully_shard(model, mesh=mesh)\n"
+            "    size = torch.distributed.get_world_size()\n"
+            "    return fully_shard(model, mesh=init_device_mesh('cpu', (size,)))\n"
         )
     ),
     "wrap-sharded-on-gpus-alone": Case(
