@@ -14,15 +14,10 @@ from ddpcheck.run.fixes.mean_counts import averaged_sums
 
 
 @pytest.fixture(autouse=True)
-def _three_ranks_with_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands for a group of three ranks that all hold what this process holds."""
-
-    def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, **_: Any) -> None:
-        if op == dist.ReduceOp.SUM:
-            tensor.mul_(3)
-
-    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
-    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+def _torchs_sum_has_three_parts(
+    monkeypatch: pytest.MonkeyPatch,
+    three_alike: None,  # noqa: ARG001
+) -> None:
     monkeypatch.setattr(dnn, "all_reduce", lambda t, *_: 3 * t)
 
 

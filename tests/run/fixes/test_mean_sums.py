@@ -14,20 +14,11 @@ from torch import Tensor
 from ddpcheck.run.fixes.mean_sums import averaged_gradient_sums
 
 # Since torch 2.13 it says of itself that it is deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed.nn:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed.nn:FutureWarning"),
+    pytest.mark.usefixtures("three_alike"),
+]
 MAX = dist.ReduceOp.MAX
-
-
-@pytest.fixture(autouse=True)
-def _three_ranks_with_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands for a group of three ranks that all hold what this process holds."""
-
-    def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, **_: Any) -> None:
-        if op == dist.ReduceOp.SUM:
-            tensor.mul_(3)
-
-    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
-    monkeypatch.setattr(dist, "all_reduce", all_reduce)
 
 
 class _Own(torch.autograd.Function):
