@@ -230,10 +230,7 @@ class Calls:
         args, kwargs = self.calls.pop(key)
         self.open.pop()
         caller, caller_kind = self.callers.pop(key)
-        drawn, of_parts = self.draws.pop()
-        draws = self.drawn.of_torchs - drawn
-        if self.draws:
-            self.draws[-1][1] += draws
+        draws = self._draws_itself()
         now = modules.versions(module, self.silent.get(name, ()))
         writes = now[0] != buffers
         called = len(self.seen.collectives) - collectives
@@ -263,7 +260,7 @@ class Calls:
                 rows_first=self.rows_first,
                 numbers=numbers,
                 keeps_shape=keeps,
-                draws=draws > of_parts,
+                draws=draws,
                 collectives=called,
                 writes_buffers=writes,
                 through_buffers=is_right,
@@ -276,6 +273,14 @@ class Calls:
                 normalises=normalises,
             )
         )
+
+    def _draws_itself(self) -> bool:
+        """Returns whether the call that ends drew more than its parts did."""
+        before, of_parts = self.draws.pop()
+        every = self.drawn.of_torchs - before
+        if self.draws:
+            self.draws[-1][1] += every
+        return every > of_parts
 
     @contextmanager
     def _no_draws(self) -> Iterator[None]:

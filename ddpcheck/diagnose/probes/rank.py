@@ -164,7 +164,6 @@ class _Probe:
         size = batch_size(self.target, batch)
         start, rows = tree.shard_range(size, self.rank, spec.world_size)
         calls, moving = self.calls, Moving(self.seen, rows)
-        drawn = calls.drawn
         cursor = micro.Cursor(calls.windows, start, rows, size)
         isolation.seed_everything(spec.seed + 1 + self.rank)
         shard = tree.shard(batch, self.rank, spec.world_size)
@@ -176,7 +175,7 @@ class _Probe:
                 past.noting(wrapped, self.seen.events.append) as past_wrapper,
                 fixes.around_training(spec.fixes, lambda: targets, lambda: model),
                 bound_noise(spec, size, start, rows) as calls.noise,
-                drawn,
+                calls.drawn,
                 calls.attached.noting() if calls.attached else nullcontext(),
             ):
 
@@ -209,8 +208,8 @@ class _Probe:
             counts={n: countables.count(n, targets) for n in count_names},
             rng=calls.rng,
             held_rng=calls.held_rng,
-            draws=drawn.count,
-            own_seeds=frozenset(drawn.seeds),
+            draws=calls.drawn.count,
+            own_seeds=frozenset(calls.drawn.seeds),
             micros=micro.described(tuple(cursor.sizes), start, targets, count_names),
         )
 
