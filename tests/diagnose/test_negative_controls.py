@@ -19,6 +19,7 @@ def test_control_is_equivalent(name: str, pool: Pool, tmp_path: Path) -> None:
     assert report.runs[0].gradients.compared
 
 
+@pytest.mark.corpus
 @pytest.mark.parametrize(
     ("name", "old", "new", "slug"), BROKEN_TWINS, ids=[twin[0] for twin in BROKEN_TWINS]
 )
