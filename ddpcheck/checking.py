@@ -22,7 +22,8 @@ from ddpcheck import (
     reporting,
     tolerance,
 )
-from ddpcheck.diagnose import data_parallel, engine, kept_beside, unlike_numbers
+from ddpcheck.diagnose import data_parallel, engine
+from ddpcheck.diagnose.facts import kept_beside, unlike_numbers
 from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.plan import Cell

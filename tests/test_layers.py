@@ -24,7 +24,7 @@ def _layers(number: int) -> dict[str, int]:
 
 
 LAYERS = _layers(0)
-LAYERS_OF_RUN = _layers(1)
+INNER = {"run": _layers(1), "diagnose": _layers(2)}
 
 
 def _modules() -> dict[str, Path]:
@@ -38,7 +38,12 @@ def _modules() -> dict[str, Path]:
 
 
 MODULES = _modules()
-MODULES_OF_RUN = [name for name in MODULES if name.startswith("run.")]
+INNER_MODULES = [
+    (package, name)
+    for package in INNER
+    for name in MODULES
+    if name.startswith(f"{package}.")
+]
 
 
 def _unit(name: str, layers: dict[str, int]) -> str:
@@ -81,16 +86,18 @@ def test_module_imports_from_lower_layers_only(name: str) -> None:
     assert _upward(name, source, LAYERS) == []
 
 
-@pytest.mark.parametrize("name", MODULES_OF_RUN)
-def test_module_of_run_stands_in_its_diagram(name: str) -> None:
-    unit = _unit(name, LAYERS_OF_RUN)
-    assert unit in LAYERS_OF_RUN, "add it to the diagram of run in CONTRIBUTING.md"
+@pytest.mark.parametrize(("package", "name"), INNER_MODULES)
+def test_module_of_a_package_stands_in_its_diagram(package: str, name: str) -> None:
+    unit = _unit(name, INNER[package])
+    assert unit in INNER[package], f"add it to the diagram of {package}"
 
 
-@pytest.mark.parametrize("name", MODULES_OF_RUN)
-def test_module_of_run_imports_from_lower_layers_only(name: str) -> None:
+@pytest.mark.parametrize(("package", "name"), INNER_MODULES)
+def test_module_of_a_package_imports_from_lower_layers_only(
+    package: str, name: str
+) -> None:
     source = MODULES[name].read_text(encoding="utf-8")
-    assert _upward(name, source, LAYERS_OF_RUN) == []
+    assert _upward(name, source, INNER[package]) == []
 
 
 def test_upward_import_is_found() -> None:
@@ -105,4 +112,10 @@ def test_import_within_a_line_of_the_diagram_is_found() -> None:
 
 def test_upward_import_within_run_is_found() -> None:
     source = "from ddpcheck.run.fixes import apply"
-    assert _upward("run.watch.beside", source, LAYERS_OF_RUN) == ["run.fixes.apply"]
+    assert _upward("run.watch.beside", source, INNER["run"]) == ["run.fixes.apply"]
+
+
+def test_upward_import_within_diagnose_is_found() -> None:
+    source = "from ddpcheck.diagnose import registry"
+    found = _upward("diagnose.facts.case", source, INNER["diagnose"])
+    assert found == ["diagnose.registry"]

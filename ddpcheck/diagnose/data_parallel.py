@@ -13,14 +13,14 @@ from collections.abc import Container
 
 from ddpcheck import assemble
 from ddpcheck.diagnose import without_group
-from ddpcheck.diagnose.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.diagnose.facts.text import number
 from ddpcheck.diagnose.registry import (
     DATA_PARALLEL_DETECTORS,
     DATA_PARALLEL_FAULT_RULES,
 )
 from ddpcheck.diagnose.rules.data_batch_layout import SLUG as BATCH_LAYOUT
 from ddpcheck.diagnose.rules.norm_local_batch_stats import SLUG as LOCAL_STATISTICS
-from ddpcheck.diagnose.text import number
 from ddpcheck.report import Finding, Fix, Run, Tolerance
 from ddpcheck.run.spec import ONE_SIDED, RunSpec
 from ddpcheck.session import RunOutcome, Session

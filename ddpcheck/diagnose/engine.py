@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ddpcheck import assemble
-from ddpcheck.diagnose import data_parallel, findings, shrink, simulated
-from ddpcheck.diagnose.causes import Cause
-from ddpcheck.diagnose.search import Search
+from ddpcheck.diagnose import data_parallel, shrink, simulated
+from ddpcheck.diagnose.search import findings
+from ddpcheck.diagnose.search.causes import Cause
+from ddpcheck.diagnose.search.loop import Search
 from ddpcheck.options import Options
 from ddpcheck.report import Finding, NotCompared, Run, Tolerance
 from ddpcheck.reproduce import Smallest

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ddpcheck.diagnose.case import Case
-from ddpcheck.diagnose.data_parallel_case import DataParallelCase
+from ddpcheck.diagnose.facts.case import Case
+from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase
 from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.diagnose.rules import (
     collective_backend_defect,

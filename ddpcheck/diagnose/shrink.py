@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ddpcheck import assemble
-from ddpcheck.diagnose.case import Case
+from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.errors import UsageError
 from ddpcheck.report import Run, Tolerance
 from ddpcheck.reproduce import Smallest

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from ddpcheck import assemble
-from ddpcheck.diagnose.text import number
+from ddpcheck.diagnose.facts.text import number
 from ddpcheck.report import Finding, Run, Tolerance
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import RunOutcome, Session

@@ -11,8 +11,8 @@ import dataclasses
 import math
 
 from ddpcheck import assemble
-from ddpcheck.diagnose import findings
-from ddpcheck.diagnose.search import Search
+from ddpcheck.diagnose.search import findings
+from ddpcheck.diagnose.search.loop import Search
 from ddpcheck.report import Finding, Run, Tolerance
 from ddpcheck.session import RunOutcome, Session
 

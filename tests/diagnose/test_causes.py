@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ddpcheck.diagnose.causes import is_of_one_size, scaled_to
+from ddpcheck.diagnose.search.causes import is_of_one_size, scaled_to
 
 
 @pytest.mark.parametrize(

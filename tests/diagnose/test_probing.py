@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpcheck import assemble
-from ddpcheck.diagnose.probing import References
+from ddpcheck.diagnose.facts.probing import References
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.ranks.task import Task

@@ -48,8 +48,8 @@ https://github.com/pytorch/pytorch/issues/162338
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.text import number
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import number
 
 SLUG = "collective/backend-defect"
 LINK = "loss"

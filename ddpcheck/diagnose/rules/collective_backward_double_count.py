@@ -56,11 +56,11 @@ https://github.com/pytorch/xla/issues/2989
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import common_factor
-from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact, with_scale
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import common_factor
+from ddpcheck.diagnose.facts.loss import ratio_evidence, ratio_fact, with_scale
+from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.rules.sync_comm_hook_semantics import is_summed_by_hand
-from ddpcheck.diagnose.text import names
 
 SLUG = "collective/backward-double-count"
 LINK = "loss"

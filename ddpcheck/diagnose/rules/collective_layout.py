@@ -56,15 +56,15 @@ https://github.com/ScrollPrize/villa/pull/1501
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import (
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.loss import (
     differs_with_equal_counts,
     global_loss_fix,
     ratio_evidence,
 )
+from ddpcheck.diagnose.facts.text import names, number
+from ddpcheck.diagnose.facts.unused import reduces_by_hand
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import names, number
-from ddpcheck.diagnose.unused import reduces_by_hand
 from ddpcheck.run.spec import Defect
 
 SLUG = "collective/layout"

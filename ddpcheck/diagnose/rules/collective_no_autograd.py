@@ -49,9 +49,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence
-from ddpcheck.diagnose.text import in_group, listed, number
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.loss import global_loss_fix, ratio_evidence
+from ddpcheck.diagnose.facts.text import in_group, listed, number
 
 SLUG = "collective/no-autograd"
 LINK = "loss"

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import re
 
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
 
 # In what a rank raises, or in the stack of it.

@@ -43,8 +43,8 @@ References
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import input_diff
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import input_diff
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.rules import loss_empty_shard, loss_local_normalizer
 

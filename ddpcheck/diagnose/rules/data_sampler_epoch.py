@@ -47,8 +47,8 @@ https://github.com/pytorch/pytorch/issues/31771
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import rows
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts import rows
+from ddpcheck.diagnose.facts.case import Case, Proposal
 
 SLUG = "data/sampler-epoch"
 LINK = "data"

@@ -46,8 +46,8 @@ https://github.com/pytorch/pytorch/issues/22584
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import rows
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts import rows
+from ddpcheck.diagnose.facts.case import Case, Proposal
 
 SLUG = "data/sampler-padding"
 LINK = "data"

@@ -46,8 +46,8 @@ https://github.com/huggingface/datasets/issues/5360
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import rows
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts import rows
+from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.rules.rng_stochastic_layer import EQUAL, chooses_alone
 from ddpcheck.run.fix_names import global_draws

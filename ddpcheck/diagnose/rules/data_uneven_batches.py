@@ -48,10 +48,10 @@ https://github.com/Lightning-AI/litData/issues/233
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import rank_table, rows
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.faults import backwards_of_ranks, busy_ranks, skipped_in
-from ddpcheck.diagnose.text import listed
+from ddpcheck.diagnose.facts import rank_table, rows
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.faults import backwards_of_ranks, busy_ranks, skipped_in
+from ddpcheck.diagnose.facts.text import listed
 
 SLUG = "data/uneven-batches"
 LINK = "data"

@@ -47,10 +47,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import asks_before_backward, has_later_backward
-from ddpcheck.diagnose.text import names
-from ddpcheck.diagnose.unused import unused_parameters
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import asks_before_backward, has_later_backward
+from ddpcheck.diagnose.facts.text import names
+from ddpcheck.diagnose.facts.unused import unused_parameters
 
 SLUG = "ddp/autograd-grad"
 LINK = "reduce"

@@ -40,8 +40,8 @@ https://github.com/pytorch/pytorch/issues/104336
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.text import names
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import names
 
 SLUG = "ddp/converted-after-wrap"
 LINK = "reduce"

@@ -44,10 +44,10 @@ https://github.com/bytetriper/RAE/issues/40
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import goes_past_the_wrapper, is_backward_past
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import goes_past_the_wrapper, is_backward_past
+from ddpcheck.diagnose.facts.text import module, names
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import module, names
 
 SLUG = "ddp/forward-bypassed"
 LINK = "reduce"

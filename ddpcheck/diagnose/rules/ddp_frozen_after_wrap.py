@@ -46,8 +46,8 @@ https://github.com/NVIDIA/apex/pull/46
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.text import names
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import names
 
 SLUG = "ddp/frozen-after-wrap"
 LINK = "reduce"

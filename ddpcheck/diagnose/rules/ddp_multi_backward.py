@@ -45,8 +45,8 @@ https://github.com/pytorch/pytorch/pull/59359
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import goes_past_the_wrapper, has_later_backward
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import goes_past_the_wrapper, has_later_backward
 
 SLUG = "ddp/multi-backward"
 LINK = "reduce"

@@ -44,7 +44,7 @@ https://github.com/pytorch/pytorch/pull/74113
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts.case import Case, Proposal
 
 SLUG = "ddp/param-order-mismatch"
 LINK = "reduce"

@@ -44,9 +44,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import rewritten
-from ddpcheck.diagnose.text import names
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import rewritten
+from ddpcheck.diagnose.facts.text import names
 
 SLUG = "ddp/rank-local-weights"
 LINK = "reduce"

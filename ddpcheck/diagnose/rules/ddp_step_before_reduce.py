@@ -47,7 +47,7 @@ References
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "ddp/step-before-reduce"

@@ -41,8 +41,8 @@ https://github.com/JDAI-CV/fast-reid/issues/178
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.text import names
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import names
 
 SLUG = "ddp/unfrozen-after-wrap"
 LINK = "reduce"

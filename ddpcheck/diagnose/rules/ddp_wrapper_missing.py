@@ -45,10 +45,10 @@ https://github.com/lucidrains/vector-quantize-pytorch/issues/222
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.kept_beside import before_gradients
-from ddpcheck.diagnose.text import names
-from ddpcheck.diagnose.unused import reduces_by_hand
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.kept_beside import before_gradients
+from ddpcheck.diagnose.facts.text import names
+from ddpcheck.diagnose.facts.unused import reduces_by_hand
 
 SLUG = "ddp/wrapper-missing"
 LINK = "reduce"

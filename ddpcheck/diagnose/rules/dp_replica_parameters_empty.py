@@ -42,7 +42,7 @@ https://github.com/pytorch/pytorch/issues/36035
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
 
 SLUG = "dp/replica-parameters-empty"
 LINK = "forward"

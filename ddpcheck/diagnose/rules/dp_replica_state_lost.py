@@ -46,8 +46,8 @@ https://github.com/Lightning-AI/pytorch-lightning/issues/565
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.data_parallel_case import DataParallelCase, Proposal
-from ddpcheck.diagnose.text import number
+from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.diagnose.facts.text import number
 
 SLUG = "dp/replica-state-lost"
 LINK = "update"

@@ -38,7 +38,7 @@ https://github.com/pytorch/pytorch/issues/7956
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
 
 SLUG = "dp/scalar-gather"
 LINK = "loss"

@@ -40,7 +40,7 @@ https://github.com/huggingface/transformers/pull/40799
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
 
 SLUG = "dp/scatter-semantics"
 LINK = "data"

@@ -50,7 +50,7 @@ https://github.com/pytorch/pytorch/issues/60540
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
 
 SLUG = "dp/thread-context"
 LINK = "forward"

@@ -43,7 +43,7 @@ https://github.com/pytorch/pytorch/issues/2312
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
 
 SLUG = "dp/variable-length-gather"
 LINK = "forward"

@@ -53,12 +53,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck.diagnose import fitted
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import input_diff, written_by_the_model
-from ddpcheck.diagnose.loss import global_loss_fix, modules_of_the_loss
+from ddpcheck.diagnose.facts import fitted
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import input_diff, written_by_the_model
+from ddpcheck.diagnose.facts.loss import global_loss_fix, modules_of_the_loss
+from ddpcheck.diagnose.facts.text import GATHER_X, in_group, module, names, number
 from ddpcheck.diagnose.probes.evidence import Injected, ModuleCall
-from ddpcheck.diagnose.text import GATHER_X, in_group, module, names, number
 from ddpcheck.run.spec import ONE_SIDED
 
 SLUG = "forward/batch-coupled"

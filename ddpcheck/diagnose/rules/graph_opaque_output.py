@@ -52,7 +52,7 @@ https://github.com/pytorch/pytorch/pull/93125
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts.case import Case, Proposal
 
 SLUG = "graph/opaque-output"
 LINK = "reduce"

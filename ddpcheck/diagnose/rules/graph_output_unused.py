@@ -44,9 +44,9 @@ https://github.com/pytorch/pytorch/pull/57081
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.text import names
-from ddpcheck.diagnose.unused import unused_parameters
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import names
+from ddpcheck.diagnose.facts.unused import unused_parameters
 
 SLUG = "graph/output-unused"
 LINK = "reduce"

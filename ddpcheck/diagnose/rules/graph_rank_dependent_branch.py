@@ -47,10 +47,10 @@ https://github.com/huggingface/accelerate/issues/1191
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import in_group, names
+from ddpcheck.diagnose.facts.unused import reduces_by_hand, unused_parameters
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import in_group, names
-from ddpcheck.diagnose.unused import reduces_by_hand, unused_parameters
 
 SLUG = "graph/rank-dependent-branch"
 LINK = "reduce"

@@ -46,9 +46,9 @@ https://github.com/pytorch/pytorch/issues/24005
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import times
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import times
 
 SLUG = "graph/reentrant-checkpoint"
 LINK = "reduce"

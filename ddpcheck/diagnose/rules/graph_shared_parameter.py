@@ -45,7 +45,7 @@ https://github.com/huggingface/transformers/issues/24970
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts.case import Case, Proposal
 
 SLUG = "graph/shared-parameter"
 LINK = "reduce"

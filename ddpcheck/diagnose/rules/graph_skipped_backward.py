@@ -48,15 +48,15 @@ https://github.com/harryhan618/LaneNet/issues/12
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import rank_table, rows
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import optimizer_runs_backwards
-from ddpcheck.diagnose.faults import (
+from ddpcheck.diagnose.facts import rank_table, rows
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import optimizer_runs_backwards
+from ddpcheck.diagnose.facts.faults import (
     backwards_of_ranks,
     busy_ranks,
     skipped_in,
 )
-from ddpcheck.diagnose.text import in_group, listed
+from ddpcheck.diagnose.facts.text import in_group, listed
 
 SLUG = "graph/skipped-backward"
 LINK = "reduce"

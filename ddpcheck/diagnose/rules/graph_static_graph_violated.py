@@ -46,7 +46,7 @@ https://github.com/Lightning-AI/pytorch-lightning/pull/21251
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts.case import Case, Proposal
 
 SLUG = "graph/static-graph-violated"
 LINK = "reduce"

@@ -54,15 +54,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import (
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.loss import (
     counted_by,
     global_loss_fix,
     micro_evidence,
     ratio_evidence,
 )
+from ddpcheck.diagnose.facts.text import listed, number
 from ddpcheck.diagnose.probes.evidence import Micro
-from ddpcheck.diagnose.text import listed, number
 from ddpcheck.run.spec import SAMPLES
 
 SLUG = "loss/accum-normalizer"

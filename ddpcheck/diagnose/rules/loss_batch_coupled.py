@@ -57,15 +57,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck.diagnose import rows
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import (
+from ddpcheck.diagnose.facts import rows
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import (
     asks_before_backward,
     common_factor,
     input_diff,
 )
-from ddpcheck.diagnose.kept_beside import own_samples
-from ddpcheck.diagnose.loss import (
+from ddpcheck.diagnose.facts.kept_beside import own_samples
+from ddpcheck.diagnose.facts.loss import (
     global_loss_fix,
     global_loss_of_other_rows,
     is_divided_by_counts,
@@ -77,7 +77,7 @@ from ddpcheck.diagnose.loss import (
     whole_model_fix,
     whole_step_fix,
 )
-from ddpcheck.diagnose.text import in_group, module, names, number
+from ddpcheck.diagnose.facts.text import in_group, module, names, number
 
 SLUG = "loss/batch-coupled"
 LINK = "loss"

@@ -45,12 +45,12 @@ https://github.com/ultralytics/ultralytics/issues/18616
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import injected
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import common_factor, sums_in_its_step
-from ddpcheck.diagnose.loss import ratio_evidence, ratio_fact, shrinks, with_scale
-from ddpcheck.diagnose.text import names
-from ddpcheck.diagnose.unused import reduces_by_hand
+from ddpcheck.diagnose.facts import injected
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import common_factor, sums_in_its_step
+from ddpcheck.diagnose.facts.loss import ratio_evidence, ratio_fact, shrinks, with_scale
+from ddpcheck.diagnose.facts.text import names
+from ddpcheck.diagnose.facts.unused import reduces_by_hand
 
 SLUG = "loss/double-world-scale"
 LINK = "loss"

@@ -41,8 +41,8 @@ References
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.text import names, number
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import names, number
 
 SLUG = "loss/embedding-frequency"
 LINK = "backward"

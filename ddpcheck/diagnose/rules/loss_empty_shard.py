@@ -45,9 +45,9 @@ from __future__ import annotations
 
 import math
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence
-from ddpcheck.diagnose.text import listed, names
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.loss import global_loss_fix, ratio_evidence
+from ddpcheck.diagnose.facts.text import listed, names
 
 SLUG = "loss/empty-shard"
 LINK = "loss"

@@ -51,10 +51,10 @@ https://github.com/huggingface/transformers/pull/34373
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import common_factor
-from ddpcheck.diagnose.kept_beside import own_samples
-from ddpcheck.diagnose.loss import (
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import common_factor
+from ddpcheck.diagnose.facts.kept_beside import own_samples
+from ddpcheck.diagnose.facts.loss import (
     counted_by,
     differs_with_equal_counts,
     global_loss_fix,
@@ -65,8 +65,8 @@ from ddpcheck.diagnose.loss import (
     whole_model_fix,
     whole_step_fix,
 )
+from ddpcheck.diagnose.facts.text import listed, number
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import listed, number
 from ddpcheck.run.spec import SAMPLES
 
 SLUG = "loss/local-normalizer"

@@ -52,10 +52,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck.diagnose import injected
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import common_factor
-from ddpcheck.diagnose.loss import (
+from ddpcheck.diagnose.facts import injected
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import common_factor
+from ddpcheck.diagnose.facts.loss import (
     constant_count,
     growth_fact,
     is_sum,
@@ -63,7 +63,7 @@ from ddpcheck.diagnose.loss import (
     ratio_fact,
     with_scale,
 )
-from ddpcheck.diagnose.text import WORLD, names, number
+from ddpcheck.diagnose.facts.text import WORLD, names, number
 
 SLUG = "loss/missing-world-scale"
 LINK = "loss"

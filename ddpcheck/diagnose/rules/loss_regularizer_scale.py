@@ -54,8 +54,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.text import WORLD, listed, number
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import WORLD, listed, number
 
 SLUG = "loss/regularizer-scale"
 LINK = "loss"

@@ -56,11 +56,11 @@ https://github.com/NVIDIA/Megatron-LM/pull/3769
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import global_loss_fix, ratio_evidence
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.loss import global_loss_fix, ratio_evidence
+from ddpcheck.diagnose.facts.text import module, names, number
 from ddpcheck.diagnose.probes.evidence import Cut
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import module, names, number
 
 SLUG = "loss/router-aux"
 LINK = "loss"

@@ -38,9 +38,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import common_factor
-from ddpcheck.diagnose.loss import (
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import common_factor
+from ddpcheck.diagnose.facts.loss import (
     constant_count,
     global_loss_fix,
     growth_fact,
@@ -50,7 +50,7 @@ from ddpcheck.diagnose.loss import (
     ratio_fact,
     with_scale,
 )
-from ddpcheck.diagnose.text import WORLD
+from ddpcheck.diagnose.facts.text import WORLD
 
 SLUG = "loss/sum-reduction"
 LINK = "loss"

@@ -41,10 +41,10 @@ https://github.com/huggingface/transformers/issues/608
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import rows
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.loss import counted_by, ratio_evidence, ratio_fact
-from ddpcheck.diagnose.text import in_group, listed
+from ddpcheck.diagnose.facts import rows
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.loss import counted_by, ratio_evidence, ratio_fact
+from ddpcheck.diagnose.facts.text import in_group, listed
 from ddpcheck.run.spec import SAMPLES
 
 SLUG = "loss/uneven-shard"

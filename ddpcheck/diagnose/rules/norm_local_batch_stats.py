@@ -38,12 +38,12 @@ https://github.com/pytorch/pytorch/issues/49794
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.buffers import has_right_gradients, silenced
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.data_parallel_case import DataParallelCase
+from ddpcheck.diagnose.facts.buffers import has_right_gradients, silenced
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase
+from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import names, number
 
 SLUG = "norm/local-batch-stats"
 LINK = "forward"

@@ -53,8 +53,8 @@ https://github.com/pytorch/pytorch/issues/13711
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.buffers import diverging_buffers
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts.buffers import diverging_buffers
+from ddpcheck.diagnose.facts.case import Case, Proposal
 
 SLUG = "norm/running-stats-rank0"
 LINK = "update"

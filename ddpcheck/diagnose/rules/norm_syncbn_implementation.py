@@ -54,9 +54,9 @@ https://github.com/NVIDIA/apex/issues/387
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.diagnose.probes.evidence import ModuleCall
-from ddpcheck.diagnose.text import names, number
 
 SLUG = "norm/syncbn-implementation"
 LINK = "forward"

@@ -44,8 +44,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import first_rank_is_right, repeats_first_inputs
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import first_rank_is_right, repeats_first_inputs
 from ddpcheck.diagnose.rules.rng_stochastic_layer import (
     EQUAL,
     draws_alike,

@@ -41,17 +41,17 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck.diagnose import rows
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.data_parallel_case import DataParallelCase
-from ddpcheck.diagnose.events import (
+from ddpcheck.diagnose.facts import rows
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase
+from ddpcheck.diagnose.facts.events import (
     input_diff,
     makes_some_input,
     repeats_first_inputs,
     rewritten,
 )
-from ddpcheck.diagnose.kept_beside import drawn_weights
-from ddpcheck.diagnose.text import number
+from ddpcheck.diagnose.facts.kept_beside import drawn_weights
+from ddpcheck.diagnose.facts.text import number
 
 SLUG = "rng/stochastic-layer"
 LINK = "forward"

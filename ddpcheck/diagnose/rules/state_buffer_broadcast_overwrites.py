@@ -52,11 +52,11 @@ https://github.com/Denys88/rl_games/pull/363
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import fitted, read_at_once
-from ddpcheck.diagnose.buffers import Owners, diverging_buffers
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts import fitted, read_at_once
+from ddpcheck.diagnose.facts.buffers import Owners, diverging_buffers
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import in_group, names
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import in_group, names
 
 SLUG = "state/buffer-broadcast-overwrites"
 LINK = "update"

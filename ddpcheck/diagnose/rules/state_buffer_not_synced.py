@@ -52,12 +52,12 @@ https://github.com/pytorch/pytorch/issues/111138
 from __future__ import annotations
 
 from ddpcheck import digests
-from ddpcheck.diagnose import fitted, read_at_once
-from ddpcheck.diagnose.buffers import diverging_buffers
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.kept_beside import before_gradients
+from ddpcheck.diagnose.facts import fitted, read_at_once
+from ddpcheck.diagnose.facts.buffers import diverging_buffers
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.kept_beside import before_gradients
+from ddpcheck.diagnose.facts.text import in_group, names
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import in_group, names
 
 SLUG = "state/buffer-not-synced"
 LINK = "forward"

@@ -53,11 +53,11 @@ https://github.com/lucidrains/ema-pytorch/issues/9
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.buffers import Owners, diverging_buffers
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.kept_beside import before_gradients, drawn_weights
+from ddpcheck.diagnose.facts.buffers import Owners, diverging_buffers
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.kept_beside import before_gradients, drawn_weights
+from ddpcheck.diagnose.facts.text import in_group, names
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import in_group, names
 
 SLUG = "state/ema-teacher-divergence"
 LINK = "update"

@@ -52,11 +52,15 @@ https://github.com/espnet/espnet/pull/6284
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import rewritten, written_alike, written_by_the_model
-from ddpcheck.diagnose.loss import differs_with_equal_counts, global_loss_fix
-from ddpcheck.diagnose.text import in_group, module, names
-from ddpcheck.diagnose.updates_apart import written_after
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import (
+    rewritten,
+    written_alike,
+    written_by_the_model,
+)
+from ddpcheck.diagnose.facts.loss import differs_with_equal_counts, global_loss_fix
+from ddpcheck.diagnose.facts.text import in_group, module, names
+from ddpcheck.diagnose.facts.updates_apart import written_after
 
 SLUG = "state/forward-writes-parameter"
 LINK = "forward"

@@ -48,7 +48,7 @@ https://github.com/pytorch/pytorch/issues/66504
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts.case import Case, Proposal
 
 SLUG = "state/inplace-buffer-version"
 LINK = "forward"

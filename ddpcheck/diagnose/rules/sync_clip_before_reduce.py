@@ -51,10 +51,10 @@ https://github.com/NVIDIA/apex/pull/1512
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import ranks_disagree
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import ranks_disagree
+from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import names
 
 SLUG = "sync/clip-before-reduce"
 LINK = "update"

@@ -54,11 +54,11 @@ from __future__ import annotations
 
 import math
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import common_factor, sums_in_its_step, with_factor
-from ddpcheck.diagnose.loss import is_sound_until_backward
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import common_factor, sums_in_its_step, with_factor
+from ddpcheck.diagnose.facts.loss import is_sound_until_backward
+from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import names, number
 
 SLUG = "sync/clip-norm-overreduced"
 LINK = "update"

@@ -52,9 +52,9 @@ from __future__ import annotations
 
 import re
 
-from ddpcheck.diagnose import rank_table
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.faults import (
+from ddpcheck.diagnose.facts import rank_table
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.faults import (
     busy_ranks,
     calls_of_ranks,
     first_difference,
@@ -63,8 +63,8 @@ from ddpcheck.diagnose.faults import (
     own_faults,
     skipped_in,
 )
-from ddpcheck.diagnose.text import listed
-from ddpcheck.diagnose.unused import unused_parameters
+from ddpcheck.diagnose.facts.text import listed
+from ddpcheck.diagnose.facts.unused import unused_parameters
 
 SLUG = "sync/collective-mismatch"
 LINK = "reduce"

@@ -53,11 +53,11 @@ https://github.com/pytorch/pytorch/pull/42400
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import common_factor
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import common_factor
+from ddpcheck.diagnose.facts.text import times
+from ddpcheck.diagnose.facts.unused import reduces_by_hand
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import times
-from ddpcheck.diagnose.unused import reduces_by_hand
 
 SLUG = "sync/comm-hook-semantics"
 LINK = "reduce"

@@ -60,15 +60,14 @@ https://github.com/facebookresearch/fairscale/pull/155
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import optimizer_runs_backwards
-from ddpcheck.diagnose.faults import backwards_of_ranks, skipped_in
-from ddpcheck.diagnose.kept_beside import before_gradients
-from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.text import in_group, listed, names
-from ddpcheck.diagnose.unlike_numbers import other_numbers
-from ddpcheck.diagnose.unused import unused_parameters
-from ddpcheck.diagnose.updates_apart import (
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import optimizer_runs_backwards
+from ddpcheck.diagnose.facts.faults import backwards_of_ranks, skipped_in
+from ddpcheck.diagnose.facts.kept_beside import before_gradients
+from ddpcheck.diagnose.facts.text import in_group, listed, names
+from ddpcheck.diagnose.facts.unlike_numbers import other_numbers
+from ddpcheck.diagnose.facts.unused import unused_parameters
+from ddpcheck.diagnose.facts.updates_apart import (
     at_other_times,
     decided_by,
     left_out_by_some,
@@ -76,6 +75,7 @@ from ddpcheck.diagnose.updates_apart import (
     rewritten_alone,
     step_of_update,
 )
+from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "sync/control-desync"
 LINK = "update"

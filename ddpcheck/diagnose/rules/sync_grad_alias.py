@@ -42,7 +42,7 @@ https://github.com/InfiniTensor/InfiniTrain/pull/183
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts.case import Case, Proposal
 
 SLUG = "sync/grad-alias"
 LINK = "reduce"

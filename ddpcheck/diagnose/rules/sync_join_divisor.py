@@ -46,8 +46,8 @@ https://github.com/pytorch/pytorch/issues/44425
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.text import listed
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import listed
 
 SLUG = "sync/join-divisor"
 LINK = "reduce"

@@ -47,8 +47,12 @@ https://github.com/modelscope/FunASR/pull/3472
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import ends_unsynchronised, has_no_reduction, is_torn
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import (
+    ends_unsynchronised,
+    has_no_reduction,
+    is_torn,
+)
 
 SLUG = "sync/no-sync-off-by-one"
 LINK = "reduce"

@@ -46,8 +46,12 @@ https://github.com/pytorch/pytorch/issues/108556
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.events import ends_unsynchronised, has_no_reduction, is_torn
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import (
+    ends_unsynchronised,
+    has_no_reduction,
+    is_torn,
+)
 from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "sync/no-sync-scope"

@@ -41,9 +41,9 @@ https://docs.python.org/3/library/faulthandler.html
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import rank_fault
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.rank_table import named
+from ddpcheck.diagnose.facts import rank_fault
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.rank_table import named
 
 SLUG = "sync/rank-died"
 LINK = "reduce"  # the others wait there

@@ -44,9 +44,9 @@ https://github.com/pytorch/pytorch/issues/22259
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import faults, rank_fault
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.rank_table import named
+from ddpcheck.diagnose.facts import faults, rank_fault
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.rank_table import named
 
 SLUG = "sync/rank-hung"
 LINK = "reduce"  # the others wait there

@@ -41,9 +41,9 @@ https://docs.pytorch.org/docs/stable/notes/ddp.html
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import rank_fault
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.rank_table import named
+from ddpcheck.diagnose.facts import rank_fault
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.rank_table import named
 
 SLUG = "sync/rank-raised"
 LINK = "reduce"  # the others wait there

@@ -46,9 +46,9 @@ https://github.com/pytorch/pytorch/issues/90057
 
 from __future__ import annotations
 
-from ddpcheck.diagnose import events
-from ddpcheck.diagnose.case import Case, Proposal
-from ddpcheck.diagnose.text import in_group, listed, number
+from ddpcheck.diagnose.facts import events
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import in_group, listed, number
 
 SLUG = "sync/scaler-desync"
 LINK = "reduce"

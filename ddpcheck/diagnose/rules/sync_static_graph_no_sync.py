@@ -43,7 +43,7 @@ https://github.com/huggingface/accelerate/issues/3679
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.case import Case, Proposal
+from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "sync/static-graph-no-sync"

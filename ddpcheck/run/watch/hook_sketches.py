@@ -1,6 +1,7 @@
 """What a communication hook is given and what it returns, as sketches.
 
-They tell how much of each rank's gradient is in the result (diagnose/hook_weights.py).
+They tell how much of each rank's gradient is in the result, which
+diagnose/search/hook_weights.py reads.
 """
 
 from __future__ import annotations

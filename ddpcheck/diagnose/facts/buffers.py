@@ -1,0 +1,174 @@
+"""Which modules' buffers differ after a step that was otherwise right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpcheck.agreement import ranks_differ
+from ddpcheck.diagnose.facts.case import Case
+from ddpcheck.diagnose.facts.text import module, names, number
+from ddpcheck.diagnose.probes.evidence import ModuleCall
+from ddpcheck.report import Difference
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """The modules, and the facts about their buffers.
+
+    `written_in_forward`: while the model's forward runs; else the training step does.
+    `are_called`: one of the modules is called itself, and does it.
+    `are_broadcast`: a DDP object sends rank 0's to all before its forward.
+    `are_read_at_once`: by the very call that writes them, which is right otherwise.
+    `are_exchanged`: the step asks other ranks, and all have the same in the end.
+    """
+
+    modules: tuple[str, ...]
+    facts: tuple[str, ...]
+    written_in_forward: bool
+    are_called: bool
+    are_broadcast: bool
+    are_read_at_once: bool
+    are_exchanged: bool
+
+
+def silenced(case: Case) -> list[ModuleCall]:
+    """Returns batch norms that differ, and are multiplied by zero in the first step.
+
+    Their buffers and the gradients of the first step say so; their outputs cannot.
+    Those that a fix shows all rows already differ by what comes before them.
+    """
+    if case.first_broken("gradients") != 0 or not case.loss_is_sound:
+        return []
+    fixes = case.outcome.spec.fixes
+    wrong = {t.name.rpartition(".")[0] for t in _wrong_rows(case, 0)}
+    wrong = {name for name in wrong if f"module.global:{name}" not in fixes}
+    return [
+        m
+        for m in case.modules()
+        if m.name in wrong and (m.is_batch_norm or m.normalises) and not m.collectives
+    ]
+
+
+def has_right_gradients(case: Case) -> bool:
+    """Returns whether gradients were compared, and neither they nor outputs differ."""
+    told = case.step_quantity("gradients", 0)
+    return (
+        bool(told)
+        and not case.run.faults
+        and all(case.first_broken(q) is None for q in ("gradients", "outputs"))
+    )
+
+
+def _wrong_rows(case: Case, step: int) -> list[Difference]:
+    return [
+        t
+        for q in case.step_quantity("buffers", step)
+        for t in q.tensors
+        if t.excess * case.outcome.spec.rtol > case.rtol
+    ]
+
+
+def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
+    """Returns modules whose buffers differ before their outputs do.
+
+    `batch_norm` asks for modules that behave as a batch norm, or for all others.
+    """
+    wrong = case.diverging()
+    first, later = case.first_broken("buffers"), case.first_broken("gradients")
+    is_idle = bool(wrong) and has_right_gradients(case)
+    if first is None or not (is_idle or all(m.through_buffers for m in wrong)):
+        return None
+    if first > 0 and later is not None and later <= first:
+        return None
+    if not wrong and later == 0 and (case.probed is None or silenced(case)):
+        return None  # more than buffers is wrong with them, or may be
+    kinds = {m.name: m.is_batch_norm or m.normalises for m in case.modules()}
+    rows = _wrong_rows(case, first)
+    rows = [
+        t for t in rows if kinds.get(t.name.rpartition(".")[0], False) == batch_norm
+    ]
+    if not rows:
+        return None
+    worst = max(rows, key=lambda t: t.rel_diff)
+    modules = tuple(dict.fromkeys(t.name.rpartition(".")[0] for t in rows))
+    outputs = (
+        "no gradient depends on their outputs"
+        if is_idle
+        else "with one process's buffers they return its rows"
+        if wrong
+        else "their outputs in the first step are right"
+    )
+    facts = [
+        f"after {_step(first)} {worst.name} differs from one process by "
+        f"{number(worst.rel_diff)} relative, on rank {worst.rank}",
+        f"modules whose buffers differ: {names(map(module, modules))}; {outputs}",
+    ]
+    facts.append(
+        "gradients are right in all steps"
+        if later is None
+        else f"gradients differ from step {later + 1} on: the buffer is read in forward"
+    )
+    return _owners(
+        case,
+        modules,
+        tuple(facts),
+        rows,
+        first,
+        are_read_at_once=bool(wrong) and not is_idle,
+    )
+
+
+def wrong_at_once(case: Case) -> Owners | None:
+    """Returns modules whose buffers differ after the first step, as gradients do.
+
+    But for those of norms, which have causes of their own.
+    """
+    starts = any(case.rank_facts("start_buffers_differ", []))
+    if starts or case.first_broken("gradients") != 0 or case.run.faults:
+        return None
+    norms = {m.name for m in case.modules() if m.is_batch_norm or m.normalises}
+    rows = [t for t in _wrong_rows(case, 0) if t.name.rpartition(".")[0] not in norms]
+    if not rows:
+        return None
+    worst = max(rows, key=lambda t: t.rel_diff)
+    modules = tuple(dict.fromkeys(t.name.rpartition(".")[0] for t in rows))
+    called = names(m or "the model itself" for m in modules)
+    facts = (
+        f"after the first step {worst.name} differs from one process by "
+        f"{number(worst.rel_diff)} relative, on rank {worst.rank}",
+        f"modules whose buffers differ: {called}",
+    )
+    return _owners(case, modules, facts, rows, 0)
+
+
+def _owners(
+    case: Case,
+    modules: tuple[str, ...],
+    facts: tuple[str, ...],
+    rows: list[Difference],
+    step: int,
+    *,
+    are_read_at_once: bool = True,
+) -> Owners:
+    sent = set(case.outcome.facts().get("broadcast_buffers", ()))
+    called = any(m.writes_buffers for m in case.modules() if m.name in modules)
+    return Owners(
+        modules,
+        facts,
+        written_in_forward=called or _in_forward(case, modules),
+        are_called=called,
+        are_broadcast={t.name for t in rows} <= sent,
+        are_read_at_once=called and are_read_at_once,
+        are_exchanged=max(case.rank_facts("collectives", 0), default=0) > 0
+        and not ranks_differ(case.outcome, "buffers", step, case.rtol),
+    )
+
+
+def _step(number: int) -> str:
+    return f"step {number + 1}" if number else "the first step"
+
+
+def _in_forward(case: Case, modules: tuple[str, ...]) -> bool:
+    """Returns whether the model's forward writes buffers of any of the modules."""
+    ranks = case.probed.ranks if case.probed else ()
+    return any(set(rank.written) & set(modules) for rank in ranks)

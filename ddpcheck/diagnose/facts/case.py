@@ -1,0 +1,400 @@
+"""All that is known of one divergent run, in the words that rules ask in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ddpcheck.agreement import ranks_differ
+from ddpcheck.diagnose.facts import other_rows
+from ddpcheck.diagnose.facts.shares import are_shares, make_the_whole
+from ddpcheck.diagnose.probes.evidence import (
+    Couplings,
+    Cut,
+    ModuleCall,
+    StepEvidence,
+    combined,
+)
+from ddpcheck.diagnose.proposal import Proposal
+from ddpcheck.report import Quantity, Run
+from ddpcheck.run.spec import Defect
+from ddpcheck.session import RunOutcome
+
+__all__ = ["Case", "Proposal"]
+
+# A ratio or residual this close is the same: rounding is 1e-9 at most, causes are 1e-3
+# at least. The tolerance of the check takes its place where that is larger.
+_CLOSE = 1e-6
+_LARGEST_CLOSE = 1e-3
+
+
+@dataclass(slots=True, kw_only=True)
+class Case:
+    """One divergent data-parallel run with what the probes and other runs say.
+
+    `run` and `outcome`: the divergent run. `by_hand`: the same with gradients averaged
+    by hand, so without DDP's reducer. `probed`: what the probes saw of step 0.
+    """
+
+    run: Run
+    outcome: RunOutcome
+    by_hand: Run
+    by_hand_outcome: RunOutcome
+    watched: RunOutcome | None = None  # the run once more, its samples told
+    probed: StepEvidence | None
+    rtol: float
+    facts: dict[str, Any]  # of the reference
+    repeats: bool = True  # one process, seeded otherwise, computes the same again
+    vary: Callable[..., Run]  # (changes of the spec) -> the run with them
+    probe_failed: str = ""  # why `probed` is None
+    is_part: bool = False  # some of the outputs alone, see search/parts.py
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.run.world_size
+
+    @property
+    def num_draws(self) -> int:
+        """Random operations in the first step of one process, at least as far as known.
+
+        But for those of data loaders.
+        """
+        counted = self.probed.reference.draws if self.probed else None
+        return counted or int(self.facts["draws"])
+
+    @property
+    def close(self) -> float:
+        """Relative difference below which two ratios are the same."""
+        found = max(_CLOSE, 10 * self.rtol)
+        if self.outcome.spec.dtype == "float64":
+            # A tolerance of rounding that grew with the updates: probes see the first.
+            return min(found, _LARGEST_CLOSE)
+        return found
+
+    @property
+    def reduce_is_broken(self) -> bool:
+        """Whether DDP's gradients differ from the mean of the local ones."""
+        if self.run.faults and not self.by_hand.faults:
+            return True
+        if not self.run.ranks_agree and self.by_hand.ranks_agree:
+            return True
+        if self.by_hand.verdict == "equivalent" and self.run.verdict == "divergent":
+            return True
+        # Weights may part by another cause after the first gradients.
+        return self._gradients_differ(self.outcome) and not self._gradients_differ(
+            self.by_hand_outcome
+        )
+
+    def _gradients_differ(self, outcome: RunOutcome) -> bool:
+        return ranks_differ(outcome, "gradients", 0, self.rtol)
+
+    @property
+    def rest_is_broken(self) -> bool:
+        """Whether something is wrong that averaging by hand does not mend."""
+        return self.by_hand.verdict != "equivalent"
+
+    def modules(self) -> list[ModuleCall]:
+        """Returns the worst call over ranks of every module, in call order."""
+        return self.probed.modules() if self.probed else []
+
+    def defects(self) -> list[Defect]:
+        """Returns collectives that returned something else than they were asked for."""
+        return self.probed.defects() if self.probed else []
+
+    def diverging(self) -> list[ModuleCall]:
+        """Returns the module calls whose own computation differs, in call order.
+
+        A module is fed with the reference's input and its submodules return the
+        reference's outputs, so a difference is its own: in its output, or in what its
+        code passes to a submodule. Not one of noise. Whether it matters is another
+        question: what a zero-initialised branch computes reaches no output at first.
+        """
+        if any(self.rank_facts("start_differs", [])):
+            return []
+        found: dict[str, ModuleCall] = {}
+        norms = {m.name: m for m in self.modules() if m.is_batch_norm or m.normalises}
+        writers = {m.name for m in self.modules() if m.writes_parameters}
+        for m in self.modules():
+            if m.input_diff > self.close and m.remakes_input:
+                found.setdefault(m.name, dataclasses.replace(m, rel_diff=m.input_diff))
+            elif m.input_diff > self.close and (m.caller or m.name):
+                # A norm may hold an activation, which is called with its rows.
+                own = norms.get(m.caller)
+                caller = dataclasses.replace(
+                    own or m,
+                    name=m.caller,
+                    kind=m.caller_kind,
+                    rel_diff=m.input_diff,
+                    is_batch_norm=own is not None and own.is_batch_norm,
+                    normalises=own is not None,
+                    writes_buffers=own is not None and own.writes_buffers,
+                    writes_parameters=m.caller in writers,
+                    collectives=own.collectives if own else 0,
+                )
+                found.setdefault(m.caller, caller)
+            if m.rel_diff is not None and m.rel_diff > self.close:
+                found.setdefault(m.name, m)
+        noisy = self.probed.noisy(self.outcome.spec) if self.probed else ()
+        return [found[name] for name in found if name not in noisy]
+
+    @property
+    def forward_is_sound(self) -> bool:
+        """Whether no module is known to make the first step's outputs differ."""
+        return self.outputs_agree or not self.diverging()
+
+    @property
+    def outputs_agree(self) -> bool:
+        """Whether the run's outputs in the first step were compared and are equal."""
+        told = self.step_quantity("outputs", 0)
+        missing = self.outcome.facts().get("not_compared", {})
+        return (
+            bool(told)
+            and not missing
+            and all(q.compared and not q.mismatched for q in told)
+        )
+
+    def ratios(self) -> list[tuple[float, float]]:
+        """Returns (ratio, residual) of d loss / d outputs of every rank, all cuts.
+
+        The ratio is the least-squares one over all cuts of the rank; the residual also
+        holds what single cuts deviate from it. Where the model returns rows of another
+        kind than samples, and no output can be cut, that of the parameters' gradients.
+        """
+        found = None if self.has_cuts else other_rows.ratios(self.probed, self.close)
+        if found is not None:
+            return found
+        return [combined(r.cuts) for r in self.probed.ranks] if self.probed else []
+
+    def micro_ratios(self) -> dict[tuple[int, int], tuple[float, float]]:
+        """Returns (ratio, residual) by (rank, micro-batch) where a step has several."""
+        found: dict[tuple[int, int], tuple[float, float]] = {}
+        for rank in self.probed.ranks if self.probed else ():
+            for number in sorted({c.micro for c in rank.cuts}):
+                cuts = [c for c in rank.cuts if c.micro == number]
+                found[rank.rank, number] = combined(cuts)
+        return found
+
+    @property
+    def has_cuts(self) -> bool:
+        """Whether the loss could be judged alone: some output carries its gradient."""
+        return bool(self.probed) and any(
+            c.norm > 0
+            for r in self.probed.ranks  # type: ignore[union-attr]
+            for c in r.cuts
+        )
+
+    @property
+    def loss_is_global(self) -> bool:
+        """Whether a fix gives every rank the loss of all samples, unseen by probes."""
+        return any(f.startswith("loss.global:") for f in self.outcome.spec.fixes)
+
+    @property
+    def loss_is_sound(self) -> bool:
+        """Whether every rank's output gradient is W times the reference's rows."""
+        world = self.world_size
+        return self.loss_is_global or (
+            self.has_cuts
+            and all(
+                abs(ratio - world) <= self.close * world and residual <= self.close
+                for ratio, residual in self.ratios()
+            )
+        )
+
+    @property
+    def direct_is_sound(self) -> bool:
+        """Whether parameters used in the loss itself get the right mean gradient.
+
+        Sound: the mean over ranks is the reference's; for a term that every rank has
+        in full each rank's own is.
+        """
+        return all(
+            residual <= self.close and abs(ratio - 1) <= self.close
+            for ratio, residual in self.direct()
+        )
+
+    def direct(self) -> list[tuple[float, float]]:
+        """Returns (ratio, residual) of the direct parameter gradients per rank."""
+        return (
+            [combined(r.direct) for r in self.probed.ranks if r.direct]
+            if self.probed
+            else []
+        )
+
+    @property
+    def uniform_ratio(self) -> float | None:
+        """One factor that all ranks' output gradients have, None where none fits."""
+        ratios = self.ratios()
+        if not ratios or any(residual > self.close for _, residual in ratios):
+            return None
+        first = ratios[0][0]
+        same = all(abs(ratio - first) <= self.close * abs(first) for ratio, _ in ratios)
+        return first if same and math.isfinite(first) else None
+
+    @property
+    def mixes_a_sum(self) -> bool:
+        """Whether one part of the loss is a sum over samples and the other a mean."""
+        if self.probed is None or self.loss_is_sound or self.uniform_ratio is not None:
+            return False
+        cuts = [c for r in self.probed.ranks for c in r.cuts]
+        return all(c.mixed <= self.close for c in cuts if c.norm or c.residual)
+
+    @property
+    def rank_ratios(self) -> list[float] | None:
+        """One factor per rank where each rank has one, None where a rank has none."""
+        ratios = self.ratios()
+        if not ratios or any(residual > self.close for _, residual in ratios):
+            return None
+        return [ratio for ratio, _ in ratios]
+
+    @property
+    def couples(self) -> bool | None:
+        """Whether the loss at one sample depends on others, where it is wrong."""
+        if any(c.is_chosen for c in self._wrong_cuts()):
+            return True  # others decide which samples count, or in which direction
+        factors = self.rank_ratios
+        shares = are_shares(factors, self.close)
+        if not self.is_part and factors is not None and shares:
+            # Whatever a divisor is made of, it is one for all samples.
+            whole = self.probed.reference.loss if self.probed else None
+            makes = make_the_whole(factors, self.rank_losses(), whole, self.close)
+            return self.couplings.is_smooth() and not makes
+        strongest = self.couplings.strongest()
+        if strongest is None:
+            return None
+        counts = self.couplings.count(self.close) and shares
+        return strongest > self.close and not counts
+
+    @property
+    def couplings(self) -> Couplings:
+        """How samples are coupled at the outputs where the loss is wrong.
+
+        A sound term that couples samples says nothing of what is wrong elsewhere.
+        """
+        keys = {c.key for c in self._wrong_cuts()}
+        return (
+            self.probed.reference.couplings.only(keys) if self.probed else Couplings()
+        )
+
+    def _wrong_cuts(self) -> list[Cut]:
+        ranks = self.probed.ranks if self.probed else ()
+        return [c for rank in ranks for c in rank.cuts if self._is_wrong(c)]
+
+    def _is_wrong(self, cut: Cut) -> bool:
+        world = self.world_size
+        off = abs(cut.ratio - world) > self.close * world and bool(cut.norm)
+        return off or not cut.residual <= self.close
+
+    @property
+    def fault_text(self) -> str:
+        """What the first rank that raised said, "" where none did."""
+        return next((f.summary for f in self.run.faults if f.kind == "raised"), "")
+
+    def rank_losses(self) -> list[float | None]:
+        """Returns the ranks' losses on the reference's own outputs."""
+        return [r.loss for r in self.probed.ranks] if self.probed else []
+
+    @property
+    def losses_replicate(self) -> bool:
+        """Whether every rank's loss already is the reference's, by an exchange."""
+        # Else by chance: with nothing learnt yet every shard's is log(classes).
+        if self.probed is None or not any(r.collectives for r in self.probed.ranks):
+            return False
+        reference, values = self.probed.reference.loss, self.rank_losses()
+        return (
+            reference is not None
+            and bool(values)
+            and all(
+                v is not None
+                and abs(v - reference) <= self.close * max(abs(reference), 1e-12)
+                for v in values
+            )
+        )
+
+    @property
+    def losses_average(self) -> bool:
+        """Whether the mean of the ranks' losses is the reference's."""
+        return self.mean_loss_power == 0
+
+    @property
+    def mean_loss_power(self) -> int | None:
+        """Power of W by which the mean of the ranks' losses is off, if it is one."""
+        reference = self.probed.reference.loss if self.probed else None
+        values = [v for v in self.rank_losses() if v is not None]
+        if reference is None or not values or len(values) < self.world_size:
+            return None
+        mean = sum(values) / len(values)
+        allowed = self.close * max(abs(reference), 1e-12)
+        scaled = {k: mean / self.world_size**k for k in (0, 1, -1)}
+        fits = (k for k, value in scaled.items() if abs(value - reference) <= allowed)
+        return next(fits, None)
+
+    @property
+    def losses_are_one(self) -> bool:
+        """Whether all ranks have the same loss, though their shards differ."""
+        values = [v for v in self.rank_losses() if v is not None]
+        if len(values) < 2 or not self.loss_collectives:  # noqa: PLR2004
+            return False
+        return max(values) - min(values) <= self.close * max(map(abs, values))
+
+    @property
+    def loss_collectives(self) -> int:
+        """Collectives that the target calls in a step, outside DDP's own.
+
+        0 where what they return reaches no gradient of any rank.
+        """
+        ranks = self.probed.ranks if self.probed else ()
+        if not any(r.asks_others for r in ranks):
+            return 0
+        return max((r.collectives for r in ranks), default=0)
+
+    @property
+    def loss_asks_others(self) -> bool:
+        """Whether the loss itself depends on what other ranks say.
+
+        Gradients may besides: a norm to clip them by, or a count they are divided by.
+        """
+        ranks = self.probed.ranks if self.probed else ()
+        return any(r.collectives and "loss" in r.asks_others for r in ranks)
+
+    def rank_facts(self, key: str, default: Any) -> list[Any]:
+        """Returns one fact of every rank of the divergent run."""
+        return [
+            self.outcome.facts(r).get(key, default)
+            for r in range(len(self.outcome.ranks))
+        ]
+
+    def step_quantity(self, name: str, step: int) -> list[Quantity]:
+        """Returns every rank's numbers of one quantity at one step."""
+        return [
+            s.quantities[name]
+            for r in range(len(self.outcome.ranks))
+            for s in self.outcome.steps(r)
+            if s.step == step and name in s.quantities
+        ]
+
+    def mismatched(self, name: str, step: int) -> list[str]:
+        """Returns the tensors of a quantity that differ at a step on any rank.
+
+        By name alone, whichever of the step's updates it is.
+        """
+        found = (
+            t.name.partition("@")[0]
+            for quantity in self.step_quantity(name, step)
+            for t in quantity.tensors
+            if t.excess * self.outcome.spec.rtol > self.rtol
+        )
+        return list(dict.fromkeys(found))
+
+    @property
+    def untrained(self) -> set[str]:
+        """Parameters that ask for no gradient, or get none in one process either."""
+        return {*self.facts["untrained"], *self.facts["unused"]}
+
+    def first_broken(self, name: str) -> int | None:
+        """Returns the first step at which a quantity differs."""
+        steps = range(self.outcome.spec.steps)
+        return next((step for step in steps if self.mismatched(name, step)), None)

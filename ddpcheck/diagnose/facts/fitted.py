@@ -1,0 +1,87 @@
+"""Modules that are fitted to the shard before they are called.
+
+A normaliser of observations, say: another method than its forward updates its buffers
+with the samples at hand, and forward goes by them at once.
+"""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import GATHER_X, in_group, module, number
+from ddpcheck.diagnose.probes.evidence import ModuleCall
+from ddpcheck.diagnose.proposal import replaced
+
+
+def by_the_model(case: Case, slug: str) -> Proposal | None:
+    """Returns the proposal, on trial, for what the model's forward fits itself."""
+    found = _modules(case, by_the_model=True)
+    if not found:
+        return None
+    return replaced(
+        _proposal(case, found, slug, "its output for a sample depends on the others"),
+        fix="fit to the samples of all ranks, by a collective that carries gradients",
+        code=GATHER_X,
+    )
+
+
+def by_the_step(case: Case, slug: str, *, sent: bool) -> Proposal | None:
+    """Returns the proposal, on trial, for what the training step fits.
+
+    `sent`: whether DDP sends rank 0's buffers to all before its forward; None is
+    returned where it is otherwise.
+    """
+    found = _modules(case, by_the_model=False)
+    if not found:
+        return None
+    own = f"{found[0].name}." if found[0].name else ""
+    buffers = case.outcome.facts().get("broadcast_buffers", ())
+    if any(name.startswith(own) for name in buffers) != sent:
+        return None
+    goes = (
+        "DDP then sends rank 0's buffers to all, so that only rank 0's samples count"
+        if sent
+        else "every rank goes by its own buffers"
+    )
+    return _proposal(case, found, slug, goes)
+
+
+def _modules(case: Case, *, by_the_model: bool) -> list[ModuleCall]:
+    """Returns them where nothing else differs: with one process's buffers they do not.
+
+    `by_the_model`: whether the model's forward writes these, or the step does.
+    """
+    found = [m for m in case.diverging() if m.through_buffers and not m.is_batch_norm]
+    if len(found) < len(case.diverging()) or not case.loss_is_sound:
+        return []
+    ranks = case.probed.ranks if case.probed else ()
+    written = {name for rank in ranks for name in rank.written}
+    return found if any(m.name in written for m in found) == by_the_model else []
+
+
+def _proposal(case: Case, found: list[ModuleCall], slug: str, goes: str) -> Proposal:
+    first, named = found[0], module(found[0].name)
+    control = () if any(m.collectives for m in found) else ("module.in_group:",)
+    proposal = Proposal(
+        slug=slug,
+        link="forward",
+        summary=f"{named} ({first.kind}) is fitted to the samples of the shard before "
+        f"it is called: {goes}",
+        facts=(
+            f"{named}, fed with the reference's own input, returns other rows than in "
+            f"one process: relative difference {number(first.rel_diff or 0)}",
+            "with one process's buffers it does not; where the model has the samples "
+            "of all ranks, the runs are equal",
+        ),
+        fix="fit to the samples of all ranks: reduce what the buffers are made of",
+        code=in_group("dist.all_reduce(moments)", "moments /= dist.get_world_size()"),
+        fixes=("module.global:",),
+        control=control,
+        module=first.name,
+        speculative=True,
+        last_resort=1,
+    )
+    if not case.facts["has_train_step"]:
+        return proposal
+    # The step fits it to what it is given itself, which no call of the model shows.
+    last = replaced(proposal, fixes=("data.whole",), control=(), last_resort=2)
+    return replaced(proposal, fallback=last)

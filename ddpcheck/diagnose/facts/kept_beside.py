@@ -1,0 +1,135 @@
+"""What training code keeps beside the model, where it differs from one process's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ddpcheck.diagnose.facts.case import Case
+from ddpcheck.diagnose.facts.text import names, number
+from ddpcheck.report import Run
+from ddpcheck.run.spec import FEW, KeptOtherwise
+from ddpcheck.session import RunOutcome
+
+_FIX = "state.beside"
+_FAR = 0.05  # relative: what no update of a step does
+_SAME = 1e-6  # relative, of differences: what rounding leaves of equal ones
+_VISIBLE = 1e-3  # relative: far above rounding in any dtype
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBeside:
+    """The facts about what differs, and the run that would prove it.
+
+    `has_weights`: some of it are parameters, as those of an average of the model are;
+    `is_trained`: all of it have gradients.
+    `decides`: all of it are a few numbers, by which a step may decide, and no buffers.
+    `is_alike`: it is as far from one process's on every rank.
+    """
+
+    has_weights: bool
+    is_trained: bool
+    decides: bool
+    is_alike: bool
+    facts: tuple[str, ...]
+    fixes: tuple[str, ...]
+
+
+def before_gradients(case: Case) -> KeptBeside | None:
+    """Returns what differs after a step, where gradients do from a later one on.
+
+    Not where it has one process's values already, for a fix.
+    """
+    first = case.first_broken("gradients")
+    if not first or any(f.startswith(_FIX) for f in case.outcome.spec.fixes):
+        return None
+    worst: dict[str, float] = {}
+    weights, trained, decides = False, True, True
+    per_rank = case.rank_facts("beside", {})
+    for found in per_rank:
+        for name, told in found.items():
+            if told.step < first and told.rel_diff > case.close:
+                worst[name] = max(worst.get(name, 0.0), told.rel_diff)
+                weights |= told.is_weight
+                trained &= told.is_trained
+                decides &= told.size <= FEW and not told.is_buffer
+    if not worst:
+        return None
+    largest = max(worst, key=lambda name: worst[name])
+    facts = (
+        f"after step {first} {largest}, which is neither parameter nor buffer of the "
+        f"model, differs from one process by {number(worst[largest])} relative",
+        f"what does: {names(sorted(worst))}; with one process's values there after "
+        "every step the runs are equal",
+    )
+    fixes = (f"{_FIX}:{','.join(sorted(worst))}",)
+    return KeptBeside(
+        has_weights=weights,
+        is_trained=trained,
+        decides=decides,
+        is_alike=all(_is_alike(per_rank, name, far) for name, far in worst.items()),
+        facts=facts,
+        fixes=fixes,
+    )
+
+
+def _is_alike(
+    per_rank: Sequence[Mapping[str, KeptOtherwise]], name: str, far: float
+) -> bool:
+    told = [found.get(name) for found in per_rank]
+    return all(t and math.isclose(t.rel_diff, far, rel_tol=_SAME) for t in told)
+
+
+def own_samples(case: Case) -> list[str]:
+    """Returns what holds a rank's own samples after a step, where the next differs."""
+    first, broken = (case.first_broken(name) for name in ("gradients", "weights"))
+    if not first or (broken is not None and broken < first):
+        return []  # an update has parted the ranks before
+    found = {
+        name
+        for facts in case.rank_facts("beside", {})
+        for name, told in facts.items()
+        if told.has_fewer_rows and told.step < first
+    }
+    return sorted(found)
+
+
+def drawn_weights(case: Case) -> list[str]:
+    """Returns weights beside the model that each rank has drawn for itself.
+
+    They are far apart after the first step, in which numbers are drawn: an average
+    that follows the model would be as near as the model's own weights.
+    """
+    if not case.facts["draws"]:
+        return []
+    found = {
+        name
+        for facts in case.rank_facts("beside", {})
+        for name, told in facts.items()
+        if told.is_weight and not told.step and told.rel_diff > _FAR
+    }
+    return sorted(found)
+
+
+def warnings(outcomes: Sequence[RunOutcome], runs: Sequence[Run]) -> list[str]:
+    """Says what differs there though nothing that is judged does.
+
+    Not of single numbers: a loss for the log is the rank's own.
+    """
+    for outcome, run in zip(outcomes, runs, strict=True):
+        if run.mode != "ddp" or run.verdict != "equivalent":
+            continue
+        worst: dict[str, float] = {}
+        for rank in range(len(outcome.ranks)):
+            for name, told in outcome.facts(rank).get("beside", {}).items():
+                if told.rel_diff > _VISIBLE and told.size > 1:
+                    worst[name] = max(worst.get(name, 0.0), told.rel_diff)
+        if worst:
+            return [
+                f"kept beside the model, not judged: {names(sorted(worst))} on ranks "
+                f"differ from one process, by up to {number(max(worst.values()))} "
+                f"relative at world size {run.world_size}; no compared value "
+                "depends on it, but evaluation or a checkpoint may"
+            ]
+    return []

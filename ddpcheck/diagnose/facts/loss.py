@@ -1,0 +1,333 @@
+"""What the rules of the loss link share: ratios in words, counts, the universal fix."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ddpcheck.diagnose.facts import other_rows
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import listed, number
+from ddpcheck.run.spec import SAMPLES
+
+_SAME = 0.01  # of factors that are 1 or 2
+
+
+def ratio_fact(case: Case) -> str:
+    """Returns the ratios of the output gradients as a sentence."""
+    ratios = [ratio for ratio, _ in case.ratios()]
+    residual = max((r for _, r in case.ratios()), default=0.0)
+    where = "the reference's own outputs" if case.has_cuts else "all parameters"
+    text = (
+        f"the loss's gradient at {where}, over the reference's: "
+        f"{listed(ratios)} on the ranks, expected {case.world_size} on each"
+    )
+    if residual > case.close:
+        text += f" (residual {residual:.3g}: no single factor)"
+    return text
+
+
+def ratio_evidence(case: Case) -> dict[str, Any]:
+    """Returns the ratios as the report's picture takes them.
+
+    Where no one factor makes a rank's gradient, the best one may well be the right
+    one: it is told under another name, and not drawn.
+    """
+    name = "ratios" if case.rank_ratios is not None else "fitted_ratios"
+    return {
+        name: {
+            "ranks": [ratio for ratio, _ in case.ratios()],
+            "residuals": [residual for _, residual in case.ratios()],
+            "expected": case.world_size,
+        }
+    }
+
+
+def micro_evidence(case: Case) -> dict[str, Any]:
+    """Returns the ratios of micro-batches as the report's picture takes them.
+
+    Of those that have one factor; a micro-batch that holds samples of several of one
+    process's has none.
+    """
+    found = {
+        place: ratio
+        for place, (ratio, residual) in case.micro_ratios().items()
+        if residual <= case.close
+    }
+    return {
+        "ratios": {
+            "ranks": list(found.values()),
+            "places": [list(place) for place in found],
+            "expected": case.world_size,
+        }
+    }
+
+
+def doubled(case: Case) -> float | None:
+    """Returns 2 for a sum, 1 for a mean: gradient of the batch twice, over once.
+
+    Of the parameters, which have what the step divides by after backward, too; of the
+    outputs where those fit no one factor, as what the model makes of more samples
+    (an embedding that scales by frequency) is in them. None where neither do.
+    """
+    if case.probed is None:
+        return None
+    if case.probed.reference.doubled is not None:
+        return case.probed.reference.doubled
+    cuts = [c for r in case.probed.ranks for c in r.cuts if c.norm > 0]
+    found = [c.doubled for c in cuts if c.doubled is not None]
+    if not found or len(found) < len(cuts) or max(found) - min(found) > _SAME:
+        return None
+    return found[0]
+
+
+def is_sum(case: Case) -> bool:
+    """Returns whether the loss of one process grows with the batch.
+
+    Where the batch cannot be taken twice, a loss of local samples that calls nobody
+    has no count of all samples to divide by.
+    """
+    factor = doubled(case)
+    if factor is None:
+        return not case.loss_collectives
+    return abs(factor - 2) <= _SAME
+
+
+def constant_count(case: Case) -> int | None:
+    """Returns the constant that a sum is divided by, where it is the count of all."""
+    if case.probed is None:
+        return None
+    told = {rank.divides_by_all for rank in case.probed.ranks}
+    return told.pop() if len(told) == 1 else None
+
+
+def shrinks(case: Case) -> bool:
+    """Returns whether the loss of one process is known to get smaller with the batch.
+
+    A sum over samples that is divided by more than their number.
+    """
+    factor = doubled(case)
+    return factor is not None and factor < 1 - _SAME
+
+
+def growth_fact(case: Case) -> str:
+    """Returns what `is_sum` found, as words."""
+    factor = doubled(case)
+    if factor is not None:
+        return f"the batch taken twice gives {number(factor)} times the gradient"
+    if not case.loss_collectives:
+        return "the step calls no collective that could count all samples"
+    return "the step calls collectives, as counting all samples takes"
+
+
+def differs_with_equal_counts(case: Case) -> bool:
+    """Returns whether the run with the same shard on every rank differs, too."""
+    return bool(case.vary(tile=case.world_size).verdict == "divergent")
+
+
+def is_sound_until_backward(case: Case) -> bool:
+    """Returns whether the loss is right but for what the step does to its gradients."""
+    if case.probed is None:
+        return False
+    world, theirs = case.world_size, case.probed.reference.after_backward
+    return all(
+        abs(cut.ratio * theirs / rank.after_backward - world) <= case.close * world
+        and cut.residual <= case.close
+        for rank in case.probed.ranks
+        for cut in rank.cuts
+        if cut.norm and rank.after_backward
+    )
+
+
+def counted_by(case: Case) -> str | None:
+    """Returns the countable thing n_r for which every rank's ratio is N / n_r.
+
+    Where several fit, one that leaves out a negative value wins (no class is negative,
+    so that is an ignore value), then the number of samples, then what a mask or weights
+    add up to, then the first in the order of countables.names.
+    """
+    ratios = case.rank_ratios
+    if ratios is None or case.probed is None:
+        return None
+    fits = []
+    for name in case.probed.reference.counts:
+        counts = [r.counts.get(name, 0.0) for r in case.probed.ranks]
+        total = sum(counts)
+        if not total or any(c == 0 for c in counts) or len(set(counts)) == 1:
+            continue
+        expected = [total / c for c in counts]
+        if all(
+            abs(ratio - e) <= case.close * e
+            for ratio, e in zip(ratios, expected, strict=True)
+        ):
+            fits.append(name)
+    return min(fits, key=_unlikely) if fits else None
+
+
+def _unlikely(name: str) -> int:
+    likely = ("!= -" in name, name == SAMPLES, name.endswith((" sum", " not NaN")))
+    return likely.index(True) if True in likely else len(likely)
+
+
+def global_loss_fix(case: Case) -> tuple[str, ...]:
+    """Returns the universal fix: the loss on the outputs and targets of all ranks."""
+    if case.probed is None:
+        return ()
+    reference = case.probed.reference
+    paths = reference.whole_outputs + reference.laid_outputs
+    what = (reference.frontier, reference.direct, paths)
+    fix = "loss.global:" + "|".join(",".join(names) for names in what)
+    if any(reference.frontier) or reference.direct_is_output or not reference.direct:
+        return (fix,)
+    # Every rank has the whole loss, W times: a penalty of its step's as well.
+    return (fix, f"direct.scale:{1 / case.world_size!r}")
+
+
+def global_loss_of_other_rows(case: Case) -> tuple[str, ...]:
+    """Returns the same where outputs are rows of tokens or nodes, or lists of samples.
+
+    () for others.
+    """
+    if case.has_cuts or not case.forward_is_sound:
+        return ()
+    if not other_rows.are_returned(case.probed):
+        return ()
+    told = [what.partition(" ") for what in case.outcome.facts()["not_compared"]]
+    paths = [f"{path}*1@0" for kind, _, path in told if kind == "output"]
+    paths += [f"{path}[]" for path in case.outcome.facts().get("sample_lists", [])]
+    return ("loss.global:||" + ",".join(paths),) if paths else ()
+
+
+def with_scale(case: Case, proposal: Proposal, factor: float) -> Proposal:
+    """Returns the proposal with a fix that scales what the loss makes of the samples.
+
+    What parameters get from a term without data is left as it is where it is right: the
+    term is found where it is added to others, or else by the parameters it uses. The
+    loss may know them as outputs without samples alone: a temperature, a bias.
+    """
+    fixes = (f"loss.scale:{factor!r}",)
+    if case.probed is None or not case.direct() or not case.direct_is_sound:
+        return dataclasses.replace(proposal, fixes=fixes)
+    terms, direct = (
+        dataclasses.replace(proposal, fixes=(*fixes, f"{name}:{1 / factor!r}"))
+        for name in ("terms.scale", "direct.scale")
+    )
+    if not case.probed.reference.direct_is_output or is_made_by_the_model(case):
+        return dataclasses.replace(terms, fallback=direct)
+    paths = ",".join(case.probed.reference.whole_outputs)
+    outputs = f"outputs.scale:{1 / factor!r}|{paths}"
+    return dataclasses.replace(proposal, fixes=(*fixes, outputs), fallback=terms)
+
+
+def numbers_of_modules(case: Case) -> dict[str, tuple[float, float]]:
+    """Returns what modules compute of their samples together, as a term of the loss.
+
+    By the innermost module that returns such a number: (its mean over ranks, one
+    process's), where these differ and no sum over samples tells why. The loss itself
+    is none: it may be wrong in any way.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    calls: dict[tuple[str, int], list[tuple[tuple[float, float], ...]]] = {}
+    for rank in case.probed.ranks if case.probed else ():
+        for m in rank.modules:
+            calls.setdefault((m.name, m.call), []).append(m.numbers)
+    for (name, _), told in calls.items():
+        for pairs in zip(*told, strict=False):
+            if [mine for mine, _ in pairs] == case.rank_losses():
+                continue
+            reference, total = pairs[0][1], sum(mine for mine, _ in pairs)
+            bound = case.close * max(abs(reference), abs(total))
+            mean = total / len(pairs)
+            if abs(mean - reference) > bound and abs(total - reference) > bound:
+                found[name] = mean, reference
+    return {
+        name: value
+        for name, value in found.items()
+        if not any(other != name and _is_within(other, name) for other in found)
+    }
+
+
+def modules_of_the_loss(case: Case) -> set[str]:
+    """Returns the modules within the model that return numbers alone.
+
+    What they mix on the way is the loss's doing, not the forward's.
+    """
+    calls = case.modules()
+    with_rows = {m.name for m in calls if m.rel_diff is not None}
+    return {m.name for m in calls if m.numbers} - with_rows - {""}
+
+
+def loss_with_collectives(case: Case) -> str:
+    """Returns the innermost module that returns the loss and asks the group, or "".
+
+    The loss function may be shown all samples and no group; such a module must be.
+    """
+    losses = case.rank_losses()
+    calls = [rank.modules for rank in case.probed.ranks] if case.probed else []
+    found = [
+        told[0].name
+        for told in zip(*calls, strict=False)
+        if told[0].name
+        and any(call.collectives for call in told)
+        and [n for call in told for n, _ in call.numbers] == losses
+    ]
+    return max(found, key=len, default="")
+
+
+def is_made_by_the_model(case: Case) -> bool:
+    """Returns whether what the whole model returns is the loss."""
+    roots = [
+        [n for call in rank.modules if not call.name for n, _ in call.numbers]
+        for rank in (case.probed.ranks if case.probed else ())
+    ]
+    losses = case.rank_losses()
+    return bool(losses) and roots == [[loss] for loss in losses]
+
+
+def is_divided_by_counts(case: Case) -> bool | None:
+    """Returns whether one process's gradient is the ranks', each times a factor.
+
+    None where it is not known.
+    """
+    told = [rank.span for rank in (case.probed.ranks if case.probed else ())]
+    known = [span.residual for span in told if span is not None]
+    if not told or len(known) < len(told):
+        return None
+    return max(known) <= case.close
+
+
+def whole_model_fix(case: Case) -> tuple[str, ...]:
+    """Returns the widest fix for a loss that the model makes: it sees all samples.
+
+    Where modules are sound on the samples of a shard, so that it is the loss that is
+    not; () for others. A model with batch norms would be mended by it for their sake.
+    """
+    is_of_loss = (
+        is_made_by_the_model(case)
+        and case.run.ranks_agree
+        and not case.run.faults
+        and not case.facts["has_batch_norm"]
+        and not case.diverging()
+    )
+    return ("module.global:",) if is_of_loss else ()
+
+
+def whole_step_fix(case: Case) -> tuple[str, ...]:
+    """Returns the widest fix for a step that takes slopes: it has all samples.
+
+    A slope is one of outputs by inputs, which no collective takes back to another rank.
+    """
+    slopes = max(case.rank_facts("slopes", 0), default=0)
+    is_of_loss = (
+        slopes > 0
+        and case.facts["has_train_step"]
+        and case.forward_is_sound
+        and case.run.ranks_agree
+        and not case.run.faults
+        and not case.reduce_is_broken
+    )
+    return ("data.whole",) if is_of_loss else ()
+
+
+def _is_within(name: str, outer: str) -> bool:
+    return not outer or name.startswith(f"{outer}.")

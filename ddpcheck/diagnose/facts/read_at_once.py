@@ -1,0 +1,53 @@
+"""Buffers that a step writes from the rank's own samples, and reads before it ends.
+
+A count of items that a loss subtracts, a threshold that follows the shard: the gradient
+is wrong at once, and a loss or forward of all rows would mend it as well. One process's
+values in the buffers do so alone, and say more.
+"""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.facts.buffers import Owners, wrong_at_once
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import in_group
+
+
+def proposal(case: Case, slug: str, *, sent: bool) -> Proposal | None:
+    """Returns the proposal, on trial, where gradients differ with buffers in step 1.
+
+    `sent`: whether DDP sends rank 0's buffers to all before its forward; None is
+    returned where it is otherwise.
+    """
+    owner = wrong_at_once(case)
+    ranks = case.probed.ranks if case.probed else ()
+    if any(rank.written_parameters for rank in ranks):
+        return None  # state/forward-writes-parameter: a buffer may be made with them
+    if owner is None or owner.are_broadcast != sent:
+        return None
+    return Proposal(
+        slug=slug,
+        link="forward",
+        summary=_summary(owner),
+        facts=(
+            *owner.facts,
+            "with one process's values in them as soon as they are written, the runs "
+            "are equal",
+        ),
+        fix="all-reduce what is written, on all ranks, before it is read",
+        code=in_group("dist.all_reduce(increment)") + "\nmodule.buffer += increment",
+        fixes=(f"state.as_written:{','.join(owner.modules)}",),
+        module=owner.modules[0],
+        speculative=True,
+        before_wide=True,
+    )
+
+
+def _summary(owner: Owners) -> str:
+    by = "forward" if owner.written_in_forward else "the training step"
+    own = (
+        "not as in one process" if owner.are_exchanged else "from the rank's own shard"
+    )
+    return (
+        f"{by} writes a buffer {own} and goes by it in the same step: a sample's "
+        "gradient depends on its shard"
+    )

@@ -1,0 +1,120 @@
+"""Numbers of the optimizer that are not one process's, though nothing judged differs.
+
+A learning rate that follows the rank's own loss parts the ranks by as much as it is
+large: under a long warm-up the weights agree for as many steps as a check has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddpcheck.diagnose.facts.text import listed
+from ddpcheck.report import Run
+from ddpcheck.session import RunOutcome
+
+_BEYOND_ROUNDING = 1e-6  # relative: numbers of Python are float64 in every dtype
+_DIGITS = 7  # that show what differs by this much
+
+
+def warnings(
+    outcomes: Sequence[RunOutcome], runs: Sequence[Run], rtol: float
+) -> list[str]:
+    """Says which number differs first, in the first run that has one.
+
+    Args:
+        outcomes: of all runs.
+        runs: the same, judged.
+        rtol: of the criterion: what a number may follow (a loss) rounds as much.
+    """
+    for outcome, run in zip(outcomes, runs, strict=True):
+        if run.mode != "ddp" or run.verdict != "equivalent":
+            continue
+        for told in other_numbers(outcome, rtol):
+            return [
+                f"{told.name} {told.text} at world size {run.world_size}; nothing "
+                "judged differs by it in the steps of this check, longer training may"
+            ]
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class OtherNumber:
+    """A number of the optimizer that ranks do not have as one process has it."""
+
+    name: str  # "lr", or "lr of head.weight" where parameters are grouped otherwise
+    step: int
+    wanted: float
+    values: tuple[float, ...]  # of the ranks
+    is_grouped: bool  # otherwise than in one process
+
+    @property
+    def text(self) -> str:
+        """What it is, and where, without its name."""
+        return (
+            f"at the update of step {self.step + 1}: {listed(self.values, _DIGITS)} on "
+            f"the ranks, {listed([self.wanted], _DIGITS)} in one process"
+        )
+
+
+def other_numbers(outcome: RunOutcome, rtol: float) -> Iterator[OtherNumber]:
+    """Yields the numbers that differ by more than `rtol` relative, update by update."""
+    known = _Updates.of(outcome.reference.facts)
+    ranks = range(len(outcome.ranks))
+    told = [_Updates.of(outcome.facts(rank)) for rank in ranks]
+    for number in _numbers(known, told):
+        if not _agree(number.wanted, number.values, max(_BEYOND_ROUNDING, rtol)):
+            yield number
+
+
+@dataclass(frozen=True, slots=True)
+class _Updates:
+    """The numbers of every group at every update, and the names of its parameters."""
+
+    schedule: list[Any]
+    members: list[Any]
+
+    @staticmethod
+    def of(facts: Mapping[str, Any]) -> _Updates:
+        return _Updates(facts.get("schedule", []), facts.get("members", []))
+
+    def numbers(self, update: int, names: Sequence[str]) -> dict[Any, dict[str, float]]:
+        """Returns them by the number of the group; by parameter where there are names.
+
+        One group holds all of them.
+        """
+        groups, members = self.schedule[update][1], self.members[update]
+        if not names:
+            return dict(enumerate(groups))
+        if not members:
+            return dict.fromkeys(names, groups[0])
+        return {n: groups[i] for i, theirs in enumerate(members) for n in theirs}
+
+
+def _numbers(known: _Updates, told: list[_Updates]) -> Iterator[OtherNumber]:
+    """Yields every number that all have, update by update.
+
+    Nothing where ranks update another number of times: they do not correspond.
+    """
+    if any(len(rank.schedule) != len(known.schedule) for rank in told):
+        return
+    for update, (step, _) in enumerate(known.schedule):
+        grouped = [side.members[update] for side in (known, *told)]
+        are_alike = all(members == grouped[0] for members in grouped)
+        names = [] if are_alike else [n for m in grouped for its in m for n in its]
+        theirs = [rank.numbers(update, names) for rank in told]
+        for key, numbers in known.numbers(update, names).items():
+            found = [rank.get(key, {}) for rank in theirs]
+            for name, wanted in numbers.items():
+                if all(name in rank for rank in found):
+                    label = f"{name} of {key}" if names else name
+                    values = tuple(rank[name] for rank in found)
+                    yield OtherNumber(label, step, wanted, values, bool(names))
+
+
+def _agree(wanted: float, values: Iterable[float], rtol: float) -> bool:
+    if math.isnan(wanted):
+        return all(map(math.isnan, values))
+    return all(math.isclose(value, wanted, rel_tol=rtol) for value in values)

@@ -1,0 +1,114 @@
+"""How ranks come to other updates than one process, though backward left them alike."""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.facts.case import Case
+from ddpcheck.diagnose.facts.events import (
+    factor_between_ranks,
+    is_power_of_two,
+    ranks_disagree,
+    rewritten,
+)
+from ddpcheck.diagnose.facts.text import listed
+
+
+def step_of_update(case: Case) -> int | None:
+    """Returns the step whose update parts the ranks' trained weights, None without."""
+    if case.run.faults or any(m.writes_parameters for m in case.modules()):
+        return None
+    if any(case.rank_facts("updates_in_backward", False)) or any(
+        case.rank_facts("start_differs", [])
+    ):
+        return None
+    step = case.first_broken("weights")
+    if step is None or not ranks_disagree(case, "weights", step):
+        return None
+    trained = set(case.mismatched("weights", step)) - case.untrained
+    return step if trained else None
+
+
+def parted_before(case: Case, step: int | None) -> bool:
+    """Returns whether the ranks' weights part before there is the update of a step."""
+    parted = rewritten(case, "before")
+    return step is not None and parted is not None and parted <= step
+
+
+def written_after(case: Case) -> int | None:
+    """Returns the step after whose update ranks write their weights, each its own.
+
+    Their gradients were equal, and no number that is known decides on it.
+    """
+    step, first = step_of_update(case), case.first_broken("gradients")
+    if step is None or parted_before(case, step) or case.facts["draws"]:
+        return None
+    if first is not None and first <= step:
+        return None
+    is_known = decided_by(case, step) is not None
+    return None if is_known or rewritten(case, "after") is None else step
+
+
+def at_other_times(case: Case, first: int | None) -> str | None:
+    """Returns the fact that all ranks update their weights in other steps, if they do.
+
+    `first`: the step in which gradients differ first, None for none.
+    """
+    step = case.first_broken("weights")
+    if step is None or (first is not None and first <= step) or case.run.faults:
+        return None
+    if not case.facts["has_train_step"] or ranks_disagree(case, "weights", step):
+        return None
+    told = [case.facts["schedule"], *case.rank_facts("schedule", [])]
+    known, *ranks = [[at + 1 for at, _ in updates] for updates in told]
+    if known == ranks[0] or any(rank != ranks[0] for rank in ranks):
+        return None
+    return (
+        f"steps with an update: {listed(known) or 'none'} in one process, "
+        f"{listed(ranks[0]) or 'none'} on every rank"
+    )
+
+
+def left_out_by_some(case: Case) -> str | None:
+    """Returns the fact that some ranks leave out an update, if they do.
+
+    What the gradients were there is not known: such a step may have put them away.
+    """
+    step = case.first_broken("weights")
+    if step is None or case.run.faults:
+        return None
+    schedules = case.rank_facts("schedule", [])
+    taken = [sum(at <= step for at, _ in told) for told in schedules]
+    if min(taken) == max(taken) or not ranks_disagree(case, "weights", step):
+        return None
+    return f"updates up to step {step + 1}, per rank: {listed(taken)}"
+
+
+def rewritten_alone(case: Case, first: int | None) -> str | None:
+    """Returns the fact that ranks write into reduced gradients by themselves, if so.
+
+    `first`: the step in which gradients differ first, None for none.
+    """
+    late = max(case.rank_facts("late_changes", 0), default=0)
+    reduces = all("F" in events for events in case.rank_facts("events", ""))
+    if first is None or not late or not reduces or case.run.faults:
+        return None
+    if not case.loss_is_sound or not ranks_disagree(case, "gradients", first):
+        return None
+    factor = factor_between_ranks(case, "gradients", first)
+    if factor is not None and is_power_of_two(case, factor):
+        return None  # a loss scale
+    return (
+        f"{late} updates come after gradients were written, and nothing was exchanged "
+        "since backward; at the update they differ between ranks"
+    )
+
+
+def decided_by(case: Case, step: int) -> str | None:
+    """Returns what is not one process's: "numbers" of the optimizer, or "updates".
+
+    A rank that skips an update has fewer of them, not other numbers.
+    """
+    told = [case.facts["schedule"], *case.rank_facts("schedule", [])]
+    known, *ranks = [[numbers for at, numbers in t if at <= step] for t in told]
+    if any(len(rank) != len(known) for rank in ranks):
+        return "updates"
+    return "numbers" if any(rank != known for rank in ranks) else None

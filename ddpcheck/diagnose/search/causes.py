@@ -1,0 +1,266 @@
+"""Causes: what rules propose, and what a run with a fix says of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from ddpcheck import assemble
+from ddpcheck.diagnose.facts import rows
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import input_diff
+from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.diagnose.registry import RULES, Rule
+from ddpcheck.diagnose.search import addends, parts
+from ddpcheck.report import Control, Run
+
+_PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
+_SCALES = {
+    f"{what}.scale" for what in ("loss", "direct", "gradients", "terms", "outputs")
+}
+_MAX_CONTROLS = 6
+_BRANCH = "graph/rank-dependent-branch"
+_LAST = 2  # Proposal.last_resort of what is tried where there is nothing else
+_EXACT = 1e-6  # of what a run is off by, where nothing but rounding was changed
+_SAME = 0.01  # powers this close: it is one
+_ONE_SIZE = (
+    2.0  # excesses within this factor: what was mended, if any, is not the cause
+)
+
+
+@dataclass(slots=True)
+class Cause:
+    """A proposal that was taken up, and what its runs said."""
+
+    proposal: Proposal
+    before: float = math.inf
+    after: float = math.inf
+    verified: bool | None = None
+    where: str | None = None
+    controls: list[Control] = field(default_factory=list)
+
+
+def is_weak(causes: list[Cause]) -> bool:
+    """Returns whether all that is said of the loss is that one of all rows is right."""
+    told = [cause.proposal for cause in causes]
+    return bool(told) and all(p.last_resort and p.link == "loss" for p in told)
+
+
+def proposed(case: Case) -> list[Proposal]:
+    """Returns what all rules propose, in the order of the chain."""
+    every = _detect(case, RULES)
+    found = parts.separated(case, every, _of_the_loss)
+    if found is every:
+        found = addends.separated(case, every, _of_the_loss)
+    if case.loss_is_global:
+        found = [p for p in found if p.link != "loss"]
+    is_made = case.facts["has_train_step"] and input_diff(case) > case.close
+    if is_made and rows.first_wrong(case) is None:
+        # Samples, and targets with them, that the step makes otherwise on ranks: what
+        # the loss makes of one process's outputs there says little of the loss.
+        found = [
+            replaced(p, speculative=True) if p.link == "loss" else p for p in found
+        ]
+    if any(p.needs_no_proof and p.link == "data" for p in found):
+        # What shows all samples to a rank mends any choice of them.
+        found = [without_fallback(p) for p in found if not p.is_wide]
+    if any(p.needs_no_proof for p in found):
+        found = [p for p in found if p.last_resort < _LAST]
+    if case.run.faults and any(p.slug == _BRANCH for p in found):
+        # All samples on every rank end any wait of ranks for each other's parameters.
+        found = [p for p in found if not p.is_wide]
+    firm = {p.slug for p in found if not p.speculative}
+    found = [p for p in found if not (p.speculative and p.slug in firm)]
+    return sorted(_narrow_before_wide(found), key=lambda p: p.last_resort)
+
+
+def _narrow_before_wide(proposals: list[Proposal]) -> list[Proposal]:
+    ahead = [p for p in proposals if p.before_wide]
+    others = [p for p in proposals if not p.before_wide]
+    wide = (place for place, p in enumerate(others) if p.is_wide)
+    first = next(wide, len(others))
+    return others[:first] + ahead + others[first:]
+
+
+def _detect(case: Case, rules: Iterable[Rule]) -> list[Proposal]:
+    return [p for rule in rules if (p := rule.detect(case))]
+
+
+def _of_the_loss(case: Case) -> list[Proposal]:
+    return _detect(case, [rule for rule in RULES if rule.LINK == "loss"])
+
+
+def verified(proposal: Proposal, before: float, tested: dict[str, float]) -> Cause:
+    """Returns the cause that a run proves; others that were on trial are its controls.
+
+    Args:
+        proposal: whose fix mends the run.
+        before: what the run is off by without it.
+        tested: what is left, by slug.
+    """
+    others = ((s, x) for s, x in tested.items() if s != proposal.slug)
+    controls = [Control(slug=s, excess_after=x) for s, x in others]
+    return Cause(
+        proposal,
+        before=before,
+        after=tested[proposal.slug],
+        verified=True,
+        controls=controls[:_MAX_CONTROLS],
+    )
+
+
+def mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -> bool:
+    """Returns whether a fix mended its own link, though the run still differs.
+
+    Its rule finds nothing any more, and that is not for want of evidence. What rules of
+    the later links find may be there with the fix too: then the run must differ by
+    another amount, not of the same size.
+    """
+    if cause.verified:
+        return True
+    # A run of noise that cannot follow the sample says nothing.
+    is_nothing = after.run.verdict == "not-checked"
+    is_lost = after.probed is None and before.probed is not None
+    if is_nothing or is_lost or (after.run.faults and not before.run.faults):
+        return False
+    if not _differ(before.run, after.run):
+        return False  # silent because the fix is in force, not because it helped
+    if cause.proposal.slug not in {p.slug for p in proposals}:
+        return True
+    if cause.proposal.link in _PROBED:
+        return False
+    was, left = assemble.worst_excess(before.run), assemble.worst_excess(after.run)
+    return not is_of_one_size(was, left)
+
+
+def is_of_one_size(was: float, left: float) -> bool:
+    """Returns whether a fix left what a run is off by."""
+    return was == left or was / _ONE_SIZE < left < was * _ONE_SIZE
+
+
+def _differ(run: Run, other: Run) -> bool:
+    """Returns whether any tensor of two runs is off by another amount.
+
+    Of many tensors a run keeps the worst: those of both are compared, and all steps.
+    """
+    if run.faults or other.faults:
+        return True
+    mine, theirs = _numbers(run), _numbers(other)
+    return any(_changed(mine[k], theirs[k]) for k in mine.keys() & theirs.keys())
+
+
+def _numbers(run: Run) -> dict[tuple[int, str, int, int | None], float]:
+    found: dict[tuple[int, str, int, int | None], float] = {}
+    for number, quantity in enumerate(assemble.judged(run)):
+        for step, excess in enumerate(quantity.excess_by_step):
+            found[number, "", step, None] = excess
+        for t in quantity.tensors:
+            found[number, t.name, t.step, t.rank] = t.excess
+    return found
+
+
+def _changed(excess: float, other: float) -> bool:
+    if (excess > 1) != (other > 1):
+        return True
+    return not math.isclose(excess, other, rel_tol=_EXACT, abs_tol=1.0)
+
+
+def covered(cause: Cause, others: list[Cause]) -> bool:
+    """Returns whether another fix shows all rows to a module around this one's modules.
+
+    Then what is wrong inside goes with it, and was wrong all the same. A fix that shows
+    all samples to a rank covers any choice of them.
+    """
+    if cause.proposal.needs_no_proof and cause.proposal.link == "data":
+        return any(other.proposal.is_wide for other in others)
+    mine = _shown(cause)
+    return bool(mine) and any(
+        all(
+            name != outer and (not outer or name.startswith(f"{outer}."))
+            for name in mine
+        )
+        for other in others
+        for outer in _shown(other)
+    )
+
+
+def said_more(cause: Cause, dropped: list[Cause]) -> Cause:
+    """Returns the cause; one that the same fix proves where evidence asks for that one.
+
+    What was too narrow a fix (a count that had the right shares at first) falls back on
+    one that mends many, and then says what the last resort leaves open.
+    """
+    if not cause.proposal.last_resort:
+        return cause
+    for other in dropped:
+        wider = other.proposal.fallback
+        while wider is not None and wider.fixes != cause.proposal.fixes:
+            wider = wider.fallback
+        if wider is not None and not other.proposal.speculative:
+            return replace(cause, proposal=wider)
+    return cause
+
+
+def _shown(cause: Cause) -> list[str]:
+    """Returns the modules that the cause's fix lets see the rows of all ranks.
+
+    One of the batch norms that are synchronised stands for all.
+    """
+    named = [fix.partition(":") for fix in cause.proposal.fixes]
+    shown = [name for head, _, name in named if head == "module.global"]
+    norms = "batch_norm.sync" in cause.proposal.fixes and cause.proposal.module
+    return [*shown, norms] if norms else shown
+
+
+def without_fallback(proposal: Proposal) -> Proposal:
+    """Returns the proposal with no wider one to fall back on."""
+    other = proposal.fallback
+    return replaced(proposal, fallback=None) if other and other.is_wide else proposal
+
+
+def beside(proposals: list[Proposal], taken: list[Proposal]) -> list[Proposal]:
+    """Returns those that can be a second cause.
+
+    Where ranks are seen to train on other samples than one process, a fix that gives
+    all samples to each rank mends just that.
+    """
+    if not any(t.needs_no_proof and t.link == "data" for t in taken):
+        return proposals
+    return [found for p in proposals if (found := _with_own_samples(p))]
+
+
+def _with_own_samples(proposal: Proposal) -> Proposal | None:
+    """Returns the proposal, or the fallback, whose fix leaves each rank its samples."""
+    other = proposal.fallback and _with_own_samples(proposal.fallback)
+    if "data.whole" in proposal.fixes:
+        return other
+    return replaced(proposal, fallback=other)
+
+
+def is_told(proposal: Proposal) -> bool:
+    """Returns whether the proposal ends the search, proven or not.
+
+    What ranks are seen to train on stands too, but its fix shows what else is wrong.
+    """
+    return not can_run(proposal) or (
+        proposal.needs_no_proof and proposal.link != "data"
+    )
+
+
+def can_run(proposal: Proposal) -> bool:
+    """Returns whether the proposal has a run that could prove it."""
+    return bool(proposal.fixes or proposal.noise or proposal.by_hand)
+
+
+def scaled_to(fix: str, found_at: int, world_size: int) -> str:
+    """Returns a fix for another world size: factors of W follow it."""
+    name, _, argument = fix.partition(":")
+    if found_at == world_size or name not in _SCALES:
+        return fix
+    number, bar, paths = argument.partition("|")
+    factor = float(number)
+    power = math.log(factor) / math.log(found_at) if factor > 0 else 0.0
+    is_power = round(power) and abs(power - round(power)) <= _SAME
+    scaled = f"{name}:{world_size ** round(power)!r}{bar}{paths}"
+    return scaled if is_power else fix

@@ -1,0 +1,219 @@
+"""Causes and what their runs said, as the report's findings."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ddpcheck.diagnose.facts import rows
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import common_factor, ranks_disagree
+from ddpcheck.diagnose.facts.text import names, number
+from ddpcheck.diagnose.registry import FAULT_RULES
+from ddpcheck.diagnose.search import magnitude
+from ddpcheck.diagnose.search.causes import Cause
+from ddpcheck.ranks.messages import Job
+from ddpcheck.ranks.pool import SOLO
+from ddpcheck.report import Finding, Fix
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.session import Session
+
+UNKNOWN = "unknown"
+
+
+def make(
+    causes: list[Cause], case: Case | None, rest: Case | None, runs: list[int]
+) -> list[Finding]:
+    """Returns one finding per cause, and an honest last one for what none explains.
+
+    That is what happened where a rank raised, died or hung, and else an unknown.
+
+    `rest` is the run with all fixes where it still differs.
+    """
+    assert case is not None
+    is_one = len(causes) == 1 and rest is None
+    found = [_finding(cause, case, runs, sized=is_one) for cause in causes]
+    if rest is not None or not causes:
+        found.append(_unexplained(rest or case, runs))
+    return found
+
+
+def merge(known: list[Finding], new: list[Finding]) -> list[Finding]:
+    """Returns both lists, findings of the same slug as one."""
+    merged = list(known)
+    for finding in new:
+        for i, other in enumerate(merged):
+            if other.slug == finding.slug:
+                runs = tuple(sorted({*other.runs, *finding.runs}))
+                is_benign = other.benign and finding.benign
+                merged[i] = dataclasses.replace(other, runs=runs, benign=is_benign)
+                break
+        else:
+            merged.append(finding)
+    return merged
+
+
+def _finding(cause: Cause, case: Case, runs: list[int], *, sized: bool) -> Finding:
+    """Returns a cause as a finding; `sized`: what differs is its doing alone."""
+    p = cause.proposal
+    evidence = dict(p.evidence)
+    if p.link == "forward":
+        evidence["modules"] = modules(case)
+    return Finding(
+        slug=p.slug,
+        link=p.link,
+        runs=tuple(runs),
+        summary=p.summary,
+        facts=p.facts,
+        where=cause.where,
+        magnitude=magnitude.in_words(case) if sized else None,
+        evidence=evidence,
+        fix=Fix(
+            text=p.fix,
+            code=p.code,
+            safe=p.safe,
+            verified=cause.verified,
+            excess_before=cause.before,
+            excess_after=None if cause.verified is None else cause.after,
+        ),
+        controls=tuple(cause.controls),
+        benign=p.benign,
+    )
+
+
+def place(session: Session, spec: RunSpec, proposal: Proposal) -> str | None:
+    """Returns the line that a proposal is about: "file.py:3"."""
+    keys = _place_keys(proposal)
+    if not keys or (keys[0] == "loss" and spec.loss != "asis"):
+        return None  # a built-in loss ran in the place of the target's
+    arguments = {"ref": session.ref, "keys": keys}
+    job = Job(function="ddpcheck.run.watch.places:find", arguments=arguments)
+    value = session.pool.run(job, SOLO)[0].value
+    return value if isinstance(value, str) else None
+
+
+def _place_keys(proposal: Proposal) -> tuple[str, ...]:
+    """Returns what to look up for a finding's place, the best first."""
+    if proposal.module is not None:
+        return (f"module {proposal.module}",)
+    if proposal.link == "loss":
+        return ("loss", "train_step")
+    if proposal.link == "data":
+        return ("train_step", "batch")
+    if proposal.link in ("reduce", "backward"):
+        return ("train_step", "wrap")
+    return ()
+
+
+def modules(case: Case) -> list[dict[str, object]]:
+    """Returns every module's own difference in call order, for the picture."""
+    return [
+        {
+            "name": m.name or "(model)",
+            "rel_diff": m.rel_diff,
+            "diverges": m.rel_diff > case.close,
+        }
+        for m in case.modules()
+        if m.rel_diff is not None
+    ]
+
+
+def _unexplained(case: Case, runs: list[int]) -> Finding:
+    for rule in FAULT_RULES:
+        proposal = rule.detect(case)
+        if proposal is not None:
+            cause = Cause(proposal, where=proposal.evidence["where"])
+            return _finding(cause, case, runs, sized=True)
+    return _unknown(case, runs)
+
+
+def _unknown(case: Case, runs: list[int]) -> Finding:
+    moment = rows.first_wrong(case)
+    link, where = _where(case)
+    if moment is not None and rows.foreign(case, moment):
+        moment = None  # ranks may make other inputs of the same samples
+    if moment is not None:
+        link, where = "data", f", in step {moment.step + 1}"
+    worst = next(
+        (
+            q.worst
+            for q in (case.run.gradients, case.run.weights, case.run.buffers)
+            if q.mismatched and q.worst
+        ),
+        None,
+    )
+    facts = [*_samples(moment), *_first(case)]
+    if worst is not None:
+        facts.append(
+            f"worst: {worst.name} in step {worst.step + 1}, relative difference "
+            f"{number(worst.rel_diff)}"
+        )
+    factor = common_factor(case)
+    if factor is not None:
+        facts.append(
+            "all gradients that differ in the first step are "
+            f"{number(factor)} times one process's"
+        )
+    if lost := case.outcome.facts().get("set_on_wrapper"):
+        facts.append(
+            f"set on the wrapper, and not on the model inside, which has its own: "
+            f"{names(lost)}"
+        )
+    if case.probe_failed:
+        facts.append(f"no link could be judged alone: {case.probe_failed}")
+    if case.ratios():
+        facts.append(
+            "gradient at the reference's outputs over the reference's, per rank: "
+            + ", ".join(number(r) for r, _ in case.ratios()[:8])
+            + f", expected {case.world_size}"
+        )
+    return Finding(
+        slug=UNKNOWN,
+        link=link,
+        runs=tuple(runs),
+        summary=f"the cause is unknown; it starts in the {link} link{where}",
+        facts=tuple(facts),
+        evidence={"modules": modules(case)},
+    )
+
+
+def _where(case: Case) -> tuple[str, str]:
+    """Returns the first link that breaks, and where in it."""
+    diverging = case.diverging()
+    if diverging and not case.outputs_agree:
+        return "forward", f", at {diverging[0].name or 'the model itself'}"
+    if case.has_cuts and not case.loss_is_sound:
+        return "loss", ""
+    if case.reduce_is_broken:
+        return "reduce", ""
+    gradients, weights = case.first_broken("gradients"), case.first_broken("weights")
+    if weights is not None and (gradients is None or weights < gradients):
+        return "update", f", in step {weights + 1}"
+    if gradients is None:
+        return "update", ""
+    return ("update" if gradients else "backward"), f", in step {gradients + 1}"
+
+
+def _samples(moment: rows.Moment | None) -> list[str]:
+    """Returns a sentence on the moment at which the data link breaks."""
+    if moment is None:
+        return []
+    return [
+        f"samples in step {moment.step + 1}: {len(moment.one)} in one process, "
+        f"{', '.join(str(len(r)) for r in moment.ranks[:8])} on the ranks; on no rank: "
+        f"{sum(moment.missing.values())}; not in one process: "
+        f"{sum(moment.foreign.values())}; repeated: {sum(moment.repeated.values())}"
+    ]
+
+
+def _first(case: Case) -> list[str]:
+    """Returns a sentence on what differs first, none where that is an output."""
+    for step in range(case.outcome.spec.steps):
+        for quantity in ("gradients", "weights", "buffers"):
+            found = case.mismatched(quantity, step)
+            if found:
+                do = "differ" if ranks_disagree(case, quantity, step) else "agree"
+                where = f"{quantity} in step {step + 1}, of {names(found)}"
+                is_rest = bool(case.outcome.spec.fixes)  # with a fix in force
+                still = "still " if is_rest else ""
+                return [f"first to {still}differ: {where}; the ranks {do}"]
+    return []

@@ -1,0 +1,135 @@
+"""A cause that the fix of another one hides, known by what the ranks did alone.
+
+With the loss of all samples on every rank, a learning rate that follows it is the same
+on all of them: the run that mends the loss mends the rate as well. Where the loss is
+computed inside forward, modules before it see all samples, too, and their norms. What
+the loss itself uses gets its whole gradient on every rank, whether DDP holds it or not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import ranks_disagree
+from ddpcheck.diagnose.facts.loss import doubled, growth_fact, is_sum
+from ddpcheck.diagnose.facts.text import listed
+from ddpcheck.diagnose.rules import (
+    ddp_wrapper_missing,
+    loss_double_world_scale,
+    norm_local_batch_stats,
+    sync_control_desync,
+    sync_scaler_desync,
+)
+from ddpcheck.diagnose.search import update_alone
+from ddpcheck.diagnose.search.causes import Cause
+
+_HIDING = "loss.global"
+
+
+def hidden(case: Case, causes: list[Cause]) -> list[Cause]:
+    """Returns what the ranks' own numbers show beside these causes of the case."""
+    slugs = {cause.proposal.slug for cause in causes}
+    fixes = [fix for cause in causes for fix in cause.proposal.fixes]
+    hiding = [fix for fix in fixes if fix.startswith(_HIDING)]
+    if case.run.faults or not hiding:
+        return []
+    proposals = []
+    if norm_local_batch_stats.SLUG not in slugs and _shows_all_rows(hiding[0]):
+        proposals.append(_norms(case))
+    if loss_double_world_scale.SLUG not in slugs:
+        proposals.append(_scale(case))
+    if sync_control_desync.SLUG not in slugs:
+        proposals.append(_desync(case))
+    if sync_scaler_desync.SLUG not in slugs:
+        proposals.append(_scales(case))
+    if ddp_wrapper_missing.SLUG not in slugs:
+        proposals.append(_outside(case))
+    known = slugs | {p.slug for p in proposals if p is not None}
+    proposals.append(update_alone.judge(case, known))
+    return [Cause(p, before=causes[0].before) for p in proposals if p is not None]
+
+
+def _shows_all_rows(fix: str) -> bool:
+    """Returns whether the fix names modules: those before them see the whole batch."""
+    return bool(fix.partition(":")[2].partition("|")[0])
+
+
+def _norms(case: Case) -> Proposal | None:
+    found = norm_local_batch_stats.detect(case)
+    if found is None:
+        return None
+    told = "no run tells it apart: where the loss sees all samples, its norms do, too"
+    return dataclasses.replace(found, facts=(*found.facts, told), fixes=())
+
+
+def _scale(case: Case) -> Proposal | None:
+    """Proposes the factor W of a mean, which a loss without a group does not have."""
+    world, twice = case.world_size, doubled(case)
+    factors = [r.group_factor for r in case.probed.ranks] if case.probed else []
+    if not factors or any(
+        f is None or abs(f / world - 1) > case.close for f in factors
+    ):
+        return None
+    if twice is None or is_sum(case) or case.loss_collectives:
+        return None  # a sum, or one over a count of all samples, needs it
+    told = (
+        f"the loss's gradient is {world} times what it is where no group is in sight; "
+        + growth_fact(case),
+        "no run tells it apart: where the loss sees all samples, it sees no group",
+    )
+    return dataclasses.replace(
+        loss_double_world_scale.proposal(case, told), fixes=(), fallback=None
+    )
+
+
+def _desync(case: Case) -> Proposal | None:
+    found = _own_numbers(case)
+    if found is None:
+        return None
+    step, name, values = found
+    return Proposal(
+        slug=sync_control_desync.SLUG,
+        link=sync_control_desync.LINK,
+        summary="the ranks update their weights with different numbers: each decides "
+        "on its own",
+        facts=(
+            f"{name} at the update of step {step + 1}: {listed(values)} on the ranks",
+            "no run tells it apart: where all ranks see one loss, they decide alike",
+        ),
+        fix=sync_control_desync.FIX,
+        code=sync_control_desync.CODE,
+    )
+
+
+def _scales(case: Case) -> Proposal | None:
+    found = sync_scaler_desync.by_scales(case)
+    if found is None:
+        return None
+    told = "no run tells it apart: where all ranks see one loss, they scale it alike"
+    return dataclasses.replace(
+        found, facts=(*found.facts, told), fixes=(), needs_no_proof=False
+    )
+
+
+def _outside(case: Case) -> Proposal | None:
+    found = ddp_wrapper_missing.detect(case)
+    if found is None:
+        return None
+    told = "no run tells it apart: where all ranks see one loss, they agree on its own"
+    return dataclasses.replace(found, facts=(*found.facts, told), by_hand=False)
+
+
+def _own_numbers(case: Case) -> tuple[int, str, list[float]] | None:
+    """Returns (step, name, value per rank) of the first number that ranks differ in."""
+    told = case.rank_facts("schedule", [])
+    if len({len(rank) for rank in told}) != 1:
+        return None
+    for updates in zip(*told, strict=True):
+        step = updates[0][0]
+        for groups in zip(*(groups for _, groups in updates), strict=False):
+            for name in groups[0]:
+                values = [group.get(name, 0.0) for group in groups]
+                if len(set(values)) > 1 and ranks_disagree(case, "weights", step):
+                    return step, name, values
+    return None

@@ -1,0 +1,74 @@
+"""A communication hook that weighs the ranks: by what, and what goes together with it.
+
+Ranks whose losses are means over their own counts are one process where the hook weighs
+them by these counts. Where its weights are others, the fix of the loss and DDP without
+the hook mend the run together only, and are one cause: the weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ddpcheck.diagnose.facts.case import Case
+from ddpcheck.diagnose.facts.combination import combination
+from ddpcheck.diagnose.facts.text import listed, number
+from ddpcheck.diagnose.rules import loss_local_normalizer, sync_comm_hook_semantics
+from ddpcheck.diagnose.search.causes import Cause
+
+_UNEQUAL = 1e-3  # of two weights
+
+_TOGETHER = {loss_local_normalizer.SLUG, sync_comm_hook_semantics.SLUG}
+
+
+def as_one(case: Case, causes: list[Cause]) -> list[Cause]:
+    """Returns the causes, those of a hook that weighs local means as one."""
+    parts = [c for c in causes if c.proposal.slug in _TOGETHER]
+    if len(parts) != len(_TOGETHER) or (found := unequal(case)) is None:
+        return causes
+    call, weights = found
+    loss, hook = parts
+    proposal = dataclasses.replace(
+        hook.proposal,
+        summary="a communication hook weighs the ranks' gradients by other shares than "
+        "those of what their losses are divided by",
+        facts=(
+            *hook.proposal.facts,
+            f"its weights in call {call + 1}: {listed(weights)} on the ranks, where a "
+            f"mean has {number(1 / case.world_size)} for each",
+            *loss.proposal.facts,
+        ),
+        fix="count before backward what the loss of the same step is divided by, and "
+        "weigh by the rank's share of it",
+        code="total = count.clone()  # of this step, all its micro-batches\n"
+        "dist.all_reduce(total)\n"
+        "dist.all_reduce(bucket.buffer().mul_(count / total))",
+        fixes=loss.proposal.fixes + hook.proposal.fixes,
+    )
+    both = [c.verified for c in parts]
+    before = max(c.before for c in parts)
+    merged = dataclasses.replace(
+        hook, proposal=proposal, before=before, verified=min(both, key=_rank)
+    )
+    at = causes.index(loss)
+    rest = [c for c in causes if c not in parts]
+    return [*rest[:at], merged, *rest[at:]]
+
+
+def _rank(verified: bool | None) -> int:  # noqa: FBT001
+    return (False, None, True).index(verified)
+
+
+def unequal(case: Case) -> tuple[int, list[float]] | None:
+    """Returns (call, weight of each rank) of the first call of unequal weights.
+
+    None where the hook is the mean of the ranks' buckets, or no combination of them.
+    """
+    told = case.rank_facts("hook_sketches", [])
+    for call, ranks in enumerate(zip(*told, strict=False)):
+        befores, afters, sizes = zip(*ranks, strict=True)
+        if not all(afters) or len(set(sizes)) > 1 or sizes[0] <= len(ranks):
+            continue
+        weights = combination(befores, afters[0])
+        if weights is not None and max(weights) - min(weights) > _UNEQUAL:
+            return call, weights
+    return None

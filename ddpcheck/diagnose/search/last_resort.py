@@ -1,0 +1,56 @@
+"""What is tried where nothing else explains a run: it would mend many causes."""
+
+from __future__ import annotations
+
+from ddpcheck import assemble
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.text import in_group
+from ddpcheck.diagnose.rules import loss_batch_coupled
+from ddpcheck.diagnose.search.causes import Cause
+from ddpcheck.diagnose.search.trials import Trials
+
+
+def cause(case: Case, causes: list[Cause], trials: Trials) -> Cause | None:
+    """Returns a cause whose fix mends the run, with those of `causes`, if any does.
+
+    Args:
+        case: what is left with the fixes of `causes`.
+        causes: found so far.
+        trials: runs the fix.
+    """
+    taken = [found.proposal for found in causes]
+    proposal = _statistics(case)
+    if proposal is None or proposal.slug in {p.slug for p in taken}:
+        return None
+    after = trials.of([proposal], taken)[proposal.slug]
+    if after > 1:
+        return None
+    before = assemble.worst_excess(case.run)
+    return Cause(proposal, before=before, after=after, verified=True)
+
+
+def _statistics(case: Case) -> Proposal | None:
+    """Returns the proposal for numbers that a step makes of its samples, and goes by.
+
+    They carry no gradient, so that none at the outputs tells of them: a mean that a
+    penalty of slopes is compared with.
+    """
+    first = case.first_broken("gradients")
+    if not case.facts["has_train_step"] or first is None or case.run.faults:
+        return None
+    return Proposal(
+        slug=loss_batch_coupled.SLUG,
+        link=loss_batch_coupled.LINK,
+        summary="the loss goes by numbers that each rank makes of its own samples: a "
+        "mean, a deviation or an extreme, taken without gradient",
+        facts=(
+            f"gradients differ from step {first + 1} on; where means, deviations and "
+            "extremes of samples, taken without gradient, are those of all ranks, they "
+            "do not",
+        ),
+        fix="make them of the samples of all ranks: reduce a sum and a count",
+        code=in_group(
+            "dist.all_reduce(mean)", "mean /= dist.get_world_size()  # of equal shards"
+        ),
+        fixes=("statistics.together",),
+    )

@@ -1,0 +1,407 @@
+"""The search for the causes of one divergent run: fix the first link, run again.
+
+Rules propose, runs decide: a proposal's intervention is applied to the real run, and
+the cause is verified when what remains is within tolerance. With several causes each
+is verified by leaving its fix alone out again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ddpcheck import assemble
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.faults import busy_ranks
+from ddpcheck.diagnose.facts.probing import References, first_wrong_batch, probe
+from ddpcheck.diagnose.proposal import replaced, with_own_average
+from ddpcheck.diagnose.search import (
+    addends,
+    findings,
+    hook_weights,
+    last_resort,
+    pairs,
+    side_effects,
+)
+from ddpcheck.diagnose.search.causes import (
+    Cause,
+    beside,
+    can_run,
+    covered,
+    is_told,
+    is_weak,
+    mended,
+    proposed,
+    said_more,
+    verified,
+)
+from ddpcheck.diagnose.search.choosing import as_good
+from ddpcheck.diagnose.search.fallbacks import Fallbacks
+from ddpcheck.diagnose.search.hidden_causes import hidden
+from ddpcheck.diagnose.search.trials import Trials
+from ddpcheck.report import Run, Tolerance
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.session import RunOutcome, Session
+
+_MAX_ROUNDS = 8
+
+
+class Search:
+    """The search for the causes of one divergent run."""
+
+    def __init__(
+        self, session: Session, outcome: RunOutcome, limit: Tolerance, *, fix: bool
+    ) -> None:
+        self.session, self.limit, self.fix = session, limit, fix
+        self.spec, self.outcome = outcome.spec, outcome
+        self.trials = Trials(session, outcome.spec, limit)
+        self.references = References(session)
+        self.case: Case | None = None
+        self.rest: Case | None = None  # what no cause explains
+        self.refuted: set[str] = set()
+        self.repeats = True
+        self.falls_back = False
+        # Proposals of all rounds that can be run; narrow ones may be on trial, and none
+        # would mend many causes.
+        self.firm: dict[str, Proposal] = {}
+        self.narrow: dict[str, Proposal] = {}
+        self.quiet: Proposal | None = None  # what takes all noise out
+        self.can_fall_back = False  # where one was taken up, some had a fallback
+
+    def run(self) -> list[Cause]:
+        """Returns the causes in the order of the chain, verified as far as possible.
+
+        What rules fall back on mends more than its own cause: it is tried last.
+        """
+        causes = self._attempt()
+        if self.rest is not None and self.fix:
+            several = self._together(list(self.firm.values()))
+            if several:
+                causes, self.rest = several, None
+        elif len(causes) == 1 and causes[0].proposal.last_resort:
+            # It mends many: two that say more may do as well.
+            causes = self._together(list(self.narrow.values())) or causes
+        causes = self._apart(causes)
+        if self.fix and self._is_late() and (self.rest is not None or is_weak(causes)):
+            causes = self._again(causes, train_before=True)
+        if self.rest is not None:
+            causes = self._explaining_more(causes)
+        if self.case is not None and self.rest is None:
+            causes = hook_weights.as_one(self.case, causes)
+            causes += hidden(self.case, causes)
+        for cause in causes:
+            cause.where = findings.place(self.session, self.spec, cause.proposal)
+        return causes
+
+    def _explaining_more(self, causes: list[Cause]) -> list[Cause]:
+        """Returns what explains the rest as well, these where nothing does."""
+        if self.can_fall_back:
+            self.falls_back = True
+            causes = self._again(causes)
+            if self.rest is not None and self.fix and self._is_late():
+                causes = self._again(causes, train_before=True)
+        if self.rest is not None and self.fix and (causes or self.quiet):
+            causes = self._one_first() or causes
+        if self.rest is not None and self.fix:
+            found = last_resort.cause(self.rest, causes, self.trials)
+            if found:
+                causes, self.rest = [*causes, found], None
+        return causes
+
+    def _again(self, causes: list[Cause], *, train_before: bool = False) -> list[Cause]:
+        """Returns the causes of another attempt, or these if it explains no more.
+
+        `train_before`: probes look at the model as it is when all is still right.
+        """
+        first = self.case, self.rest
+        self.case, self.refuted = None, set()
+        self.references.train_before = train_before
+        again = self._attempt()
+        of_the_loss = all(cause.proposal.link == "loss" for cause in again)
+        is_more = of_the_loss and not is_weak(again)
+        if self.rest is None and (first[1] is not None or is_more):
+            return again
+        self.case, self.rest = first
+        return causes
+
+    def _is_late(self) -> bool:
+        """Returns whether all is right up to a later step, where probes can begin."""
+        run = assemble.to_run(self.outcome, self.limit.rtol)
+        runs = [run] if self.rest is None else [run, self.rest.run]  # that with fixes
+        return any(first_wrong_batch(run, self.spec.steps) > 0 for run in runs)
+
+    def _attempt(self) -> list[Cause]:
+        causes: list[Cause] = []
+        before: Case | None = None
+        for _ in range(_MAX_ROUNDS):
+            taken = [c.proposal for c in causes]
+            case = self._case(self.trials.with_fixes(self.spec, taken))
+            if self.case is None:
+                self.case = case
+            if case.run.verdict == "equivalent":
+                break
+            proposals = proposed(case)
+            if causes and before and not mended(causes[-1], before, case, proposals):
+                if causes[-1].proposal.needs_no_proof:
+                    self.rest = None
+                    break
+                self.refuted.add(causes.pop().proposal.slug)
+                taken, case = taken[:-1], before
+                proposals = proposed(case)
+            proposals = self._open(proposals, taken)
+            self.rest = case
+            cause = self._choose(case, proposals, taken)
+            if cause is None:
+                break
+            if side_effects.is_one(self.case, case, taken, cause.proposal):
+                causes[-1] = side_effects.joined(causes[-1], cause)
+            else:
+                causes.append(cause)
+            self.can_fall_back |= any(p.fallback for p in proposals)
+            before = case
+            if cause.verified or not self.fix or is_told(cause.proposal):
+                self.rest = None
+                break
+        if len(causes) > 1:
+            self._leave_one_out(causes)
+        return causes
+
+    def _open(self, proposals: list[Proposal], taken: list[Proposal]) -> list[Proposal]:
+        """Returns the proposals that are neither taken up nor refuted; notes firm ones.
+
+        With noise that follows the sample there is another loss to judge.
+        """
+        known = {t.slug for t in taken} | self.refuted
+        found = [p for p in beside(proposals, taken) if p.slug not in known]
+        for p in found:
+            if can_run(p) and not (p.speculative or p.noise):
+                self.firm.setdefault(p.slug, p)
+            if can_run(p) and not (p.last_resort or p.noise):
+                self.narrow.setdefault(p.slug, p)
+            self.quiet = p.fallback if p.noise else self.quiet
+        return found
+
+    def mended(self, causes: list[Cause]) -> Callable[[RunSpec], RunSpec] | None:
+        """Returns what puts the fixes of all causes into a spec, if runs prove each."""
+        proposals = [cause.proposal for cause in causes if cause.verified]
+        if not proposals or len(proposals) < len(causes):
+            return None
+        return lambda spec: self.trials.with_fixes(spec, proposals)
+
+    def _case(self, spec: RunSpec) -> Case:
+        by_hand, watched = spec.but(mode="averaged"), self._watched(spec)
+        specs = dict.fromkeys((spec, by_hand, *watched))
+        wanted = [s for s in specs if s != self.spec]
+        made = dict(zip(wanted, self._beside_the_probe(spec, wanted), strict=True))
+        made[self.spec] = self.outcome
+        outcomes = [made[spec], made[by_hand]]
+        runs = [assemble.to_run(o, self.limit.rtol) for o in outcomes]
+        if all(map(busy_ranks, runs)):
+            probed, failed = None, "ranks hang in code of their own"
+        else:
+            probed, failed = probe(self.session, self.references, spec, runs[0])
+        case = Case(
+            run=runs[0],
+            outcome=outcomes[0],
+            by_hand=runs[-1],
+            by_hand_outcome=outcomes[-1],
+            watched=made[watched[0]] if watched else None,
+            probed=probed,
+            probe_failed=failed,
+            rtol=self.limit.rtol,
+            facts=outcomes[0].reference.facts,
+            repeats=self.repeats,
+            vary=lambda **changes: self._vary(spec, changes),
+        )
+        return addends.as_mended(case)
+
+    def _beside_the_probe(
+        self, spec: RunSpec, wanted: list[RunSpec]
+    ) -> list[RunOutcome]:
+        """Returns the outcomes of what is wanted, one process at work for `spec`."""
+        # Ranks that fail are waited for, and replaced in any case.
+        fails = any(rank.kind != "done" for rank in self.outcome.ranks)
+        if fails or spec != self.spec:
+            return self.session.run(wanted, apart=fails)
+        for each in wanted:
+            self.session.reference(each)
+        run = assemble.to_run(self.outcome, self.limit.rtol)
+        with self.references.ahead(spec, run):
+            return self.session.run(wanted)
+
+    def _watched(self, spec: RunSpec) -> tuple[RunSpec, ...]:
+        """Returns the run once more, with its samples told, where it may choose them.
+
+        Not where it cannot be watched: a scripted model, a traced step.
+        """
+        facts = self.outcome.reference.facts
+        if not (facts["has_train_step"] or facts["asks_distributed"]):
+            return ()
+        watched = spec.but(watch=True)
+        return (watched,) if self.session.trains(watched) else ()
+
+    def _vary(self, spec: RunSpec, changes: dict[str, Any]) -> Run:
+        """Returns a variation of the run, compared with a reference varied alike.
+
+        "not-checked" where one process does not train so.
+        """
+        spec = spec.but(**changes)
+        if not self.session.trains(spec):
+            size = spec.world_size
+            return Run(mode=spec.mode, world_size=size, verdict="not-checked")
+        outcome = self.session.run([spec])[0]
+        return assemble.to_run(outcome, self.limit.rtol)
+
+    def _choose(
+        self, case: Case, proposals: list[Proposal], taken: list[Proposal]
+    ) -> Cause | None:
+        """Returns the cause to take up: the first proposal that its run verifies.
+
+        Where none does, there may be several causes: then the first proposal of the
+        first link, whose fix the next round builds on.
+        """
+        firm = [p for p in proposals if not p.speculative]
+        before = assemble.worst_excess(case.run)
+        if not self.fix:
+            return Cause(firm[0], before=before) if firm else None
+        if firm and firm[0] is proposals[0] and case.run.faults:
+            # Ranks that wait for each other: any fix that ends the wait by making all
+            # ranks do the same would look like a proof.
+            if not can_run(firm[0]):
+                return Cause(firm[0], before=before)
+            if firm[0].needs_no_proof:
+                proposals = firm[:1]
+        return self._tried(case, proposals, taken, before)
+
+    def _tried(
+        self,
+        case: Case,
+        proposals: list[Proposal],
+        taken: list[Proposal],
+        before: float,
+    ) -> Cause | None:
+        tested: dict[str, float] = {}
+        refuted: set[str] = set()  # what mends the run, as its control does
+        # What would mend much, if nothing else does.
+        for resort in sorted({p.last_resort for p in proposals}):
+            if any(x <= 1 for slug, x in tested.items() if slug not in refuted):
+                break
+            wanted = [p for p in proposals if p.last_resort == resort and can_run(p)]
+            found = self.trials.of(wanted, taken)
+            tested |= found
+            refuted |= {
+                p.slug
+                for p in wanted
+                if found[p.slug] <= 1 and not self.trials.passes_control(p, taken)
+            }
+        first_tried = proposals
+        mending = {s for s, x in tested.items() if x <= 1} - refuted
+        by = [p for p in proposals if p.slug in mending]
+        if not any(p.is_precise for p in by):
+            again = Fallbacks(
+                trials=self.trials,
+                tested=tested,
+                taken=taken,
+                before=before,
+                are_for_all=self.falls_back,
+            )
+            if by and all(p.last_resort for p in by):
+                proposals = [again.or_narrow(p) for p in proposals]
+            proposals = [again.or_any(p) for p in proposals]
+        refuted |= {
+            p.slug
+            for p in proposals
+            if p not in first_tried and not self.trials.passes_control(p, taken)
+        }
+        firm = [p for p in proposals if not p.speculative]
+        for proposal in proposals:
+            if tested.get(proposal.slug, math.inf) > 1:
+                continue
+            if proposal.slug not in refuted:
+                return verified(proposal, before, tested)
+            firm = [p for p in firm if p is not proposal]
+        firm = [p for p in firm if self.trials.can_train(p, tested, taken)]
+        if not firm:
+            return None
+        first = as_good(proposals, firm[0], tested, before)
+        if first.or_by_hand and case.by_hand.verdict == "equivalent":
+            by_hand = replaced(first, by_hand=True, fixes=())
+            after = assemble.worst_excess(case.by_hand)
+            return Cause(by_hand, before=before, after=after, verified=True)
+        after = tested.get(first.slug, math.inf)
+        is_run = first.slug in tested and not first.is_attempt
+        told = False if is_run else None
+        return Cause(first, before=before, after=after, verified=told)
+
+    def _together(self, firm: list[Proposal]) -> list[Cause]:
+        """Returns the fewest of these proposals that together mend the run, if any do.
+
+        A probe cannot always say whether a fix mended its own link, and the search goes
+        from link to link by what it says; runs need not be told.
+        """
+        if len(firm) < 2 or self.trials.together(firm) > 1:  # noqa: PLR2004
+            return []
+        # What mends most goes first: a narrower fix says more.
+        for proposal in sorted(firm, key=lambda p: p.is_wide, reverse=True):
+            rest = [p for p in firm if p is not proposal]
+            if self.trials.together(rest) <= 1:
+                firm = rest
+        if len(firm) < 2:  # noqa: PLR2004
+            return []  # its control spoke against it
+        causes = [
+            Cause(p, after=self.trials.together(firm), verified=True) for p in firm
+        ]
+        self._leave_one_out(causes)
+        return causes
+
+    def _one_first(self) -> list[Cause]:
+        """Returns two causes that mend the run, one proven where the other is fixed."""
+        firm = filter(None, [self.quiet, *self.firm.values()])
+        causes = pairs.with_one_first(firm, self._beside)
+        self._leave_one_out(causes)
+        if len(causes) < 2:  # noqa: PLR2004 (one of them was none)
+            return []
+        self.rest = None
+        return causes
+
+    def _beside(self, others: list[Proposal]) -> Cause | None:
+        """Returns what a run proves of the rest where these are mended."""
+        case = self._case(self.trials.with_fixes(self.spec, others))
+        if case.run.verdict == "equivalent":
+            return None
+        slugs = {p.slug for p in others}
+        proposals = [p for p in beside(proposed(case), others) if p.slug not in slugs]
+        cause = self._choose(case, proposals, others)
+        return cause if cause and cause.verified else None
+
+    def _apart(self, causes: list[Cause]) -> list[Cause]:
+        """Returns what one average by hand mended, apart by the parameters of each."""
+        by_hand = next((c for c in causes if c.verified and c.proposal.by_hand), None)
+        if by_hand is None or not by_hand.proposal.local:
+            return causes
+        found = {slug: p for slug, p in self.firm.items() if p.local}
+        others = [c.proposal for c in causes if c.proposal.slug not in found]
+        parts = [with_own_average(p) for p in found.values()]
+        return (len(parts) > 1 and self._together(others + parts)) or causes
+
+    def _leave_one_out(self, causes: list[Cause]) -> None:
+        """Judges every cause by the run with all fixes but its own."""
+        every = [c.proposal for c in causes]
+        if not causes or not causes[-1].verified:
+            return
+        after = causes[-1].after
+        specs = [
+            self.trials.with_fixes(self.spec, [p for p in every if p is not q])
+            for q in every
+        ]
+        for cause, before in zip(causes, self.trials.excesses(specs), strict=True):
+            cause.before, cause.after = before, after
+            cause.verified = before > 1 >= after
+        told = [c for c in causes if c.verified]
+        for cause in causes:
+            if cause not in told and covered(cause, told):
+                cause.verified = None  # no run takes it apart from the wider fix
+        kept = [c for c in causes if c.verified is not False]
+        dropped = [c for c in causes if c.verified is False]
+        causes[:] = [said_more(c, dropped) for c in kept]

@@ -1,0 +1,97 @@
+"""Runs with the interventions of proposals: what is left of a divergence with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ddpcheck import assemble, noise_floor
+from ddpcheck.diagnose.facts.case import Proposal
+from ddpcheck.diagnose.search.causes import scaled_to
+from ddpcheck.report import Tolerance
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.session import RunOutcome, Session
+
+
+class Trials:
+    """The runs that decide on the causes of one divergent run.
+
+    Args:
+        session: of the target.
+        spec: of the divergent run.
+        limit: the tolerance.
+    """
+
+    def __init__(self, session: Session, spec: RunSpec, limit: Tolerance) -> None:
+        self.session, self.spec, self.limit = session, spec, limit
+
+    def with_fixes(self, spec: RunSpec, proposals: list[Proposal]) -> RunSpec:
+        """Returns the spec with the interventions of these proposals."""
+        fixes = tuple(dict.fromkeys(f for p in proposals for f in p.fixes))
+        noise = next((p.noise for p in proposals if p.noise), spec.noise)
+        mode = "averaged" if any(p.by_hand for p in proposals) else spec.mode
+        scaled = tuple(
+            scaled_to(f, self.spec.world_size, spec.world_size) for f in fixes
+        )
+        return spec.but(fixes=spec.fixes + scaled, noise=noise, mode=mode)
+
+    def of(self, proposals: list[Proposal], taken: list[Proposal]) -> dict[str, float]:
+        """Returns by slug the worst excess that is left with each of them.
+
+        Args:
+            proposals: on trial, each by itself.
+            taken: those whose fixes are in force already.
+        """
+        specs = [self.with_fixes(self.spec, [*taken, p]) for p in proposals]
+        values = self.excesses(specs)
+        return {p.slug: v for p, v in zip(proposals, values, strict=True)}
+
+    def together(self, proposals: list[Proposal]) -> float:
+        """Returns the worst excess with the fixes of these proposals."""
+        combined = self.with_fixes(self.spec, proposals)
+        return math.inf if combined == self.spec else self.excesses([combined])[0]
+
+    def passes_control(self, proposal: Proposal, taken: list[Proposal]) -> bool:
+        """Returns whether the proposal's control, if any, mends the run as well."""
+        if not proposal.control:
+            return True
+        control = dataclasses.replace(proposal, fixes=proposal.control)
+        return self.excesses([self.with_fixes(self.spec, [*taken, control])])[0] <= 1
+
+    def can_train(
+        self, proposal: Proposal, tested: dict[str, float], taken: list[Proposal]
+    ) -> bool:
+        """Returns whether one process trains with the fix, where its run told nothing.
+
+        A hook that is taken away may be what the target's own update needs.
+        """
+        if tested.get(proposal.slug) != math.inf:
+            return True
+        return self.session.trains(self.with_fixes(self.spec, [*taken, proposal]))
+
+    def excesses(self, specs: list[RunSpec]) -> list[float]:
+        """Returns the worst excess of every spec, inf where it faults.
+
+        Or where one process does not train so: changed, a step may find no number.
+        """
+        able = [spec for spec in specs if self.session.trains(spec)]
+        outcomes = dict(zip(able, self._run(able), strict=True))
+        return [
+            self._excess_of(outcomes[spec]) if spec in outcomes else math.inf
+            for spec in specs
+        ]
+
+    def _run(self, specs: list[RunSpec]) -> list[RunOutcome]:
+        """Returns the outcomes; runs once more what was ended from outside.
+
+        That says nothing of the fix.
+        """
+        outcomes = self.session.run(specs)
+        for index, outcome in enumerate(outcomes):
+            if any(rank.was_ended_from_outside for rank in outcome.ranks):
+                outcomes[index] = self.session.run([outcome.spec])[0]
+        return outcomes
+
+    def _excess_of(self, outcome: RunOutcome) -> float:
+        limit = noise_floor.where_changed(self.session, outcome, self.limit)
+        return assemble.worst_excess(assemble.to_run(outcome, limit.rtol))

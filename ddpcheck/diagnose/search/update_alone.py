@@ -1,0 +1,96 @@
+"""The update judged alone: what differs where every update has the right gradients.
+
+The run that mends a loss shows all samples to whatever comes after it, too. With one
+process's gradients at every update, and the rank's own samples around it, only what the
+update and the end of the step make of these is left to differ.
+"""
+
+from __future__ import annotations
+
+from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.events import rewritten
+from ddpcheck.diagnose.facts.text import names
+from ddpcheck.diagnose.rules import state_ema_teacher_divergence, sync_control_desync
+from ddpcheck.report import Run
+
+_GIVEN = "gradients.one_process"
+
+
+def judge(case: Case, known: set[str]) -> Proposal | None:
+    """Returns what the update does wrong by itself, beside the causes `known`."""
+    if not case.facts["has_train_step"] or case.run.faults:
+        return None
+    run = case.vary(fixes=(_GIVEN,))
+    if run.faults or run.gradients.mismatched or not run.weights.mismatched:
+        return None
+    first, wrong = _first(run)
+    untrained = case.untrained
+    if wrong <= untrained:
+        told = state_ema_teacher_divergence.SLUG in known
+        return None if told or _are_in_the_loss(case, wrong) else _state(first, wrong)
+    if sync_control_desync.SLUG in known or run.ranks_agree:
+        return None
+    if rewritten(case, "before") is not None:
+        return None  # weights part where there is no update yet
+    # Alike, if not as one process: the mean of the ranks' losses need not be its loss.
+    together = case.vary(fixes=(_GIVEN, sync_control_desync.TOGETHER))
+    agrees = not together.faults and together.ranks_agree
+    return _decision(first, wrong - untrained) if agrees else None
+
+
+def _first(run: Run) -> tuple[int, set[str]]:
+    """Returns the first step after which weights differ, and their names."""
+    rows = [row for row in run.weights.tensors if row.excess > 1]
+    first = min(row.step for row in rows)
+    return first, {row.name for row in rows if row.step == first}
+
+
+def _are_in_the_loss(case: Case, wrong: set[str]) -> bool:
+    """Returns whether these weights are written before the loss goes backward.
+
+    What it is made of, moments of a normaliser, is no update of its own.
+    """
+    ranks = case.probed.ranks if case.probed else ()
+    written = {name for rank in ranks for name in rank.written_by_backward}
+    owners = {name.rpartition(".")[0] for name in wrong}
+    return owners <= written or any(m.writes_parameters for m in case.modules())
+
+
+def _state(first: int, wrong: set[str]) -> Proposal:
+    return Proposal(
+        slug=state_ema_teacher_divergence.SLUG,
+        link=state_ema_teacher_divergence.LINK,
+        summary="weights that no optimizer trains (an average, a teacher) are updated "
+        "by the rank's own samples, or how many they are",
+        facts=(
+            _fact(first, wrong, "untrained"),
+            "no run tells it apart: where the loss sees all samples, so does what "
+            "comes after it",
+        ),
+        fix="make the update of the global batch on all ranks: sum over ranks what it "
+        "counts",
+        code="count = torch.tensor(float(len(x)))\ndist.all_reduce(count)",
+    )
+
+
+def _decision(first: int, wrong: set[str]) -> Proposal:
+    return Proposal(
+        slug=sync_control_desync.SLUG,
+        link=sync_control_desync.LINK,
+        summary="the ranks update their weights with different numbers: each decides "
+        "on its own",
+        facts=(
+            _fact(first, wrong, "trained"),
+            "where ranks that read a tensor's number read the mean over ranks, they "
+            "agree",
+        ),
+        fix=sync_control_desync.FIX,
+        code=sync_control_desync.CODE,
+    )
+
+
+def _fact(first: int, wrong: set[str], kind: str) -> str:
+    return (
+        f"with one process's gradients at every update, {len(wrong)} {kind} parameters "
+        f"differ after step {first + 1}: {names(sorted(wrong))}"
+    )
