@@ -27,6 +27,7 @@ from ddpcheck import space
 # Bytes of a trace that are looked at before they are released.
 PART = 64 << 20
 _ALIGN = 64
+_BLOCK = 1 << 20  # bytes of two tensors that are read at once to compare them
 _SMALL = 1 << 20  # bytes of a trace that stays mapped between jobs
 
 
@@ -37,6 +38,11 @@ class Entry:
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 Key = tuple[str, int]  # (quantity, step), e.g. ("gradients", 0)
@@ -113,16 +119,9 @@ class Writer:
         self._file.flush()
         with self._data.open("rb") as file:
             for name in names:
-                mine = self._bytes(file, first, name)
-                if mine != self._bytes(file, second, name):
+                pair = [self.index.groups.get(k, {}).get(name) for k in (first, second)]
+                if not _is_same(file, *pair):
                     yield name
-
-    def _bytes(self, file: BinaryIO, key: Key, name: str) -> bytes | None:
-        entry = self.index.groups.get(key, {}).get(name)
-        if entry is None:
-            return None
-        file.seek(entry.offset)
-        return file.read(math.prod(entry.shape) * entry.dtype.itemsize)
 
     def close(self) -> None:
         """Writes the index; the trace is complete."""
@@ -163,6 +162,23 @@ class Writer:
     def _pad(self) -> None:
         """Aligns: the whole file can be looked at as numbers of any type."""
         self._file.write(bytes(-self._file.tell() % _ALIGN))
+
+
+def _is_same(file: BinaryIO, first: Entry | None, second: Entry | None) -> bool:
+    """Returns whether two tensors of a file are the same bytes, block by block."""
+    if first is None or second is None:
+        return first is second
+    if first.nbytes != second.nbytes:
+        return False
+    for start in range(0, first.nbytes, _BLOCK):
+        length = min(_BLOCK, first.nbytes - start)
+        blocks = []
+        for entry in (first, second):
+            file.seek(entry.offset + start)
+            blocks.append(file.read(length))
+        if blocks[0] != blocks[1]:
+            return False
+    return True
 
 
 def opened(path: Path) -> Reader:
@@ -225,7 +241,7 @@ class Reader:
         return made
 
     def _look_at(self, entry: Entry) -> Tensor:
-        self._read += math.prod(entry.shape) * entry.dtype.itemsize
+        self._read += entry.nbytes
         whole = self._typed.get(entry.dtype)
         if whole is None:
             whole = self._typed[entry.dtype] = self._bytes.view(entry.dtype)

@@ -14,6 +14,7 @@ from torch import Tensor
 from ddpcheck import compare, trace
 from ddpcheck.trace import Reader, Writer, as_dense, max_abs
 
+_BLOCK = 1 << 20  # bytes that are compared at once
 DTYPES = (
     torch.float64,
     torch.float32,
@@ -54,6 +55,22 @@ def test_groups_with_the_same_bytes_are_told_before_the_trace_is_closed(
     assert not writer.are_same(first, second, ["w", "v"])
     writer.close()
     assert Reader(tmp_path / "t").get("weights", 0, "w") is not None
+
+
+@pytest.mark.parametrize("place", [None, 0, _BLOCK // 8, -1])
+def test_bytes_of_large_tensors_are_compared_to_their_end(
+    tmp_path: Path, place: int | None
+) -> None:
+    before = torch.arange(2 * _BLOCK // 8 + 3, dtype=torch.float64)
+    after = before.clone()
+    if place is not None:
+        after[place] += 1
+    writer = Writer(tmp_path / "t")
+    for step, tensor in enumerate((before, after)):
+        writer.add("weights", step, [("w", tensor)])
+    same = writer.are_same(("weights", 0), ("weights", 1), ["w"])
+    assert same == (place is None)
+    writer.discard()
 
 
 def test_odd_tensors_come_back_dense_and_real(tmp_path: Path) -> None:
