@@ -89,7 +89,7 @@ class Cut:
     row_spread: float = math.inf
     # The values add up to 1 over the last dimension, and none is below 0.
     are_probabilities: bool = False
-    # Some rows have a gradient on one side, and none on the other.
+    # Some rows, pixels or tokens have a gradient on one side, and none on the other.
     selects: bool = False
     # Some classes have one on one side only, of those that a softmax takes.
     selects_columns: bool = False

@@ -26,7 +26,7 @@ def row_sum(tensor: Tensor) -> float:
 
 
 def selects(grad: Tensor, rows: Tensor) -> bool:
-    """Returns whether some rows have a gradient on one side and none on the other.
+    """Returns whether some rows, or places in them, have a gradient on one side alone.
 
     What a count divides has the same rows on both; what is chosen among others has not.
     Where each side has all rows or none, nothing is chosen: a term may vanish.
@@ -44,7 +44,37 @@ def selects(grad: Tensor, rows: Tensor) -> bool:
     is_partly = any(
         bool(has.any()) and not bool(has.all()) for has in (has_mine, has_theirs)
     )
-    return is_partly and bool((has_mine != has_theirs).any())
+    return (is_partly and bool((has_mine != has_theirs).any())) or any(
+        _chooses(grad, rows, classes)
+        for classes in (1, -1)
+        if grad.dim() > 2  # noqa: PLR2004
+    )
+
+
+def _chooses(grad: Tensor, rows: Tensor, classes: int) -> bool:
+    """Returns whether a pixel or a token has a gradient on one side alone.
+
+    classes: the dimension that is none of places. What is left out has exactly 0.
+    """
+    mine, theirs = (
+        t.detach().double().abs().nan_to_num(0.0).amax(classes) for t in (grad, rows)
+    )
+    least = _VISIBLE * min(float(mine.max()), float(theirs.max()))
+    lost = (mine == 0) & (theirs > least) & _is_elsewhere(mine > 0)
+    gained = (mine > least) & (theirs == 0) & _is_elsewhere(theirs > 0)
+    return bool(((mine > 0) & (theirs > 0)).any()) and bool((lost | gained).any())
+
+
+def _is_elsewhere(has: Tensor) -> Tensor:
+    """Returns where each index, of every dimension but the samples', has some entry.
+
+    A class that a shard has none of may lose its weight, and with it all of its places.
+    """
+    found = torch.ones_like(has)
+    for dim in range(1, has.dim()):
+        others = [d for d in range(has.dim()) if d != dim]
+        found &= has.any(others, keepdim=True)
+    return found
 
 
 def selects_columns(grad: Tensor, rows: Tensor) -> bool:

@@ -332,8 +332,9 @@ def _coupled(case: Case) -> str:
         )
     if max(through_outputs, through_targets) <= case.close:
         return (
-            "samples that have no gradient in one process have one on a rank, or the "
-            "other way round: which of them count is decided among others"
+            "samples, or places in them, that have no gradient in one process have one "
+            "on a rank, or the other way round: which of them count is decided among "
+            "others"
         )
     if through_outputs > case.close:
         return (

@@ -720,6 +720,18 @@ def loss(output, target):
 """,
         [("loss/batch-coupled", True)],
     ),
+    # At least so many pixels of a call, where fewer are hard: of each shard, then.
+    "hardest-pixels-of-the-batch": (
+        """
+model = nn.Conv1d(4, 3, 1)
+batch = torch.randn(8, 4, 6), torch.arange(48).reshape(8, 6) % 3
+def loss(output, target):
+    each = nn.functional.cross_entropy(output, target, reduction="none").flatten()
+    hard = each[each > 1.5]
+    return (hard if len(hard) >= 12 else each.topk(12).values).mean()
+""",
+        [("loss/batch-coupled", True)],
+    ),
     # Both shards have the same samples in the first step, and so the same hardest ones.
     "hardest-quarter-of-samples-that-are-twice-there-at-first": (
         """

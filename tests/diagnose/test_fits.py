@@ -1,0 +1,40 @@
+"""How a rank's gradient relates to the reference's, by numbers alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ddpcheck.diagnose.probes import fits
+
+# 2 samples, 3 classes, 4 pixels: every pixel has a gradient.
+_ALL = torch.linspace(1.0, 2.0, 24, dtype=torch.float64).reshape(2, 3, 4)
+
+
+def _without(grad: Tensor, sample: int, pixel: int) -> Tensor:
+    left = grad.clone()
+    left[sample, :, pixel] = 0.0
+    return left
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "is_chosen"),
+    [
+        (_without(_ALL, 0, 1), _ALL, True),
+        (2 * _ALL, _without(_ALL, 1, 3), True),
+        # Another factor, and ignored pixels that are ignored in both.
+        (3 * _without(_ALL, 0, 1), _without(_ALL, 0, 1), False),
+        # A class of which the shard has none: its weight is 0, its pixels stay.
+        (_ALL * torch.tensor([1.0, 0, 1])[:, None], _ALL, False),
+        # No pixel has one in both: the shard has nothing to count.
+        (torch.zeros_like(_ALL), _ALL, False),
+    ],
+    ids=["lost", "gained", "ignored-in-both", "no-class", "nothing"],
+)
+def test_pixel_with_a_gradient_on_one_side_alone_is_chosen(
+    mine: Tensor, theirs: Tensor, *, is_chosen: bool
+) -> None:
+    assert fits.selects(mine, theirs) is is_chosen
+    # Classes last, as scores of tokens have them.
+    assert fits.selects(mine.mT, theirs.mT) is is_chosen
