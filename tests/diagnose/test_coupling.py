@@ -53,6 +53,35 @@ def test_coupling_is_seen_wherever_the_partner_is(
     assert finding.fix.verified is True
 
 
+# A tenth of a Dice loss of the batch: others move a sample's gradient by 4e-4 of it.
+PART_OF_DICE = """
+model = nn.Sequential(nn.Conv1d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv1d(4, 3, 1))
+shares = torch.arange(64) < torch.arange(8)[:, None] * 8
+batch = torch.randn(8, 1, 64), torch.randint(0, 3, (8, 64)) * shares
+def loss(output, target):
+    prob = output.softmax(1)[:, 1:]
+    hot = nn.functional.one_hot(target, 3).movedim(-1, 1)[:, 1:]
+    both, either = (prob * hot).sum((0, 2)), (prob + hot).sum((0, 2))
+    dice = (2 * both / either).mean()
+    return nn.functional.cross_entropy(output, target) - 0.1 * dice
+"""
+
+
+def test_coupling_is_seen_below_the_noise_of_the_model(
+    pool: Pool, tmp_path: Path
+) -> None:
+    path = tmp_path / "mymodel.py"
+    path.write_text(HEAD + PART_OF_DICE, encoding="utf-8")
+    # As where TF32 sets it: ten times that is more than the coupling.
+    options = Options(
+        world_sizes=(2,), modes=("ddp",), dtype="float32", tolerance=1.5e-4
+    )
+    (finding,) = checking.check(pool, TargetRef(path=str(path)), options).findings
+    assert finding.slug == "loss/batch-coupled"
+    assert finding.fix is not None
+    assert finding.fix.verified is True
+
+
 def _measured(loss: Callable[[Tensor], Tensor]) -> Couplings:
     """Returns the couplings of a loss at outputs (12, 3)."""
     outputs = torch.randn(12, 3, generator=torch.Generator().manual_seed(3))

@@ -22,6 +22,7 @@ from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.report import Quantity, Run
 from ddpcheck.run.spec import Defect
 from ddpcheck.session import RunOutcome
+from ddpcheck.tolerance import DEFAULT_RTOL
 
 __all__ = ["Case", "Proposal"]
 
@@ -69,11 +70,17 @@ class Case:
     @property
     def close(self) -> float:
         """Relative difference below which two ratios are the same."""
-        found = max(_CLOSE, 10 * self.rtol)
-        if self.outcome.spec.dtype == "float64":
-            # A tolerance of rounding that grew with the updates: probes see the first.
-            return min(found, _LARGEST_CLOSE)
-        return found
+        # In float64 rounding may have grown with the updates: probes see the first.
+        most = _LARGEST_CLOSE if self.outcome.spec.dtype == "float64" else math.inf
+        return min(max(_CLOSE, 10 * self.rtol), most)
+
+    @property
+    def least_coupling(self) -> float:
+        """Relative change of a gradient by which others move it, and no rounding does.
+
+        The loss runs on the same outputs: a model's noise (TF32, say) is not in it.
+        """
+        return min(self.close, max(_CLOSE, 10 * DEFAULT_RTOL[self.outcome.spec.dtype]))
 
     @property
     def reduce_is_broken(self) -> bool:
@@ -227,11 +234,10 @@ class Case:
     @property
     def uniform_ratio(self) -> float | None:
         """One factor that all ranks' output gradients have, None where none fits."""
-        ratios = self.ratios()
-        if not ratios or any(residual > self.close for _, residual in ratios):
+        if (ratios := self.rank_ratios) is None:
             return None
-        first = ratios[0][0]
-        same = all(abs(ratio - first) <= self.close * abs(first) for ratio, _ in ratios)
+        first = ratios[0]
+        same = all(abs(ratio - first) <= self.close * abs(first) for ratio in ratios)
         return first if same and math.isfinite(first) else None
 
     @property
@@ -266,7 +272,7 @@ class Case:
         if strongest is None:
             return None
         counts = self.couplings.count(self.close) and shares
-        return strongest > self.close and not counts
+        return strongest > self.least_coupling and not counts
 
     @property
     def couplings(self) -> Couplings:
@@ -275,9 +281,8 @@ class Case:
         A sound term that couples samples says nothing of what is wrong elsewhere.
         """
         keys = {c.key for c in self._wrong_cuts()}
-        return (
-            self.probed.reference.couplings.only(keys) if self.probed else Couplings()
-        )
+        found = self.probed.reference.couplings if self.probed else Couplings()
+        return found.only(keys)
 
     def _wrong_cuts(self) -> list[Cut]:
         ranks = self.probed.ranks if self.probed else ()
@@ -304,15 +309,10 @@ class Case:
         if self.probed is None or not any(r.collectives for r in self.probed.ranks):
             return False
         reference, values = self.probed.reference.loss, self.rank_losses()
-        return (
-            reference is not None
-            and bool(values)
-            and all(
-                v is not None
-                and abs(v - reference) <= self.close * max(abs(reference), 1e-12)
-                for v in values
-            )
-        )
+        if reference is None or not values:
+            return False
+        allowed = self.close * max(abs(reference), 1e-12)
+        return all(v is not None and abs(v - reference) <= allowed for v in values)
 
     @property
     def losses_average(self) -> bool:

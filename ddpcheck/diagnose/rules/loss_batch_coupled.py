@@ -227,7 +227,8 @@ def _is_by_the_step(case: Case) -> bool:
     assert case.probed is not None
     found = case.probed.reference.couplings
     of_outputs = (*found.nudged.values(), *found.copied.values())
-    return input_diff(case) > case.close and max(of_outputs, default=0.0) <= case.close
+    relates = max(of_outputs, default=0.0) > case.least_coupling
+    return input_diff(case) > case.close and not relates
 
 
 def _unseen(case: Case) -> Proposal | None:
@@ -265,7 +266,7 @@ def _later(case: Case) -> Proposal | None:
     if any(step is not None and step < first for step in earlier):
         return None
     strongest = case.probed.reference.couplings.strongest() if case.probed else None
-    if strongest is None or strongest <= case.close:
+    if strongest is None or strongest <= case.least_coupling:
         return None
     happened = f"gradients are right by the way the samples fall up to step {first}"
     found = _of((_coupled(case), happened), global_loss_fix(case))
@@ -319,7 +320,7 @@ def _coupled(case: Case) -> str:
     through_outputs = max([*found.nudged.values(), *found.copied.values()], default=0.0)
     through_targets = max(found.targets.values(), default=0.0)
     by_order = max(found.ordered.values(), default=0.0)
-    if max(through_outputs, through_targets) <= case.close < by_order:
+    if max(through_outputs, through_targets) <= case.least_coupling < by_order:
         return (
             "with blocks of samples in another order, in one process, the loss gradient "
             f"at the same samples changes by {number(by_order)} of its size"
@@ -330,13 +331,13 @@ def _coupled(case: Case) -> str:
             "columns of the outputs that have a gradient in one process have none on a "
             "rank, or the other way round: which of them count is decided among samples"
         )
-    if max(through_outputs, through_targets) <= case.close:
+    if max(through_outputs, through_targets) <= case.least_coupling:
         return (
             "samples, or places in them, that have no gradient in one process have one "
             "on a rank, or the other way round: which of them count is decided among "
             "others"
         )
-    if through_outputs > case.close:
+    if through_outputs > case.least_coupling:
         return (
             "moving the outputs of some samples changes the loss gradient at the "
             f"others by {number(through_outputs)} of its size"
