@@ -284,7 +284,10 @@ class Session:
             detail = outcome.raised.stack
             raise CannotCheckError(_broke(outcome.raised), detail)
         if outcome.kind == "hung":
-            message = f"one process did not end within {self.pool.timeout_s:g} s"
+            message = (
+                f"one process did not end within {self.pool.timeout_s:g} s; "
+                "if it needs longer: --timeout-s"
+            )
             raise CannotCheckError(message, outcome.stack)
         message = f"one process on the global batch {describe_exit(outcome.exit_code)}"
         raise CannotCheckError(message, _last_words(outcome))

@@ -49,7 +49,8 @@ def _fails(error: PreloadError) -> None:
     [
         (
             PreloadError("hung", "", of_user=True, limit_s=5.0),
-            "importing mymodel.py did not end within 5 s",
+            "importing mymodel.py did not end within 5 s; if it needs longer: "
+            "--timeout-s",
         ),
         (
             PreloadError("hung", "", of_user=False, limit_s=180.0),

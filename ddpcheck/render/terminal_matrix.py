@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from ddpcheck.render import numbers, status
+from ddpcheck.render import numbers, status, wording
 from ddpcheck.render.terminal_page import one_line
 from ddpcheck.report import JUDGED, Report, Run
 
@@ -162,9 +162,13 @@ def _name(run: Run) -> str:
 
 
 def _agreement(run: Run) -> tuple[str, str]:
-    if not status.compared(run):
-        return "-", STYLES["none"]
-    return ("agree", STYLES["pass"]) if run.ranks_agree else ("DIFFER", STYLES["fail"])
+    told = wording.agreement(run)
+    return {
+        "not compared": ("-", STYLES["none"]),
+        "agree": ("agree", STYLES["pass"]),
+        "differ": ("DIFFER", STYLES["fail"]),
+        "failed": ("failed", STYLES["fail"]),
+    }[told]
 
 
 def _verdict(report: Report, index: int) -> tuple[str, str]:

@@ -97,10 +97,15 @@ def _settings(run: Run, *, with_dtype: bool) -> str:
 
 
 def agreement(run: Run) -> str:
-    """Returns whether the ranks ended with the same tensors."""
+    """Returns whether the ranks ended with the same tensors.
+
+    "failed" where one did not end, and those that are left have nothing to differ in.
+    """
     if not status.compared(run):
         return "not compared"
-    return "agree" if run.ranks_agree else "differ"
+    if not run.ranks_agree:
+        return "differ"
+    return "failed" if run.faults else "agree"
 
 
 def dtypes(report: Report) -> str:

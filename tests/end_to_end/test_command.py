@@ -96,7 +96,10 @@ def test_import_that_hangs_exits_3_with_its_stack(terminal: Terminal) -> None:
     ended = command.end()
     assert (ended.exit_code, ended.stdout) == (3, "")
     first, second, *stack = ended.stderr.splitlines()
-    assert first == "ddpcheck: not checked: importing mymodel.py did not end within 1 s"
+    assert first == (
+        "ddpcheck: not checked: importing mymodel.py did not end within 1 s; "
+        "if it needs longer: --timeout-s"
+    )
     assert re.fullmatch(r"  stack( \(12 of \d+ lines, all with -v\))?:", second)
     own = str(terminal.folder / "mymodel.py")
     assert f'File "{own}", line 17 in <module>' in [line.strip() for line in stack]

@@ -93,6 +93,15 @@ def has_no_reduction(events: str) -> bool:
     return "S" in events
 
 
+def accumulates(events: str) -> bool:
+    """Returns whether an update takes what several backwards have left.
+
+    >>> accumulates("[FB]FBS"), accumulates("[FB]SFBS")
+    (True, False)
+    """
+    return any(update.count("B") > 1 for update in events.split("S"))
+
+
 def has_later_backward(case: Case) -> bool:
     """Returns whether more backwards follow one another than DDP objects wait for.
 

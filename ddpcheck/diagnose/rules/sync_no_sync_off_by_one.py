@@ -39,7 +39,8 @@ Leave the last micro-batch outside no_sync. The example is mended by:
         optimizer.step()
 
 Not this rule if
-no_sync lies between a forward and its backward: sync/no-sync-scope.
+no_sync lies between a forward and its backward, or an update takes what a single
+backward inside has left: sync/no-sync-scope.
 
 References
 https://github.com/modelscope/FunASR/pull/3472
@@ -49,6 +50,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import (
+    accumulates,
     ends_unsynchronised,
     has_no_reduction,
     is_torn,
@@ -65,7 +67,7 @@ def detect(case: Case) -> Proposal | None:
         return None
     if is_torn(events[0]) or not ends_unsynchronised(events[0]):
         return None
-    if has_no_reduction(events[0]):
+    if has_no_reduction(events[0]) or not accumulates(events[0]):
         return None
     return Proposal(
         slug=SLUG,

@@ -48,6 +48,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import (
+    accumulates,
     ends_unsynchronised,
     has_no_reduction,
     is_torn,
@@ -59,7 +60,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where a forward and its backward lie on two sides of no_sync."""
+    """Proposes it where no_sync covers what the step needs the mean of."""
     events = case.rank_facts("events", "")
     if not events or "[" not in events[0]:
         return None
@@ -67,18 +68,11 @@ def detect(case: Case) -> Proposal | None:
         "order of DDP forwards (F), backwards (B) and no_sync ( [ ] ): "
         f"{events[0][:32]}"
     )
-    if not is_torn(events[0]):
-        # A reducer that raises on a static graph used nothing: sync/static-graph-no-sync.
-        raises = case.run.faults and any(case.rank_facts("static_graph", False))
-        if raises:
-            return None
-        if ends_unsynchronised(events[0]):
-            return _covers_all(order) if _reduces_nothing(case, events[0]) else None
-        used = _used_while_local(order)
-        # Where DDP cannot reduce them all: it waits for what one backward leaves out.
-        is_mended = case.by_hand.verdict == "equivalent"
-        by_hand = replaced(used, fixes=(), by_hand=True)
-        return replaced(used, fallback=by_hand) if is_mended else used
+    return _torn(case, order) if is_torn(events[0]) else _whole(case, events[0], order)
+
+
+def _torn(case: Case, order: str) -> Proposal | None:
+    """Proposes it where a forward and its backward lie on two sides of no_sync."""
     if not case.reduce_is_broken:
         return None
     return Proposal(
@@ -94,10 +88,25 @@ def detect(case: Case) -> Proposal | None:
     )
 
 
-def _reduces_nothing(case: Case, events: str) -> bool:
-    """Returns whether no_sync covers all, and the step makes up for it by nothing."""
-    is_broken = case.reduce_is_broken and not case.run.ranks_agree
-    return is_broken and has_no_reduction(events)
+def _whole(case: Case, events: str, order: str) -> Proposal | None:
+    """Proposes it where forwards and backwards are inside together."""
+    # A reducer that raises on a static graph used nothing: sync/static-graph-no-sync.
+    if case.run.faults and any(case.rank_facts("static_graph", False)):
+        return None
+    if ends_unsynchronised(events) and has_no_reduction(events):
+        return None if _is_made_up_for(case) else _covers_all(order)
+    if ends_unsynchronised(events) and accumulates(events):
+        return None  # sync/no-sync-off-by-one
+    used = _used_while_local(order)
+    # Where DDP cannot reduce them all: it waits for what one backward leaves out.
+    is_mended = case.by_hand.verdict == "equivalent"
+    by_hand = replaced(used, fixes=(), by_hand=True)
+    return replaced(used, fallback=by_hand) if is_mended else used
+
+
+def _is_made_up_for(case: Case) -> bool:
+    """Returns whether the step reduces by itself what no_sync covers."""
+    return case.run.ranks_agree or not case.reduce_is_broken
 
 
 def _covers_all(order: str) -> Proposal:

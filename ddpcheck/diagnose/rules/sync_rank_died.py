@@ -70,4 +70,4 @@ def _fix(summary: str) -> str:
         return (
             "see whether the kernel ended it for want of memory: dmesg, or a smaller W"
         )
-    return "find what ends the process there; the rank's own output may say why"
+    return "find what ends the process of a rank alone; its own output may say why"

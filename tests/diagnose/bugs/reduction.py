@@ -307,6 +307,37 @@ model = nn.Linear(4, 3)
 """,
         [("sync/no-sync-scope", True)],
     ),
+    # The step towards higher loss takes what is local; a closure makes the other one.
+    "ascent-by-what-no-sync-left-and-the-update-by-a-closure": (
+        """
+import contextlib
+model = nn.Linear(4, 3)
+class Sharpness(torch.optim.SGD):
+    def step(self, closure):
+        moves = [(p, 0.2 * p.grad) for p in self.param_groups[0]["params"]]
+        with torch.no_grad():
+            for p, by in moves:
+                p.add_(by)
+        self.zero_grad()
+        closure()
+        with torch.no_grad():
+            for p, by in moves:
+                p.sub_(by)
+        super().step()
+def optimizer(params):
+    return Sharpness(params, lr=0.1)
+"""
+        + STEP
+        + """
+    def closure():
+        with torch.enable_grad():
+            nn.functional.cross_entropy(model(x), y).backward()
+    with model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext():
+        closure()
+    optimizer.step(closure)
+""",
+        [("sync/no-sync-scope", True)],
+    ),
     # A mask among what a module returns has a gradient that trains nothing.
     "clipping-hooks-behind-a-mask-that-a-module-returns": (
         """
