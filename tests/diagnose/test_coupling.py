@@ -176,6 +176,19 @@ def test_direction_of_what_moves_by_rounding_alone_says_nothing() -> None:
     apart = coupling._apart  # noqa: SLF001
     assert apart(moved, rounding, {"a": 2.0}) == {"a": 0.0}
     assert apart(moved, {"a": torch.tensor([0.0, 1.0])}, {"a": 2.0}) == {"a": 0.25}
+    # In float32 1e-6 of a gradient is rounding, in float64 it is not.
+    small = {"a": torch.tensor([0.0, 2e-6])}
+    assert apart(moved, small, {"a": 2.0}) == {"a": 0.0}
+    exact = {"a": small["a"].double()}
+    assert apart({"a": moved["a"].double()}, exact, {"a": 2.0}) == {"a": 0.25}
+
+
+def test_what_moves_by_rounding_alone_is_not_beside_a_factor() -> None:
+    besides = coupling._besides_a_factor  # noqa: SLF001
+    before = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    change = torch.tensor([1e-3, 1e-3, 1e-6, 0.0])
+    assert besides(change, before) == pytest.approx(0.0, abs=1e-12)
+    assert besides(change.double(), before.double()) == pytest.approx(0.666, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -258,15 +258,20 @@ def _besides_a_factor(change: Tensor, before: Tensor) -> float:
     """
     d, g = change.double(), before.double()
     top = float(d.abs().max())
-    if not top:
+    moved = (d.abs() > _NOTHING * top) & (d.abs() > _rounding(change) * g.abs())
+    if not bool(moved.any()):
         return 0.0
-    moved = d.abs() > _NOTHING * top
     d, g = d[moved], g[moved]
     square = float(torch.dot(g, g))
     factor = float(torch.dot(d, g)) / square if square else 0.0
     if factor <= _NOTHING - 1:
         return math.inf
     return float((d - factor * g).abs().max()) / top
+
+
+def _rounding(change: Tensor) -> float:
+    """Returns the change, relative to a gradient, that may be rounding of its dtype."""
+    return max(_NOTHING, 10 * torch.finfo(change.dtype).eps)
 
 
 def _nudged(size: float) -> Change:
@@ -338,7 +343,7 @@ def _apart(
         a, b = first[key].double(), second[key].double()
         if not a.numel() or not tops.get(key):
             continue
-        if float(b.abs().max()) <= _NOTHING * tops[key]:
+        if float(b.abs().max()) <= _rounding(second[key]) * tops[key]:
             # But for rounding none: that says nothing of the other's direction.
             found[key] = 0.0
             continue
