@@ -87,6 +87,19 @@ CODE = (
 )
 
 
+def unproven(*facts: str) -> Proposal:
+    """Returns it where the search has found it, by these facts, and no run proves it."""
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the ranks update their weights with different numbers: each decides "
+        "on its own",
+        facts=facts,
+        fix=FIX,
+        code=CODE,
+    )
+
+
 def detect(case: Case) -> Proposal | None:
     """Proposes it where ranks decide differently: by what they read, or have kept."""
     found, kept = _by_numbers(case), _by_kept(case)

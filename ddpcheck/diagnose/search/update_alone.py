@@ -74,18 +74,9 @@ def _state(first: int, wrong: set[str]) -> Proposal:
 
 
 def _decision(first: int, wrong: set[str]) -> Proposal:
-    return Proposal(
-        slug=sync_control_desync.SLUG,
-        link=sync_control_desync.LINK,
-        summary="the ranks update their weights with different numbers: each decides "
-        "on its own",
-        facts=(
-            _fact(first, wrong, "trained"),
-            "where ranks that read a tensor's number read the mean over ranks, they "
-            "agree",
-        ),
-        fix=sync_control_desync.FIX,
-        code=sync_control_desync.CODE,
+    return sync_control_desync.unproven(
+        _fact(first, wrong, "trained"),
+        "where ranks that read a tensor's number read the mean over ranks, they agree",
     )
 
 
