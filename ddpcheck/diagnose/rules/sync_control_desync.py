@@ -79,9 +79,9 @@ from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "sync/control-desync"
 LINK = "update"
-FIX = "reduce the number that decides, then decide alike on all ranks"
+_FIX = "reduce the number that decides, then decide alike on all ranks"
 TOGETHER = "numbers.together"
-CODE = (
+_CODE = (
     in_group("dist.all_reduce(metric)", "metric /= dist.get_world_size()")
     + "\nscheduler.step(metric)"
 )
@@ -89,14 +89,15 @@ CODE = (
 
 def unproven(*facts: str) -> Proposal:
     """Returns it where the search has found it, by these facts, and no run proves it."""
+    summary = (
+        "the ranks update their weights with different numbers: each decides on its "
+    )
+    return _decided(summary + "own", *facts)
+
+
+def _decided(summary: str, *facts: str) -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
-        summary="the ranks update their weights with different numbers: each decides "
-        "on its own",
-        facts=facts,
-        fix=FIX,
-        code=CODE,
+        slug=SLUG, link=LINK, summary=summary, facts=facts, fix=_FIX, code=_CODE
     )
 
 
@@ -163,17 +164,13 @@ def _puts_gradients_away(case: Case) -> bool:
 def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
     """Returns the proposal for an update that parts the ranks."""
     found = case.mismatched("weights", step)
-    proposal = Proposal(
-        slug=SLUG,
-        link=LINK,
-        summary="the ranks have equal gradients and update their weights differently: a "
-        "learning rate, a skip or a stop is decided on the rank's own numbers",
-        facts=(
-            f"gradients are equal up to step {step + 1}; after its update "
-            f"{len(found)} parameters differ between ranks: {names(found)}",
+    proposal = replaced(
+        _decided(
+            "the ranks have equal gradients and update their weights differently: a "
+            "learning rate, a skip or a stop is decided on the rank's own numbers",
+            f"gradients are equal up to step {step + 1}; after its update {len(found)} "
+            f"parameters differ between ranks: {names(found)}",
         ),
-        fix=FIX,
-        code=CODE,
         fixes=("update.schedule",) if decided == "numbers" else (TOGETHER,),
         needs_no_proof=decided == "updates",
         is_attempt=decided == "updates",
@@ -228,17 +225,12 @@ def _within_a_step(case: Case, first: int | None) -> Proposal | None:
     updates = sum(at == first for at, _ in case.facts["schedule"])
     if updates < 2:  # noqa: PLR2004
         return None
-    return Proposal(
-        slug=SLUG,
-        link=LINK,
-        summary=f"a step has {updates} updates, and ranks make the later ones with other "
-        f"numbers than one process: {told.name} is decided on numbers of the ranks' own",
-        facts=(f"{told.name} {told.text}",),
-        fix=FIX,
-        code=CODE,
-        fixes=("update.schedule",),
-        speculative=True,
+    found = _decided(
+        f"a step has {updates} updates, and ranks make the later ones with other numbers "
+        f"than one process: {told.name} is decided on numbers of the ranks' own",
+        f"{told.name} {told.text}",
     )
+    return replaced(found, fixes=("update.schedule",), speculative=True)
 
 
 def _of_some_ranks(case: Case) -> Proposal | None:
@@ -252,7 +244,7 @@ def _of_some_ranks(case: Case) -> Proposal | None:
         summary="some ranks leave out an update that the others make: a skip is decided on "
         "the rank's own numbers",
         facts=(fact,),
-        fix=FIX,
+        fix=_FIX,
         code=in_group("dist.all_reduce(metric)", "metric /= dist.get_world_size()")
         + "\nif metric < limit:\n    optimizer.step()",
         fixes=(TOGETHER,),
@@ -317,21 +309,13 @@ def _of_a_decision(case: Case, first: int | None) -> Proposal | None:
         return None
     if not first and not _puts_gradients_away(case):
         return None
-    return Proposal(
-        slug=SLUG,
-        link=LINK,
-        summary="each rank decides on its own numbers which loss to use, how often to "
-        "train, or on which data",
-        facts=(
-            f"gradients differ from step {first + 1} on; when every number that is "
-            "read from a tensor is the mean over ranks, they agree",
-        ),
-        fix=FIX,
-        code=CODE,
-        fixes=(TOGETHER,),
-        speculative=True,
-        last_resort=1,
+    found = _decided(
+        "each rank decides on its own numbers which loss to use, how often to train, or "
+        "on which data",
+        f"gradients differ from step {first + 1} on; when every number that is read from "
+        "a tensor is the mean over ranks, they agree",
     )
+    return replaced(found, fixes=(TOGETHER,), speculative=True, last_resort=1)
 
 
 def _of_the_rank(case: Case) -> Proposal | None:
