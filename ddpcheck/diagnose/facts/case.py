@@ -91,13 +91,15 @@ class Case:
             return True
         if self.by_hand.verdict == "equivalent" and self.run.verdict == "divergent":
             return True
-        # Weights may part by another cause after the first gradients.
-        return self._gradients_differ(self.outcome) and not self._gradients_differ(
-            self.by_hand_outcome
+        # Weights may part by another cause after the first gradients that are wrong.
+        step, weights = self.first_broken("gradients"), self.first_broken("weights")
+        if step is None or (weights is not None and weights < step):
+            step = 0
+        of_ddp, of_hand = (
+            ranks_differ(outcome, "gradients", step, self.rtol)
+            for outcome in (self.outcome, self.by_hand_outcome)
         )
-
-    def _gradients_differ(self, outcome: RunOutcome) -> bool:
-        return ranks_differ(outcome, "gradients", 0, self.rtol)
+        return of_ddp and not of_hand
 
     @property
     def rest_is_broken(self) -> bool:
@@ -331,14 +333,6 @@ class Case:
         scaled = {k: mean / self.world_size**k for k in (0, 1, -1)}
         fits = (k for k, value in scaled.items() if abs(value - reference) <= allowed)
         return next(fits, None)
-
-    @property
-    def losses_are_one(self) -> bool:
-        """Whether all ranks have the same loss, though their shards differ."""
-        values = [v for v in self.rank_losses() if v is not None]
-        if len(values) < 2 or not self.loss_collectives:  # noqa: PLR2004
-            return False
-        return max(values) - min(values) <= self.close * max(map(abs, values))
 
     @property
     def loss_collectives(self) -> int:

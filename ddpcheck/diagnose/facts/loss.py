@@ -284,6 +284,14 @@ def is_made_by_the_model(case: Case) -> bool:
     return bool(losses) and roots == [[loss] for loss in losses]
 
 
+def losses_are_one(case: Case) -> bool:
+    """Returns whether all ranks have the same loss, though their shards differ."""
+    values = [v for v in case.rank_losses() if v is not None]
+    if len(values) < 2 or not case.loss_collectives:  # noqa: PLR2004
+        return False
+    return max(values) - min(values) <= case.close * max(map(abs, values))
+
+
 def is_divided_by_counts(case: Case) -> bool | None:
     """Returns whether one process's gradient is the ranks', each times a factor.
 

@@ -58,7 +58,12 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import common_factor
-from ddpcheck.diagnose.facts.loss import ratio_evidence, ratio_fact, with_scale
+from ddpcheck.diagnose.facts.loss import (
+    losses_are_one,
+    ratio_evidence,
+    ratio_fact,
+    with_scale,
+)
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.rules.sync_comm_hook_semantics import is_summed_by_hand
 
@@ -72,7 +77,7 @@ def detect(case: Case) -> Proposal | None:
         return _in_a_backward(case)
     ratio = case.uniform_ratio
     world = case.world_size
-    is_whole = case.losses_are_one or _is_part_of_all(case)
+    is_whole = losses_are_one(case) or _is_part_of_all(case)
     if world == 1:
         return None
     if ratio is None or not is_whole or abs(ratio / world**2 - 1) > case.close:

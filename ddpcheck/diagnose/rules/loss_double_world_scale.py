@@ -48,7 +48,13 @@ from __future__ import annotations
 from ddpcheck.diagnose.facts import injected
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import common_factor, sums_in_its_step
-from ddpcheck.diagnose.facts.loss import ratio_evidence, ratio_fact, shrinks, with_scale
+from ddpcheck.diagnose.facts.loss import (
+    losses_are_one,
+    ratio_evidence,
+    ratio_fact,
+    shrinks,
+    with_scale,
+)
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.facts.unused import reduces_by_hand
 
@@ -71,7 +77,7 @@ def detect(case: Case) -> Proposal | None:
             or _before_the_update(case)
             or _of_what_backward_adds(case)
         )
-    if case.losses_are_one or shrinks(case):
+    if losses_are_one(case) or shrinks(case):
         return None
     return with_scale(case, proposal(case, (ratio_fact(case),)), 1 / world)
 

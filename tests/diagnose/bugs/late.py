@@ -44,6 +44,26 @@ BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
 """,
         [("loss/batch-coupled", True)],
     ),
+    # The gradients parted a step before the weights did by the other cause.
+    "unfrozen-in-the-second-step-and-a-rate-by-the-own-loss": (
+        _COUNTING
+        + """
+model.net[0].requires_grad_(False)
+"""
+        + STEP
+        + """
+    own = getattr(model, "module", model)
+    if own.epoch == 1:
+        own.net[0].requires_grad_(True)
+    value = nn.functional.cross_entropy(model(x), y)
+    value.backward()
+    optimizer.step()
+    if own.epoch == 1:
+        optimizer.param_groups[0]["lr"] = 0.1 * value.item()
+    own.epoch += 1
+""",
+        [("ddp/unfrozen-after-wrap", True), ("sync/control-desync", True)],
+    ),
     "standardised-by-a-module-that-waits": (
         """
 class Standard(nn.Module):
