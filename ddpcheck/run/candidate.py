@@ -114,6 +114,7 @@ class _Candidate:
         self.seen = observe.Observed()
         self._rewrites: Rewrites | None = None
         self._frozen: dict[str, None] = {}
+        self._unfrozen: dict[str, None] = {}
         self._precision = rounding.Precision(reround=spec.reround)
 
     def execute(self) -> None:
@@ -174,7 +175,9 @@ class _Candidate:
         self.facts["epsilon"] = self._precision.epsilon
         self.facts |= closing.facts(self.seen, training, self._bare)
         if spec.mode == "ddp":
-            self.facts |= self._wrapping(training) | {"frozen": list(self._frozen)}
+            self.facts |= self._wrapping(training)
+            turned = {"frozen": self._frozen, "unfrozen": self._unfrozen}
+            self.facts |= {key: list(names) for key, names in turned.items()}
 
     def _wrap(self, model: nn.Module, names: Names, size: int) -> nn.Module:
         spec = self.spec
@@ -297,14 +300,15 @@ class _Candidate:
 
     def _emit(self, training: Training, recorder: ComparingRecorder, step: int) -> None:
         if self.spec.mode == "ddp":
-            self._note_frozen(training)
+            self._note_turned(training)
         loss = training.losses[step] if step < len(training.losses) else None
         self.context.emit(recorder.finish(step, loss))
 
-    def _note_frozen(self, training: Training) -> None:
-        # What is frozen now; a later step may make it trainable again.
-        parameters = training.parameters()
-        self._frozen |= dict.fromkeys(wrapping.frozen(self.seen.wrapped, parameters))
+    def _note_turned(self, training: Training) -> None:
+        # What is frozen or freed now; a later step may turn it again.
+        parameters, wrapped = training.parameters(), self.seen.wrapped
+        self._frozen |= dict.fromkeys(wrapping.frozen(wrapped, parameters))
+        self._unfrozen |= dict.fromkeys(wrapping.unfrozen(wrapped, parameters))
 
     def _wrapping(self, training: Training) -> dict[str, list[str]]:
         return wrapping.facts(self.seen.wrapped, training.parameters(), training.names)

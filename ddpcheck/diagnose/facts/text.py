@@ -68,6 +68,17 @@ def module(name: str) -> str:
     return name or "the model's own forward"
 
 
+def output(key: str) -> str:
+    """Returns how a cut is called in a sentence.
+
+    >>> output("gate#0"), output("#0/1")
+    ('gate', "output 1 of the model's own forward")
+    """
+    name, _, call = key.partition("#")
+    path = call.partition("/")[2]
+    return f"output {path} of {module(name)}" if path else module(name)
+
+
 def times(count: int) -> str:
     """Returns how often something happened.
 

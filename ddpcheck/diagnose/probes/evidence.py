@@ -87,6 +87,8 @@ class Cut:
     row_sum: float = math.inf
     # How far rows are from their mean, relative: 0 behind a mean over samples.
     row_spread: float = math.inf
+    # The same of the gradient at the softmax of what is cut, infinite without one.
+    share_spread: float = math.inf
     # The values add up to 1 over the last dimension, and none is below 0.
     are_probabilities: bool = False
     # Some rows, pixels or tokens have a gradient on one side, and none on the other.

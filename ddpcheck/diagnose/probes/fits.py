@@ -106,6 +106,18 @@ def row_spread(tensor: Tensor) -> float:
     return float((rows - rows.mean(0)).abs().max()) / top
 
 
+def share_spread(grad: Tensor, scores: Tensor) -> float:
+    """Returns the spread of rows of the gradient at softmax(scores); inf without one.
+
+    From p (v - <p, v>) at the scores v follows but for a constant.
+    """
+    if scores.dim() < 2 or row_sum(grad) > _SUMS:  # noqa: PLR2004
+        return math.inf
+    shares = scores.detach().double().softmax(-1)
+    at_shares = grad.double() / shares
+    return row_spread(at_shares - at_shares.mean(-1, keepdim=True))
+
+
 def are_probabilities(tensor: Tensor) -> bool:
     """Returns whether no value is below 0, and the last dimension adds up to 1."""
     if tensor.dim() < 2 or not tensor.numel():  # noqa: PLR2004

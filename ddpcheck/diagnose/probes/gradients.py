@@ -57,6 +57,7 @@ def at_cuts(
             on_the_way=leaf.key in reader.index.facts["on_the_way"],
             row_sum=fits.row_sum(grad - world_size * rows),
             row_spread=fits.row_spread(grad),
+            share_spread=fits.share_spread(grad, leaf.tensor),
             are_probabilities=fits.are_probabilities(leaf.tensor),
             selects=fits.selects(grad, rows),
             selects_columns=fits.selects_columns(grad, rows),

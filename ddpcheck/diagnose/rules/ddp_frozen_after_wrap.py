@@ -37,7 +37,7 @@ Freeze before wrapping, or find_unused_parameters=True. The example is mended by
         return DDP(model)
 
 Not this rule if
-The parameter was frozen before wrapping.
+The parameter was frozen before wrapping, or DDP looks for unused ones.
 
 References
 https://github.com/facebookresearch/ClassyVision/pull/398
@@ -62,6 +62,8 @@ def detect(case: Case) -> Proposal | None:
         return None
     if "ddp.rewrap_trainable" in case.outcome.spec.fixes:
         return None  # that froze them
+    if all(case.rank_facts("find_unused", False)):
+        return None  # nothing waits for them
     if not found:
         return _in_turn(frozen)
     return Proposal(

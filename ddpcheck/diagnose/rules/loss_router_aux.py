@@ -10,10 +10,11 @@ p_i(B).
 How it was found
 In the loss: d loss / d output is wrong only at a quantity inside the network on which
 other outputs depend, and what is wrong there sums to 0 over the last dimension, as
-after a softmax, within 1e-6. Small changes of other samples do not move it: it counts
-them. The loss on all ranks' outputs decides. In the model's backward: an autograd
-function that takes what is made of probabilities gives a gradient, whatever the loss;
-the model on all ranks' rows decides.
+after a softmax, within 1e-6; or, at probabilities or the softmax of scores that the
+model returns, is the same for all tokens. Small changes of other samples do not move
+it: it counts them. The loss on all ranks' outputs decides. In the model's backward: an
+autograd function that takes what is made of probabilities gives a gradient, whatever
+the loss; the model on all ranks' rows decides.
 
 Example
     import torch
@@ -58,7 +59,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.loss import global_loss_fix, ratio_evidence
-from ddpcheck.diagnose.facts.text import module, names, number
+from ddpcheck.diagnose.facts.text import module, names, number, output
 from ddpcheck.diagnose.probes.evidence import Cut
 from ddpcheck.diagnose.proposal import replaced
 
@@ -189,7 +190,7 @@ def _counts(case: Case, broken: list[Cut]) -> bool:
 
 
 def _of_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
-    """Proposes it where the loss begins at the probabilities themselves.
+    """Proposes it where the loss begins at the probabilities, or at their scores.
 
     The mean probability gives every token the same gradient, the share of tokens. That
     counts, so it changes with the tokens, but not by a little.
@@ -199,19 +200,22 @@ def _of_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
     found = case.probed.reference.couplings.only(keys)
     counts = set(found.copied) >= keys and min(found.copied.values()) > case.close
     is_known = set(found.slope) >= keys
-    if not (counts and is_known) or not all(
-        c.are_probabilities and c.row_spread <= case.close for c in broken
+    of_shares = all(c.share_spread <= case.close for c in broken)
+    if not (counts and is_known) or not (
+        of_shares
+        or all(c.are_probabilities and c.row_spread <= case.close for c in broken)
     ):
         return None
+    at = "at their softmax it" if of_shares else "it"
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary=_SUMMARY,
         facts=(
-            f"the loss's gradient is wrong at {names(map(module, sorted(keys)))} alone, by up to "
-            f"{number(max(c.residual for c in broken))} of its size, and right at every "
-            "other output",
-            "it is the same for all tokens there, and changes when other tokens become "
+            f"the loss's gradient is wrong at {names(map(output, sorted(keys)))} alone, by "
+            f"up to {number(max(c.residual for c in broken))} of its size, and right at "
+            "every other output",
+            f"{at} is the same for all tokens there, and changes when other tokens become "
             "copies of one, not when they move a little: a share that is counted",
         ),
         fix=_FIX,

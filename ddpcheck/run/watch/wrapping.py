@@ -62,6 +62,16 @@ def frozen(wrapped: list[Wrapped], parameters: dict[str, Tensor]) -> list[str]:
     return [n for n, p in parameters.items() if not p.requires_grad and id(p) in known]
 
 
+def unfrozen(wrapped: list[Wrapped], parameters: dict[str, Tensor]) -> list[str]:
+    """Returns the names of parameters that required none when DDP was built, and do."""
+    required = {id(h.tensor): h.required_grad for w in wrapped for h in w.parameters}
+    return [
+        n
+        for n, p in parameters.items()
+        if p.requires_grad and not required.get(id(p), True)
+    ]
+
+
 def facts(
     wrapped: list[Wrapped], parameters: dict[str, Tensor], names: Names
 ) -> dict[str, Any]:
@@ -69,14 +79,13 @@ def facts(
 
     `outside`: in no DDP object, in nobody's place; `replaced`: in no DDP object, and
     not the tensor that the model was built with; `resized`: of another shape than when
-    DDP was built; `unfrozen`: requires_grad was
-    False when DDP was built; `converted`: its dtype or its strides (memory format) were
-    others, or were others in between, which leaves DDP's hooks on a node that no
-    backward comes to; `moved`: its memory was another. And `gone`: the model has it no
-    more, and a reducer waits for its gradient.
+    DDP was built; `converted`: its dtype or its strides (memory format) were others, or
+    were others in between, which leaves DDP's hooks on a node that no backward comes
+    to; `moved`: its memory was another. And `gone`: the model has it no more, and a
+    reducer waits for its gradient.
     """
     held = {id(entry.tensor): entry for w in wrapped for entry in w.parameters}
-    kinds = ("outside", "replaced", "resized", "unfrozen", "converted", "moved")
+    kinds = ("outside", "replaced", "resized", "converted", "moved")
     found: dict[str, list[str]] = {key: [] for key in kinds}
     is_whole = names.are_all_in(parameters)
     # Below a DDP object that does not know it: it came later.
@@ -91,11 +100,8 @@ def facts(
             continue
         if entry.shape is not None and entry.shape != parameter.shape:
             found["resized"].append(name)
-        required = entry.required_grad
         node = entry.accumulator
         is_left = node is not None and accumulator(parameter) not in (None, node)
-        if parameter.requires_grad and not required:
-            found["unfrozen"].append(name)
         turned = bool(entry.strides) and entry.strides != parameter.stride()
         if entry.dtype != parameter.dtype or turned or is_left:
             found["converted"].append(name)

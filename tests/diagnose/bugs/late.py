@@ -64,6 +64,32 @@ model.net[0].requires_grad_(False)
 """,
         [("ddp/unfrozen-after-wrap", True), ("sync/control-desync", True)],
     ),
+    # Adapters that are trained in turn: DDP knows those that it was built with.
+    "unfrozen-in-turn-where-unused-ones-are-looked-for": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.both = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
+        self.step = 0
+        self.both[1].requires_grad_(False)
+    def forward(self, x):
+        return self.both[0](x) + self.both[1](x)
+model = Net()
+def wrap(model):
+    return DDP(model, find_unused_parameters=True)
+"""
+        + STEP
+        + """
+    own = getattr(model, "module", model)
+    for i, part in enumerate(own.both):
+        part.requires_grad_(i == own.step % 2)
+    own.step += 1
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+""",
+        [("ddp/unfrozen-after-wrap", True)],
+    ),
     "standardised-by-a-module-that-waits": (
         """
 class Standard(nn.Module):

@@ -95,6 +95,31 @@ def loss(output, weight):
 """,
         [("loss/local-normalizer", True)],
     ),
+    # Scores of two layers, put together by the model itself.
+    "router-scores-of-layers-as-one-output": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.routers = nn.ModuleList([nn.Linear(4, 3), nn.Linear(3, 3)])
+        self.experts = nn.ModuleList([nn.Linear(4, 9), nn.Linear(3, 9)])
+    def forward(self, x):
+        scores = []
+        for router, experts in zip(self.routers, self.experts):
+            scores.append(router(x))
+            each = experts(x).unflatten(1, (3, 3))
+            x = (scores[-1].softmax(-1)[..., None] * each).sum(1)
+        return x, torch.stack(scores, 1)
+model = Net()
+def loss(output, target):
+    logits, scores = output
+    p = scores.softmax(-1).flatten(0, 1)
+    share = nn.functional.one_hot(p.argmax(1), 3).to(p.dtype).mean(0)
+    balance = 3 * (share * p.mean(0)).sum()
+    return nn.functional.cross_entropy(logits, target) + 0.1 * balance
+""",
+        [("loss/router-aux", True)],
+    ),
     # The loss begins at the probabilities, behind the softmax.
     "router-probabilities-as-output": (
         """
