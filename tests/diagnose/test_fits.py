@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddpcheck.diagnose.probes import fits
 
@@ -38,3 +40,18 @@ def test_pixel_with_a_gradient_on_one_side_alone_is_chosen(
     assert fits.selects(mine, theirs) is is_chosen
     # Classes last, as scores of tokens have them.
     assert fits.selects(mine.mT, theirs.mT) is is_chosen
+
+
+@pytest.mark.usefixtures("seeded")
+def test_mean_of_shares_gives_every_token_the_same_gradient() -> None:
+    scores = torch.randn(6, 2, 4, dtype=torch.float64, requires_grad=True)
+    shares = scores.softmax(-1).flatten(0, 1)
+    weights = torch.tensor([0.1, 0.7, 0.2, 0.4], dtype=torch.float64)
+    (balance,) = torch.autograd.grad((weights * shares.mean(0)).sum(), scores)
+    (own,) = torch.autograd.grad(
+        nn.functional.cross_entropy(scores.flatten(0, 1), torch.arange(12) % 4), scores
+    )
+    assert fits.share_spread(balance, scores) == pytest.approx(0.0, abs=1e-12)
+    assert fits.share_spread(own, scores) > 0.5
+    # Behind no softmax: rows that do not add up to 0.
+    assert fits.share_spread(scores.detach().exp(), scores) == math.inf

@@ -317,6 +317,8 @@ def test_text_of_a_divergent_run_shows_the_ranks_that_failed() -> None:
         "  ddp W=2 had ranks that failed:\n"
         "    rank 1 died after step 1: killed by SIGABRT\n"
     ) in text
+    # The rank that is left agrees with nobody.
+    assert " failed x divergent\n" in text
 
 
 def _benign() -> Finding:

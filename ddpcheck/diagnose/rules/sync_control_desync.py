@@ -89,10 +89,10 @@ _CODE = (
 
 def unproven(*facts: str) -> Proposal:
     """Returns it where the search has found it, by these facts, and no run proves it."""
-    summary = (
-        "the ranks update their weights with different numbers: each decides on its "
+    return _decided(
+        "the ranks update their weights with different numbers: each decides on its own",
+        *facts,
     )
-    return _decided(summary + "own", *facts)
 
 
 def _decided(summary: str, *facts: str) -> Proposal:
