@@ -176,8 +176,6 @@ class _Candidate:
         self.facts |= closing.facts(self.seen, training, self._bare)
         if spec.mode == "ddp":
             self.facts |= self._wrapping(training)
-            turned = {"frozen": self._frozen, "unfrozen": self._unfrozen}
-            self.facts |= {key: list(names) for key, names in turned.items()}
 
     def _wrap(self, model: nn.Module, names: Names, size: int) -> nn.Module:
         spec = self.spec
@@ -311,7 +309,9 @@ class _Candidate:
         self._unfrozen |= dict.fromkeys(wrapping.unfrozen(wrapped, parameters))
 
     def _wrapping(self, training: Training) -> dict[str, list[str]]:
-        return wrapping.facts(self.seen.wrapped, training.parameters(), training.names)
+        turned = {"frozen": list(self._frozen), "unfrozen": list(self._unfrozen)}
+        parameters, wrapped = training.parameters(), self.seen.wrapped
+        return wrapping.facts(wrapped, parameters, training.names) | turned
 
     def _tell_rows(self, mine: list[Any]) -> None:
         # A step of the target's own may choose others: its calls tell of them.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from ddpcheck import assemble
 from ddpcheck.diagnose.facts.case import Case, Proposal
@@ -40,7 +39,7 @@ from ddpcheck.diagnose.search.choosing import as_good
 from ddpcheck.diagnose.search.fallbacks import Fallbacks
 from ddpcheck.diagnose.search.hidden_causes import hidden
 from ddpcheck.diagnose.search.trials import Trials
-from ddpcheck.report import Run, Tolerance
+from ddpcheck.report import Tolerance
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import RunOutcome, Session
 
@@ -212,7 +211,7 @@ class Search:
             rtol=self.limit.rtol,
             facts=outcomes[0].reference.facts,
             repeats=self.repeats,
-            vary=lambda **changes: self._vary(spec, changes),
+            vary=lambda **changes: self.trials.vary(spec, changes),
         )
         return addends.as_mended(case)
 
@@ -240,18 +239,6 @@ class Search:
             return ()
         watched = spec.but(watch=True)
         return (watched,) if self.session.trains(watched) else ()
-
-    def _vary(self, spec: RunSpec, changes: dict[str, Any]) -> Run:
-        """Returns a variation of the run, compared with a reference varied alike.
-
-        "not-checked" where one process does not train so.
-        """
-        spec = spec.but(**changes)
-        if not self.session.trains(spec):
-            size = spec.world_size
-            return Run(mode=spec.mode, world_size=size, verdict="not-checked")
-        outcome = self.session.run([spec])[0]
-        return assemble.to_run(outcome, self.limit.rtol)
 
     def _choose(
         self, case: Case, proposals: list[Proposal], taken: list[Proposal]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from ddpcheck import assemble, noise_floor
 from ddpcheck.diagnose.facts.case import Proposal
 from ddpcheck.diagnose.search.causes import scaled_to
-from ddpcheck.report import Tolerance
+from ddpcheck.report import Run, Tolerance
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import RunOutcome, Session
 
@@ -68,6 +69,18 @@ class Trials:
         if tested.get(proposal.slug) != math.inf:
             return True
         return self.session.trains(self.with_fixes(self.spec, [*taken, proposal]))
+
+    def vary(self, spec: RunSpec, changes: dict[str, Any]) -> Run:
+        """Returns a variation of the run, compared with a reference varied alike.
+
+        "not-checked" where one process does not train so.
+        """
+        spec = spec.but(**changes)
+        if not self.session.trains(spec):
+            size = spec.world_size
+            return Run(mode=spec.mode, world_size=size, verdict="not-checked")
+        outcome = self.session.run([spec])[0]
+        return assemble.to_run(outcome, self.limit.rtol)
 
     def excesses(self, specs: list[RunSpec]) -> list[float]:
         """Returns the worst excess of every spec, inf where it faults.
