@@ -178,7 +178,8 @@ def not_the_targets(fault: Fault) -> str:
 def _merge(outcome: RunOutcome, name: str, factor: float) -> Quantity:
     """Returns one quantity over all ranks and steps.
 
-    `compared` and `mismatched` count (tensor, step) pairs, not ranks.
+    `compared` and `mismatched` count (tensor, step) pairs, not ranks: those that any
+    rank compared, and those of them that are off on any rank.
     """
     compared = mismatched = 0
     worst: Difference | None = None
@@ -186,7 +187,7 @@ def _merge(outcome: RunOutcome, name: str, factor: float) -> Quantity:
     by_step: list[float] = []
     for results in agreement.by_step(outcome):
         quantities = [s.quantities[name] for s in results if name in s.quantities]
-        compared += max((q.compared for q in quantities), default=0)
+        compared += len(frozenset().union(*(s.compared.get(name, ()) for s in results)))
         bad: set[str] = set()
         top: float | None = None
         for row in (r for q in quantities for r in _rows(q)):

@@ -161,7 +161,7 @@ class _Once:
             if row.name not in rows or row.excess > rows[row.name].excess:
                 rows[row.name] = row
         merged = compare.quantity(
-            list(rows.values()), compared=max(known.compared, new.compared)
+            list(rows.values()), compared=len(self.recorder.compared["outputs"])
         )
         tops = [q.worst for q in (known, new) if q.worst]
         worst = max(tops, key=lambda row: row.excess, default=None)

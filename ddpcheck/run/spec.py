@@ -78,13 +78,16 @@ class RunSpec:
 class StepResult:
     """What one rank says after one step.
 
-    `digests` are filled where a quantity differs from the reference: ranks are then
-    compared by them (see summing.digest).
+    `compared` are the tensors that the rank compared, by quantity: ranks may compare
+    other ones, where each has an optimizer of its own share. `digests` are filled where
+    a quantity differs from the reference: ranks are then compared by them (see
+    summing.digest).
     """
 
     step: int
     loss: float | None
     quantities: dict[str, Quantity]
+    compared: dict[str, frozenset[str]] = field(default_factory=dict)
     digests: dict[str, tuple[float, ...]] = field(default_factory=dict)
     # How far one process's update moved the weights that it moved least, relative;
     # told where gradients differ and weights do not.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from ddpcheck.report import Quantity
@@ -20,6 +22,11 @@ def parts(references: dict[str, Tensor | None]) -> list[list[str]]:
         parts[-1].append(name)
         size += needed
     return parts
+
+
+def present(*sides: Mapping[str, Tensor | None]) -> frozenset[str]:
+    """Returns the names that have a tensor on any side: those that are compared."""
+    return frozenset(n for side in sides for n, t in side.items() if t is not None)
 
 
 def rows_of(

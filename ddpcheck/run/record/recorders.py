@@ -47,6 +47,7 @@ class ComparingRecorder:
     calls_itself: bool = False
     floors: dict[str, float] = field(default_factory=dict)
     quantities: dict[str, Quantity] = field(default_factory=dict)
+    compared: dict[str, frozenset[str]] = field(default_factory=dict)
     digests: dict[str, tuple[float, ...]] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
     sample_lists: set[str] = field(default_factory=set)
@@ -93,7 +94,7 @@ class ComparingRecorder:
                 _without_names(references, of_others),
             )
         result = self._compare(quantity, step, named, references, scale)
-        self._add(quantity, result)
+        self._add(quantity, result, groups.present(named, references))
         strict = quantity == "weights" and bool(self.floors)
         if (result.mismatched and quantity != "outputs") or strict:
             values = summing.digest(_without_names(named, of_samples))
@@ -133,7 +134,8 @@ class ComparingRecorder:
         worst = references.worst(named, self.rtol) if references is not None else None
         if worst is None:
             return False
-        self._add(quantity, self._within(len(named), step, worst, scale))
+        result = self._within(len(named), step, worst, scale)
+        self._add(quantity, result, frozenset(named))
         return True
 
     def _like(
@@ -166,9 +168,10 @@ class ComparingRecorder:
         )
         return Quantity(compared=compared, worst=row, excess_by_step=(excess,))
 
-    def _add(self, quantity: str, result: Quantity) -> None:
+    def _add(self, quantity: str, result: Quantity, compared: frozenset[str]) -> None:
         """Adds a group to those of the step; updates of a step count together."""
         name = quantity.partition("@")[0]
+        self.compared[name] = self.compared.get(name, frozenset()) | compared
         earlier = self.quantities.get(name)
         self.quantities[name] = groups.add(earlier, result) if earlier else result
         if name == "gradients":
@@ -222,13 +225,14 @@ class ComparingRecorder:
             step=step,
             loss=loss,
             quantities=self.quantities,
+            compared=self.compared,
             digests=self.digests,
             least_move=self._least_move,
             parted=parted,
             reduces_in_update=reduces,
         )
         self._least_move = 0.0
-        self.quantities, self.digests = {}, {}
+        self.quantities, self.compared, self.digests = {}, {}, {}
         return result
 
     def _compare(
