@@ -8,7 +8,7 @@ import platform
 import sys
 from pathlib import Path
 
-from ddpcheck import pages, plan, reproduce
+from ddpcheck import plan, reproduce
 from ddpcheck import target as targets
 from ddpcheck.errors import cut
 from ddpcheck.report import (
@@ -48,13 +48,7 @@ def accept(
     ]
     found = {f.slug for f in findings}
     unused = [slug for slug in reasons if slug not in found]
-    return marked, list(map(_unused, unused))
-
-
-def _unused(slug: str) -> str:
-    if slug in pages.slugs():
-        return f"accept: {slug} was accepted but not found"
-    return f"accept: there is no cause {slug}; {pages.suggestion(slug)}"
+    return marked, [f"accept: {slug} was accepted but not found" for slug in unused]
 
 
 def make(

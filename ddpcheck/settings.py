@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddpcheck import pages
 from ddpcheck.errors import Problem, UsageError, cut
 from ddpcheck.options import Options
 
@@ -122,6 +123,14 @@ def _text(value: Any) -> str:
     return value
 
 
+class _UnknownSlugError(ValueError):
+    """An acceptance of what no report can find."""
+
+    def __init__(self, slug: str) -> None:
+        super().__init__(slug)
+        self.slug = slug
+
+
 def _accept(value: Any) -> dict[str, str]:
     """Returns slug -> reason of {"slug": "reason"}, ["slug=reason"] or a slug."""
     if isinstance(value, dict):
@@ -135,6 +144,8 @@ def _accept(value: Any) -> dict[str, str]:
     for slug, reason in pairs:
         if not isinstance(slug, str) or not isinstance(reason, str) or "/" not in slug:
             raise ValueError
+        if slug.strip() not in pages.slugs():
+            raise _UnknownSlugError(slug.strip())
         accepted[slug.strip()] = reason.strip() or "accepted without a reason"
     return accepted
 
@@ -242,6 +253,16 @@ def read(name: str, value: Any, *, origin: str, fix: str = "") -> Any:
     setting = _BY_NAME[name]
     try:
         return setting.read(value)
+    except _UnknownSlugError as error:
+        raise UsageError(
+            Problem(
+                slug="option-value",
+                message=f"{origin} names no cause: {_short(error.slug)}",
+                expected=setting.expected,
+                found=_short(value),
+                fix=pages.suggestion(error.slug),
+            )
+        ) from None
     except ValueError:
         raise UsageError(
             Problem(

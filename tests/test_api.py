@@ -88,11 +88,18 @@ def test_option_of_another_name_is_told_by_its_own() -> None:
 
 def test_values_are_read_as_everywhere() -> None:
     made = api.options_of(
-        {"world_sizes": range(2, 4), "accept": ["a/b"], "modes": None, "wrap": print}
+        {
+            "world_sizes": range(2, 4),
+            "accept": ["loss/router-aux"],
+            "modes": None,
+            "wrap": print,
+        }
     )
     assert made.world_sizes == (2, 3)
-    assert made.accept == {"a/b": "accepted without a reason"}
+    assert made.accept == {"loss/router-aux": "accepted without a reason"}
     assert made.modes is None
+    with pytest.raises(ddpcheck.UsageError, match="accept= names no cause: 'no/such'"):
+        api.options_of({"accept": {"no/such": "why"}})
     with pytest.raises(ddpcheck.UsageError, match="dtype= cannot be 'half'"):
         api.options_of({"dtype": "half"})
     with pytest.raises(TypeError, match="there is no argument 'world_size'"):

@@ -200,3 +200,18 @@ def test_working_directory_that_is_gone_is_told(
         "  more       ddpcheck --explain environment-no-folder\n"
     )
     assert cli.main(["--explain", "environment-no-folder"]) == 0  # needs none
+
+
+def test_acceptance_of_an_unknown_slug_ends_with_2_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "mymodel.py"
+    target.write_text("raise SystemExit(5)", encoding="utf-8")
+    assert cli.main([str(target), "--accept", "loss/sum-reductoin=x"]) == 2
+    assert capsys.readouterr().err == (
+        "ddpcheck: --accept names no cause: 'loss/sum-reductoin' [option-value]\n"
+        "  expected   slugs of --rules (family/name), each with or without a reason\n"
+        "  found      ['loss/sum-reductoin=x']\n"
+        "  fix        did you mean loss/sum-reduction?\n"
+        "  more       ddpcheck --explain option-value\n"
+    )

@@ -19,28 +19,10 @@ def test_accepted_finding_has_the_reason() -> None:
     assert warnings == []
 
 
-@pytest.mark.parametrize(
-    ("slug", "warning"),
-    [
-        (
-            "loss/batch-coupled",
-            "accept: loss/batch-coupled was accepted but not found",
-        ),
-        (
-            "loss/localnormalizer",
-            "accept: there is no cause loss/localnormalizer; did you mean "
-            "loss/local-normalizer, loss/accum-normalizer?",
-        ),
-        (
-            "house/rule",
-            "accept: there is no cause house/rule; ddpcheck --rules lists them all",
-        ),
-    ],
-)
-def test_acceptance_of_nothing_is_a_warning(slug: str, warning: str) -> None:
-    marked, warnings = reporting.accept([FOUND], {slug: "why"})
+def test_acceptance_of_what_is_not_found_is_a_warning() -> None:
+    marked, warnings = reporting.accept([FOUND], {"loss/batch-coupled": "why"})
     assert [f.accepted for f in marked] == [None]
-    assert warnings == [warning]
+    assert warnings == ["accept: loss/batch-coupled was accepted but not found"]
 
 
 @pytest.mark.parametrize(

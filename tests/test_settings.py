@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,16 @@ from ddpcheck.target import TargetRef
         ("tolerance", "0.1", 0.1),
         ("timeout_s", "0.5", 0.5),
         ("seed", "0", 0),
-        ("accept", ["loss/x=known, and fine = so"], {"loss/x": "known, and fine = so"}),
-        ("accept", ["loss/x"], {"loss/x": "accepted without a reason"}),
+        (
+            "accept",
+            ["loss/router-aux=known, and fine = so"],
+            {"loss/router-aux": "known, and fine = so"},
+        ),
+        (
+            "accept",
+            ["loss/router-aux"],
+            {"loss/router-aux": "accepted without a reason"},
+        ),
     ],
 )
 def test_text_is_read(name: str, text: Any, value: Any) -> None:
@@ -71,6 +80,54 @@ def test_wrong_text_is_a_usage_error_with_a_fix(name: str, text: Any, fix: str) 
         settings.make({name: text}, {})
     assert caught.value.problem.slug == "option-value"
     assert caught.value.problem.fix == fix
+
+
+@pytest.mark.parametrize(
+    ("slug", "fix"),
+    [
+        (
+            "loss/localnormalizer",
+            "did you mean loss/local-normalizer, loss/accum-normalizer?",
+        ),
+        ("loss/local-normalizer,loss/router-aux", "did you mean loss/local-normalizer"),
+        ("norm/", "did you mean norm/local-batch-stats, norm/running-stats-rank0, "),
+        ("no/such", "ddpcheck --rules lists them all"),
+    ],
+    ids=["misspelt", "two-in-one", "family", "unlike-any"],
+)
+@pytest.mark.parametrize("form", [str, lambda s: [f"{s}=why"], lambda s: {s: "why"}])
+def test_acceptance_of_an_unknown_slug_is_a_usage_error(
+    form: Callable[[str], Any], slug: str, fix: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        settings.read("accept", form(slug), origin="accept=")
+    problem = caught.value.problem
+    assert problem.slug == "option-value"
+    assert problem.message == f"accept= names no cause: {slug!r}"
+    assert problem.fix.startswith(fix)
+
+
+def test_unknown_slug_is_told_whole_wherever_it_is_written(tmp_path: Path) -> None:
+    near = _project(tmp_path, '[tool.ddpcheck]\naccept = ["loss/sum-reductoin"]\n')
+    with pytest.raises(UsageError) as caught:
+        settings.from_project(near)
+    assert str(caught.value) == (
+        "ddpcheck: accept in [tool.ddpcheck] of pyproject.toml names no cause: "
+        "'loss/sum-reductoin' [option-value]\n"
+        "  expected   slugs of --rules (family/name), each with or without a reason\n"
+        "  found      ['loss/sum-reductoin']\n"
+        "  fix        did you mean loss/sum-reduction?\n"
+        "  more       ddpcheck --explain option-value"
+    )
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "accept = {'no/such': 'x'}\nmodel = batch = loss = print\n", encoding="utf-8"
+    )
+    with pytest.raises(UsageError) as caught:
+        target.load(TargetRef(path=str(path)))
+    assert (
+        caught.value.problem.message == "`accept` in mine.py names no cause: 'no/such'"
+    )
 
 
 def test_wrong_text_is_told_whole() -> None:
@@ -128,15 +185,15 @@ def test_project_gives_what_no_option_does(tmp_path: Path) -> None:
     near = _project(
         tmp_path,
         "[tool.ddpcheck]\nworld-sizes = [2, 3]\nsteps = 5\nseed = 7\nfix = false\n"
-        'report_dir = "out"\n[tool.ddpcheck.accept]\n"loss/a" = "because"\n',
+        'report_dir = "out"\n[tool.ddpcheck.accept]\n"loss/router-aux" = "because"\n',
     )
     project = settings.from_project(near)
-    options = settings.make({"steps": "2", "accept": ["loss/b=so"]}, project)
+    options = settings.make({"steps": "2", "accept": ["loss/uneven-shard=so"]}, project)
     assert options == Options(
         steps=2,
         seed=7,
         fix=False,
-        accept={"loss/a": "because", "loss/b": "so"},
+        accept={"loss/router-aux": "because", "loss/uneven-shard": "so"},
         project={"world_sizes": (2, 3)},
     )
     assert project["report_dir"] == "out"
