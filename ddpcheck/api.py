@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import os
 import sys
 import threading
@@ -347,8 +348,10 @@ def options_of(given: Mapping[str, Any]) -> Options:
 def _unknown(key: str) -> str:
     if key == "no_fix":
         return "there is no argument 'no_fix'; it is fix=False"
-    known = ", ".join(Settings.__annotations__)
-    return f"there is no argument {key!r}; there are {known}"
+    known = list(Settings.__annotations__)
+    close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
+    meant = f"did you mean {close[0]!r}? There are" if close else "there are"
+    return f"there is no argument {key!r}; {meant} {', '.join(known)}"
 
 
 def _plain(value: Any) -> Any:

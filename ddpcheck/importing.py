@@ -13,11 +13,8 @@ import sys
 import types
 from pathlib import Path
 
-from ddpcheck import raised
+from ddpcheck import raised, scripts
 from ddpcheck.errors import Problem, UsageError
-
-# What only a script that trains calls; ddpcheck makes the group that a target finds.
-_STARTS = ("init_process_group", "Accelerator")
 
 
 def check_file(path: Path) -> None:
@@ -31,6 +28,8 @@ def check_file(path: Path) -> None:
         return
     kind = "a folder" if path.is_dir() else "a notebook" if is_notebook else "nothing"
     fix = "check the path, or write a template: ddpcheck --init mymodel.py"
+    if meant := _meant(path):
+        fix = f"did you mean {meant}?"
     raise UsageError(
         Problem(
             slug="target-missing-file",
@@ -42,6 +41,16 @@ def check_file(path: Path) -> None:
     )
 
 
+def _meant(path: Path) -> Path | None:
+    """Returns the file of a module's name: pkg/mod.py for "pkg.mod", as Python's -m."""
+    name = path.name
+    if not all(part.isidentifier() for part in name.split(".")):
+        return None
+    found = path.parent.joinpath(*name.split("."))
+    tried = [found.with_name(f"{found.name}.py"), found / "__main__.py"]
+    return next((file for file in tried if file.is_file()), None)
+
+
 def file_of(module: object) -> str:
     """Returns the file that a module says it comes from, "" without one.
 
@@ -49,19 +58,6 @@ def file_of(module: object) -> str:
     """
     found = getattr(module, "__dict__", {}).get("__file__")
     return found if isinstance(found, str) else ""
-
-
-def is_script(path: str) -> bool:
-    """Returns whether a file starts distributed training by itself."""
-    try:
-        tree = ast.parse(Path(path).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return False
-    called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return any(
-        getattr(function, "attr", getattr(function, "id", "")) in _STARTS
-        for function in called
-    )
 
 
 def import_file(path: Path) -> types.ModuleType:
@@ -130,7 +126,7 @@ def _imports_neighbours(path: Path) -> bool:
 
 def _import_problem(path: Path, error: BaseException) -> UsageError:
     fix = "make `python " + path.name + "` run without an error"
-    if isinstance(error, SystemExit) or is_script(str(path)):
+    if isinstance(error, SystemExit) or scripts.starts_group(str(path)):
         fix = 'put what only a script does under `if __name__ == "__main__":`'
     if isinstance(error, ModuleNotFoundError) and error.name:
         fix = f"install {error.name.split('.')[0]} in this environment"

@@ -189,7 +189,8 @@ def warnings_of(
     idles = base.facts.get("nothing") or base.facts.get("never_updates")
     if not idle or base.facts["has_wrap"] or idles:
         return found
-    where = "" if idle == base.facts["unused"] else " in one of the updates"
+    is_never = set(idle) <= set(base.facts["unused"])
+    where = "" if is_never else " in one of the updates"
     return [
         *found,
         f"{len(idle)} parameters get no gradient{where} ({cut(idle, 3)}): DDP was "

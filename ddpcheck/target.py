@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddpcheck import importing, shipping
+from ddpcheck import importing, scripts, shipping
 from ddpcheck import settings as settings_module
 from ddpcheck.errors import Problem, UsageError, cut
 
@@ -106,8 +106,8 @@ def load(ref: TargetRef) -> Target:
     """Returns the target that `ref` names.
 
     Raises:
-        UsageError: with slugs target-missing-file, target-import, target-no-model,
-            target-no-batch, target-no-loss, target-name-kind.
+        UsageError: with slugs target-missing-file, target-import, target-script,
+            target-no-model, target-no-batch, target-no-loss, target-name-kind.
     """
     if ref.factory is not None:
         module, function = ref.factory.split(":")
@@ -116,6 +116,8 @@ def load(ref: TargetRef) -> Target:
         )
         return made
     assert ref.path is not None
+    chosen = dict(ref.names)
+    scripts.check(Path(ref.path), [chosen.get(key, key) for key in ("model", "batch")])
     return from_module(importing.import_file(Path(ref.path)), ref)
 
 
@@ -181,7 +183,7 @@ def _find(module: types.ModuleType, key: str, chosen: str | None, name: str) -> 
 
 
 def _missing(module: types.ModuleType, name: str, key: str) -> UsageError:
-    if importing.is_script(importing.file_of(module)):
+    if scripts.starts_group(importing.file_of(module)):
         return _script(module, name, key)
     found = _stand_in(module, key)
     use = found or "NAME"

@@ -319,6 +319,30 @@ cloudpickle: functions, lambdas, closures and classes all can be. Locks, open fi
 generators and handles of devices cannot. Make them where they are used, inside
 model(), batch() or loss(), or write the target to a file and give its path.
 """,
+    "target-optimizer-closure": """
+The optimizer calls a closure (LBFGS), and the file has no train_step that passes one.
+
+On ranks the closure must return the same number everywhere: by its own loss each rank
+would search along the line by itself.
+
+    def train_step(model, optimizer, batch):
+        inputs, targets = batch
+
+        def closure():
+            optimizer.zero_grad()
+            value = loss(model(inputs), targets)
+            value.backward()
+            value = value.detach().clone()
+            if torch.distributed.is_initialized():  # one process has no group
+                torch.distributed.all_reduce(value)
+                value /= torch.distributed.get_world_size()
+            return value
+
+        optimizer.step(closure)
+
+The gradient that is compared is that of the closure's last call, and the weights are
+those after the step.
+""",
     "target-optimizer-kind": """
 optimizer(params) must return the optimizer.
 
@@ -336,7 +360,11 @@ it where it is a library's; -v shows the whole stack. A target that works only o
 must ask torch.distributed.is_initialized() before it uses a collective.
 """,
     "target-script": """
-The file is a script that starts distributed training, and no target.
+The file is a training script, and no target.
+
+A file that lacks `model` or `batch` and calls functions at its top level would train
+when it is imported: it is not executed. What else starts distributed training is no
+target either.
 
 A target says what is trained; ddpcheck starts the ranks, makes their process group,
 shards the batch and wraps the model. Keep the script as it is, its start under

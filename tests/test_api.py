@@ -86,6 +86,30 @@ def test_option_of_another_name_is_told_by_its_own() -> None:
     assert str(caught.value) == "there is no argument 'no_fix'; it is fix=False"
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("world_size", "world_sizes"),
+        ("batchnorm", "batch_norm"),
+        ("Train-Step", "train_step"),
+    ],
+)
+def test_unknown_keyword_is_told_the_closest(given: str, meant: str) -> None:
+    known = ", ".join(api.Settings.__annotations__)
+    with pytest.raises(TypeError) as caught:
+        api.options_of({given: 1})
+    assert str(caught.value) == (
+        f"there is no argument {given!r}; did you mean {meant!r}? There are {known}"
+    )
+
+
+def test_keyword_like_no_other_is_told_all() -> None:
+    known = ", ".join(api.Settings.__annotations__)
+    with pytest.raises(TypeError) as caught:
+        api.options_of({"qqq": 1})
+    assert str(caught.value) == f"there is no argument 'qqq'; there are {known}"
+
+
 def test_values_are_read_as_everywhere() -> None:
     made = api.options_of(
         {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import textwrap
 from pathlib import Path
 
 import pytest
 
-from ddpcheck import checking
+from ddpcheck import checking, usage_pages
 from ddpcheck.errors import UsageError
 from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
@@ -33,6 +34,10 @@ def check(
 EIGHT_NUMBERS = (
     "inputs.1: a list of 8 numbers, as many as samples, and every rank has all of it; "
     "if each sample has one, make it a tensor, which is cut into shards"
+)
+_PAGE = usage_pages.PAGES["target-optimizer-closure"]
+OF_CLOSURE = textwrap.dedent(
+    _PAGE[_PAGE.index("    def ") : _PAGE.index("The gradient")]
 )
 # Source, what is warned of, what is not compared.
 RIGHT: dict[str, tuple[str, list[str], list[str]]] = {
@@ -66,6 +71,30 @@ def train_step(model, optimizer, batch):
 """,
         [],
         [],
+    ),
+    # With several calls of it in each step, as its page says.
+    "optimizer-that-searches-along-a-line": (
+        """
+model = nn.Linear(4, 3)
+def optimizer(params):
+    return torch.optim.LBFGS(params, line_search_fn="strong_wolfe")
+"""
+        + OF_CLOSURE,
+        [],
+        [],
+    ),
+    # DDP waits for the parameters of what it wraps.
+    "optimizer-of-another-model": (
+        """
+model, other = nn.Linear(4, 3), nn.Linear(4, 3)
+other_optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+""",
+        [],
+        ["gradients of other_optimizer[0], other_optimizer[1]"],
     ),
     "two-optimizers-in-turn": (
         """

@@ -147,6 +147,8 @@ def does_not_train(target: Target, error: Exception) -> UsageError:
     """Returns the usage error for user code that raises in one process."""
     if _IN_FORK in raised.text_of(error):
         return devices.starts_cuda(target.name, "a call that asks CUDA's driver")
+    if target.train_step is None and "closure" in raised.text_of(error):
+        return _wants_closure(target, error)
     home = Path(target.path).absolute().parent if target.path else Path.cwd()
     return UsageError(
         Problem(
@@ -155,6 +157,24 @@ def does_not_train(target: Target, error: Exception) -> UsageError:
             expected="model, batch, loss and optimizer that do three steps",
             found=raised.in_words(error, home),
             fix=_fix(error),
+            stack=raised.stack(error),
+        )
+    )
+
+
+def _wants_closure(target: Target, error: Exception) -> UsageError:
+    """Returns the error for an optimizer that recomputes the loss itself.
+
+    What its closure returns on a rank, the rank's loss or the mean of all, decides
+    whether ranks take the same steps: it is for the target to say.
+    """
+    return UsageError(
+        Problem(
+            slug="target-optimizer-closure",
+            message=f"{target.name}: the optimizer's step needs a closure",
+            expected="def train_step(model, optimizer, batch), which has the closure",
+            found=first_line(error),
+            fix="write train_step with optimizer.step(closure); the page has one",
             stack=raised.stack(error),
         )
     )

@@ -21,6 +21,7 @@ from ddpcheck.target import TargetRef
 from tests.end_to_end.conftest import Command, Ended, Terminal
 from tests.end_to_end.wrong_files import target
 from tests.render import sample
+from tests.test_scripts import FLAT
 
 BROKEN = target(
     loss="def loss(output, target):\n"
@@ -358,3 +359,40 @@ def test_importing_the_whole_tool_leaves_torch_out() -> None:
     )
     command = [sys.executable, "-c", program]
     assert subprocess.run(command, timeout=60, check=False).returncode == 0
+
+
+def test_flat_script_is_not_executed(terminal: Terminal) -> None:
+    name = terminal.write(FLAT, "flat_script.py")
+    ended, _ = terminal.run_in_line(name)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "ddpcheck: flat_script.py is a training script: it was not executed, because "
+        "it defines no `batch` [target-script]\n"
+        "  expected   model, batch and loss, or the script's step as train_step\n"
+        "  found      calls at its top level: dist.init_process_group in line 10, "
+        "out.mkdir in line 12, torch.randn in line 17 and 8 more\n"
+        "  fix        ddpcheck --init target.py, and copy there what builds the model, "
+        "the batch and the loss of flat_script.py\n"
+        "  more       ddpcheck --explain target-script\n"
+    )
+    assert not (terminal.folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("pkg.mod", "pkg/mod.py"),
+        ("pkg.mod:Net", "pkg/mod.py"),
+        ("pkg/mod", "pkg/mod.py"),
+        ("pkg", "pkg/__main__.py"),
+    ],
+)
+def test_name_of_a_module_is_told_its_file(
+    given: str, meant: str, terminal: Terminal
+) -> None:
+    (terminal.folder / "pkg").mkdir()
+    for name in ("mod.py", "__main__.py"):
+        (terminal.folder / "pkg" / name).touch()
+    ended, _ = terminal.run_in_line(given)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert f"  fix        did you mean {meant}?\n" in ended.stderr

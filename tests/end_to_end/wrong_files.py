@@ -265,6 +265,19 @@ CASES: dict[str, Case] = {
     "optimizer-kind": Case(
         source=target(end="def optimizer(params):\n    return 'adam'\n")
     ),
+    "optimizer-closure": Case(
+        source=target(
+            end="def optimizer(params):\n    return torch.optim.LBFGS(params)\n"
+        )
+    ),
+    "optimizer-asks-for-closure": Case(
+        source=target(
+            end="class Sharp(torch.optim.SGD):\n"
+            "    def step(self, closure=None):\n"
+            "        assert closure is not None, 'Sharp requires a closure'\n"
+            "optimizer = Sharp\n"
+        )
+    ),
     "optimizer-raises": Case(
         source=target(
             end="def optimizer(params):\n    return torch.optim.SGD(params, lr=-1)\n"

@@ -13,7 +13,9 @@ class Used:
     """Names of parameters that are not, or not always.
 
     `never`: without a gradient in all updates of step 0. `not_always`: in any, and the
-    model still holds them. `untaken`: with gradients that no optimizer step has taken.
+    model holds them, so that DDP would wait for their gradients; what another optimizer
+    of the file holds is none of its. `untaken`: with gradients that no optimizer step
+    has taken.
     """
 
     never: list[str]
@@ -29,11 +31,12 @@ def of(index: Index, training: Training) -> Used:
         if not step and quantity.startswith("gradients")
         if not quantity.startswith(OF_OTHERS)
     ]
-    names, gone = updates[0] if updates else {}, _replaced(training)
+    names = updates[0] if updates else {}
+    waits_for = training.names.parameters(training.model).keys() - _replaced(training)
     idle = [n for n in names if not all(u.get(n) for u in updates)]
     return Used(
         never=[n for n in names if not any(u.get(n) for u in updates)],
-        not_always=[n for n in idle if n not in gone],
+        not_always=[n for n in idle if n in waits_for],
         untaken=_untaken(index, training),
     )
 
