@@ -17,7 +17,7 @@ from pathlib import Path
 from ddpcheck import report as reports
 from ddpcheck.errors import Problem, UsageError, cut
 from ddpcheck.render import divergence, numbers, wording
-from ddpcheck.report import EXIT_CODES, EXIT_DIVERGENT, Finding, Report
+from ddpcheck.report import EXIT_CODES, EXIT_SIGNAL, Finding, Report, Verdict
 
 _FAR_MORE = 10.0  # times the excess of the baseline: no change of a number does that
 _CAUSELESS = ("unknown", "sync/rank-raised", "sync/rank-died", "sync/rank-hung")
@@ -150,7 +150,7 @@ def _divergent(report: Report) -> dict[str, set[str]]:
 
 def _judged(report: Report, known: Report) -> Report:
     """Returns the report with the verdict that what is left of it deserves."""
-    if report.exit_code != EXIT_DIVERGENT:
+    if report.verdict != "divergent":
         return report
     old, labels = _divergent(known), wording.run_labels(report)
     for index, run in enumerate(report.runs):
@@ -159,9 +159,10 @@ def _judged(report: Report, known: Report) -> Report:
         unexplained = not found and labels[index] not in old
         if run.verdict == "divergent" and (is_open or unexplained):
             return report
-    return dataclasses.replace(
-        report, verdict="equivalent", exit_code=EXIT_CODES["equivalent"]
-    )
+    # Of one that was ended early the runs that are left may be new.
+    verdict: Verdict = "not-checked" if report.ended else "equivalent"
+    code = EXIT_CODES[verdict] if report.exit_code < EXIT_SIGNAL else report.exit_code
+    return dataclasses.replace(report, verdict=verdict, exit_code=code)
 
 
 def _changes(report: Report, known: Report) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ from ddpcheck import (
 )
 from ddpcheck.diagnose import data_parallel, engine
 from ddpcheck.diagnose.facts import kept_beside, unlike_numbers
-from ddpcheck.errors import UsageError
+from ddpcheck.errors import SignalError, UsageError
 from ddpcheck.options import Options
 from ddpcheck.plan import Cell
-from ddpcheck.ranks.failures import PreloadError
+from ddpcheck.progress import Silent
+from ddpcheck.ranks.failures import PreloadError, ServerDiedError
 from ddpcheck.ranks.hosts import Hosts
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 from ddpcheck.report import (
@@ -41,8 +42,7 @@ from ddpcheck.session import (
     preload_problem,
 )
 from ddpcheck.target import TargetRef
-
-Progress = Callable[[str], None]
+from ddpcheck.unfinished import Made
 
 PRELOAD_FIRST = ("torch", "ddpcheck.run.process.temporary", "ddpcheck.run.jobs")
 # No mistake in the target's file needs it.
@@ -60,14 +60,16 @@ _MOST_OF_ROOM = 0.8  # the rest is for activations, which nobody knows before
 
 
 def check_file(
-    ref: TargetRef, options: Options, *, progress: Progress = lambda _: None
+    ref: TargetRef, options: Options, *, progress: Silent | None = None
 ) -> Report:
     """Checks the target file that `ref` names.
 
     Raises:
+        SignalError: a signal came before any run was made.
         UsageError: the file or an option is wrong.
         CannotCheckError: the target hangs or kills its process before any run.
     """
+    progress = progress or Silent()
     with pool_for(ref, options) as pool:
         progress("importing torch and the target")
         pool.start()
@@ -137,11 +139,14 @@ def check(
     ref: TargetRef,
     options: Options,
     *,
-    progress: Progress = lambda _: None,
+    progress: Silent | None = None,
     session: Session | None = None,
     only: Sequence[Cell] | None = None,
 ) -> Report:
     """Checks a target on a pool that has done its imports.
+
+    Where a signal or the end of the engine cuts the check off, the report is on the
+    runs that were made, and says so.
 
     Args:
         pool: of ranks.
@@ -151,42 +156,56 @@ def check(
         session: of this pool and target, whose references are then made once.
         only: the runs to make; those of the plan by default. One that is not planned
             is not made, and the report says why.
+
+    Raises:
+        UsageError: the file or an option is wrong.
+        CannotCheckError: one process on the global batch hangs or dies.
+        SignalError: a signal came before any run was made, or once more.
     """
-    started = time.perf_counter()
-    pool.device = options.run_device
-    _open_ahead(pool, options, only)
-    steps = _Progress(progress)
-    if session is None:
-        session = Session(pool, ref, on_run=steps.ran)
+    session = session or Session(pool, ref)
+    made = Made(session, options, time.perf_counter(), progress or Silent())
+    session.on_run, session.progress = made.ran, made.progress
+    made.progress.follow(session.where)
+    try:
+        return _check(made, only)
+    except (SignalError, ServerDiedError, CannotCheckError) as error:
+        report = None
+        if not (isinstance(error, SignalError) and error.again):
+            report = made.report(error)
+        if report is None:
+            raise
+        return report
+
+
+def _check(made: Made, only: Sequence[Cell] | None) -> Report:
+    session, options, progress = made.session, made.options, made.progress
+    session.pool.device = options.run_device
+    _open_ahead(session.pool, options, only)
     session.room = memory.room(options.max_memory)
-    progress("reference: one process on the global batch")
+    progress("running the reference: one process on the global batch")
     base = session.reference(_base_spec(options))
-    options = _with_settings(options, base.facts.get("settings", {}))
+    options = made.options = _with_settings(options, base.facts.get("settings", {}))
     base = _at_tolerance(base, options)
     assert base.spec is not None
     planned = plan.make(options, base.spec, base.facts, only)
     if options.world_sizes is None and options.max_memory is None:
         _leave_room(session, planned, base)
     _check_memory(session, planned, base)
-    steps.expect(len(planned.specs))
+    made.expect(base, planned)
     outcomes = session.run(planned.specs)
     if options.dtype == "auto" and _converts_after_wrapping(outcomes):
-        base, planned, outcomes = _as_float32(session, base, options, only)
-    return _conclude(session, base, planned, outcomes, options, progress, started)
+        outcomes = _as_float32(made, only)
+    return _conclude(made, outcomes)
 
 
-def _conclude(
-    session: Session,
-    base: ReferenceResult,
-    planned: plan.Plan,
-    outcomes: list[RunOutcome],
-    options: Options,
-    progress: Progress,
-    started: float,
-) -> Report:
+def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
     """Judges the runs, and says why they differ where they do."""
+    session, base, options = made.session, made.base, made.options
+    assert base is not None
     assert base.spec is not None
+    assert made.planned is not None
     given_data.check_repeats(session, base, outcomes)
+    made.progress("measuring how exactly one process repeats itself")
     floor = noise_floor.measure(session, options.tolerance, base.spec, outcomes)
     outcomes, limit = floor.apply(session, outcomes), floor.limit
     runs = [assemble.to_run(outcome, limit.rtol) for outcome in outcomes]
@@ -194,18 +213,21 @@ def _conclude(
     runs, broken_off = data_parallel.explain_faults(
         session, outcomes, runs, limit, is_asked=is_asked
     )
-    diagnosis = engine.Diagnosis()
+    made.runs, made.limit, made.broken_off = runs, limit, broken_off
+    made.outcomes = dict(zip(made.planned.specs, outcomes, strict=True))
+    diagnosis = made.diagnosis
     given_data.check_lists(session, outcomes, runs, limit.rtol)
     if any(run.verdict == "divergent" for run in runs):
-        diagnosis = engine.diagnose(session, outcomes, runs, limit, options, progress)
-        runs = diagnosis.runs
+        engine.diagnose(
+            session, outcomes, runs, limit, options, made.progress, diagnosis
+        )
     else:
         diagnosis.warnings += luck.warnings(session, runs, outcomes, limit)
         diagnosis.warnings += kept_beside.warnings(outcomes, runs)
         diagnosis.warnings += unlike_numbers.warnings(outcomes, runs, limit.rtol)
     every = broken_off + diagnosis.findings
     findings, unused = reporting.accept(every, options.accept)
-    warnings = reporting.warnings_of(base, planned, outcomes)
+    warnings = reporting.warnings_of(base, made.planned, outcomes)
     warnings += given_data.warnings(base)
     return reporting.make(
         ref=session.ref,
@@ -213,11 +235,11 @@ def _conclude(
         limit=limit,
         runs=runs,
         findings=findings,
-        not_compared=planned.not_compared
+        not_compared=made.planned.not_compared
         + assemble.not_compared(outcomes, runs)
         + diagnosis.not_compared,
         warnings=warnings + floor.warnings() + diagnosis.warnings + unused,
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - made.started,
         smallest=diagnosis.smallest,
     )
 
@@ -250,22 +272,19 @@ def _check_memory(session: Session, planned: plan.Plan, base: ReferenceResult) -
     memory.check(name, base.facts["sizes"], runs, session.room)
 
 
-def _as_float32(
-    session: Session,
-    base: ReferenceResult,
-    options: Options,
-    only: Sequence[Cell] | None,
-) -> tuple[ReferenceResult, plan.Plan, list[RunOutcome]]:
-    """Returns reference, plan and outcomes of a float32 model as it comes.
+def _as_float32(made: Made, only: Sequence[Cell] | None) -> list[RunOutcome]:
+    """Returns the outcomes of a float32 model as it comes.
 
     In float64 a later `.to(float64)`, or `.float()`, would be another program.
     """
+    assert made.base is not None
+    assert made.base.spec is not None
+    spec = made.base.spec.but(dtype="float32", constants="native")
+    base = _at_tolerance(made.session.reference(spec), made.options)
     assert base.spec is not None
-    base = session.reference(base.spec.but(dtype="float32", constants="native"))
-    base = _at_tolerance(base, options)
-    assert base.spec is not None
-    planned = plan.make(options, base.spec, base.facts, only)
-    return base, planned, session.run(planned.specs)
+    planned = plan.make(made.options, base.spec, base.facts, only)
+    made.expect(base, planned)
+    return made.session.run(planned.specs)
 
 
 def _at_tolerance(base: ReferenceResult, options: Options) -> ReferenceResult:
@@ -326,25 +345,3 @@ def _with_settings(options: Options, settings: dict[str, Any]) -> Options:
         accept = dict.fromkeys(accept, "accepted in the target")
     changes["accept"] = {**accept, **options.accept}
     return dataclasses.replace(options, **changes)
-
-
-class _Progress:
-    """Turns finished runs into lines of progress."""
-
-    def __init__(self, say: Progress) -> None:
-        self._say, self._total, self._done = say, 0, 0
-
-    def expect(self, total: int) -> None:
-        """Says how many runs there will be."""
-        self._total = total
-        self._say(f"0 of {total} runs")
-
-    def ran(self, outcome: RunOutcome) -> None:
-        """Says which run has ended; those of the diagnosis are not counted."""
-        self._done += 1
-        spec = outcome.spec
-        if self._done <= self._total:
-            self._say(
-                f"{self._done} of {self._total} runs: {spec.mode} at world size "
-                f"{spec.world_size}"
-            )

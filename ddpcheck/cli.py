@@ -91,7 +91,7 @@ exit codes:
   1  divergent: the cause is in the report, where one is known
   2  usage error: the target file or an option is wrong
   3  could not check: hang, crash, nothing compared; a file cannot be written
-  130, 143  interrupted, terminated
+  130, 143  interrupted, terminated; the report has the runs that were made
 """
 
 

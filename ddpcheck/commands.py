@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck import baseline as baselines
 from ddpcheck import output, places, settings, streams
-from ddpcheck.errors import Problem, UsageError
+from ddpcheck.errors import Problem, SignalError, UsageError
 from ddpcheck.output import Outputs
 from ddpcheck.progress import Progress
-from ddpcheck.report import EXIT_NOT_CHECKED, EXIT_USAGE, Report
+from ddpcheck.report import EXIT_NOT_CHECKED, EXIT_SIGNAL, EXIT_USAGE, Report
 
 if TYPE_CHECKING:
     from ddpcheck.nodes import Member
@@ -91,11 +91,9 @@ def _checked(
     """Returns the report of a check as it was called, by (path, command)."""
     from ddpcheck import reporting, session  # noqa: PLC0415 (--help needs none of it)
 
+    progress = Progress(sys.stderr, wanted=not wanted.quiet)
     try:
-        with (
-            output.importing_ahead(wanted),
-            Progress(sys.stderr, wanted=not wanted.quiet) as progress,
-        ):
+        with output.importing_ahead(wanted), progress:
             report: Report = check_file(ref, options, progress=progress)
     except (session.CannotCheckError, UsageError) as error:
         # What reads the files must not take an earlier report for this one.
@@ -103,6 +101,14 @@ def _checked(
         why = str(error).removeprefix("ddpcheck: ")
         unchecked = reporting.unchecked(ref, why, code)
         output.show_machines(_as_called(unchecked, *called), wanted)
+        raise
+    except SignalError as error:
+        if not error.again:
+            error.doing = progress.doing
+            why = f"{error} while {error.doing}" if error.doing else str(error)
+            code = EXIT_SIGNAL + error.number
+            unchecked = reporting.unchecked(ref, why, code, ended=why)
+            output.show_machines(_as_called(unchecked, *called), wanted)
         raise
     return _as_called(report, *called)
 

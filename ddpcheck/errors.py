@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 
@@ -43,6 +44,25 @@ class UsageError(ValueError):
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
         self.problem = problem
+
+
+class SignalError(BaseException):
+    """A signal asks the tool to end; no `except Exception` may swallow it.
+
+    `again`: another one came before, whose report is not waited for. `doing` is what
+    was going on, "" where nobody has said.
+    """
+
+    def __init__(self, number: int, *, again: bool = False) -> None:
+        super().__init__(number)
+        self.number, self.again, self.doing = number, again, ""
+
+    def __str__(self) -> str:
+        """Returns what came: "interrupted by SIGINT (Ctrl-C)"."""
+        name = signal.Signals(self.number).name
+        if self.number == signal.SIGINT:
+            return f"interrupted by {name} (Ctrl-C)"
+        return f"terminated by {name}"
 
 
 def cut(items: list[str], limit: int = 5) -> str:

@@ -12,19 +12,11 @@ from types import FrameType
 from typing import Any
 
 from ddpcheck import files, streams
-from ddpcheck.errors import UsageError
-from ddpcheck.report import EXIT_NOT_CHECKED, EXIT_USAGE
+from ddpcheck.errors import SignalError, UsageError
+from ddpcheck.report import EXIT_NOT_CHECKED, EXIT_SIGNAL, EXIT_USAGE
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _SHOWN_LINES = 12
-
-
-class SignalError(BaseException):
-    """A signal asks the tool to end; no `except Exception` may swallow it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 def tell(text: str) -> None:
@@ -55,15 +47,22 @@ def guarded(
             _annotate(f"{error.problem.message} [{error.problem.slug}]")
         return EXIT_USAGE
     except SignalError as error:
-        is_interrupt = error.number == signal.SIGINT
-        tell("ddpcheck: interrupted\n" if is_interrupt else "ddpcheck: terminated\n")
-        return 128 + error.number
+        tell(_signal_text(error))
+        return EXIT_SIGNAL + error.number
     except Exception as error:  # noqa: BLE001 (the last line of defence)
         text = _failure_text(error, verbose=verbose)
         tell(text)
         if github:
             _annotate(text.splitlines()[0].removeprefix("ddpcheck: "))
         return EXIT_NOT_CHECKED
+
+
+def _signal_text(error: SignalError) -> str:
+    """Returns what is said of a check that a signal ended with nothing to report."""
+    if not error.doing or error.again:
+        is_interrupt = error.number == signal.SIGINT
+        return "ddpcheck: interrupted\n" if is_interrupt else "ddpcheck: terminated\n"
+    return f"ddpcheck: not checked: {error} while {error.doing}\n"
 
 
 def _stack_text(stack: str) -> str:
@@ -132,27 +131,34 @@ def _annotate(text: str) -> None:
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Turns the first signal that asks to end into an exception; ignores more.
+    """Turns a signal that asks to end into an exception: the first and the second.
 
-    Until the process is gone: an impatient second Ctrl-C must not change its exit code
-    while Python shuts down.
+    The first lets the check report what it has; the second ends it at once. After
+    either, all are ignored until the process is gone: an impatient Ctrl-C must not
+    change its exit code while Python shuts down.
     """
     numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
+    came: list[int] = []
+
+    def ignore() -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
 
     def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        for other in numbers:
-            signal.signal(other, signal.SIG_IGN)
-        raise SignalError(number)
+        came.append(number)
+        if len(came) > 1:
+            ignore()
+        raise SignalError(number, again=len(came) > 1)
 
     before: dict[int, Any] = {}
     for number in numbers:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup stays nohup
             before[number] = signal.signal(number, handle)
-    with contextlib.ExitStack() as restored:
-        for number, handler in before.items():
-            restored.callback(signal.signal, number, handler)
-        try:
-            yield
-        except SignalError:
-            restored.pop_all()
-            raise
+    try:
+        yield
+    finally:
+        if came:
+            ignore()
+        else:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -17,9 +17,9 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ddpcheck import checking, exits, reporting, streams
+from ddpcheck import checking, reporting, streams
 from ddpcheck import target as targets
-from ddpcheck.errors import Problem, UsageError
+from ddpcheck.errors import Problem, SignalError, UsageError
 from ddpcheck.launch import Group, given
 from ddpcheck.options import Options
 from ddpcheck.progress import Progress
@@ -29,7 +29,7 @@ from ddpcheck.ranks.hosts import Announce, Hello, Hosts, LostRankError
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import MODULES_S, SOLO, Pool
 from ddpcheck.ranks.wire import Meeting
-from ddpcheck.report import EXIT_NOT_CHECKED, EXIT_USAGE, Report
+from ddpcheck.report import EXIT_NOT_CHECKED, EXIT_SIGNAL, EXIT_USAGE, Report
 from ddpcheck.session import CannotCheckError
 from ddpcheck.target import TargetRef
 
@@ -129,8 +129,8 @@ class Follower:
             return action()
         except UsageError as error:
             return self._report(error.problem)
-        except exits.SignalError as error:
-            return 128 + error.number  # rank 0 says it
+        except SignalError as error:
+            return EXIT_SIGNAL + error.number  # rank 0 says it
 
     def follow(self, ref: TargetRef, options: Options) -> int:
         """Serves rank 0 to its end; returns its exit code.

@@ -165,11 +165,12 @@ def _is_same(path: str, other: str) -> bool:
 def write_report(report: Report, folder: Path) -> str:
     """Writes the files of a divergence; returns the path of report.html or "".
 
+    And of a check that ended before it was complete, which has no others.
     The files of an earlier divergence of the same target go when it is equivalent.
     """
     if report.verdict == "equivalent":
         _remove_stale(report, folder)
-    if report.verdict != "divergent":
+    if report.verdict != "divergent" and not (report.ended and report.runs):
         return ""
     texts = {
         "report.json": reports.to_json(report),

@@ -1,4 +1,4 @@
-"""One live line on a terminal: what runs, how much is left, for how long."""
+"""A sign of life: one live line on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -13,25 +14,71 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _TICK_S = 0.25
+# Between lines in a log. What ends before the first leaves the log as it was.
+LOG_S = 15.0
+_LOOK_S = 2.0  # between looks at what ranks say of their steps
 _ERASE = "\r\x1b[K"
+_MINUTE_S = 60.0
+_HOUR_S = 3600.0
 
 
-class Progress:
+class Silent:
+    """What is going on, shown to nobody."""
+
+    def __init__(self) -> None:
+        self.doing, self.part = "", ""
+        self._end: float | None = None  # when the runs will be over, monotonic
+        self._step: Callable[[], str] | None = None
+
+    def __call__(self, doing: str) -> None:
+        """Notes the phase, as a gerund: "importing torch"."""
+        self.doing, self.part, self._end = doing, "", None
+        self._changed()
+
+    def detail(self, part: str) -> None:
+        """Notes the part of the phase."""
+        self.part = part
+        self._changed()
+
+    def expect(self, seconds: float) -> None:
+        """Notes how long the phase will go on."""
+        self._end = time.monotonic() + seconds
+        self._changed()
+
+    def follow(self, step: Callable[[], str] | None) -> None:
+        """Notes who knows the training step, "" while nobody does; asked seldom."""
+        self._step = step
+
+    def announce(self, text: str) -> None:
+        """Says a line that stays."""
+
+    def _changed(self) -> None:
+        """Is called where there is something else to show."""
+
+
+class Progress(Silent):
     """A line on `stream` while the context lasts, erased at its end.
 
-    Writes nothing where `stream` is no terminal: a log file gets no trace of it.
+    Where `stream` is no terminal, a line every 15 seconds: a check that ends within
+    them leaves no trace in a log file.
     """
 
-    def __init__(self, stream: TextIO, *, wanted: bool = True) -> None:
+    def __init__(
+        self, stream: TextIO, *, wanted: bool = True, log_s: float = LOG_S
+    ) -> None:
+        super().__init__()
         is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._stream, self._live = stream, wanted and is_terminal
-        self._text, self._started = "", time.monotonic()
+        self._stream, self._wanted = stream, wanted
+        self._live = wanted and is_terminal
+        self._tick_s = _TICK_S if is_terminal else log_s
+        self._started = time.monotonic()
+        self._looked, self._told = 0.0, ""
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> Self:
-        if self._live:
+        if self._wanted:
             self._thread.start()
         return self
 
@@ -41,26 +88,52 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._live:
-            self._stop.set()
+        self._stop.set()
+        if self._wanted and self._thread.ident is not None:
             self._thread.join()
+        if self._live:
             self._write(_ERASE)
 
-    def __call__(self, text: str) -> None:
-        """Shows `text` from now on."""
-        self._text = text
+    def announce(self, text: str) -> None:
+        """Writes a line that stays."""
+        if self._wanted:
+            erase = _ERASE if self._live else ""
+            self._write(f"{erase}ddpcheck: {text}\n")
+            self._changed()
+
+    def _changed(self) -> None:
         if self._live:
             self._show()
 
     def _tick(self) -> None:
-        while not self._stop.wait(_TICK_S):
-            self._show()
+        while not self._stop.wait(self._tick_s):
+            if self._live:
+                self._show()
+            elif self.doing:
+                self._write(f"{self._line()}\n")
 
     def _show(self) -> None:
-        seconds = time.monotonic() - self._started
-        line = f"ddpcheck: {self._text} ({seconds:.0f} s)"
         # A full last column would wrap, and a wrapped line cannot be erased.
-        self._write(_ERASE + line[: shutil.get_terminal_size().columns - 1])
+        columns = shutil.get_terminal_size().columns
+        self._write(_ERASE + self._line()[: columns - 1])
+
+    def _line(self) -> str:
+        now = time.monotonic()
+        time_told = f"{now - self._started:.0f} s"
+        end = self._end
+        if end is not None and end > now:
+            time_told += f", {about(end - now)} left"
+        parts = filter(None, (self.part, self._where(now)))
+        return f"ddpcheck: {', '.join((self.doing, *parts))} ({time_told})"
+
+    def _where(self, now: float) -> str:
+        """Returns the training step; ranks are not asked every time."""
+        ask = self._step
+        if ask is None:
+            return ""
+        if now - self._looked > min(_LOOK_S, self._tick_s):
+            self._looked, self._told = now, ask()
+        return self._told
 
     def _write(self, text: str) -> None:
         with self._lock:
@@ -68,5 +141,17 @@ class Progress:
                 self._stream.write(text)
                 self._stream.flush()
             except (OSError, ValueError):  # the terminal has gone
-                self._live = False
+                self._live = self._wanted = False
                 self._stop.set()
+
+
+def about(seconds: float) -> str:
+    """Returns a time as people say it, always rounded up: "about 4 min".
+
+    >>> [about(s) for s in (0.2, 42, 61, 7300)]
+    ['about 1 s', 'about 42 s', 'about 2 min', 'about 3 h']
+    """
+    for unit_s, unit, most in ((1.0, "s", _MINUTE_S), (_MINUTE_S, "min", _HOUR_S)):
+        if seconds < most:
+            return f"about {max(1, -int(-seconds // unit_s))} {unit}"
+    return f"about {-int(-seconds // _HOUR_S)} h"

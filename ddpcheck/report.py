@@ -19,6 +19,7 @@ EXIT_EQUIVALENT = 0
 EXIT_DIVERGENT = 1
 EXIT_USAGE = 2
 EXIT_NOT_CHECKED = 3
+EXIT_SIGNAL = 128  # and the signal's number, as shells have it
 
 Verdict = Literal["equivalent", "divergent", "not-checked"]
 EXIT_CODES: dict[str, int] = {
@@ -179,7 +180,11 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One check of one target."""
+    """One check of one target.
+
+    `ended` says why the check ended before it was complete, "" where it is complete:
+    the runs are then those that were made, and `exit_code` is that of a signal.
+    """
 
     verdict: Verdict
     exit_code: int
@@ -192,6 +197,7 @@ class Report:
     warnings: tuple[str, ...] = ()
     command: str = ""
     seconds: float = 0.0
+    ended: str = ""
     reproduce: str = ""  # the text of reproduce.py, "" without a divergence
     format: int = FORMAT
 

@@ -13,6 +13,7 @@ from ddpcheck import target as targets
 from ddpcheck.errors import cut
 from ddpcheck.report import (
     EXIT_CODES,
+    EXIT_SIGNAL,
     Finding,
     NotCompared,
     Report,
@@ -62,12 +63,32 @@ def make(
     warnings: list[str],
     seconds: float,
     smallest: Smallest | None,
+    ended: str = "",
+    signal: int = 0,
 ) -> Report:
-    """Returns the report; its verdict follows from runs and findings."""
+    """Returns the report; its verdict follows from runs and findings.
+
+    Args:
+        ref: the target.
+        base: the reference.
+        limit: of all runs.
+        runs: those that were made.
+        findings: of the diagnosis.
+        not_compared: what no number speaks of.
+        warnings: about the check.
+        seconds: that it took.
+        smallest: the run that reproduce.py shows.
+        ended: why the check ended before it was complete, if it did; equal runs are
+            then no verdict.
+        signal: the number of the signal that ended it, 0 for none.
+    """
     verdict = _verdict(runs, findings)
+    if ended and verdict == "equivalent":
+        verdict = "not-checked"
     return Report(
         verdict=verdict,  # type: ignore[arg-type]
-        exit_code=EXIT_CODES[verdict],
+        exit_code=EXIT_SIGNAL + signal if signal else EXIT_CODES[verdict],
+        ended=ended,
         target=_target_info(ref, base),
         tolerance=limit,
         environment=_environment(base),
@@ -80,8 +101,8 @@ def make(
     )
 
 
-def unchecked(ref: TargetRef, why: str, exit_code: int) -> Report:
-    """Returns the report on a target that could not be run at all.
+def unchecked(ref: TargetRef, why: str, exit_code: int, *, ended: str = "") -> Report:
+    """Returns the report on a target that could not be run at all, or was not yet.
 
     For what reads files: people are told by what ends the command with that code.
     """
@@ -95,6 +116,7 @@ def unchecked(ref: TargetRef, why: str, exit_code: int) -> Report:
         tolerance=Tolerance(rtol=0.0, origin="nothing was compared"),
         environment=_versions(),
         not_compared=(NotCompared(what="everything", why=why),),
+        ended=ended,
     )
 
 

@@ -17,6 +17,7 @@ from ddpcheck import space
 from ddpcheck.budget import Budget, cores
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.memory import Room
+from ddpcheck.progress import Silent
 from ddpcheck.ranks import folder
 from ddpcheck.ranks.failures import PreloadError
 from ddpcheck.ranks.messages import Job, Outcome, Raised
@@ -28,6 +29,7 @@ from ddpcheck.run.spec import (
     RankResult,
     ReferenceResult,
     RunSpec,
+    StepBegin,
     StepResult,
 )
 from ddpcheck.target import TargetRef
@@ -103,7 +105,9 @@ class Session:
         self.pool, self.ref, self._budget = pool, ref, budget
         self._slots: dict[int, tuple[int, ...]] = {}  # of the runs in progress
         self._references: dict[RunSpec, ReferenceResult] = {}
-        self._on_run = on_run
+        self.on_run = on_run
+        self.progress = Silent()
+        self._working: dict[int, tuple[RunSpec, Task]] = {}  # by the task's identity
         self.room: Room | None = None  # how much memory all ranks may take
         # Deadline of the ranks' jobs where it is not the pool's.
         self.timeout_s: float | None = None
@@ -134,11 +138,27 @@ class Session:
                 arguments={"ref": self.ref, "spec": key, "room": self.room},
             )
             with self._budget.taken(1) if self._budget else contextlib.nullcontext():
-                made = self._value(self.pool.run(job, SOLO)[0])
+                made = self._value(self._solo(job, key))
             self._references[key] = made
             if made.spec is not None:  # the dtype that worked stands for "auto"
                 self._references.setdefault(made.spec, made)
         return self._references[key]
+
+    def _solo(self, job: Job, spec: RunSpec) -> Outcome:
+        task = self.pool.submit(job, SOLO)
+        self._working[id(task)] = (spec, task)
+        try:
+            self.pool.wait([task])
+        finally:
+            del self._working[id(task)]
+        return task.outcomes[0]
+
+    def where(self) -> str:
+        """Returns in which training step the work is, "" where none is going on.
+
+        May be asked in another thread: it reads what ranks have written.
+        """
+        return "; ".join(_place(spec, task) for spec, task in [*self._working.values()])
 
     def trains(self, spec: RunSpec) -> bool:
         """Returns whether one process trains as the spec has it.
@@ -160,6 +180,9 @@ class Session:
     def run(self, specs: Iterable[RunSpec], *, apart: bool = False) -> list[RunOutcome]:
         """Returns the outcome of every spec, in order; runs side by side.
 
+        The cheapest that can diverge is started first: who ends the check early has
+        seen that.
+
         Args:
             specs: what to run.
             apart: those of one world size are run side by side as well, each on a crew
@@ -171,7 +194,7 @@ class Session:
         ]
         if apart and not self.pool.is_given:
             _part(outcomes)
-        waiting = list(range(len(outcomes)))
+        waiting = sorted(range(len(outcomes)), key=lambda i: _cost(outcomes[i].spec))
         running: dict[int, tuple[int, Task]] = {}
         try:
             while waiting or running:
@@ -183,11 +206,14 @@ class Session:
                     waiting.remove(index)
                     task = self._submit(outcomes[index])
                     running[id(task)] = (index, task)
+                    self._working[id(task)] = (outcomes[index].spec, task)
                 done = next(iter(self.pool.as_done([t for _, t in running.values()])))
                 index, _ = running.pop(id(done))
+                self._working.pop(id(done))
                 self._give_back(index)
                 self._finish(outcomes[index], done)
         finally:
+            self._working.clear()
             for index in list(self._slots):
                 self._give_back(index)
         return outcomes
@@ -267,8 +293,8 @@ class Session:
                 raise UsageError(result.problem)
         if any(r is None or not r.is_clean for r in results):
             self.pool.retire(*outcome.crew)
-        if self._on_run:
-            self._on_run(outcome)
+        if self.on_run:
+            self.on_run(outcome)
 
     def _value(self, outcome: Outcome) -> ReferenceResult:
         if outcome.kind == "done":
@@ -293,6 +319,17 @@ class Session:
         raise CannotCheckError(message, _last_words(outcome))
 
 
+def _place(spec: RunSpec, task: Task) -> str:
+    told = task.crew.ranks[0].progress()
+    begun = [event.step for event in told if isinstance(event, StepBegin)]
+    ended = sum(isinstance(event, StepResult) for event in told)
+    step = begun[-1] if begun else min(ended, spec.steps - 1)
+    place = f"step {step + 1} of {spec.steps}"
+    return (
+        place if spec.mode == "single" else f"{spec.mode} W={spec.world_size} {place}"
+    )
+
+
 def _broke(raised: Raised) -> str:
     """Returns what ended the reference run, in words."""
     if raised.type_name != "SystemExit":
@@ -306,6 +343,21 @@ def _broke(raised: Raised) -> str:
 def crew_of(spec: RunSpec) -> int:
     """Returns the world size of the crew that does a run."""
     return spec.world_size if spec.mode in ("ddp", "averaged") else SOLO
+
+
+def expected_s(spec: RunSpec, reference: ReferenceResult) -> float:
+    """Returns about how long a run takes, by what one process took for all samples.
+
+    Ranks share the cores; that of a simulated rank is no shorter than a small batch's.
+    """
+    if spec.mode == "sim":
+        return reference.seconds * (spec.world_size + 1) / 2
+    return reference.seconds * max(1.0, crew_of(spec) / cores())
+
+
+def _cost(spec: RunSpec) -> tuple[bool, int, bool]:
+    """Returns what orders runs: one rank last, which has nothing to divide."""
+    return spec.world_size < 2, spec.world_size, spec.mode != "ddp"  # noqa: PLR2004
 
 
 def is_quick(reference: ReferenceResult) -> bool:

@@ -1,4 +1,4 @@
-"""The live line: on terminals, and nowhere else."""
+"""The live line on terminals, and a line now and then in a log."""
 
 from __future__ import annotations
 
@@ -59,3 +59,48 @@ def test_elsewhere_nothing_is_written(
     with Progress(stream, wanted=case != "quiet") as progress:
         progress("2 of 6 runs")
     assert stream.getvalue() == ""
+
+
+def _lines(stream: io.StringIO, wanted: int) -> list[str]:
+    deadline = time.monotonic() + 10
+    while stream.getvalue().count("\n") < wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return stream.getvalue().splitlines()
+
+
+def test_log_gets_phase_part_step_and_time_left() -> None:
+    stream = io.StringIO()
+    with Progress(stream, log_s=0.05) as progress:
+        progress("making runs, 1 of 6 done")
+        progress.detail("trying loss/sum-reduction")
+        progress.expect(600)
+        progress.follow(lambda: "ddp W=2 step 2 of 3")
+        lines = _lines(stream, 2)
+    assert set(lines) == {
+        "ddpcheck: making runs, 1 of 6 done, trying loss/sum-reduction, "
+        "ddp W=2 step 2 of 3 (0 s, about 10 min left)"
+    }
+
+
+def test_next_phase_forgets_part_and_time_left() -> None:
+    stream = Terminal()
+    with Progress(stream) as progress:
+        progress("making runs")
+        progress.detail("the first")
+        progress.expect(600)
+        progress("diagnosing")
+    shown = stream.getvalue().split("\r\x1b[K")
+    assert "ddpcheck: diagnosing (0 s)" in shown
+
+
+@pytest.mark.parametrize("kind", [Terminal, io.StringIO])
+def test_announcement_stays(kind: type[io.StringIO]) -> None:
+    stream = kind()
+    with Progress(stream) as progress:
+        progress.announce("6 runs take about 4 min")
+    assert "ddpcheck: 6 runs take about 4 min\n" in stream.getvalue()
+    silent = io.StringIO()
+    with Progress(silent, wanted=False) as progress:
+        progress.announce("6 runs take about 4 min")
+    assert silent.getvalue() == ""

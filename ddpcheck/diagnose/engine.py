@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ddpcheck import assemble
@@ -11,11 +10,10 @@ from ddpcheck.diagnose.search import findings
 from ddpcheck.diagnose.search.causes import Cause
 from ddpcheck.diagnose.search.loop import Search
 from ddpcheck.options import Options
+from ddpcheck.progress import Silent
 from ddpcheck.report import Finding, NotCompared, Run, Tolerance
 from ddpcheck.reproduce import Smallest
 from ddpcheck.session import RunOutcome, Session
-
-Progress = Callable[[str], None]
 
 # A run that varies one that hung is given less time: no rank needs that many times
 # what one process did for the global batch. One that varies a run whose ranks waited
@@ -42,10 +40,11 @@ def diagnose(
     runs: list[Run],
     limit: Tolerance,
     options: Options,
-    progress: Progress,
-) -> Diagnosis:
-    """Returns the findings for all divergent runs."""
-    diagnosis = Diagnosis(runs=list(runs))
+    progress: Silent,
+    diagnosis: Diagnosis,
+) -> None:
+    """Adds the findings for all divergent runs, one search after the other."""
+    diagnosis.runs = list(runs)
     limit_patience(session, outcomes)
     explained: set[int] = set()
     removable: list[str] = []
@@ -80,7 +79,6 @@ def diagnose(
         diagnosis.findings = data_parallel.explain(
             session, outcomes, made, rest, found, limit
         )
-    return diagnosis
 
 
 def limit_patience(session: Session, outcomes: list[RunOutcome]) -> None:
@@ -101,7 +99,7 @@ def _under_ddp(
     rest: list[int],
     limit: Tolerance,
     options: Options,
-    progress: Progress,
+    progress: Silent,
 ) -> tuple[list[Finding], Run]:
     """Returns what DataParallel shares with DDP, which nobody asked for, and DDP's run.
 
@@ -128,7 +126,7 @@ def _diagnose_simulated(
     outcomes: list[RunOutcome],
     limit: Tolerance,
     options: Options,
-    progress: Progress,
+    progress: Silent,
     diagnosis: Diagnosis,
     explained: set[int],
 ) -> None:

@@ -24,7 +24,9 @@ def to_annotations(report: Report) -> str:
 
 def _errors(report: Report) -> list[str]:
     told = status.report_status(report)
-    found = [_finding("error", f) for f in report.findings if f.accepted is None]
+    ended = wording.ended(report)
+    found = [_at_target(report, "error", ended)] if ended else []
+    found += [_finding("error", f) for f in report.findings if f.accepted is None]
     if told == "divergent" and not found:
         found = [_at_target(report, "error", wording.verdict_line(report))]
     level = "warning" if status.passes(report) else "error"

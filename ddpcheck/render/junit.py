@@ -24,6 +24,7 @@ def to_junit(report: Report) -> str:
     "verdict" says so: no run at all is an error, never an empty success.
     """
     suite = ET.Element("testsuite", name=_text(f"ddpcheck {report.target.name}"))
+    _properties(suite, {"ended": report.ended})
     labels = wording.run_labels(report)
     for index, run in enumerate(report.runs):
         case = _case(suite, report, labels[index], run.seconds)
@@ -39,6 +40,13 @@ def to_junit(report: Report) -> str:
     ET.indent(suites)
     body = ET.tostring(suites, encoding="unicode")
     return f'<?xml version="1.0" encoding="utf-8"?>\n{body}\n'
+
+
+def _properties(suite: ET.Element, named: dict[str, str]) -> None:
+    found = {name: text for name, text in named.items() if text}
+    parent = ET.SubElement(suite, "properties") if found else suite
+    for name, text in found.items():
+        ET.SubElement(parent, "property", name=name, value=_text(text))
 
 
 def _case(suite: ET.Element, report: Report, name: str, seconds: float) -> ET.Element:

@@ -81,7 +81,8 @@ def _rule(slug: str, page: str) -> dict[str, Any]:
 
 def _invocation(report: Report) -> dict[str, Any]:
     told = status.report_status(report)
-    notes = [_notification("warning", text) for text in report.warnings]
+    notes = [_notification("error", text) for text in (wording.ended(report),) if text]
+    notes += [_notification("warning", text) for text in report.warnings]
     labels = wording.run_labels(report)
     for index, label in enumerate(labels):
         if why := status.run_why(report, index):
@@ -91,7 +92,7 @@ def _invocation(report: Report) -> dict[str, Any]:
         notes.append(_notification("error", wording.verdict_line(report)))
     return {
         "commandLine": wording.visible(report.command),
-        "executionSuccessful": told != "not-checked",
+        "executionSuccessful": told != "not-checked" and not report.ended,
         "exitCode": report.exit_code,
         "toolExecutionNotifications": notes,
     }

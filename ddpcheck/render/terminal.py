@@ -150,8 +150,10 @@ def _sections(page: Page, report_path: str) -> list[list[Text]]:
 
 def _header(page: Page) -> list[Text]:
     target = page.report.target
+    told = wording.ended(page.report)
+    first = page.wrapped(told, style=STYLES["not-checked"], most=_MANY) if told else []
     if not target.num_tensors and not page.report.runs:  # a usage error
-        return page.wrapped(
+        return first + page.wrapped(
             f"ddpcheck {target.name}: nothing was trained", style="bold"
         )
     batch = f"batch {numbers.count(target.batch_size)}"
@@ -160,6 +162,7 @@ def _header(page: Page) -> list[Text]:
     against = ", ".join(filter(None, ("one process", target.optimizer, steps)))
     reference = f"reference: {against}; {wording.tolerance(page.report)}"
     return [
+        *first,
         *page.wrapped(f"ddpcheck {target.name}: {what}", style="bold"),
         *page.wrapped(reference, indent="  "),
     ]

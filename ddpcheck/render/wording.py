@@ -141,7 +141,9 @@ def _counts(report: Report) -> str:
     mismatched = sum(map(status.mismatched, report.runs))
     told = status.report_status(report)
     if not compared and told == "not-checked":
-        return "nothing was compared"
+        return "; ".join(filter(None, ("nothing was compared", report.ended)))
+    if report.ended and told == "not-checked":
+        return f"{report.ended}; {_comparisons(compared, mismatched)} so far"
     unchecked = _statuses(report).count("not-checked")
     parts = [_runs(report), _comparisons(compared, mismatched)]
     if told == "not-checked" and not mismatched:
@@ -161,6 +163,8 @@ def _counts(report: Report) -> str:
         parts.append(f"{numbers.count(accepted)} accepted")
     if _is_by_noise_alone(report):
         parts.append("by random numbers alone")
+    if report.ended:
+        parts.append(report.ended)
     return ", ".join(parts)
 
 
@@ -187,6 +191,17 @@ def _statuses(report: Report) -> list[status.Status]:
 
 def verdict_sentence(report: Report) -> str:
     """Returns the verdict as one full sentence, counts included."""
+    if report.ended:
+        return f"{ended(report)}. {_verdict_sentence(report)}"
+    return _verdict_sentence(report)
+
+
+def ended(report: Report) -> str:
+    """Returns why a check is not complete, "" for one that is."""
+    return f"Not complete: {report.ended}" if report.ended else ""
+
+
+def _verdict_sentence(report: Report) -> str:
     compared = sum(map(status.compared, report.runs))
     mismatched = sum(map(status.mismatched, report.runs))
     told = status.report_status(report)

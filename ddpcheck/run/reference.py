@@ -37,6 +37,7 @@ from ddpcheck.run.record.writing import WritingRecorder
 from ddpcheck.run.spec import (
     ReferenceResult,
     RunSpec,
+    StepBegin,
 )
 from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.run.surroundings import (
@@ -135,6 +136,7 @@ class _Reference:
     ) -> None:
         self.target, self.spec, self.seen, self.room = target, spec, seen, room
         self.updates_in_backward = False
+        self.emit = context.emit
         self.folder = Path(context.seat.folder)
         self.name = f"trace-{context.seat.name}-{time.monotonic_ns()}"
         self.shapes: list[list[Shape | None]] = []
@@ -308,6 +310,7 @@ class _Reference:
 
     @contextlib.contextmanager
     def _around(self, step: int, size: int) -> Iterator[None]:
+        self.emit(StepBegin(step=step))
         with autocast(self.spec):
             if self.spec.noise != "sample":
                 with noticing_draws(self.spec.device, lambda: self._note_draw(step)):

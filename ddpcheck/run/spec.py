@@ -140,6 +140,13 @@ class Defect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepBegin:
+    """The reference begins a step; one that does so again has another dtype."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardCount:
     """Progress: the rank is about to begin its n-th backward (1, 2, ...)."""
 

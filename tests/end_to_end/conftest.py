@@ -42,6 +42,8 @@ class Command:
         folder: Path,
         environment: dict[str, str],
         program: tuple[str, ...] = ("-m", "ddpcheck"),
+        *,
+        stderr: int = subprocess.PIPE,
     ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, *program, *arguments],
@@ -49,7 +51,7 @@ class Command:
             env=environment,
             text=True,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             start_new_session=True,
             # Who runs the suite in the background may ignore Ctrl-C; a terminal's
             # commands do not.
@@ -108,9 +110,9 @@ class Terminal:
         (self.folder / name).write_text(text, encoding="utf-8")
         return name
 
-    def start(self, *arguments: str) -> Command:
-        """Starts the command."""
-        command = Command(list(arguments), self.folder, self.environment)
+    def start(self, *arguments: str, stderr: int = subprocess.PIPE) -> Command:
+        """Starts the command; its errors may go to an open file."""
+        command = Command(list(arguments), self.folder, self.environment, stderr=stderr)
         self._commands.append(command)
         return command
 

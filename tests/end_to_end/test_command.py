@@ -151,8 +151,24 @@ def test_working_folder_hides_nothing_and_what_an_import_starts_ends(
     terminal.assert_clean(command)
 
 
-CTRL_C = (signal.SIGINT, 130, "ddpcheck: interrupted\n")
-TERMINATION = (signal.SIGTERM, 143, "ddpcheck: terminated\n")
+# Two signals may be one by the time when Python looks.
+CTRL_C = (
+    signal.SIGINT,
+    130,
+    {
+        "ddpcheck: interrupted\n",
+        "ddpcheck: not checked: interrupted by SIGINT (Ctrl-C) while making runs, 0 of "
+        "1 done\n",
+    },
+)
+TERMINATION = (
+    signal.SIGTERM,
+    143,
+    {
+        "ddpcheck: not checked: terminated by SIGTERM while importing torch and the "
+        "target\n"
+    },
+)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +180,7 @@ TERMINATION = (signal.SIGTERM, 143, "ddpcheck: terminated\n")
     ids=["importing-sigterm", "rank-ctrl-c"],
 )
 def test_signal_ends_everything(
-    when: str, sent: tuple[signal.Signals, int, str], terminal: Terminal
+    when: str, sent: tuple[signal.Signals, int, set[str]], terminal: Terminal
 ) -> None:
     number, code, says = sent
     mark = terminal.folder / "mark"
@@ -188,7 +204,8 @@ def test_signal_ends_everything(
     else:
         command.process.send_signal(number)
     ended = command.end()
-    assert (ended.exit_code, ended.stdout, ended.stderr) == (code, "", says)
+    assert (ended.exit_code, ended.stdout) == (code, "")
+    assert ended.stderr in says
     terminal.assert_clean(command)
 
 

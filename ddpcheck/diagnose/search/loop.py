@@ -189,6 +189,7 @@ class Search:
         return lambda spec: self.trials.with_fixes(spec, proposals)
 
     def _case(self, spec: RunSpec) -> Case:
+        self.session.progress.detail("looking where the ranks part")
         by_hand, watched = spec.but(mode="averaged"), self._watched(spec)
         specs = dict.fromkeys((spec, by_hand, *watched))
         wanted = [s for s in specs if s != self.spec]

@@ -9,6 +9,7 @@ from typing import Any
 from ddpcheck import assemble, noise_floor
 from ddpcheck.diagnose.facts.case import Proposal
 from ddpcheck.diagnose.search.causes import scaled_to
+from ddpcheck.errors import cut
 from ddpcheck.report import Run, Tolerance
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import RunOutcome, Session
@@ -44,6 +45,9 @@ class Trials:
             taken: those whose fixes are in force already.
         """
         specs = [self.with_fixes(self.spec, [*taken, p]) for p in proposals]
+        if proposals:
+            slugs = [p.slug for p in proposals]
+            self.session.progress.detail(f"trying {cut(slugs, 2)}")
         values = self.excesses(specs)
         return {p.slug: v for p, v in zip(proposals, values, strict=True)}
 
