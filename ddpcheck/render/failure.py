@@ -8,6 +8,7 @@ from ddpcheck.report import Fault, Report
 
 _MAX_LINES = 12  # of a stack: the innermost frames
 _MAX_STACKS = 8
+_NOTHING = "nothing was compared"
 
 
 def to_text(report: Report) -> str:
@@ -35,7 +36,8 @@ def _headline(report: Report) -> str:
         if status.run_why(report, index) and not causes
     ]
     word = status.WORDS[status.report_status(report)]
-    told = ", ".join(dict.fromkeys(causes)) or "nothing was compared"
+    nothing = "cause unknown" if report.verdict == "divergent" else _NOTHING
+    told = ", ".join(dict.fromkeys(causes)) or nothing
     return one_line(f"{word}: {told}")
 
 

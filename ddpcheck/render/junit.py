@@ -85,6 +85,8 @@ def _message(report: Report, index: int) -> str:
     slugs = [f.slug for f in report.findings if index in f.runs]
     compared, mismatched = status.compared(run), status.mismatched(run)
     counts = f"{mismatched} of {compared} comparisons differ"
+    if run.faults and not mismatched:
+        counts = "failed on ranks"
     return f"{counts}: {', '.join(slugs) or 'cause unknown'}"
 
 

@@ -145,7 +145,7 @@ def _counts(report: Report) -> str:
     if report.ended and told == "not-checked":
         return f"{report.ended}; {_comparisons(compared, mismatched)} so far"
     unchecked = _statuses(report).count("not-checked")
-    parts = [_runs(report), _comparisons(compared, mismatched)]
+    parts = _judged(report, compared, mismatched)
     if told == "not-checked" and not mismatched:
         verb = "proves" if compared == 1 else "prove"
         equal = numbers.counted(compared, "equal comparison")
@@ -168,11 +168,32 @@ def _counts(report: Report) -> str:
     return ", ".join(parts)
 
 
+def _judged(report: Report, compared: int, mismatched: int) -> list[str]:
+    """Returns how many runs came to the verdict, and by what."""
+    comparisons = [_comparisons(compared, mismatched)] if compared else []
+    if _failed(report):
+        return [f"{_runs(report)} failed on ranks", *comparisons]
+    if status.report_status(report) == "divergent" and not compared:
+        return [_runs(report), "ranks differ from each other"]
+    return [_runs(report), _comparisons(compared, mismatched)]
+
+
 def _runs(report: Report) -> str:
     """Returns how many runs came to the report's own status: "2 of 4 runs"."""
     statuses, told = _statuses(report), status.report_status(report)
     count = status.differing(report) if told == "accepted" else statuses.count(told)
     return f"{numbers.count(count)} of {numbers.counted(len(statuses), 'run')}"
+
+
+def _failed(report: Report) -> bool:
+    """Returns whether runs diverge by ranks that failed, and by no number."""
+    found = [
+        run
+        for run, told in zip(report.runs, _statuses(report), strict=True)
+        if told == "divergent"
+    ]
+    is_by_number = any(map(status.mismatched, found))
+    return not is_by_number and any(run.faults for run in found)
 
 
 def _comparisons(compared: int, mismatched: int) -> str:
@@ -211,7 +232,10 @@ def _verdict_sentence(report: Report) -> str:
     tensors = f"{numbers.count(mismatched)} of {total} above tolerance"
     if not compared:
         tensors = "nothing compared"
-    first = _SENTENCES[told].format(runs=_runs(report), tensors=tensors)
+    sentence = _SENTENCES[told]
+    if _failed(report):
+        sentence = _FAILED if compared else _FAILED_AT_ONCE
+    first = sentence.format(runs=_runs(report), tensors=tensors)
     return " ".join([first, *_reservations(report)])
 
 
@@ -256,6 +280,11 @@ _SENTENCES: dict[status.Status, str] = {
     "not-checked": "No verdict: {runs} could not be checked. What was compared: "
     "{tensors}.",
 }
+
+
+_FAILED = "One process trains, but ranks failed in {runs}, with {tensors}."
+_FAILED_AT_ONCE = "One process trains, but ranks failed in {runs} before anything was "
+_FAILED_AT_ONCE += "compared."
 
 
 def fault_line(fault: Fault) -> str:

@@ -272,7 +272,7 @@ class _Candidate:
             raise
         except Exception as error:  # noqa: BLE001 (user code, told as data)
             self.raised = describe(error)
-            self.facts |= undefined(error)
+            self.facts |= undefined(error) | wrapping.lacking(error)
             self._emit(training, recorder, training.step)
             return
         self._emit(training, recorder, len(batches) - 1)

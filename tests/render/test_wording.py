@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from xml.etree import ElementTree as ET
 
 import pytest
 
-from ddpcheck.render import divergence, status, wording
+from ddpcheck.render import divergence, junit, status, wording
 from ddpcheck.report import Control, Fault, Fix
 
 from . import sample
@@ -50,11 +51,37 @@ def test_verdict_line_says_what_differs_and_is_not_judged() -> None:
     )
 
 
-def test_verdict_line_of_a_divergence_seen_without_comparing_says_so() -> None:
+def test_verdict_of_ranks_that_failed_at_once_says_that_one_process_trains() -> None:
     run = replace(sample.not_checked().runs[0], verdict="divergent")
     report = replace(sample.divergent(), runs=(run,))
+    assert wording.verdict_line(report) == "DIVERGENT: 1 of 1 run failed on ranks"
+    assert wording.verdict_sentence(report) == (
+        "One process trains, but ranks failed in 1 of 1 run before anything was "
+        "compared."
+    )
+    case = ET.fromstring(junit.to_junit(report)).find(".//failure")
+    assert case is not None
+    assert case.get("message", "").startswith("failed on ranks: ")
+
+
+def test_verdict_of_ranks_that_failed_among_equal_runs_counts_both() -> None:
+    failed = replace(sample.not_checked().runs[0], verdict="divergent")
+    runs = (sample.equivalent().runs[0], failed)
+    report = replace(sample.divergent(), runs=runs)
     assert wording.verdict_line(report) == (
-        "DIVERGENT: 1 of 1 run, nothing was compared"
+        "DIVERGENT: 1 of 2 runs failed on ranks, 42 comparisons equal"
+    )
+    assert wording.verdict_sentence(report) == (
+        "One process trains, but ranks failed in 1 of 2 runs, with 0 of 42 tensor "
+        "comparisons above tolerance."
+    )
+
+
+def test_verdict_of_ranks_that_differ_from_each_other_alone_says_so() -> None:
+    run = replace(sample.not_checked().runs[0], verdict="divergent", faults=())
+    report = replace(sample.divergent(), runs=(run,))
+    assert wording.verdict_line(report) == (
+        "DIVERGENT: 1 of 1 run, ranks differ from each other"
     )
 
 

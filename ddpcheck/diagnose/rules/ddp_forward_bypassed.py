@@ -6,12 +6,15 @@ backwards of a step go through calls past it, and their gradients stay local.
 
 Why it happens
 DDP arms its reducer in its own forward. model.module(x), another method, or an
-unwrapped twin leave it idle, without an error.
+unwrapped twin leave it idle, without an error. The wrapper has no other methods of
+the model: a step that calls one on it raises AttributeError on every rank.
 
 How it was found
 A DDP object was never called in a run that went backward, or a backward followed
 calls of what is inside it alone, or ran before DDP's forward had ended; and gradients
 are not the mean of the local ones, or the ranks raise. Averaging by hand decides.
+For a method that the wrapper lacks: the run in which it is called through DDP's
+forward.
 
 Example
     import torch
@@ -55,6 +58,10 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where DDP.forward is not called in a step that trains."""
+    lacks = case.rank_facts("lacks", ("", ""))
+    called = [name for name, kind in lacks if kind == "call"]
+    if called and len(called) == len(lacks):
+        return _lacking(called[0])
     forwards = case.rank_facts("forwards", [])
     events = case.rank_facts("events", "")
     if not case.reduce_is_broken or not forwards:
@@ -79,6 +86,29 @@ def detect(case: Case) -> Proposal | None:
             f"backwards inside DDP.forward: {inside} of {events[0].count('B')}",
         )
     return _in_a_part_of_the_step(case)
+
+
+def _lacking(name: str) -> Proposal:
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary=f"the step calls {name} on the wrapper, which DistributedDataParallel "
+        "does not have: one process calls the bare model's",
+        facts=(
+            f"AttributeError on every rank: the model has {name}, its wrapper has not",
+            f"model.module.{name}(...) would not raise, and no gradient be reduced",
+        ),
+        fix=f"wrap a module whose forward calls {name}, and call the wrapped model",
+        code=f"""\
+class Step(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args, **kwargs):
+        return self.model.{name}(*args, **kwargs)""",
+        fixes=("ddp.hands_on",),
+    )
 
 
 def _in_a_part_of_the_step(case: Case) -> Proposal | None:

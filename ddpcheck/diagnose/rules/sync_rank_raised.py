@@ -47,6 +47,11 @@ from ddpcheck.diagnose.facts.rank_table import named
 
 SLUG = "sync/rank-raised"
 LINK = "reduce"  # the others wait there
+_FIX = "make this code hold on every rank: for its shard, its rank, the wrapped model"
+_OF_INNER = (
+    "the wrapper has no {name}: read getattr(model, 'module', model).{name}; what is "
+    "called in training has to go through the wrapped model"
+)
 
 
 def detect(case: Case) -> Proposal | None:
@@ -54,6 +59,7 @@ def detect(case: Case) -> Proposal | None:
     fault = rank_fault.of(case, "raised")
     if fault is None:
         return None
+    name, kind = case.rank_facts("lacks", ("", ""))[0]
     return rank_fault.proposal(
         case,
         fault,
@@ -61,6 +67,5 @@ def detect(case: Case) -> Proposal | None:
         link=LINK,
         summary=f"{named(fault.ranks)} {rank_fault.verb(fault, 'raise')} "
         f"{rank_fault.message(fault)}{fault.where}; one process does not",
-        fix="make this code hold on every rank: for its shard, its rank, the wrapped "
-        "model",
+        fix=_FIX if kind in ("", "call") else _OF_INNER.format(name=name),
     )

@@ -44,6 +44,8 @@ changes one thing, so that a run with it proves or disproves one cause.
     ddp.rewrap_trainable   the same, with requires_grad=True while it is built
     ddp.rewrap             DDP built anew, as it was, on the model as it is now
     ddp.static_off, ddp.static_on  DDP built anew with static_graph=False, with True
+    ddp.hands_on           DDP has the attributes of the model inside; what is called
+                           goes through DDP's forward
     ddp.plain_output       DDP sees the output's tensors in a plain tuple
     dp.mean_scalars        DataParallel's replicas' scalars gathered to their mean
     dp.keep_state          what each replica assigned to itself is kept

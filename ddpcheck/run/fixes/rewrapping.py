@@ -14,6 +14,7 @@ from ddpcheck.run import submodules
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.fix_names import argument
 from ddpcheck.run.fixes import hooks_on_means
+from ddpcheck.run.fixes.hands_on import handing_on
 from ddpcheck.run.fixes.plain_output import with_plain_output
 
 # What a DDP object is built anew with.
@@ -49,6 +50,8 @@ def rewrapped(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
             )
     if argument(fixes, "ddp.plain_output") is not None:
         model = submodules.replace(model, is_ddp, with_plain_output)
+    if argument(fixes, "ddp.hands_on") is not None:
+        model = handing_on(model)
     return model
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run.averaged import AS_BUILT, is_ddp
 from ddpcheck.run.names import Names, shortener
 from ddpcheck.run.watch.held import Wrapped, accumulator
+
+_WRAPPERS = (DistributedDataParallel, nn.DataParallel)
 
 
 def broadcast_buffers(model: nn.Module) -> list[str]:
@@ -38,6 +43,32 @@ def set_on_wrappers(wrapped: list[Wrapped]) -> list[str]:
             and vars(ddp)[name] is not vars(ddp.module)[name]
         }
     )
+
+
+def lacking(error: BaseException) -> dict[str, tuple[str, str]]:
+    """Returns what user code asked a wrapper for that only the model inside has.
+
+    As the fact "lacks": its name, and "call" for what was to be called, a method or a
+    part of the model, "part" for a part that was not, "value" for anything else. Empty
+    for another error.
+    """
+    name, wrapper = getattr(error, "name", None), getattr(error, "obj", None)
+    if not isinstance(error, AttributeError) or not isinstance(wrapper, _WRAPPERS):
+        return {}
+    inner: Any = wrapper.module
+    if not name or not hasattr(inner, name):
+        return {}
+    found = getattr(inner, name)
+    if isinstance(found, nn.Module):
+        return {"lacks": (name, "call" if _calls(error, name) else "part")}
+    return {"lacks": (name, "call" if callable(found) else "value")}
+
+
+def _calls(error: BaseException, name: str) -> bool:
+    """Returns whether the line that asked for an attribute calls it, by its source."""
+    lines = [f.line or "" for f in traceback.extract_tb(error.__traceback__)]
+    asked = rf"\.\s*{re.escape(name)}\s*\("
+    return any(re.search(asked, line) for line in lines)
 
 
 def in_use(
