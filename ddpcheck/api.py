@@ -67,7 +67,7 @@ class Settings(TypedDict, total=False):
     tolerance: float | None
     accept: Mapping[str, str] | Sequence[str] | None
     fix: bool
-    timeout_s: float
+    timeout_s: float | None
     max_memory: float | None
     seed: int
 
@@ -160,7 +160,7 @@ class WarmRanks:
         __tracebackhide__ = True
         options = options_of(given)
         try:
-            pool = self.open(options.timeout_s)
+            pool = self.open(options.limit_s)
             with (
                 self._ref(pool, model, batch, loss, given) as ref,
                 contextlib.closing(Session(pool, ref, budget=self._budget)) as session,
@@ -271,7 +271,8 @@ def check(
             tolerance    relative, from 1e-15 to 0.1; 1e-9 in float64
             accept       slugs that do not fail, {"norm/local-batch-stats": "why"}
             fix          False: causes are not verified by their fixes (--no-fix)
-            timeout_s    seconds, of the import and of every run, 60
+            timeout_s    seconds, of the import and of every run; by default 60, and
+                         more for ranks that are slow
             max_memory   GiB; what is free
             seed         of every run, 0
 

@@ -75,6 +75,8 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
 
 def _refusal(outcome: RunOutcome) -> str:
     """Returns why nothing can be said of the run, "" where something can."""
+    if outcome.cut_off:
+        return outcome.cut_off
     for rank in range(len(outcome.ranks)):
         facts = outcome.facts(rank)
         if "noise_undefined" in facts:

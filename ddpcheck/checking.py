@@ -103,7 +103,7 @@ def pool_for(
         call="ddpcheck.run.jobs:load_in_server",
         arguments={"path": ref.path, "names": [list(pair) for pair in ref.names]},
     )
-    return Pool(what, timeout_s=options.timeout_s, hosts=hosts, loopback=loopback)
+    return Pool(what, timeout_s=options.limit_s, hosts=hosts, loopback=loopback)
 
 
 def wait_for_imports(pool: Pool, ref: TargetRef) -> None:
@@ -165,6 +165,7 @@ def check(
     session = session or Session(pool, ref)
     made = Made(session, options, time.perf_counter(), progress or Silent())
     session.on_run, session.progress = made.ran, made.progress
+    session.is_bounded = options.timeout_s is not None
     made.progress.follow(session.where)
     try:
         return _check(made, only)

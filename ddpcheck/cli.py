@@ -35,7 +35,8 @@ what runs:
   --steps 3               training steps of every run
   --dtype auto            auto, float64, float32, bfloat16, float16
   --device auto           auto, cpu, cuda
-  --timeout-s 60          deadline of the import and of every run
+  --timeout-s 60          deadline of the import and of every run; where it is not
+                          given, a run whose ranks are slow gets longer
   --max-memory GIB        refuse what needs more; default: what is free
   --seed 0                seed of every run
 
@@ -91,7 +92,7 @@ exit codes:
   1  divergent: the cause is in the report, where one is known
   2  usage error: the target file or an option is wrong
   3  could not check: hang, crash, nothing compared; a file cannot be written
-  130, 143  interrupted, terminated; the report has the runs that were made
+  130, 143  interrupted, terminated; the report has the runs made
 """
 
 

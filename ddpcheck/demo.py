@@ -58,7 +58,7 @@ def main(wanted: Outputs) -> int:
         places.check_folder(folder, "ddpcheck --demo")
     paths = {name: _copy(path, folder / f"{name}.py") for name, path in TARGETS.items()}
     preload = Preload(modules=checking.PRELOAD_MODULES)
-    with Pool(preload, timeout_s=_OPTIONS.timeout_s) as pool:
+    with Pool(preload, timeout_s=_OPTIONS.limit_s) as pool:
         with output.importing_ahead(wanted), Progress(sys.stderr) as progress:
             progress("importing torch")
             _import(pool)

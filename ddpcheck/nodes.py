@@ -83,7 +83,7 @@ class Leader:
             checking.wait_for_imports(pool, ref)
             self._open(pool, options)
             progress(f"waiting for {group.world_size - 1} processes of the group")
-            hellos = hosts.gather(pool.folder, options.timeout_s, _import_s(options))
+            hellos = hosts.gather(pool.folder, options.limit_s, _import_s(options))
             _raise_first(hellos)
             _compare(_identity(ref), hellos)
             report = checking.check(pool, ref, options, progress=progress)
@@ -92,7 +92,7 @@ class Leader:
 
     def _open(self, pool: Pool, options: Options) -> None:
         try:
-            self.hosts.open(_announcer(pool), options.timeout_s)
+            self.hosts.open(_announcer(pool), options.limit_s)
         except (RuntimeError, OSError) as error:
             group = self.hosts.group
             place = f"{group.address}:{group.port}"
@@ -283,7 +283,7 @@ def _in_keeper(
 
 
 def _import_s(options: Options) -> float:
-    return MODULES_S + options.timeout_s
+    return MODULES_S + options.limit_s
 
 
 def _identity(ref: TargetRef) -> dict[str, str]:

@@ -17,6 +17,8 @@ class Options:
     `accept` maps slugs to the user's reasons. `tolerance` is an rtol. `project` holds
     world_sizes, simulate and tolerance of pyproject.toml, which come after the target's
     own. `simulate` has world sizes of DDP played by one process. `max_memory` in GiB.
+    `timeout_s` is the bound of every run where it was chosen: a run that needs more
+    gets more only by default.
     """
 
     world_sizes: tuple[int, ...] | None = None
@@ -31,10 +33,15 @@ class Options:
     tolerance: float | None = None
     accept: dict[str, str] = field(default_factory=dict)
     fix: bool = True
-    timeout_s: float = DEFAULT_TIMEOUT_S
+    timeout_s: float | None = None
     max_memory: float | None = None
     seed: int = 0
     project: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def limit_s(self) -> float:
+        """The deadline of the import, and of a run where it needs no more."""
+        return DEFAULT_TIMEOUT_S if self.timeout_s is None else self.timeout_s
 
     @property
     def run_device(self) -> str:

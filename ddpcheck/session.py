@@ -17,7 +17,7 @@ from ddpcheck import space
 from ddpcheck.budget import Budget, cores
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.memory import Room
-from ddpcheck.progress import Silent
+from ddpcheck.progress import Silent, about
 from ddpcheck.ranks import folder
 from ddpcheck.ranks.failures import PreloadError
 from ddpcheck.ranks.messages import Job, Outcome, Raised
@@ -41,6 +41,8 @@ _MAX_BUSY_RANKS = 16
 _SLOW_S = 1.0
 # A rank may take that many times what one process took for the global batch.
 _SLOWDOWN = 4.0
+_LEAST_SLOWDOWN = 2.0  # that is nothing unusual
+_MOST_STARVED = 0.5  # of its time may a rank wait for a core, and yet hang in the rest
 _LAST_LINES = 4  # of output before a stack
 
 
@@ -52,6 +54,7 @@ class RunOutcome:
     reference: ReferenceResult
     ranks: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
+    cut_off: str = ""  # why nothing follows from its not having ended in time
     crew_index: int = 0  # of the crew that does it among those of its world size
 
     @property
@@ -109,6 +112,8 @@ class Session:
         self.progress = Silent()
         self._working: dict[int, tuple[RunSpec, Task]] = {}  # by the task's identity
         self.room: Room | None = None  # how much memory all ranks may take
+        # The pool's deadline was chosen, and holds whatever the ranks need.
+        self.is_bounded = False
         # Deadline of the ranks' jobs where it is not the pool's.
         self.timeout_s: float | None = None
         self.quiet_looks = LOOKS  # of the ranks' jobs, see Pool.submit
@@ -138,20 +143,21 @@ class Session:
                 arguments={"ref": self.ref, "spec": key, "room": self.room},
             )
             with self._budget.taken(1) if self._budget else contextlib.nullcontext():
-                made = self._value(self._solo(job, key))
+                made = self._value(*self._solo(job, key))
             self._references[key] = made
             if made.spec is not None:  # the dtype that worked stands for "auto"
                 self._references.setdefault(made.spec, made)
         return self._references[key]
 
-    def _solo(self, job: Job, spec: RunSpec) -> Outcome:
-        task = self.pool.submit(job, SOLO)
+    def _solo(self, job: Job, spec: RunSpec) -> tuple[Outcome, float]:
+        """Returns the outcome of one process, and the seconds that it took."""
+        task = self.pool.submit(job, SOLO, is_bounded=self.is_bounded)
         self._working[id(task)] = (spec, task)
         try:
             self.pool.wait([task])
         finally:
             del self._working[id(task)]
-        return task.outcomes[0]
+        return task.outcomes[0], task.seconds
 
     def where(self) -> str:
         """Returns in which training step the work is, "" where none is going on.
@@ -268,25 +274,27 @@ class Session:
             },
             files=("trace",),
         )
-        limit_s = self.timeout_s or self._patience_s(outcome)
         return self.pool.submit(
-            job, *outcome.crew, timeout_s=limit_s, quiet_looks=self.quiet_looks
+            job,
+            *outcome.crew,
+            timeout_s=self.timeout_s or self._patience_s(outcome),
+            quiet_looks=self.quiet_looks,
+            is_bounded=self.is_bounded,
         )
 
     def _patience_s(self, outcome: RunOutcome) -> float:
-        """Returns the deadline of a run: the setting, and more for slow mathematics.
+        """Returns the deadline of a run: the setting, by default more where it is slow.
 
         Ranks that share a core with others take turns: a slow run is no hang.
         """
-        spec = outcome.spec
-        turns = max(1.0, crew_of(spec) / (os.cpu_count() or 1))
-        if spec.mode == "sim":  # a shard takes no longer than the whole batch
-            turns = spec.world_size + 1.0
-        needed_s = _SLOWDOWN * turns * outcome.reference.seconds
-        return max(self.pool.timeout_s, needed_s)
+        needed_s = _SLOWDOWN * _turns(outcome.spec) * outcome.reference.seconds
+        usual_s = self.pool.timeout_s
+        return usual_s if self.is_bounded else max(usual_s, needed_s)
 
     def _finish(self, outcome: RunOutcome, task: Task) -> None:
         outcome.ranks, outcome.seconds = task.outcomes, task.seconds
+        if self.is_bounded and any(rank.kind == "hung" for rank in task.outcomes):
+            outcome.cut_off = _cut_off(outcome, task)
         results = outcome.results()
         for result in results:
             if result is not None and result.problem is not None:
@@ -296,7 +304,7 @@ class Session:
         if self.on_run:
             self.on_run(outcome)
 
-    def _value(self, outcome: Outcome) -> ReferenceResult:
+    def _value(self, outcome: Outcome, seconds: float) -> ReferenceResult:
         if outcome.kind == "done":
             made: ReferenceResult = outcome.value
             if made.problem is not None:
@@ -310,8 +318,11 @@ class Session:
             detail = outcome.raised.stack
             raise CannotCheckError(_broke(outcome.raised), detail)
         if outcome.kind == "hung":
+            # What waited for cores, or stood still, was given more by default.
+            limit_s = self.pool.timeout_s
+            more = seconds > 1.1 * limit_s + 1
             message = (
-                f"one process did not end within {self.pool.timeout_s:g} s; "
+                f"one process did not end within {seconds if more else limit_s:.3g} s; "
                 "if it needs longer: --timeout-s"
             )
             raise CannotCheckError(message, outcome.stack)
@@ -358,6 +369,24 @@ def expected_s(spec: RunSpec, reference: ReferenceResult) -> float:
 def _cost(spec: RunSpec) -> tuple[bool, int, bool]:
     """Returns what orders runs: one rank last, which has nothing to divide."""
     return spec.world_size < 2, spec.world_size, spec.mode != "ddp"  # noqa: PLR2004
+
+
+def _turns(spec: RunSpec) -> float:
+    """Returns how many passes a core makes, as long as a whole batch's at most."""
+    if spec.mode == "sim":  # a shard takes no longer than the whole batch
+        return spec.world_size + 1.0
+    return max(1.0, crew_of(spec) / (os.cpu_count() or 1))
+
+
+def _cut_off(outcome: RunOutcome, task: Task) -> str:
+    """Returns why a run may have needed more than the limit, "" where it hung in it."""
+    did = f"it did not end within --timeout-s {task.limit_s:g}, which is no hang: "
+    needed_s = _LEAST_SLOWDOWN * _turns(outcome.spec) * outcome.reference.seconds
+    if needed_s > task.limit_s:
+        return did + f"by what one process took it may need {about(needed_s)}"
+    if task.starved_s > task.limit_s * _MOST_STARVED:
+        return did + f"its ranks waited for a core for {task.starved_s:.3g} s"
+    return ""
 
 
 def is_quick(reference: ReferenceResult) -> bool:

@@ -123,6 +123,11 @@ training scripts, and mean something else there.
     seed          0
     report_dir    "reports"
 
+timeout_s bounds the import of the target and, where it is given, every run, by the
+clock. A run that it cuts off is not checked where one process was so slow, or the
+machine so busy, that ranks may have needed longer; else they hang. Where it is not
+given, ranks that are slow or wait for a core get longer than 60 s.
+
 DDPCHECK_MAX_RANKS, of the environment, is how many ranks run at a time under pytest.
 """,
     "option-world-size": """

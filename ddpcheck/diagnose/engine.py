@@ -87,7 +87,9 @@ def limit_patience(session: Session, outcomes: list[RunOutcome]) -> None:
     Where one process alone takes long, more: a probe makes many passes.
     """
     needed_s = _SLOWDOWN * max(o.reference.seconds for o in outcomes)
-    longest_s = max(session.pool.timeout_s, needed_s)
+    longest_s = session.pool.timeout_s
+    if not session.is_bounded:
+        longest_s = max(longest_s, needed_s)
     session.timeout_s = min(longest_s, _LEAST_TIMEOUT_S + needed_s)
     if any(rank.kind == "stuck" for outcome in outcomes for rank in outcome.ranks):
         session.quiet_looks = _QUIET_LOOKS

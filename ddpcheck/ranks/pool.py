@@ -239,6 +239,7 @@ class Pool:
         *,
         timeout_s: float | None = None,
         quiet_looks: int = quiet.LOOKS,
+        is_bounded: bool = False,
     ) -> Task:
         """Starts the job on the crew of this world size, which must be idle.
 
@@ -249,6 +250,7 @@ class Pool:
             timeout_s: seconds that it may take; the pool's where it is None.
             quiet_looks: how often its ranks are seen doing nothing until they are
                 asked whether they wait for each other.
+            is_bounded: a rank that waits for a core gets no more time for it.
         """
         crew = self.open(world_size, index)
         assert not crew.busy, "a crew does one job at a time"
@@ -260,6 +262,7 @@ class Pool:
             crew=crew,
             deadline=now + max(limit_s, start_s),
             limit_s=limit_s,
+            is_bounded=is_bounded,
             has_begun=crew.is_ready,
             started=now,
             quiet=quiet.Quiet(quiet_looks),
@@ -297,10 +300,15 @@ class Pool:
         *,
         timeout_s: float | None = None,
         quiet_looks: int = quiet.LOOKS,
+        is_bounded: bool = False,
     ) -> list[Outcome]:
         """Runs one job to its end; returns the outcome of every rank."""
         task = self.submit(
-            job, world_size, timeout_s=timeout_s, quiet_looks=quiet_looks
+            job,
+            world_size,
+            timeout_s=timeout_s,
+            quiet_looks=quiet_looks,
+            is_bounded=is_bounded,
         )
         self.wait([task])
         return task.outcomes

@@ -30,6 +30,7 @@ class Task:
     crew: Crew
     deadline: float
     limit_s: float  # from when all ranks are there
+    is_bounded: bool = False  # the limit is one of the clock: waiting for cores counts
     has_begun: bool = False
     failed_at: float | None = None
     done: bool = False
@@ -38,6 +39,7 @@ class Task:
     seconds: float = 0.0
     quiet: Quiet = field(default_factory=Quiet)
     _last_look: float = 0.0
+    starved_s: float = 0.0  # that a rank waited for a core, though it got no more time
     _given_s: float = 0.0
     _starvation: Starvation = field(default_factory=Starvation)
 
@@ -58,7 +60,11 @@ class Task:
         if now - since >= self.look_s:
             turns = self._starvation.look(self.crew.pids())
             self.quiet.note(turns)
-            lost_s = max(lost_s, min((turns or Turns()).waited_s, now - since))
+            waited_s = min((turns or Turns()).waited_s, now - since)
+            if self.is_bounded:
+                self.starved_s += waited_s
+            else:
+                lost_s = max(lost_s, waited_s)
             self._last_look = now
         lost_s = min(lost_s, (_MOST_TIMES - 1) * self.limit_s - self._given_s)
         self._given_s += lost_s

@@ -48,7 +48,7 @@ def main(options: Options, *, is_quiet: bool = False) -> int:
     what = Preload(modules=PRELOAD_MODULES)
     with (
         Progress(sys.stderr, wanted=not is_quiet) as say,
-        Pool(what, timeout_s=options.timeout_s) as pool,
+        Pool(what, timeout_s=options.limit_s) as pool,
     ):
         try:
             pool.device = options.run_device

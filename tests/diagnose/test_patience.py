@@ -21,13 +21,16 @@ class Waiting:
         self.timeout_s = timeout_s
 
 
-def _session(timeout_s: float, kind: Any, reference_s: float) -> Session:
+def _session(
+    timeout_s: float, kind: Any, reference_s: float, *, is_bounded: bool = False
+) -> Session:
     outcome = RunOutcome(
         spec=RunSpec(mode="ddp", world_size=2),
         reference=ReferenceResult(seconds=reference_s),
         ranks=[Outcome(rank=0, kind=kind), Outcome(rank=1, kind="done")],
     )
     session = Session(cast("Pool", Waiting(timeout_s)), TargetRef(path="mine.py"))
+    session.is_bounded = is_bounded
     engine.limit_patience(session, [outcome])
     return session
 
@@ -40,6 +43,11 @@ def test_less_time_is_left_than_the_first_runs_had(
     timeout_s: float, reference_s: float, expected_s: float
 ) -> None:
     assert _session(timeout_s, "done", reference_s).timeout_s == expected_s
+
+
+def test_limit_that_was_chosen_bounds_the_trials_of_a_slow_target() -> None:
+    session = _session(60.0, "done", 5.0, is_bounded=True)
+    assert session.timeout_s == 60.0
 
 
 @pytest.mark.parametrize(("kind", "looks"), [("stuck", 2), ("hung", 6), ("died", 6)])

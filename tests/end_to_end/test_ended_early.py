@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pty
+import re
 import signal
 import threading
 import xml.etree.ElementTree as ET
@@ -183,6 +184,30 @@ def test_end_of_the_fork_server_reports_the_runs_that_were_made(
     told = _report(terminal)
     assert ended.exit_code == 1
     assert (told["verdict"], told["exit_code"], told["ended"]) == ("divergent", 1, why)
+    terminal.assert_clean(command)
+
+
+SLOW = """\
+def loss(output, target):
+    import time
+    time.sleep(1.0 if torch.distributed.is_initialized() else 0.5)
+    return nn.functional.cross_entropy(output, target)
+"""
+
+
+def test_limit_that_is_too_short_is_no_hang(terminal: Terminal) -> None:
+    name = terminal.write(target(loss=SLOW))
+    options = ("--world-sizes", "2", "--modes", "ddp", "--json", "out.json")
+    command = terminal.start(name, *options, "--timeout-s", "2")
+    ended = command.end()
+    assert ended.exit_code == 3
+    (run,) = _report(terminal)["runs"]
+    assert run["seconds"] < 5
+    assert re.fullmatch(
+        r"it did not end within --timeout-s 2, which is no hang: by what one process "
+        r"took it may need about \d+ s",
+        run["why"],
+    )
     terminal.assert_clean(command)
 
 

@@ -46,7 +46,7 @@ def loss(output, target):
     return (output - target).square().mean()
 """
 OPTIONS = (
-    "--ddpcheck-timeout-s=0.6",
+    "--ddpcheck-timeout-s=5",
     "--ddpcheck-batch-norm=asis,frozen",
     "--ddpcheck-loss=asis,sum",
     "--ddpcheck-accept=norm/local-batch-stats=by design",

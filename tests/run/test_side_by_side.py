@@ -20,8 +20,10 @@ class Crews:
         self.at_work: list[str] = []
         self.seen: list[list[str]] = []
         self.timeout_s = 60.0
+        self.limits: list[tuple[float, bool]] = []
 
-    def submit(self, job: Any, *_: Any, **__: Any) -> Any:
+    def submit(self, job: Any, *_: Any, **more: Any) -> Any:
+        self.limits.append((more["timeout_s"], more["is_bounded"]))
         spec = job.arguments["spec"]
         task = type("Task", (), {"outcomes": [], "seconds": 0.0})()
         task.name = f"{spec.mode}{spec.world_size}"
@@ -38,13 +40,14 @@ class Crews:
     ("seconds", "parameters", "cores", "expected"),
     [
         # Quick ones wait for each other more than they compute.
-        (0.1, 8, 2, ["dp2 ddp2 ddp4", "dp2 ddp2", "dp2", "dp4"]),
-        (0.1, LARGE, 2, ["dp2 ddp2 ddp4", "dp2 ddp2", "dp2", "dp4"]),
-        (3.0, 8, 2, ["dp2", "dp4", "ddp2", "ddp4"]),
-        (3.0, 8, 5, ["dp2 ddp2", "dp2 ddp4", "dp2", "dp4"]),
+        (0.1, 8, 2, ["ddp2 dp2 ddp4", "ddp2 dp2", "ddp2 dp4", "ddp2"]),
+        (0.1, LARGE, 2, ["ddp2 dp2 ddp4", "ddp2 dp2", "ddp2 dp4", "ddp2"]),
+        # The cheapest that can diverge first.
+        (3.0, 8, 2, ["ddp2", "dp2", "ddp4", "dp4"]),
+        (3.0, 8, 5, ["ddp2 dp2", "ddp2 dp4", "ddp2", "ddp4"]),
         # One process computes with all cores.
-        (3.0, LARGE, 5, ["dp2", "dp4", "ddp2", "ddp4"]),
-        (3.0, LARGE, 6, ["dp2", "dp4", "ddp2 ddp4", "ddp2"]),
+        (3.0, LARGE, 5, ["ddp2", "dp2", "ddp4", "dp4"]),
+        (3.0, LARGE, 6, ["ddp2 ddp4", "ddp2", "dp2", "dp4"]),
     ],
 )
 def test_slow_runs_do_not_share_a_core(
@@ -63,3 +66,18 @@ def test_slow_runs_do_not_share_a_core(
     runs = Session(crews, TargetRef(path="mine.py")).run(specs)  # type: ignore[arg-type]
     assert [type(run) for run in runs] == [RunOutcome] * 4
     assert [" ".join(names) for names in crews.seen] == expected
+
+
+@pytest.mark.parametrize(
+    ("is_bounded", "limits"), [(True, [60.0, 60.0]), (False, [400.0, 2000.0])]
+)
+def test_limit_that_was_chosen_is_not_stretched(
+    *, is_bounded: bool, limits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ReferenceResult(seconds=100.0, facts={"idle": ()})
+    monkeypatch.setattr(Session, "reference", lambda *_: made)
+    crews = Crews()
+    slow = Session(crews, TargetRef(path="mine.py"))  # type: ignore[arg-type]
+    slow.is_bounded = is_bounded
+    slow.run([RunSpec(mode=m, world_size=w) for m, w in (("dp", 2), ("sim", 4))])
+    assert crews.limits == [(limit, is_bounded) for limit in limits]

@@ -91,7 +91,10 @@ class References:
                 "trains_before": key.trains_before,
             },
         )
-        return self._session.pool.submit(job, SOLO, timeout_s=self._session.timeout_s)
+        session = self._session
+        return session.pool.submit(
+            job, SOLO, timeout_s=session.timeout_s, is_bounded=session.is_bounded
+        )
 
 
 def probe(
@@ -146,6 +149,7 @@ def _of_ranks(
         spec.world_size,
         timeout_s=session.timeout_s,
         quiet_looks=session.quiet_looks,
+        is_bounded=session.is_bounded,
     )
 
 
