@@ -1,11 +1,11 @@
 """A report against an earlier one: only what is new fails.
 
-A divergent run is known where the baseline has the same run divergent with the same
-finding, or has the finding and not the run; and the finding names no file, module or
-mode that the baseline's does not, where that names any; and none of its runs is off by
-far more than it was: another place may have the same fault. Known findings become
-accepted ones, so that every output shows them as such; what changed is said in the
-report's warnings.
+A finding of a divergent run is known where the baseline has the same run, of the same
+settings, divergent with the same finding; and it names no file or module that the
+baseline's does not, where that names any; and the run is no worse than it was: no
+tensor differs that did not, none is off by far more, no rank fails that did not, what
+was finite is, and ranks that agreed do. Known findings become accepted ones, so that
+every output shows them as such; what changed is said in the report's warnings.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import dataclasses
 import re
 from pathlib import Path
 
+from ddpcheck import acceptance
 from ddpcheck import report as reports
 from ddpcheck.errors import Problem, UsageError, cut
 from ddpcheck.render import divergence, numbers, wording
-from ddpcheck.report import EXIT_CODES, EXIT_SIGNAL, Finding, Report, Verdict
+from ddpcheck.report import EXIT_CODES, EXIT_SIGNAL, Finding, Report, Run, Verdict
 
 _FAR_MORE = 10.0  # times the excess of the baseline: no change of a number does that
+_ANOTHER = "another finding than in the baseline"
 _CAUSELESS = ("unknown", "sync/rank-raised", "sync/rank-died", "sync/rank-hung")
 
 
@@ -50,34 +52,91 @@ def apply(report: Report, known: Report, path: str) -> Report:
     """
     if report.target.name != known.target.name:
         raise _other_target(report, known, path)
-    old = _divergent(known)
-    every = dict.fromkeys(wording.run_labels(known))
-    names = {_name(f) for f in known.findings}
-    labels = wording.run_labels(report)
-
-    def is_known(finding: Finding) -> bool:
-        """Returns whether each of its runs, if made before, had it before."""
-        if _name(finding) not in names or _new_places(finding, report, known):
-            return False
-        if _grown(finding, report, known):
-            return False
-        return all(
-            _name(finding) in old[labels[i]]
-            if labels[i] in old
-            else labels[i] not in every
-            for i in finding.runs
-        )
-
-    findings = tuple(
-        dataclasses.replace(f, accepted=f"in the baseline {path}")
-        if f.accepted is None and is_known(f)
-        else f
-        for f in report.findings
+    report = _with_broken_off(report, known)
+    before = _before(report, known)
+    found = acceptance.marked(
+        report.runs,
+        report.findings,
+        lambda *_: f"in the baseline {path}",
+        lambda finding, index: _is_new(
+            finding, index, before.get(index), report, known
+        ),
     )
-    marked = dataclasses.replace(report, findings=findings)
+    marked = dataclasses.replace(report, findings=tuple(found))
     changes = _changes(marked, known)
     marked = dataclasses.replace(marked, warnings=(*changes, *report.warnings))
     return _judged(marked, known)
+
+
+def _settings(report: Report, run: Run) -> tuple[object, ...]:
+    """Returns what a run of the baseline must have alike to be the same run."""
+    chosen = run.batch_norm, run.loss, run.noise, run.dtype
+    return run.mode, run.world_size, *chosen, report.target.steps
+
+
+def _before(report: Report, known: Report) -> dict[int, int]:
+    """Returns the number in the baseline of each run that it has."""
+    there = {_settings(known, run): i for i, run in enumerate(known.runs)}
+    numbered = ((i, _settings(report, run)) for i, run in enumerate(report.runs))
+    return {i: there[settings] for i, settings in numbered if settings in there}
+
+
+def _is_new(
+    finding: Finding, index: int, then: int | None, report: Report, known: Report
+) -> str:
+    """Returns what is new in a run's finding, "" where the baseline has it so."""
+    if then is None:
+        like = [r for r in known.runs if _is_named_alike(r, report.runs[index])]
+        other = " with these settings" if like else ""
+        return f"the baseline has no such run{other}"
+    if known.runs[then].verdict != "divergent":
+        return f"{known.runs[then].verdict} in the baseline"
+    if _name(finding) not in _names(known, then):
+        return _ANOTHER
+    return "; ".join(
+        [
+            *_new_places(finding, known),
+            *acceptance.worse(report.runs[index], known.runs[then]),
+            *_grown(index, then, report, known),
+        ]
+    )
+
+
+def _is_named_alike(run: Run, other: Run) -> bool:
+    return (run.mode, run.world_size) == (other.mode, other.world_size)
+
+
+def _names(report: Report, index: int) -> set[str]:
+    return {_name(f) for f in report.findings if index in f.runs}
+
+
+def _with_broken_off(report: Report, known: Report) -> Report:
+    """Returns the report; with runs that fail now, and did not, as divergent ones.
+
+    DataParallel may refuse a target, and then nothing is checked; where it did not,
+    that is a change.
+    """
+    runs, findings = list(report.runs), list(report.findings)
+    for index, then in _before(report, known).items():
+        run, was = runs[index], known.runs[then]
+        if run.verdict != "not-checked" or was.verdict == "not-checked":
+            continue
+        if run.faults:
+            runs[index] = dataclasses.replace(run, verdict="divergent", why="")
+            findings.append(
+                Finding(
+                    slug="unknown",
+                    link="forward",
+                    runs=(index,),
+                    summary="the cause is unknown; replicas fail that did not in the "
+                    "baseline",
+                    facts=(acceptance.failed(run),),
+                )
+            )
+    if runs == list(report.runs):
+        return report
+    changed = dataclasses.replace(report, runs=tuple(runs), findings=tuple(findings))
+    return _with_verdict(changed, "divergent")
 
 
 def _name(finding: Finding) -> str:
@@ -90,15 +149,15 @@ def _name(finding: Finding) -> str:
     return f"{finding.slug}: {re.sub('[0-9]+', '', finding.summary)}"
 
 
-def _new_places(finding: Finding, report: Report, known: Report) -> list[str]:
+def _new_places(finding: Finding, known: Report) -> list[str]:
     """Returns where the finding is and the baseline's of the same name was not.
 
     Only of kinds that both name: a report of an older ddpcheck may name fewer.
     """
-    now, before = _places(finding, report), dict[str, set[str]]()
+    now, before = _places(finding), dict[str, set[str]]()
     for other in known.findings:
         if _name(other) == _name(finding):
-            for kind, named in _places(other, known).items():
+            for kind, named in _places(other).items():
                 before.setdefault(kind, set()).update(named)
     return [
         f"{kind} {name}"
@@ -108,21 +167,24 @@ def _new_places(finding: Finding, report: Report, known: Report) -> list[str]:
     ]
 
 
-def _grown(finding: Finding, report: Report, known: Report) -> list[str]:
-    """Returns, as words, which runs of the finding are off by far more than before."""
-    labels = wording.run_labels(known)
-    before = {x: divergence.worst_of_run(known, i) for i, x in enumerate(labels)}
-    found = []
-    for index in finding.runs:
-        label = wording.run_labels(report)[index]
-        now, then = divergence.worst_of_run(report, index), before.get(label)
-        if now and then and now.excess > _FAR_MORE * max(then.excess, 1.0):
-            sizes = numbers.excess(then.excess), numbers.excess(now.excess)
-            found.append(f"excess {sizes[0]} became {sizes[1]} in {label}")
-    return found
+def _grown(index: int, then: int, report: Report, known: Report) -> list[str]:
+    """Returns, as words, that a run is off by far more than it was.
+
+    An excess counts tolerances: both are counted in those of this check.
+    """
+    now = divergence.worst_of_run(report, index)
+    was = divergence.worst_of_run(known, then)
+    if now is None or was is None:
+        return []
+    rtol, earlier = report.runs[index].rtol, known.runs[then].rtol
+    before = was.excess * (earlier / rtol if rtol and earlier else 1.0)
+    if now.excess <= _FAR_MORE * max(before, 1.0):
+        return []
+    sizes = numbers.excess(before), numbers.excess(now.excess)
+    return [f"excess {sizes[0]} became {sizes[1]}"]
 
 
-def _places(finding: Finding, report: Report) -> dict[str, set[str]]:
+def _places(finding: Finding) -> dict[str, set[str]]:
     """Returns the names of the places of a finding, by their kind; lines move."""
     path = (finding.where or "").rpartition(":")[0]
     listed = finding.evidence.get("modules")
@@ -134,60 +196,79 @@ def _places(finding: Finding, report: Report) -> dict[str, set[str]]:
             for row in modules
             if isinstance(row, dict) and row.get("diverges")
         },
-        "mode": {report.runs[i].mode for i in finding.runs if i < len(report.runs)},
     }
 
 
-def _divergent(report: Report) -> dict[str, set[str]]:
-    """Returns the findings of every divergent run, by the run's label."""
-    labels = wording.run_labels(report)
-    return {
-        label: {_name(f) for f in report.findings if index in f.runs}
-        for index, label in enumerate(labels)
-        if report.runs[index].verdict == "divergent"
-    }
+def _divergent(report: Report) -> set[int]:
+    return {i for i, run in enumerate(report.runs) if run.verdict == "divergent"}
 
 
 def _judged(report: Report, known: Report) -> Report:
     """Returns the report with the verdict that what is left of it deserves."""
     if report.verdict != "divergent":
         return report
-    old, labels = _divergent(known), wording.run_labels(report)
-    for index, run in enumerate(report.runs):
-        found = [f for f in report.findings if index in f.runs]
-        is_open = any(f.accepted is None for f in found)
-        unexplained = not found and labels[index] not in old
-        if run.verdict == "divergent" and (is_open or unexplained):
-            return report
-    # Of one that was ended early the runs that are left may be new.
-    verdict: Verdict = "not-checked" if report.ended else "equivalent"
+    new = _unexplained(report, known)
+    verdict = acceptance.verdict(report.runs, report.findings, lambda i: i not in new)
+    if report.ended and verdict == "equivalent":
+        verdict = "not-checked"  # the runs that are left may be new
+    return _with_verdict(report, verdict)
+
+
+def _with_verdict(report: Report, verdict: Verdict) -> Report:
     code = EXIT_CODES[verdict] if report.exit_code < EXIT_SIGNAL else report.exit_code
     return dataclasses.replace(report, verdict=verdict, exit_code=code)
 
 
+def _unexplained(report: Report, known: Report) -> dict[int, str]:
+    """Returns the divergent runs without a finding that are new, and what is."""
+    before, found = _before(report, known), {}
+    for index, run in enumerate(report.runs):
+        if run.verdict != "divergent" or _names(report, index):
+            continue
+        then = before.get(index)
+        if then is None or known.runs[then].verdict != "divergent":
+            found[index] = "cause unknown"
+            continue
+        worse = acceptance.worse(run, known.runs[then])
+        if worse := worse + _grown(index, then, report, known):
+            found[index] = "; ".join(worse)
+    return found
+
+
 def _changes(report: Report, known: Report) -> list[str]:
     """Returns what is new, and what is gone, since the baseline; a line each."""
-    now, before = _divergent(report), _divergent(known)
+    labels, old = wording.run_labels(report), wording.run_labels(known)
+    there, before = _before(report, known), _divergent(known)
     new = [_told(f, report, known) for f in report.findings if f.accepted is None]
-    new += [f"{x}, cause unknown" for x in now if not now[x] and x not in before]
+    new += [f"{labels[i]}, {why}" for i, why in _unexplained(report, known).items()]
     kept = {f.slug for f in report.findings}
     gone = [f.slug for f in known.findings if f.slug not in kept]
-    labels = wording.run_labels(report)
-    is_run = dict.fromkeys(labels)
-    gone += [f"the divergence of {x}" for x in before if x in is_run and x not in now]
-    left = [x for x in wording.run_labels(known) if x not in is_run]
+    gone += [
+        f"the divergence of {old[then]}"
+        for i, then in there.items()
+        if then in before and report.runs[i].verdict == "equivalent"
+    ]
+    made = set(there.values())
+    left = [label for i, label in enumerate(old) if i not in made]
+    unchecked = [
+        labels[i]
+        for i, then in there.items()
+        if report.runs[i].verdict == "not-checked" != known.runs[then].verdict
+    ]
     parts = {
         "new since the baseline": new,
         "gone since the baseline": gone,
         "in the baseline, not run now": left,
+        "in the baseline, not checked now": unchecked,
     }
     return [f"{what}: {cut(items)}" for what, items in parts.items() if items]
 
 
 def _told(finding: Finding, report: Report, known: Report) -> str:
-    labels = wording.run_labels(report)
-    places = _new_places(finding, report, known) + _grown(finding, report, known)
-    where = f" ({cut(places)})" if places else ""
+    labels, before = wording.run_labels(report), _before(report, known)
+    found = [_is_new(finding, i, before.get(i), report, known) for i in finding.runs]
+    why = list(dict.fromkeys(told for told in found if told not in ("", _ANOTHER)))
+    where = f" ({cut(why)})" if why else ""
     return f"{finding.slug}{where} in {cut([labels[i] for i in finding.runs])}"
 
 

@@ -227,7 +227,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
         diagnosis.warnings += kept_beside.warnings(outcomes, runs)
         diagnosis.warnings += unlike_numbers.warnings(outcomes, runs, limit.rtol)
     every = broken_off + diagnosis.findings
-    findings, unused = reporting.accept(every, options.accept)
+    findings, unused = reporting.accept(runs, every, options.accept)
     warnings = reporting.warnings_of(base, made.planned, outcomes)
     warnings += given_data.warnings(base)
     return reporting.make(

@@ -141,6 +141,8 @@ class Finding:
     evidence: dict[str, Any] = field(default_factory=dict)
     fix: Fix | None = None
     controls: tuple[Control, ...] = ()
+    # Those of `runs` that equal one process with the fixes of all their findings.
+    proven_runs: tuple[int, ...] = ()
     accepted: str | None = None  # the user's reason
     benign: bool = False  # the training itself needs no change
 

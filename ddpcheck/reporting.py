@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 import sys
 from pathlib import Path
 
-from ddpcheck import plan, reproduce
+from ddpcheck import acceptance, plan, reproduce
 from ddpcheck import target as targets
 from ddpcheck.errors import cut
 from ddpcheck.report import (
@@ -40,16 +39,14 @@ _NOTHING_MASKED = (
 
 
 def accept(
-    findings: list[Finding], reasons: dict[str, str]
+    runs: list[Run], findings: list[Finding], reasons: dict[str, str]
 ) -> tuple[list[Finding], list[str]]:
     """Marks accepted findings; an acceptance that matches nothing is a warning."""
-    marked = [
-        dataclasses.replace(f, accepted=reasons[f.slug]) if f.slug in reasons else f
-        for f in findings
-    ]
+    marked = acceptance.accept(runs, findings, reasons)
     found = {f.slug for f in findings}
     unused = [slug for slug in reasons if slug not in found]
-    return marked, [f"accept: {slug} was accepted but not found" for slug in unused]
+    warnings = [f"accept: {slug} was accepted but not found" for slug in unused]
+    return marked, warnings + acceptance.unproven(runs, marked)
 
 
 def make(
@@ -82,11 +79,11 @@ def make(
             then no verdict.
         signal: the number of the signal that ended it, 0 for none.
     """
-    verdict = _verdict(runs, findings)
+    verdict = acceptance.verdict(runs, findings)
     if ended and verdict == "equivalent":
         verdict = "not-checked"
     return Report(
-        verdict=verdict,  # type: ignore[arg-type]
+        verdict=verdict,
         exit_code=EXIT_SIGNAL + signal if signal else EXIT_CODES[verdict],
         ended=ended,
         target=_target_info(ref, base),
@@ -118,17 +115,6 @@ def unchecked(ref: TargetRef, why: str, exit_code: int, *, ended: str = "") -> R
         not_compared=(NotCompared(what="everything", why=why),),
         ended=ended,
     )
-
-
-def _verdict(runs: list[Run], findings: list[Finding]) -> str:
-    divergent = {i for i, run in enumerate(runs) if run.verdict == "divergent"}
-    open_runs = {i for f in findings if f.accepted is None for i in f.runs}
-    explained = {i for f in findings for i in f.runs}
-    if divergent & (open_runs | (divergent - explained)):
-        return "divergent"
-    if any(run.verdict != "not-checked" for run in runs):
-        return "equivalent"
-    return "not-checked"
 
 
 def _target_info(ref: TargetRef, base: ReferenceResult) -> TargetInfo:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpcheck import baseline, checking, cli, report
 from ddpcheck.errors import UsageError
 from ddpcheck.render import junit
-from ddpcheck.report import Finding, Quantity, Report, Run
+from ddpcheck.report import Fault, Finding, Quantity, Report, Run
 from tests.render import sample
 
 SECOND = Finding(slug="norm/local-batch-stats", link="forward", runs=(2,), summary="s")
@@ -83,15 +85,27 @@ def test_known_finding_in_a_run_that_was_equal_is_new() -> None:
     findings = (replace(known.findings[0], runs=(1,)),)
     told = _applied(known, replace(known, runs=runs, findings=findings))
     assert told.exit_code == 1
-    line = "new since the baseline: loss/local-normalizer in ddp W=2, ddp W=4"
-    assert told.warnings[0] == line
+    assert told.warnings[0] == (
+        "new since the baseline: loss/local-normalizer (equivalent in the baseline) in "
+        "ddp W=4"
+    )
+    assert [(f.runs, f.accepted) for f in told.findings] == [
+        ((1,), "in the baseline known.json"),
+        ((2,), None),
+    ]
+    fact = "not accepted in ddp W=4: equivalent in the baseline"
+    assert told.findings[1].facts[-1] == fact
 
 
-def test_known_finding_in_a_run_that_was_not_made_is_known() -> None:
+def test_known_finding_in_a_run_that_was_not_made_is_new() -> None:
     known = sample.divergent()
     findings = (replace(known.findings[0], runs=(1,)),)
     told = _applied(known, replace(known, runs=known.runs[:2], findings=findings))
-    assert told.exit_code == 0
+    assert told.exit_code == 1
+    assert told.warnings[0] == (
+        "new since the baseline: loss/local-normalizer (the baseline has no such run) "
+        "in ddp W=4"
+    )
 
 
 def _with_modules(*diverging: str, **changes: object) -> Report:
@@ -118,7 +132,7 @@ def test_known_cause_in_another_module_is_new() -> None:
         (
             11.0,
             "new since the baseline: loss/local-normalizer (excess 4e+13 became "
-            "4.4e+14 in ddp W=2) in ddp W=2, ddp W=4",
+            "4.4e+14) in ddp W=2",
         ),
     ],
 )
@@ -158,7 +172,10 @@ def test_known_cause_in_another_mode_is_new() -> None:
     )
     told = _applied(now, known)
     assert told.exit_code == 1
-    assert "norm/local-batch-stats (mode dp) in " in told.warnings[0]
+    assert told.warnings[0] == (
+        "new since the baseline: norm/local-batch-stats (the baseline has no such run) "
+        "in dp W=2"
+    )
 
 
 def test_baseline_that_names_no_modules_knows_the_cause() -> None:
@@ -179,6 +196,191 @@ def test_divergence_without_a_finding_is_known_by_its_run() -> None:
     assert told.exit_code == 1
     new = "new since the baseline: ddp W=2, cause unknown, ddp W=4, cause unknown"
     assert told.warnings[0] == new
+
+
+FAULT = Fault(kind="raised", rank=1, step=0, summary="ValueError: 3 rows")
+NAN = replace(
+    sample.GRADIENTS_2[0], abs_diff=math.inf, excess=math.inf, why="NaN", ratio=None
+)
+
+
+def _worse(name: str, run: Run) -> Run:
+    """Returns a run that is worse in one way, by its name."""
+    nan = replace(run.gradients, tensors=(NAN, *run.gradients.tensors[1:]), worst=NAN)
+    lost = replace(NAN, why=None, abs_diff=math.inf)
+    buffer = replace(sample.BUFFERS[0], excess=12.0)
+    return {
+        "nan": replace(run, gradients=nan),
+        "infinite-loss": replace(run, losses=sample.quantity((lost,), compared=3)),
+        "a-rank-raises": replace(run, faults=(FAULT,)),
+        "a-rank-hangs": replace(run, faults=(replace(FAULT, kind="hung"),)),
+        "ranks-disagree": replace(run, ranks_agree=False),
+        "another-tensor": replace(
+            run, buffers=sample.quantity((buffer,), compared=12, mismatched=3)
+        ),
+    }[name]
+
+
+WORSE = {
+    "nan": "gradients of head.weight in step 1 is not finite, and was",
+    "infinite-loss": "the loss in step 1 is not finite, and was",
+    "a-rank-raises": "rank 1 raised: ValueError: 3 rows, which no rank did",
+    "a-rank-hangs": "rank 1 hung: ValueError: 3 rows, which no rank did",
+    "ranks-disagree": "the ranks disagree, and did not",
+    "another-tensor": "buffers of norm.running_mean did not differ",
+}
+
+
+@pytest.mark.parametrize("name", WORSE)
+def test_known_cause_in_a_run_that_is_worse_is_new(name: str) -> None:
+    known = sample.divergent()
+    runs = (*known.runs[:2], _worse(name, known.runs[2]))
+    told = _applied(replace(known, runs=runs), known)
+    assert (told.verdict, told.exit_code) == ("divergent", 1)
+    assert told.warnings[0].startswith(
+        f"new since the baseline: loss/local-normalizer ({WORSE[name]}"
+    )
+    assert told.warnings[0].endswith(") in ddp W=4")
+    assert [(f.runs, f.accepted is None) for f in told.findings] == [
+        ((1,), False),
+        ((2,), True),
+    ]
+
+
+@pytest.mark.parametrize("name", WORSE)
+def test_run_that_was_as_bad_is_known(name: str) -> None:
+    known = sample.divergent()
+    runs = (*known.runs[:2], _worse(name, known.runs[2]))
+    known = replace(known, runs=runs)
+    assert _applied(known, known).exit_code == 0
+
+
+@pytest.mark.parametrize("name", WORSE)
+def test_run_that_was_worse_and_is_better_is_known(name: str) -> None:
+    now = sample.divergent()
+    runs = (*now.runs[:2], _worse(name, now.runs[2]))
+    assert _applied(now, replace(now, runs=runs)).exit_code == 0
+
+
+@pytest.mark.parametrize("name", WORSE)
+def test_divergence_without_a_finding_that_is_worse_is_new(name: str) -> None:
+    known = replace(sample.divergent(), findings=())
+    runs = (*known.runs[:2], _worse(name, known.runs[2]))
+    told = _applied(replace(known, runs=runs), known)
+    assert told.exit_code == 1
+    assert told.warnings[0].startswith(
+        f"new since the baseline: ddp W=4, {WORSE[name]}"
+    )
+
+
+def test_another_exception_is_new_and_another_message_is_none() -> None:
+    known = sample.divergent()
+
+    def raising(summary: str) -> Report:
+        run = replace(known.runs[2], faults=(replace(FAULT, summary=summary),))
+        return replace(known, runs=(*known.runs[:2], run))
+
+    then = raising("RuntimeError: tensor at 0x7f01")
+    assert _applied(raising("RuntimeError: tensor at 0x7fab"), then).exit_code == 0
+    assert _applied(raising("KeyError: 'x'"), then).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "float32"},
+        {"batch_norm": "sync"},
+        {"loss": "mean"},
+        {"noise": "sample"},
+        {"mode": "dp"},
+        {"world_size": 8},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_run_of_other_settings_is_not_the_baselines(changes: dict[str, Any]) -> None:
+    known = sample.divergent()
+    runs = (*known.runs[:2], replace(known.runs[2], **changes))
+    told = _applied(replace(known, runs=runs), known)
+    assert told.exit_code == 1
+    assert "the baseline has no such run" in told.warnings[0]
+
+
+def test_baseline_of_other_steps_knows_nothing() -> None:
+    known = sample.divergent()
+    longer = replace(known, target=replace(known.target, steps=30))
+    told = _applied(known, longer)
+    assert told.exit_code == 1
+    assert "(the baseline has no such run with these settings)" in told.warnings[0]
+
+
+def test_growth_is_counted_in_the_tolerance_of_the_check() -> None:
+    now = sample.divergent()
+    runs = [replace(_times(run, 100.0), rtol=1e-11) for run in now.runs]
+    strict = replace(now, runs=tuple(runs))  # the same differences, in finer units
+    assert _applied(now, strict).exit_code == 0
+    assert _applied(strict, now).exit_code == 0
+    grown = replace(now, runs=tuple(_times(run, 20.0) for run in now.runs))
+    told = _applied(grown, strict)
+    assert told.exit_code == 1
+    assert "(excess 4e+13 became 8.01e+14, " in told.warnings[0]
+
+
+def test_second_finding_of_a_known_run_is_new() -> None:
+    known = sample.divergent()
+    unknown = Finding(slug="unknown", link="loss", runs=(1,), summary="the cause is x")
+    told = _applied(replace(known, findings=(*known.findings, unknown)), known)
+    assert told.exit_code == 1
+    assert told.warnings[0] == "new since the baseline: unknown in ddp W=2"
+
+
+def test_known_finding_of_one_run_is_not_known_in_another() -> None:
+    known = sample.divergent()
+    (first,) = known.findings
+    then = (replace(first, runs=(1,)), replace(SECOND, runs=(2,)))
+    told = _applied(known, replace(known, findings=then))
+    assert told.exit_code == 1
+    assert (
+        told.warnings[0] == "new since the baseline: loss/local-normalizer in ddp W=4"
+    )
+
+
+@pytest.mark.parametrize(
+    "known", [sample.not_checked(), replace(sample.divergent(), runs=(), findings=())]
+)
+def test_baseline_that_checked_nothing_knows_nothing(known: Report) -> None:
+    assert _applied(sample.divergent(), known).exit_code == 1
+
+
+def test_accepted_findings_of_the_baseline_and_of_the_check_count_together() -> None:
+    now = sample.divergent()
+    both = (*now.findings, replace(SECOND, accepted="by design"))
+    assert _applied(replace(now, findings=both), now).exit_code == 0
+    then = replace(now, findings=(replace(now.findings[0], accepted="so"),))
+    told = _applied(now, then)
+    assert [f.accepted for f in told.findings] == ["in the baseline known.json"]
+
+
+def test_replicas_that_fail_now_and_did_not_are_new() -> None:
+    known = sample.divergent()
+    broken = replace(
+        known.runs[0], verdict="not-checked", why="cannot run", faults=(FAULT,)
+    )
+    told = _applied(replace(known, runs=(broken, *known.runs[1:])), known)
+    assert (told.verdict, told.exit_code) == ("divergent", 1)
+    assert told.runs[0].verdict == "divergent"
+    assert told.warnings[0] == (
+        "new since the baseline: unknown (equivalent in the baseline) in dp W=2"
+    )
+    before = replace(known, runs=(broken, *known.runs[1:]))
+    assert _applied(before, before).exit_code == 0
+
+
+def test_run_that_could_not_be_checked_now_is_named() -> None:
+    known = sample.divergent()
+    lost = replace(known.runs[0], verdict="not-checked", why="no room on the GPU")
+    told = _applied(replace(known, runs=(lost, *known.runs[1:])), known)
+    assert told.exit_code == 0
+    assert told.warnings[0] == "in the baseline, not checked now: dp W=2"
 
 
 def test_what_is_gone_is_told() -> None:
@@ -259,7 +461,10 @@ def test_command_fails_on_what_is_new_only(
         for n in log["runs"][0]["invocations"][0]["toolExecutionNotifications"]
         if "baseline" in n["message"]["text"]
     ]
-    assert note == ("new since the baseline: loss/local-normalizer in ddp W=2, ddp W=4")
+    assert note == (
+        "new since the baseline: loss/local-normalizer (the baseline has no such run) "
+        "in ddp W=2, ddp W=4"
+    )
     assert cli.main(["mymodel.py", "--json", "-", "--junit-xml", "-"]) == 2
     assert "two reports cannot share standard output" in capsys.readouterr().err
 

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from ddpcheck import plan, reporting
-from ddpcheck.report import Finding
+from ddpcheck.report import Finding, Run
 from ddpcheck.run.spec import ReferenceResult
 
-FOUND = Finding(slug="loss/sum-reduction", link="loss", runs=(0,), summary="s")
+RUN = Run(mode="ddp", world_size=2, verdict="divergent")
+FOUND = Finding(
+    slug="loss/sum-reduction", link="loss", runs=(0,), proven_runs=(0,), summary="s"
+)
 
 
 def test_accepted_finding_has_the_reason() -> None:
-    marked, warnings = reporting.accept([FOUND], {"loss/sum-reduction": "by design"})
+    reasons = {"loss/sum-reduction": "by design"}
+    marked, warnings = reporting.accept([RUN], [FOUND], reasons)
     assert [f.accepted for f in marked] == ["by design"]
     assert warnings == []
 
 
+def test_acceptance_without_a_proof_is_a_warning() -> None:
+    found = dataclasses.replace(FOUND, proven_runs=())
+    reasons = {"loss/sum-reduction": "by design"}
+    marked, warnings = reporting.accept([RUN], [found], reasons)
+    assert [f.accepted for f in marked] == ["by design"]
+    assert warnings == [
+        "accepted without a proof: loss/sum-reduction in ddp W=2; no run with its fix "
+        "shows that nothing else differs there"
+    ]
+
+
 def test_acceptance_of_what_is_not_found_is_a_warning() -> None:
-    marked, warnings = reporting.accept([FOUND], {"loss/batch-coupled": "why"})
+    marked, warnings = reporting.accept([RUN], [FOUND], {"loss/batch-coupled": "why"})
     assert [f.accepted for f in marked] == [None]
     assert warnings == ["accept: loss/batch-coupled was accepted but not found"]
 

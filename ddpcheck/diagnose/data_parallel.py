@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Container
+from dataclasses import dataclass
 
 from ddpcheck import assemble
 from ddpcheck.diagnose import without_group
@@ -24,6 +25,108 @@ from ddpcheck.diagnose.rules.norm_local_batch_stats import SLUG as LOCAL_STATIST
 from ddpcheck.report import Finding, Fix, Run, Tolerance
 from ddpcheck.run.spec import ONE_SIDED, RunSpec
 from ddpcheck.session import RunOutcome, Session
+
+_SAME = 1e-3  # relative; DataParallel sums in another order than DDP
+_ROUNDING = 2.0  # of an excess: one for either side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """DDP's run at a world size of DataParallel's.
+
+    `index`: of the run in the report, None where nobody asked for it. `num_findings`:
+    how many it has. `is_proven`: with their fixes it equals one process.
+    """
+
+    run: Run
+    index: int | None = None
+    num_findings: int = 0
+    is_proven: bool = False
+
+
+def twin_of(runs: list[Run], run: Run, findings: list[Finding]) -> Twin | None:
+    """Returns DDP's run of the same settings as DataParallel's, if one was made."""
+    settings = run.world_size, run.batch_norm, run.loss, run.noise
+    for index, other in enumerate(runs):
+        found = other.world_size, other.batch_norm, other.loss, other.noise
+        if other.mode == "ddp" and found == settings:
+            told = [f for f in findings if index in f.runs]
+            proven = bool(told) and all(index in f.proven_runs for f in told)
+            return Twin(
+                run=other, index=index, num_findings=len(told), is_proven=proven
+            )
+    return None
+
+
+def judged(
+    twin: Twin, mine: list[Finding], found: list[Finding], index: int, run: Run
+) -> list[Finding]:
+    """Returns what `explain` found, judged by the numbers of DDP's run.
+
+    DDP's interventions need ranks. Where they mend the twin, and DataParallel is off by
+    the very same numbers, these are explained, too; by others they are not.
+
+    Args:
+        twin: DDP's run.
+        mine: its findings, as they were given to `explain`.
+        found: what `explain` returned, in the same order, and others after them.
+        index: of DataParallel's run.
+        run: that run.
+    """
+    shared = [f for f in found[: len(mine)] if index in f.runs]
+    has_own = any(index in f.runs for f in found[len(mine) :])
+    is_like = run.shard_sizes == twin.run.shard_sizes and twin.run.ranks_agree
+    if has_own or not shared or len(shared) < twin.num_findings or not is_like:
+        return found  # no numbers of DDP's to compare with
+    if differs_as(run, twin.run):
+        if not twin.is_proven:
+            return found
+        return [_proven(f, index) if index in f.runs else f for f in found]
+    slugs = ", ".join(f.slug for f in shared)
+    unknown = Finding(
+        slug="unknown",
+        link="forward",
+        runs=(index,),
+        summary="the cause is unknown; DataParallel differs by other numbers than DDP "
+        f"does by {slugs}",
+    )
+    return [*found, unknown]
+
+
+def _proven(finding: Finding, index: int) -> Finding:
+    proven = tuple(sorted({*finding.proven_runs, index}))
+    return dataclasses.replace(finding, proven_runs=proven)
+
+
+def differs_as(run: Run, other: Run) -> bool:
+    """Returns whether DataParallel's run is off by what DDP's is, tensor by tensor.
+
+    Buffers are one replica's, where DDP's are the worst rank's.
+    """
+    for kind in ("gradients", "weights"):
+        mine, theirs = _rows(run, kind), _rows(other, kind)
+        if not all(_is_close(mine[k], theirs[k]) for k in mine.keys() & theirs.keys()):
+            return False
+        steps = zip(
+            getattr(run, kind).excess_by_step,
+            getattr(other, kind).excess_by_step,
+            strict=False,
+        )
+        if not all(_is_close(a, b) for a, b in steps):
+            return False
+    mine, theirs = _rows(run, "buffers"), _rows(other, "buffers")
+    return all(
+        mine[k] <= theirs[k] or _is_close(mine[k], theirs[k])
+        for k in mine.keys() & theirs.keys()
+    )
+
+
+def _rows(run: Run, kind: str) -> dict[tuple[str, int], float]:
+    return {(row.name, row.step): row.excess for row in getattr(run, kind).tensors}
+
+
+def _is_close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=_SAME, abs_tol=_ROUNDING)
 
 
 def explain(
@@ -237,6 +340,8 @@ def _finding(
             safe=proposal.safe,
         ),
         benign=proposal.benign,
+        # Of the first run alone; where DDP is the fix, it ends all that replicas do.
+        proven_runs=tuple(rest[:1]) if verified and proposal.fixes else (),
     )
 
 

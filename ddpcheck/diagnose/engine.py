@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ddpcheck import assemble
+from ddpcheck import acceptance, assemble
 from ddpcheck.diagnose import data_parallel, shrink, simulated
 from ddpcheck.diagnose.search import findings
 from ddpcheck.diagnose.search.causes import Cause
@@ -56,11 +56,15 @@ def diagnose(
         search = Search(session, outcomes[index], limit, fix=options.fix)
         search.repeats = _repeats(session, outcomes[index], limit)
         causes = search.run()
-        same = _explained(search, causes, outcomes, runs, index) - explained
+        same, proven = _explained(
+            search, causes, outcomes, runs, index, one_by_one=bool(options.accept)
+        )
+        same -= explained
         explained |= same | {index}
         removable = removable or shrink.removable(search.case)
         mended = mended or search.mended(causes)
-        found = findings.make(causes, search.case, search.rest, sorted(same | {index}))
+        of_runs = sorted(same | {index})
+        found = findings.make(causes, search.case, search.rest, of_runs, proven)
         diagnosis.findings = findings.merge(diagnosis.findings, found)
     _diagnose_simulated(
         session, outcomes, limit, options, progress, diagnosis, explained
@@ -71,14 +75,56 @@ def diagnose(
     # Those that DataParallel broke off have findings of their own.
     of_replicas = (i for i in _by_world_size(runs, "dp") if not runs[i].faults)
     rest = [i for i in of_replicas if i not in explained]
-    if rest:
-        found, made = diagnosis.findings, runs
-        if not any(run.mode in ("ddp", "sim") for run in runs):
-            found, run = _under_ddp(session, outcomes, rest, limit, options, progress)
-            made = [*runs, run]
-        diagnosis.findings = data_parallel.explain(
-            session, outcomes, made, rest, found, limit
+    for group in _groups(runs, rest, one_by_one=bool(options.accept)):
+        _diagnose_replicas(
+            session, outcomes, group, limit, options, progress, diagnosis
         )
+
+
+def _groups(runs: list[Run], rest: list[int], *, one_by_one: bool) -> list[list[int]]:
+    """Returns the runs that are looked at together: finite ones, and others."""
+    if one_by_one:
+        return [[i] for i in rest]
+    bad = [i for i in rest if acceptance.not_finite(runs[i])]
+    return [g for g in ([i for i in rest if i not in bad], bad) if g]
+
+
+def _diagnose_replicas(
+    session: Session,
+    outcomes: list[RunOutcome],
+    group: list[int],
+    limit: Tolerance,
+    options: Options,
+    progress: Silent,
+    diagnosis: Diagnosis,
+) -> None:
+    """Adds the findings of DataParallel's runs, from DDP's where these explain them."""
+    runs, known = diagnosis.runs, diagnosis.findings
+    mine, made, first = known, runs, runs[group[0]]
+    twin = data_parallel.twin_of(runs, first, known)
+    has_others = any(run.mode in ("ddp", "sim") for run in runs)
+    if not has_others or (options.accept and twin is None):
+        mine, twin = _under_ddp(session, outcomes, group, limit, options, progress)
+        made = [*runs, twin.run]
+    elif options.accept:  # what DDP has at another world size says nothing of these
+        mine = [f for f in known if twin and twin.index in f.runs]
+    found = data_parallel.explain(session, outcomes, made, group, mine, limit)
+    if options.accept and twin is not None:
+        found = data_parallel.judged(twin, mine, found, group[0], first)
+    # The first ones are those of `mine`, with these runs or without.
+    now = {id(old): new for old, new in zip(mine, found, strict=False)}
+    diagnosis.findings = [now.pop(id(f), f) for f in known]
+    for finding in (*now.values(), *found[len(mine) :]):
+        diagnosis.findings = _with(diagnosis.findings, finding)
+
+
+def _with(known: list[Finding], new: Finding) -> list[Finding]:
+    """Returns the findings and a new one; that of another run, if it is the same."""
+    for number, other in enumerate(known):
+        if (other.slug, other.summary) == (new.slug, new.summary):
+            merged = findings.merge([other], [new])
+            return [*known[:number], *merged, *known[number + 1 :]]
+    return [*known, new]
 
 
 def limit_patience(session: Session, outcomes: list[RunOutcome]) -> None:
@@ -102,7 +148,7 @@ def _under_ddp(
     limit: Tolerance,
     options: Options,
     progress: Silent,
-) -> tuple[list[Finding], Run]:
+) -> tuple[list[Finding], data_parallel.Twin]:
     """Returns what DataParallel shares with DDP, which nobody asked for, and DDP's run.
 
     Most causes show under both, and what only DataParallel has is told by DDP's being
@@ -112,7 +158,7 @@ def _under_ddp(
     outcome = session.run([spec])[0]
     run = assemble.to_run(outcome, limit.rtol)
     if run.verdict != "divergent":
-        return [], run
+        return [], data_parallel.Twin(run=run)
     progress(f"diagnosing ddp at world size {spec.world_size}")
     search = Search(session, outcome, limit, fix=options.fix)
     search.repeats = _repeats(session, outcome, limit)
@@ -120,7 +166,12 @@ def _under_ddp(
     found = findings.make(causes, search.case, search.rest, rest)
     known = [f for f in found if f.slug != findings.UNKNOWN]
     of_replicas = assemble.to_run(outcomes[rest[0]], limit.rtol)
-    return data_parallel.alone(known, of_replicas, outcomes[rest[0]]), run
+    shared = data_parallel.alone(known, of_replicas, outcomes[rest[0]])
+    return shared, data_parallel.Twin(
+        run=run,
+        num_findings=len(found),
+        is_proven=_is_proven(search, causes),
+    )
 
 
 def _diagnose_simulated(
@@ -190,23 +241,55 @@ def _explained(
     outcomes: list[RunOutcome],
     runs: list[Run],
     index: int,
-) -> set[int]:
-    """Returns the other divergent runs that the same fixes mend."""
-    others = [
-        i
-        for i in _by_world_size(runs, "ddp")
-        if i != index
-        and runs[i].batch_norm == runs[index].batch_norm
-        and runs[i].loss == runs[index].loss
-    ]
-    if not causes or not all(c.verified for c in causes):
+    *,
+    one_by_one: bool,
+) -> tuple[set[int], set[int]]:
+    """Returns the other divergent runs that have these causes, and where it is proven.
+
+    That is where the same fixes mend the run. `one_by_one`: the others have none of
+    them, as something is accepted, which may hide another cause there.
+    """
+    others = _alike(runs, index, faults_apart=one_by_one)
+    is_proven = _is_proven(search, causes)
+    proven = {index} if is_proven else set()
+    are_tested = bool(causes) and all(c.verified for c in causes)
+    if not are_tested and one_by_one and not is_proven:
+        return set(), proven
+    if not are_tested and not one_by_one:
         # Nothing to test with: the same link breaks at every world size, unless one
         # run breaks off and another ends with other numbers.
         broke_off = bool(runs[index].faults)
-        return {i for i in others if bool(runs[i].faults) == broke_off}
+        return {i for i in others if bool(runs[i].faults) == broke_off}, proven
     specs = [
         search.trials.with_fixes(outcomes[i].spec, [c.proposal for c in causes])
         for i in others
     ]
-    mended = search.trials.excesses(specs)
-    return {i for i, excess in zip(others, mended, strict=True) if excess <= 1}
+    excesses = search.trials.excesses(specs)
+    mended = {i for i, excess in zip(others, excesses, strict=True) if excess <= 1}
+    return mended, proven | mended
+
+
+def _is_proven(search: Search, causes: list[Cause]) -> bool:
+    """Returns whether the run equals one process with the fixes of all causes."""
+    told = [cause.verified for cause in causes]
+    return search.rest is None and True in told and False not in told
+
+
+def _alike(runs: list[Run], index: int, *, faults_apart: bool) -> list[int]:
+    """Returns the other divergent runs that may diverge as one does.
+
+    What is not finite is another matter than what differs, even where one fix mends
+    both. `faults_apart`: and so are ranks that fail.
+    """
+    run = runs[index]
+    found = [
+        i
+        for i in _by_world_size(runs, "ddp")
+        if i != index
+        and runs[i].batch_norm == run.batch_norm
+        and runs[i].loss == run.loss
+        and bool(acceptance.not_finite(runs[i])) == bool(acceptance.not_finite(run))
+    ]
+    if not faults_apart:
+        return found
+    return [i for i in found if bool(runs[i].faults) == bool(run.faults)]

@@ -151,8 +151,14 @@ def _artifact(path: str) -> dict[str, str]:
 
 
 def _fingerprint(report: Report, finding: Finding) -> str:
-    """Returns what stays while lines move: the target's name and the slug."""
+    """Returns what stays while lines move: the target's name and the slug.
+
+    One that is accepted in some runs, and in others not, is two.
+    """
     text = f"{report.target.name}\n{finding.slug}"
+    others = [f for f in report.findings if f.slug == finding.slug]
+    if finding.accepted is None and any(f.accepted is not None for f in others):
+        text += "\nnot accepted"
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 

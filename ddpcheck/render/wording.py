@@ -31,8 +31,12 @@ def _escaped(character: str) -> str:
 
 def run_labels(report: Report) -> tuple[str, ...]:
     """Returns a short name for each run: "ddp W=2 bn=sync"."""
-    settings = run_settings(report)
-    named = zip(report.runs, settings, strict=True)
+    return labels(report.runs)
+
+
+def labels(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Returns a short name for each of a report's runs: "ddp W=2 bn=sync"."""
+    named = zip(runs, _every_setting(runs), strict=True)
     return tuple(f"{r.mode} W={r.world_size} {told}".rstrip() for r, told in named)
 
 
@@ -86,8 +90,12 @@ def run_settings(report: Report) -> tuple[str, ...]:
 
     Settings left as they are go unsaid, and so does a dtype that all runs share.
     """
-    several = len({run.dtype for run in report.runs}) > 1
-    return tuple(_settings(run, with_dtype=several) for run in report.runs)
+    return _every_setting(report.runs)
+
+
+def _every_setting(runs: Sequence[Run]) -> tuple[str, ...]:
+    several = len({run.dtype for run in runs}) > 1
+    return tuple(_settings(run, with_dtype=several) for run in runs)
 
 
 def _settings(run: Run, *, with_dtype: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 from ddpcheck.diagnose.facts import rows
 from ddpcheck.diagnose.facts.case import Case, Proposal
@@ -21,20 +22,26 @@ UNKNOWN = "unknown"
 
 
 def make(
-    causes: list[Cause], case: Case | None, rest: Case | None, runs: list[int]
+    causes: list[Cause],
+    case: Case | None,
+    rest: Case | None,
+    runs: list[int],
+    proven: Collection[int] = (),
 ) -> list[Finding]:
     """Returns one finding per cause, and an honest last one for what none explains.
 
     That is what happened where a rank raised, died or hung, and else an unknown.
 
-    `rest` is the run with all fixes where it still differs.
+    `rest` is the run with all fixes where it still differs. `proven` are those of
+    `runs` that all fixes mend.
     """
     assert case is not None
     is_one = len(causes) == 1 and rest is None
     found = [_finding(cause, case, runs, sized=is_one) for cause in causes]
     if rest is not None or not causes:
         found.append(_unexplained(rest or case, runs))
-    return found
+    mended = tuple(i for i in runs if i in proven)
+    return [dataclasses.replace(f, proven_runs=mended) for f in found]
 
 
 def merge(known: list[Finding], new: list[Finding]) -> list[Finding]:
@@ -44,8 +51,13 @@ def merge(known: list[Finding], new: list[Finding]) -> list[Finding]:
         for i, other in enumerate(merged):
             if other.slug == finding.slug:
                 runs = tuple(sorted({*other.runs, *finding.runs}))
-                is_benign = other.benign and finding.benign
-                merged[i] = dataclasses.replace(other, runs=runs, benign=is_benign)
+                proven = tuple(sorted({*other.proven_runs, *finding.proven_runs}))
+                merged[i] = dataclasses.replace(
+                    other,
+                    runs=runs,
+                    proven_runs=proven,
+                    benign=other.benign and finding.benign,
+                )
                 break
         else:
             merged.append(finding)
