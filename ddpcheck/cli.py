@@ -35,8 +35,8 @@ what runs:
   --steps 3               training steps of every run
   --dtype auto            auto, float64, float32, bfloat16, float16
   --device auto           auto, cpu, cuda
-  --timeout-s 60          deadline of the import and of every run; only by default
-                          do slow ranks get longer
+  --timeout-s 60          deadline of the import and of every run; slow ranks
+                          get longer where it is not given
   --max-memory GIB        refuse what needs more; default: what is free
   --seed 0                seed of every run
 
