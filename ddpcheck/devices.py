@@ -7,7 +7,7 @@ are enough, and NCCL then; several ranks share one through gloo otherwise.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -69,16 +69,11 @@ def starts_cuda(name: str, found: str) -> UsageError:
     )
 
 
-def place(model: nn.Module, device: str) -> nn.Module:
-    """Returns the model on the device, the same object."""
-    if device == "cpu" and all(t.is_cpu for t in _tensors(model)):
+def place(model: nn.Module, tensors: Iterable[torch.Tensor], device: str) -> nn.Module:
+    """Returns the model, which holds these tensors, on the device, the same object."""
+    if device == "cpu" and all(t.is_cpu for t in tensors):
         return model  # nn.Module.to walks over all of it
     return nn.Module.to(model, device)
-
-
-def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
 
 
 def backend(device: str, world_size: int) -> str:

@@ -25,6 +25,7 @@ watch/         facts: what user code did with its model, its group and its wrapp
 fixes/         interventions; apply.py lists all by name, fix_names reads the names
 virtual/       ranks that one process plays: their DDP, group and state
 
+contents       modules and tensors that a model holds
 names          one dotted name per parameter, wrapped or not
 private        what torch does not document, and what is done without it
 overrides      methods of torch in another form for the length of a run

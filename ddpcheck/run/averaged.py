@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ddpcheck.run import submodules
+from ddpcheck.run import contents, submodules
 from ddpcheck.run.waiting import Gradients, Window, gradients
 
 # On a DDP object: the names of the attributes that its constructor gave it.
@@ -119,7 +119,7 @@ def is_ddp(model: Any) -> bool:
 def broadcast_buffers(module: nn.Module) -> None:
     """Gives all ranks the buffers of rank 0."""
     with torch.no_grad():
-        for buffer in module.buffers():
+        for buffer in contents.buffers(module):
             dist.broadcast(buffer, 0)
 
 

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.run import private, submodules
+from ddpcheck.run import contents, private, submodules
 from ddpcheck.run.private import BatchNorm
 
 _GROUP = "process_group"  # as nn.SyncBatchNorm has it
+# What torch.jit calls them where it has compiled them.
+_SCRIPTED = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
 
 
 class SynchronizedBatchNorm(BatchNorm):
@@ -186,16 +188,18 @@ def apply(model: nn.Module, mode: str, *, device: str = "cpu") -> nn.Module:
     if mode == "local":
         return submodules.replace(model, _is_synchronized, _to_local)
     if mode == "sync":
-        loses = any(_is_batch_norm(m) and _computes_more(m) for m in model.modules())
+        loses = any(
+            _is_batch_norm(m) and _computes_more(m) for m in contents.modules(model)
+        )
         if device != "cpu" and not loses:
             return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return]
         model = submodules.replace(model, _is_batch_norm, _to_complete_sync)
-        for module in model.modules():
+        for module in contents.modules(model):
             if isinstance(module, SynchronizedBatchNorm | _OwnForward):
                 setattr(module, _GROUP, None)
         return model
     if mode == "frozen":
-        for module in model.modules():
+        for module in contents.modules(model):
             if isinstance(module, private.BATCH_NORMS):
                 _freeze(module)
     return model
@@ -203,7 +207,15 @@ def apply(model: nn.Module, mode: str, *, device: str = "cpu") -> nn.Module:
 
 def has_batch_norm(model: nn.Module) -> bool:
     """Returns whether any module is one of torch's batch norms."""
-    return any(isinstance(m, private.BATCH_NORMS) for m in model.modules())
+    return any(isinstance(m, private.BATCH_NORMS) for m in contents.modules(model))
+
+
+def scripts_batch_norm(module: nn.Module) -> bool:
+    """Returns whether torch.jit has compiled a module with a batch norm in it."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        return False
+    names = (getattr(m, "original_name", "") for m in contents.modules(module))
+    return any(name in _SCRIPTED for name in names)
 
 
 def sync_batch_norm_on(device: str) -> contextlib.AbstractContextManager[None]:

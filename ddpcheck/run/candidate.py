@@ -15,7 +15,7 @@ from ddpcheck import devices, tree
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks.messages import OwnTimeout
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import averaged, private, rounding, shards, sizing
+from ddpcheck.run import averaged, contents, private, rounding, shards, sizing
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import digests, order_of
 from ddpcheck.run.data_parallel import data_parallel
@@ -359,7 +359,7 @@ class _Candidate:
             total=size,
         )
         noise.order = order_of(self.spec, size)
-        noise.of_weights = {tuple(p.shape) for p in self._bare.parameters()}
+        noise.of_weights = {tuple(p.shape) for p in contents.parameters(self._bare)}
         return noise
 
     def _uncomparable(self, calls: dict[str, int]) -> set[str]:

@@ -25,7 +25,7 @@ from torch.nn.parallel import replicate as _replicate_function
 from torch.nn.parallel import scatter_gather
 
 from ddpcheck import devices, tree
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 from ddpcheck.run.fixes import replicas as changes
 from ddpcheck.run.fixes.shared_objects import SharedObjects
 from ddpcheck.run.spec import EMULATED
@@ -276,7 +276,7 @@ def _in_thread(call: Callable[..., Any], args: Any, kwds: Any) -> Any:
 
 
 def _device_of(module: nn.Module) -> torch.device:
-    tensors = itertools.chain(module.parameters(), module.buffers())
+    tensors = contents.tensors(module)
     return next((t.device for t in tensors), torch.device("cpu"))
 
 

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import devices, tree
 from ddpcheck.errors import Problem, UsageError
-from ddpcheck.run import batch_norm, private
-from ddpcheck.run.names import keep_own
+from ddpcheck.run import batch_norm, contents, private
+from ddpcheck.run.names import for_optimizer, keep_own
 from ddpcheck.run.process.isolation import seed_everything
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import Target
@@ -55,7 +55,7 @@ def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Modu
     frozen = "target.frozen_norms" in spec.fixes
     mode = "frozen" if frozen else spec.batch_norm
     model = batch_norm.apply(model, mode, device=spec.device)
-    return devices.place(model, spec.device)
+    return devices.place(model, contents.tensors(model), spec.device)
 
 
 def _settle(model: nn.Module) -> None:
@@ -63,7 +63,7 @@ def _settle(model: nn.Module) -> None:
 
     Memory that nothing has initialised may hold it: a table for evaluation, say.
     """
-    for parameter in model.parameters():
+    for parameter in contents.parameters(model):
         if parameter.requires_grad or not parameter.is_floating_point():
             continue
         is_nan = parameter.data.isnan()
@@ -78,7 +78,7 @@ def leave_out(model: nn.Module, names: Iterable[str]) -> None:
         AttributeError: the model has no module of one of these names.
     """
     for name in names:
-        model.set_submodule(name, nn.Identity())
+        nn.Module.set_submodule(model, name, nn.Identity())
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> None:
@@ -94,6 +94,8 @@ def cast(model: nn.Module, dtype: torch.dtype) -> None:
         return t.to(dtype) if t.is_floating_point() else t
 
     private.convert(model, convert)
+    for tensor in contents.tensors(model):  # what its own `children` may hide
+        tensor.data = convert(tensor.data)
 
 
 def cast_batch(batch: Any, dtype: str) -> Any:
@@ -115,7 +117,7 @@ def materialize(target: Target, model: nn.Module) -> None:
     is seeded, so that all processes make the same weights.
     """
     lazy = torch.nn.parameter.is_lazy
-    if not any(lazy(p) for p in [*model.parameters(), *model.buffers()]):
+    if not any(lazy(p) for p in contents.tensors(model)):
         return
     batch = target.batch_at(0)
     inputs = batch if isinstance(batch, tree.DICTS) else batch[0]
@@ -142,7 +144,7 @@ def wrap(
         UsageError: target-wrap-kind, target-wrap-sharded.
     """
     if target.wrap is None:
-        if not any(p.requires_grad for p in model.parameters()):
+        if not any(p.requires_grad for p in contents.parameters(model)):
             return model
         return DistributedDataParallel(model, find_unused_parameters=find_unused)
     with batch_norm.sync_batch_norm_on(device), _widened_when_wrapped() as widen:
@@ -174,9 +176,11 @@ def _check_whole(target: Target, wrapped: nn.Module) -> None:
         UsageError: target-wrap-sharded.
     """
     # By name: importing either costs more than a check.
-    kinds = [type(m).__name__ for m in wrapped.modules()]
+    kinds = [type(m).__name__ for m in contents.modules(wrapped)]
     found = [_SHARDS] if _SHARDS in kinds else []
-    found += [f"{n}, a DTensor" for n, p in wrapped.named_parameters() if _is_part(p)]
+    found += [
+        f"{n}, a DTensor" for n, p in contents.named_parameters(wrapped) if _is_part(p)
+    ]
     if found:
         raise _sharded(target, found[0])
 
@@ -229,7 +233,7 @@ def _widened_when_wrapped() -> Iterator[Callable[[nn.Module], None]]:
 
 
 def _widen(module: nn.Module) -> None:
-    for tensor in [*module.parameters(), *module.buffers()]:
+    for tensor in contents.tensors(module):
         if tensor.dtype is torch.float32:
             tensor.data = tensor.data.double()
 
@@ -240,7 +244,7 @@ def make_optimizer(target: Target, model: nn.Module) -> torch.optim.Optimizer:
     Raises:
         UsageError: target-optimizer-kind.
     """
-    parameters = list(model.parameters())
+    parameters = for_optimizer(model)
     if target.optimizer is None:
         return torch.optim.SGD(parameters, lr=0.1)
     made = target.optimizer(parameters)
@@ -278,9 +282,9 @@ def _hook_inherited_steps(kind: type[Any]) -> None:
 
 
 def _check_not_empty(target: Target, model: nn.Module) -> None:
-    if any(p.requires_grad for p in model.parameters()):
+    if any(p.requires_grad for p in contents.parameters(model)):
         return
-    total = sum(1 for _ in model.parameters())
+    total = sum(1 for _ in contents.parameters(model))
     raise UsageError(
         Problem(
             slug="target-empty-model",

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 
 _WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module"})
 _OWN = "_ddpcheck_own_part"  # on what has a part "module" that no wrapper adds
@@ -28,15 +29,15 @@ class Names:
     """The names that the bare model gives its tensors."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._known = {id(p): name for name, p in model.named_parameters()}
+        self._known = {id(p): name for name, p in contents.named_parameters(model)}
         self.short = shortener(model)
         self._short = {self.short(n): n for n in self._known.values()}
-        self._buffers = [name for name, _ in model.named_buffers()]
+        self._buffers = [name for name, _ in contents.named_buffers(model)]
         self._short_buffers = {self.short(n): n for n in self._buffers}
         self.order = list(self._known.values())
         self._rank = {name: i for i, name in enumerate(self.order)}
         # Identities are reused once a tensor is freed: keep the tensors.
-        self._kept = list(model.parameters())
+        self._kept = list(contents.parameters(model))
 
     def parameters(
         self, model: nn.Module, extra: Mapping[str, Tensor] | None = None
@@ -45,7 +46,7 @@ class Names:
 
         `extra` are tensors that optimizers train and the model may not hold.
         """
-        modules = list(model.named_modules())
+        modules = list(contents.named_modules(model))
         # Nearly always every one is known, and no path is looked at.
         short = functools.cache(functools.partial(_shortener, modules))
         found: dict[str, Tensor] = {
@@ -71,7 +72,7 @@ class Names:
 
     def buffers(self, model: nn.Module) -> dict[str, Tensor]:
         """Returns the wrapped model's buffers by the bare model's names."""
-        held = dict(model.named_buffers())
+        held = dict(contents.named_buffers(model))
         short = shortener(model) if held else str
         return {
             self._short_buffers.get(name, name): buffer
@@ -95,14 +96,26 @@ class Names:
 
 def keep_own(model: nn.Module) -> None:
     """Marks the modules of a bare model with their names before anything wraps it."""
-    for module in model.modules():
+    for module in contents.modules(model):
         if "module" in private.children(module) and not isinstance(module, _WRAPPERS):
             vars(module)[_OWN] = True
-    modules = list(model.named_modules())
+    modules = list(contents.named_modules(model))
     strip = _stripper(modules)
     for path, module in modules:
         # Plain data, for what scripts or saves a module. A copy has another identity.
         vars(module)[_PLACE] = path, strip(path, 0), id(module)
+
+
+def for_optimizer(model: nn.Module) -> list[Any]:
+    """Returns what the bare model's own `parameters` yields.
+
+    A wrapper's yields all: where the model's class overrides the method to choose, its
+    choice stands in every process.
+    """
+    marked = (m for m in contents.modules(model) if not vars(m).get(_PLACE, " ")[0])
+    bare = next(marked, model)
+    has_own = type(bare).parameters is not nn.Module.parameters
+    return list((bare if has_own else model).parameters())
 
 
 def shortener(model: nn.Module) -> Callable[[str], str]:
@@ -110,7 +123,7 @@ def shortener(model: nn.Module) -> Callable[[str], str]:
 
     By the innermost module on the way that the bare model has, too.
     """
-    return _shortener(list(model.named_modules()))
+    return _shortener(list(contents.named_modules(model)))
 
 
 def _shortener(modules: Modules) -> Callable[[str], str]:

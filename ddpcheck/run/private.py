@@ -96,7 +96,9 @@ class _ByName(MutableMapping[str, Any]):
 class _Buffers(_ByName):
     def named(self) -> Iterator[tuple[str, Any]]:
         """Yields the module's own buffers."""
-        return self.module.named_buffers(recurse=False, remove_duplicate=False)
+        return nn.Module.named_buffers(
+            self.module, recurse=False, remove_duplicate=False
+        )
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name in self:
@@ -108,14 +110,16 @@ class _Buffers(_ByName):
 class _Parameters(_ByName):
     def named(self) -> Iterator[tuple[str, Any]]:
         """Yields the module's own parameters."""
-        return self.module.named_parameters(recurse=False, remove_duplicate=False)
+        return nn.Module.named_parameters(
+            self.module, recurse=False, remove_duplicate=False
+        )
 
 
 class _Children(_ByName):
     def named(self) -> Iterator[tuple[str, Any]]:
         """Yields the direct submodules."""
         # Not named_children: it yields a module with two names once.
-        everything = self.module.named_modules(remove_duplicate=False)
+        everything = nn.Module.named_modules(self.module, remove_duplicate=False)
         return ((n, m) for n, m in everything if n and "." not in n)
 
 
@@ -159,12 +163,26 @@ _FUNCTIONS = _module("torch.nn.parallel._functions")
 
 Named = Callable[[nn.Module], MutableMapping[str, Any]]
 
+
+def _held(name: str, otherwise: Named) -> Named:
+    """Returns what takes a dictionary of a module's, live, or stands in for it.
+
+    A scripted module has no dictionary there.
+    """
+    if not hasattr(_ANY, name):
+        return otherwise
+
+    def held(module: nn.Module) -> MutableMapping[str, Any]:
+        found = getattr(module, name)
+        return found if isinstance(found, dict) else otherwise(module)
+
+    return held
+
+
 # What a module holds by name: live, and written by assignment.
-buffers: Named = attrgetter("_buffers") if hasattr(_ANY, "_buffers") else _Buffers
-parameters: Named = (
-    attrgetter("_parameters") if hasattr(_ANY, "_parameters") else _Parameters
-)
-children: Named = attrgetter("_modules") if hasattr(_ANY, "_modules") else _Children
+buffers: Named = _held("_buffers", _Buffers)
+parameters: Named = _held("_parameters", _Parameters)
+children: Named = _held("_modules", _Children)
 
 # The forward hooks that are on a module, live; none where torch hides them.
 forward_hooks: Callable[[nn.Module], MutableMapping[int, Any]] = (

@@ -16,7 +16,7 @@ from ddpcheck import devices, memory
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context
-from ddpcheck.run import finite, fix_names, sizing
+from ddpcheck.run import contents, finite, fix_names, sizing
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import (
     batches_of,
@@ -282,13 +282,13 @@ class _Reference:
         names = training.names
         return {
             "batch_size": size,
-            "num_parameters": sum(p.numel() for p in model.parameters()),
+            "num_parameters": sum(p.numel() for p in contents.parameters(model)),
             "num_tensors": len(names.order),
             "model": type(model).__name__,
             "optimizer": type(training.optimizer).__name__,
             "learning_rate": _learning_rate(training.optimizer),
             "has_batch_norm": _has_batch_norm(model),
-            "has_buffers": any(True for _ in model.buffers()),
+            "has_buffers": any(True for _ in contents.buffers(model)),
             "has_wrap": self.target.wrap is not None,
             "has_train_step": self.target.train_step is not None,
             "asks_distributed": self.seen.asks_distributed,

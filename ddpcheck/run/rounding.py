@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.run import draws, private
+from ddpcheck.run import contents, draws, private
 from ddpcheck.run.fixes import backwards
 
 _FACTOR = 3.0  # not a power of two, so that every product rounds anew
@@ -55,7 +55,7 @@ def jitter(model: nn.Module, size: float) -> None:
     if not size:
         return
     with torch.no_grad():
-        for number, parameter in enumerate(model.parameters()):
+        for number, parameter in enumerate(contents.parameters(model)):
             parameter.mul_(_near_one(parameter, size, number))
 
 

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from ddpcheck import budget
 from ddpcheck.memory import LARGE, Sizes
+from ddpcheck.run import contents
 
 
 def of(model: nn.Module, optimizer: Any, steps: int) -> Sizes:
     """Returns the bytes of a model's tensors; `recorded` of all that a run records."""
-    parameters = sum(map(_size, model.parameters()))
-    gradients = sum(_size(p) for p in model.parameters() if p.requires_grad)
-    buffers = sum(map(_size, model.buffers()))
+    parameters = sum(map(_size, contents.parameters(model)))
+    gradients = sum(_size(p) for p in contents.parameters(model) if p.requires_grad)
+    buffers = sum(map(_size, contents.buffers(model)))
     return Sizes(
         parameters=parameters + buffers,
         gradients=gradients,
@@ -28,7 +29,7 @@ def of(model: nn.Module, optimizer: Any, steps: int) -> Sizes:
 
 def use_cores(model: nn.Module) -> None:
     """Computes with as many threads as one process that makes a run is worth."""
-    count = threads(sum(map(_size, [*model.parameters(), *model.buffers()])))
+    count = threads(sum(map(_size, contents.tensors(model))))
     if count > 1:
         torch.set_num_threads(count)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 
 
 def replace(
@@ -28,7 +28,7 @@ def replace(
 
     if wanted(model):
         return new(model)
-    for module in list(model.modules()):
+    for module in list(contents.modules(model)):
         own = private.children(module)
         for name, child in list(own.items()):
             if child is not None and wanted(child):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ddpcheck import devices
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 from ddpcheck.run.names import shortener
 from ddpcheck.run.noise import SampleNoise
 from ddpcheck.run.spec import (
@@ -74,7 +74,7 @@ _COUNTED = "counted_by_ddpcheck"
 def count_calls(model: nn.Module) -> dict[str, int]:
     """Counts forward calls of the modules that own buffers."""
     calls: dict[str, int] = {}
-    for name, module in model.named_modules():
+    for name, module in contents.named_modules(model):
         if private.buffers(module):
             _count(module, name, calls)
     return calls
@@ -83,7 +83,7 @@ def count_calls(model: nn.Module) -> dict[str, int]:
 def count_new_calls(wrapped: nn.Module, calls: dict[str, int]) -> None:
     """Counts those of modules that wrapping put in the place of counted ones."""
     short = shortener(wrapped)
-    for path, module in wrapped.named_modules():
+    for path, module in contents.named_modules(wrapped):
         is_new = private.buffers(module) and not vars(module).get(_COUNTED)
         if is_new and short(path) in calls:
             _count(module, short(path), calls)
@@ -96,7 +96,7 @@ def _count(module: nn.Module, name: str, calls: dict[str, int]) -> None:
     def count(*_: Any) -> None:
         calls[name] += 1
 
-    module.register_forward_pre_hook(count)
+    nn.Module.register_forward_pre_hook(module, count)
 
 
 def unlike_calls(

@@ -319,7 +319,8 @@ def _as_a_norm(call: with_buffers.Call, collectives: int) -> tuple[bool, bool]:
     is_invariant = bool(call.writes or collectives) and modules.is_scale_invariant(
         *given
     )
-    normalises = isinstance(call.module, private.BATCH_NORMS) or (
+    is_known = isinstance(call.module, private.BATCH_NORMS)
+    normalises = (is_known or batch_norm.scripts_batch_norm(call.module)) or (
         call.writes
         and not collectives
         and modules.is_norm_like(*given, is_invariant=is_invariant)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ddpcheck.diagnose.probes import fits
 from ddpcheck.diagnose.probes.evidence import Cut, Direct
 from ddpcheck.diagnose.probes.teacher import Leaf
+from ddpcheck.run import contents
 from ddpcheck.run.names import shortener
 from ddpcheck.trace import Reader
 
@@ -74,7 +75,7 @@ def past_cuts(model: nn.Module, reader: Reader) -> Iterator[Direct]:
     """Yields what parameters get from the loss past all cuts."""
     names = set(reader.names("direct", 0))
     short = shortener(model)
-    for path, parameter in model.named_parameters():
+    for path, parameter in contents.named_parameters(model):
         name = short(path)
         if name not in names:
             continue
@@ -93,7 +94,7 @@ def of_parameters(model: nn.Module) -> dict[str, Tensor]:
     """Returns the gradients that parameters have, dense and real."""
     return {
         n: torch.view_as_real(p.grad) if p.grad.is_complex() else p.grad.to_dense()
-        for n, p in model.named_parameters()
+        for n, p in contents.named_parameters(model)
         if p.grad is not None
     }
 
@@ -102,6 +103,6 @@ def past_all_cuts(model: nn.Module) -> dict[str, Tensor | None]:
     """Returns the gradients that reached parameters though all outputs were cut."""
     return {
         n: p.grad
-        for n, p in model.named_parameters()
+        for n, p in contents.named_parameters(model)
         if p.grad is not None and bool(p.grad.to_dense().any())
     }

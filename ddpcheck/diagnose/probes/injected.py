@@ -17,6 +17,7 @@ from torch.autograd.function import BackwardCFunction
 
 from ddpcheck import tree
 from ddpcheck.diagnose.probes.evidence import Injected
+from ddpcheck.run import contents
 from ddpcheck.run.names import shortener
 
 # By the names of their nodes: what makes probabilities of scores.
@@ -33,7 +34,7 @@ def of(model: nn.Module, output: Any) -> Injected:
     own = [n for n in behind if isinstance(n, BackwardCFunction)]  # in Python
     if not own:
         return Injected()
-    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    named = {n: p for n, p in contents.named_parameters(model) if p.requires_grad}
     try:
         found = torch.autograd.grad(
             outputs,

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ddpcheck.run import contents
 from ddpcheck.run.watch import sight
 from ddpcheck.run.watch.beside import MODULES_OWN
 from ddpcheck.target import Target
@@ -45,7 +46,7 @@ class Kept:
         # What is not to be looked into, by its id; held, so that no id is used again.
         self._seen: dict[int, Any] = {id(v): v for v in (target.model, target.batch)}
         self._left, self._bytes = _MOST, _MOST_BYTES
-        for module in model.modules():
+        for module in contents.modules(model):
             self._note_module(module, is_models=True)
         for function in (target.loss, target.train_step):
             self._note(function)
@@ -106,7 +107,9 @@ class Kept:
         self._seen[id(module)] = module
         if sight.is_torchs(type(module)):
             self._note_flags(vars(module))  # a step may mark what it has done with it
-        elif sight.is_librarys(type(module)) and (is_models or any(module.children())):
+        elif sight.is_librarys(type(module)) and (
+            is_models or any(contents.own_modules(module))
+        ):
             self._note_figures(vars(module))
         else:
             self._note_attributes(vars(module), but=MODULES_OWN)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ddpcheck import tree
 from ddpcheck.diagnose.probes.segments import SAME
 from ddpcheck.diagnose.probes.teacher import distance, tensors_of
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 from ddpcheck.run.names import shortener
 
 _INVARIANT = 0.05  # the norm's epsilon beside a small variance
@@ -35,7 +35,7 @@ def versions(
         [
             total
             for part in (module, *silent)
-            for p in part.parameters(recurse=False)
+            for _, p in contents.own_parameters(part)
             for total in (_sum(p), _bounded_sum(p))
         ],
     )
@@ -59,7 +59,7 @@ def silent_parts(
     """
     found: dict[str, list[nn.Module]] = {}
     short = shortener(model)
-    for path, part in model.named_modules():
+    for path, part in contents.named_modules(model):
         name = short(path)
         if not name or name in called:
             continue
@@ -172,10 +172,10 @@ def looks_up(module: nn.Module, args: Any, kwargs: Any) -> bool:
 
 
 def _tables(module: nn.Module) -> list[Tensor]:
-    parts = [m for m in module.children() if isinstance(m, nn.Embedding)]
+    parts = [m for _, m in contents.own_modules(module) if isinstance(m, nn.Embedding)]
     own = [
-        *module.buffers(recurse=False),
-        *(p for part in (module, *parts) for p in part.parameters(recurse=False)),
+        *(buffer for _, buffer in contents.own_buffers(module)),
+        *(p for part in (module, *parts) for _, p in contents.own_parameters(part)),
     ]
     two = [t.detach().clone() for t in own if t.is_floating_point() and t.dim() == 2]  # noqa: PLR2004
     return [t for table in two for t in (table, table.T) if len(t) > 1]
@@ -230,8 +230,8 @@ def _as_before(module: nn.Module) -> Iterator[None]:
 
     Not into the buffers: the graph of the step may have saved them for its backward.
     """
-    before = {id(b): b.clone() for b in module.buffers()}
-    versions = {id(b): private.version(b) for b in module.buffers()}
+    before = {id(b): b.clone() for b in contents.buffers(module)}
+    versions = {id(b): private.version(b) for b in contents.buffers(module)}
     state = torch.get_rng_state()
     try:
         with _replaced(module, {key: b.clone() for key, b in before.items()}):
@@ -239,7 +239,7 @@ def _as_before(module: nn.Module) -> Iterator[None]:
     finally:
         torch.set_rng_state(state)
         with torch.no_grad():
-            for buffer in module.buffers():
+            for buffer in contents.buffers(module):
                 if private.version(buffer) != versions[id(buffer)]:  # by another name
                     buffer.copy_(before[id(buffer)])
 
@@ -249,8 +249,8 @@ def _replaced(module: nn.Module, others: dict[int, Tensor]) -> Iterator[None]:
     """Puts other tensors in the places of buffers, by their ids."""
     places = [
         (part, name, buffer)
-        for part in module.modules()
-        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False)
+        for part in contents.modules(module)
+        for name, buffer in contents.own_buffers(part)
         if id(buffer) in others
     ]
     try:
@@ -264,7 +264,7 @@ def _replaced(module: nn.Module, others: dict[int, Tensor]) -> Iterator[None]:
 
 def has_buffers(module: nn.Module, buffers: dict[str, Tensor | None]) -> bool:
     """Returns whether the module's own buffers are these, where they are known."""
-    mine = dict(module.named_buffers(recurse=False))
+    mine = dict(contents.own_buffers(module))
     return all(
         other is None or distance(mine[name], other) <= SAME
         for name, other in buffers.items()
@@ -282,7 +282,7 @@ def evaluated(
         return None
     training = module.training
     with _as_before(module):
-        copies = dict(module.named_buffers(recurse=False))
+        copies = dict(contents.own_buffers(module))
         others = {id(b): buffers[n].to(b, copy=True) for n, b in copies.items()}  # type: ignore[union-attr]
         try:
             with torch.no_grad(), _replaced(module, others):
@@ -337,12 +337,12 @@ def _trained_from(
     module: nn.Module, args: Any, kwargs: Any, begin: dict[str, Tensor]
 ) -> tuple[list[tuple[str, Tensor]], dict[str, Tensor]] | None:
     """Returns a forward's outputs and the buffers it leaves, from where it begins."""
-    own = dict(module.named_buffers(recurse=False))
+    own = dict(contents.own_buffers(module))
     others = {id(b): begin[n].to(b.dtype) for n, b in own.items()}
     try:
         with torch.no_grad(), _replaced(module, others):
             outputs = tensors_of(module.forward(*args, **kwargs))
-            left = dict(module.named_buffers(recurse=False))
+            left = dict(contents.own_buffers(module))
             return outputs, {n: left[n].to(torch.float64) for n in own}
     except Exception:  # noqa: BLE001 (a forward that knows such buffers not)
         return None

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ddpcheck.run import contents
 from ddpcheck.run.averaged import PlainWrapper
 from ddpcheck.run.names import shortener
 
@@ -42,14 +43,14 @@ def noting(wrapped: nn.Module, note: Callable[[str], None]) -> Iterator[set[str]
             nonlocal depth
             depth -= 1
 
-        handles.append(module.register_forward_pre_hook(enter))
-        handles.append(module.register_forward_hook(leave, always_call=True))
+        handles.append(nn.Module.register_forward_pre_hook(module, enter))
+        handles.append(nn.Module.register_forward_hook(module, leave, always_call=True))
 
-    paths = {id(m): short(path) for path, m in wrapped.named_modules()}
-    for wrapper in [m for m in wrapped.modules() if type(m) is PlainWrapper]:
+    paths = {id(m): short(path) for path, m in contents.named_modules(wrapped)}
+    for wrapper in [m for m in contents.modules(wrapped) if type(m) is PlainWrapper]:
         watch(wrapper, "F", "")
-        for module in wrapper.module.modules():
-            if any(p.requires_grad for p in module.parameters()):
+        for module in contents.modules(wrapper.module):
+            if any(p.requires_grad for p in contents.parameters(module)):
                 watch(module, "P", paths[id(module)])
     try:
         yield found

@@ -44,8 +44,8 @@ from ddpcheck.diagnose.probes.teacher import (
 )
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context, describe
+from ddpcheck.run import contents, sizing
 from ddpcheck.run import model as models
-from ddpcheck.run import sizing
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.fixes import apply as fixes
 from ddpcheck.run.names import Names
@@ -295,7 +295,7 @@ class _Probe:
             if write:
                 named = [(key_of(name, call, p), t) for p, t in tensors_of(output)]
                 self.writer.add("outputs", hooks.micro, named)
-                kept = module.named_buffers(recurse=False)
+                kept = contents.own_buffers(module)
                 named = [(key_of(name, call, n), b) for n, b in kept]
                 self.writer.add("kept", hooks.micro, named)
 

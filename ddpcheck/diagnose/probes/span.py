@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck.diagnose.probes.evidence import Span
+from ddpcheck.run import contents
 from ddpcheck.run.names import shortener
 from ddpcheck.run.watch.sketch import SIZE, sketch
 from ddpcheck.trace import Reader
@@ -34,7 +35,7 @@ def fitted(model: nn.Module, reader: Reader, quantity: str) -> Span | None:
     every = [torch.zeros_like(mine) for _ in range(world_size)]
     dist.all_gather(every, mine)
     size = float(reference.norm())
-    numbers = sum(p.numel() for p in model.parameters())
+    numbers = sum(p.numel() for p in contents.parameters(model))
     if world_size >= min(SIZE, numbers) or not size:
         return None  # so few numbers are some combination of so many
     ranks = torch.stack(every, 1)
@@ -48,7 +49,7 @@ def _sketches(model: nn.Module, reader: Reader, quantity: str) -> tuple[Tensor, 
     mine = torch.zeros(SIZE, dtype=torch.float64)
     reference = torch.zeros_like(mine)
     known, short = reader.names(quantity, 0), shortener(model)
-    for number, (path, parameter) in enumerate(model.named_parameters()):
+    for number, (path, parameter) in enumerate(contents.named_parameters(model)):
         name = short(path)
         right = reader.get(quantity, 0, name) if name in known else None
         if right is None:

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ddpcheck import tree
 from ddpcheck.diagnose.probes import segments
 from ddpcheck.diagnose.probes.segments import SAME
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 from ddpcheck.run.averaged import PlainWrapper
 from ddpcheck.run.names import shortener
 
@@ -107,12 +107,14 @@ class Hooks:
             return after(name, call, module, output)
 
         if private.forward_pre_hooks(module):
-            first = module.register_forward_pre_hook(
-                note, prepend=True, with_kwargs=True
+            first = nn.Module.register_forward_pre_hook(
+                module, note, prepend=True, with_kwargs=True
             )
             self.handles.append(first)
-        self.handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-        self.handles.append(module.register_forward_hook(leave))
+        self.handles.append(
+            nn.Module.register_forward_pre_hook(module, enter, with_kwargs=True)
+        )
+        self.handles.append(nn.Module.register_forward_hook(module, leave))
 
     def remove(self) -> None:
         """Takes all hooks off."""
@@ -130,8 +132,8 @@ def hooked(model: nn.Module) -> dict[str, nn.Module]:
     short = shortener(model)
     return {
         short(path): module
-        for path, module in model.named_modules()
-        if not isinstance(module, PlainWrapper | torch.jit.ScriptModule)
+        for path, module in contents.named_modules(model)
+        if not isinstance(module, PlainWrapper)
     }
 
 
@@ -288,7 +290,10 @@ def is_renumbered(actual: Tensor, expected: Tensor) -> bool:
 def restore(tensors: dict[str, Tensor], model: nn.Module) -> None:
     """Puts parameters and buffers back to what `snapshot` saw."""
     with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        for name, tensor in [
+            *contents.named_parameters(model),
+            *contents.named_buffers(model),
+        ]:
             if name not in tensors:
                 continue
             if tensor.shape == tensors[name].shape:
@@ -301,7 +306,10 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
     """Returns copies of all parameters and buffers."""
     return {
         name: t.detach().clone()
-        for name, t in [*model.named_parameters(), *model.named_buffers()]
+        for name, t in [
+            *contents.named_parameters(model),
+            *contents.named_buffers(model),
+        ]
     }
 
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck import tree
+from ddpcheck.run import contents
 from ddpcheck.run import model as models
 from ddpcheck.run.fixes import backwards
 from ddpcheck.run.spec import RunSpec
@@ -60,7 +61,7 @@ def step(
     `before_backward` takes the loss, each of several. `puts_aside`: the step sees marks
     in the place of gradients.
     """
-    for parameter in model.parameters():
+    for parameter in contents.parameters(model):
         # There also where a train_step clips or logs what was cut off from the loss.
         wanted = target.train_step is not None and parameter.requires_grad
         parameter.grad = _mark(parameter) if wanted else None
@@ -110,7 +111,7 @@ class _Aside:
 
     def put(self) -> None:
         """Leaves the marks in the place of gradients."""
-        for parameter in self.model.parameters():
+        for parameter in contents.parameters(self.model):
             grad = parameter.grad
             if grad is None or grad.requires_grad or not _is_marked(grad):
                 continue
@@ -148,7 +149,7 @@ class _Samples:
         return not spread or spread <= _CLOSE * abs(float(every[0]))
 
     def _now(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in contents.named_parameters(self.model):
             grad = parameter.grad
             if grad is None or grad.layout != torch.strided or grad.is_complex():
                 continue
@@ -168,7 +169,7 @@ def _take_marks(model: nn.Module, *, is_one: bool) -> float:
     zeros.
     """
     factors: list[Tensor] = []
-    for parameter in model.parameters():
+    for parameter in contents.parameters(model):
         grad = parameter.grad
         if grad is None or not _is_marked(grad):
             continue

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ddpcheck.diagnose.probes import modules
 from ddpcheck.diagnose.probes.segments import SAME
 from ddpcheck.diagnose.probes.teacher import closest, key_of
+from ddpcheck.run import contents
 
 # (quantity, key, the rank's own) -> the reference's
 Recorded = Callable[[str, str, Tensor], Tensor | None]
@@ -45,7 +46,7 @@ def is_right(call: Call, recorded: Recorded, rows: tuple[int, int, int]) -> bool
     """
     kept = {
         name: recorded("kept", call.key_of(name), buffer)
-        for name, buffer in call.module.named_buffers(recurse=False)
+        for name, buffer in contents.own_buffers(call.module)
     }
     if not call.writes and modules.has_buffers(call.module, kept):
         return False

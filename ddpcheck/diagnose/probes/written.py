@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from ddpcheck.diagnose.probes.modules import versions, versions_of_buffers
+from ddpcheck.run import contents
 from ddpcheck.run.names import shortener
 
 
@@ -43,7 +44,7 @@ class Written:
 def writing(wrapped: nn.Module) -> Iterator[Written]:
     """Fills what it yields."""
     short = shortener(wrapped)
-    whole = [m for path, m in wrapped.named_modules() if not short(path)]
+    whole = [m for path, m in contents.named_modules(wrapped) if not short(path)]
     model, before, weights = whole[-1], {}, {}
     found = Written(model, _parameters(model))
 
@@ -61,7 +62,10 @@ def writing(wrapped: nn.Module) -> Iterator[Written]:
             if weights.get(name) != sums
         )
 
-    handles = model.register_forward_pre_hook(enter), model.register_forward_hook(leave)
+    handles = (
+        nn.Module.register_forward_pre_hook(model, enter),
+        nn.Module.register_forward_hook(model, leave),
+    )
     try:
         yield found
     finally:
@@ -73,11 +77,14 @@ def _buffers(model: nn.Module) -> dict[str, list[tuple[int, float]]]:
     short = shortener(model)
     return {
         short(path): told
-        for path, module in model.named_modules()
+        for path, module in contents.named_modules(model)
         if (told := versions_of_buffers(module))
     }
 
 
 def _parameters(model: nn.Module) -> dict[str, list[float]]:
     short = shortener(model)
-    return {short(path): versions(module)[1] for path, module in model.named_modules()}
+    return {
+        short(path): versions(module)[1]
+        for path, module in contents.named_modules(model)
+    }

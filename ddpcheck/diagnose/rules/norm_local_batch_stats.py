@@ -41,7 +41,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.facts.buffers import has_right_gradients, silenced
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase
-from ddpcheck.diagnose.facts.text import names, number
+from ddpcheck.diagnose.facts.text import module, names, number
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.proposal import replaced
 
@@ -49,6 +49,8 @@ SLUG = "norm/local-batch-stats"
 LINK = "forward"
 
 _FROZEN = "target.frozen_norms"
+# What torch.jit compiles, by script and by trace: nothing inside can be replaced.
+_COMPILED = ("RecursiveScriptModule", "TopLevelTracedModule", "TracedModule")
 _PLAIN = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 
 
@@ -63,6 +65,7 @@ def detect(case: Case) -> Proposal | None:
     if not calls:
         return None
     torchs = [m for m in calls if m.is_batch_norm]
+    compiled = [m for m in calls if m.kind in _COMPILED]
     first = calls[0]
     layers = list(dict.fromkeys(m.name for m in calls))
     fixes: tuple[str, ...] = tuple(
@@ -73,17 +76,24 @@ def detect(case: Case) -> Proposal | None:
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary=_summary(len(layers), are_torchs=len(torchs) == len(calls)),
+        summary=_of_compiled(compiled[0])
+        if compiled
+        else _summary(len(layers), are_torchs=len(torchs) == len(calls)),
         facts=(
-            f"{first.name} ({first.kind}) is multiplied by zero in the first step: its "
+            f"{module(first.name)} ({first.kind}) is multiplied by zero in the first step: its "
             "running statistics differ after it, and gradients do"
             if hidden
-            else f"{first.name} ({first.kind}), fed with the reference's own input, returns "
+            else f"{module(first.name)} ({first.kind}), fed with the reference's own input, returns "
             f"other rows than in one process: relative difference {number(first.rel_diff or 0)}",
-            f"modules that differ so: {names(layers)}",
+            f"modules that differ so: {names(module(name) for name in layers)}",
         ),
-        fix="synchronise batch norm over ranks, freeze it, or use GroupNorm",
-        code=_conversion(torchs) + "\nmodel = DistributedDataParallel(model)",
+        fix="torch.jit cannot compile a synchronised batch norm: train the model "
+        "without it, with batch norm synchronised; or freeze it, or use GroupNorm"
+        if compiled
+        else "synchronise batch norm over ranks, freeze it, or use GroupNorm",
+        code=("# without torch.jit\n" if compiled else "")
+        + _conversion(torchs)
+        + "\nmodel = DistributedDataParallel(model)",
         safe=True,
         fixes=tuple(dict.fromkeys(fixes)),
         module=first.name,
@@ -92,6 +102,14 @@ def detect(case: Case) -> Proposal | None:
     if len(torchs) < len(calls) or found.speculative:
         return found
     return replaced(found, fallback=_frozen(found))
+
+
+def _of_compiled(call: ModuleCall) -> str:
+    """Returns the cause where torch.jit has compiled batch norms with the rest."""
+    return (
+        f"batch norm inside of {module(call.name)}, which torch.jit has compiled, "
+        "normalises with the mean and variance of the rank's shard"
+    )
 
 
 def _summary(number_of: int, *, are_torchs: bool) -> str:

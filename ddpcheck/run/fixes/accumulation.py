@@ -40,7 +40,9 @@ class Accumulation:
         self._by_number = by_number
         self._next = self._start = self._rows = self._most = 0
         self._total = 0.0
-        self._hook = model.register_forward_pre_hook(self._enter, with_kwargs=True)
+        self._hook = nn.Module.register_forward_pre_hook(
+            model, self._enter, with_kwargs=True
+        )
 
     def remove(self) -> None:
         """Takes the hook off the model."""

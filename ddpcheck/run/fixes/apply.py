@@ -128,7 +128,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddpcheck.run import batch_norm, overrides
+from ddpcheck.run import batch_norm, contents, overrides
 from ddpcheck.run.fix_names import argument
 from ddpcheck.run.fixes import (
     clipping,
@@ -183,7 +183,8 @@ def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
     for fix in fixes:
         head, _, name = fix.partition(":")
         if head in ("module.global", "module.in_group"):
-            see_all_rows(model.get_submodule(name), hides=head == "module.global")
+            module = nn.Module.get_submodule(model, name)
+            see_all_rows(module, hides=head == "module.global")
     return model
 
 
@@ -322,9 +323,11 @@ def after_step(model: nn.Module, fixes: tuple[str, ...]) -> None:
     short = shortener(model)
     with torch.no_grad():
         named = {
-            short(n): p for n, p in model.named_parameters() if not p.requires_grad
+            short(n): p
+            for n, p in contents.named_parameters(model)
+            if not p.requires_grad
         }
-        named |= {short(n): b for n, b in model.named_buffers()}  # type: ignore[misc]
+        named |= {short(n): b for n, b in contents.named_buffers(model)}  # type: ignore[misc]
         for name in sorted(named):
             dist.broadcast(named[name].data, 0)
 

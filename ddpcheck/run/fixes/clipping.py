@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 from ddpcheck.run.fixes import backwards
 from ddpcheck.run.watch.clipping import SCALES
 
@@ -65,7 +65,7 @@ def kept_sums(model: nn.Module) -> Iterator[None]:
         restore()
         with torch.enable_grad():
             backward(*args, **kwargs)
-        for parameter in model.parameters():
+        for parameter in contents.parameters(model):
             if (grad := parameter.grad) is not None:
                 left[parameter] = grad, grad.clone(), private.version(grad)
 
@@ -84,7 +84,7 @@ def as_left(model: nn.Module) -> Iterator[None]:
 
     def run(backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         backward(*args, **kwargs)
-        grads = ((p, p.grad) for p in model.parameters())
+        grads = ((p, p.grad) for p in contents.parameters(model))
         left.update({p: grad.clone() for p, grad in grads if grad is not None})
 
     @torch.no_grad()

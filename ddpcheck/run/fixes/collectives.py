@@ -14,6 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ddpcheck.run import contents
 from ddpcheck.run.watch import callers
 
 
@@ -39,7 +40,7 @@ class _Mean(torch.autograd.Function):
 def averaged_grad(model: nn.Module) -> Iterator[None]:
     """Makes torch.autograd.grad of the model's parameters average over ranks."""
     grad = torch.autograd.grad
-    ids = {id(p) for p in model.parameters()}
+    ids = {id(p) for p in contents.parameters(model)}
 
     def averaged(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         given = [inputs] if isinstance(inputs, Tensor) else list(inputs)

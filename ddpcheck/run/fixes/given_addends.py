@@ -112,8 +112,8 @@ class _Outputs:
     def attach(self, module: nn.Module) -> list[Any]:
         """Returns the hooks, which are to be removed."""
         return [
-            module.register_forward_pre_hook(self._enter),
-            module.register_forward_hook(self._leave, always_call=True),
+            nn.Module.register_forward_pre_hook(module, self._enter),
+            nn.Module.register_forward_hook(module, self._leave, always_call=True),
         ]
 
     def before_backward(self) -> tuple[int, dict[str, Tensor]]:

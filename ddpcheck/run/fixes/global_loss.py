@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import tree
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 from ddpcheck.run.fixes.gather import (
     alone,
     hide_ranks,
@@ -61,14 +61,14 @@ def global_loss(
         return model
     short = shortener(bare)  # a wrap() may have wrapped parts of it
     gathering = _Gathering(shard, {})
-    for path, parameter in bare.named_parameters():
+    for path, parameter in contents.named_parameters(bare):
         if short(path) in direct:
             # Used in the loss itself, which now is the whole loss on every rank.
             parameter.register_hook(lambda g: g / dist.get_world_size())
             gathering.passes_on(parameter)
-    norms = [m for m in bare.modules() if isinstance(m, private.BATCH_NORMS)]
+    norms = [m for m in contents.modules(bare) if isinstance(m, private.BATCH_NORMS)]
     # Of a wrapper what is inside, too: a step may call that.
-    named = [m for path, m in bare.named_modules() if short(path) in names]
+    named = [m for path, m in contents.named_modules(bare) if short(path) in names]
     for each in dict.fromkeys(named + norms):
         gathering.attach(each)
     return model
@@ -83,7 +83,9 @@ def _called(model: nn.Module, bare: nn.Module) -> list[nn.Module]:
     inside: Any = model
     while isinstance(inside, DistributedDataParallel):
         inside = inside.module
-    if inside is not bare and any(module is bare for module in inside.modules()):
+    if inside is not bare and any(
+        module is bare for module in contents.modules(inside)
+    ):
         return [bare]
     return list(dict.fromkeys((model, bare)))
 
@@ -116,8 +118,8 @@ class _Gathering:
 
     def attach(self, module: nn.Module) -> None:
         """Gathers what the module returns."""
-        module.register_forward_pre_hook(self._enter, with_kwargs=True)
-        module.register_forward_hook(self._leave, always_call=True)
+        nn.Module.register_forward_pre_hook(module, self._enter, with_kwargs=True)
+        nn.Module.register_forward_hook(module, self._leave, always_call=True)
 
     def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
         self._depth += 1

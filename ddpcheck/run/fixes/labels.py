@@ -47,8 +47,8 @@ def offset_by_rank(
         )
 
     hooks = [
-        model.register_forward_pre_hook(enter),
-        model.register_forward_hook(leave, always_call=True),
+        nn.Module.register_forward_pre_hook(model, enter),
+        nn.Module.register_forward_hook(model, leave, always_call=True),
     ]
     replaced: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch, "arange", _counting_on(torch.arange, has_labels)),

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ddpcheck.run import averaged
+from ddpcheck.run import averaged, contents
 from ddpcheck.run.fix_names import argument, arguments
 from ddpcheck.run.fixes import backwards
 from ddpcheck.run.names import shortener
@@ -55,7 +55,7 @@ def averaged_gradients(
     short = shortener(model)
 
     def chosen() -> dict[str, Tensor]:
-        named = ((short(path), p) for path, p in model.named_parameters())
+        named = ((short(path), p) for path, p in contents.named_parameters(model))
         return {name: p for name, p in named if name in names and p.requires_grad}
 
     return averaged.averaging(chosen, dict)
@@ -64,7 +64,7 @@ def averaged_gradients(
 @contextlib.contextmanager
 def averaged_at_updates(model: nn.Module) -> Iterator[None]:
     """Leaves gradients local until an optimizer steps, and averages them then."""
-    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    parameters = {n: p for n, p in contents.named_parameters(model) if p.requires_grad}
 
     def before_update(*_: Any) -> None:
         averaged.average(parameters)
@@ -109,7 +109,7 @@ def contiguous_gradients(model: nn.Module) -> contextlib.AbstractContextManager[
 def _after_backward(
     model: nn.Module, change: Callable[[list[nn.Parameter]], None]
 ) -> contextlib.AbstractContextManager[None]:
-    trainable = [p for p in model.parameters() if p.requires_grad]
+    trainable = [p for p in contents.parameters(model) if p.requires_grad]
 
     def run(backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         backward(*args, **kwargs)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 
 # What replicate sets up on every module anew, and torch's own bookkeeping.
 _OWN = (vars(nn.Module()).keys() - {"training"}) | {"_former_parameters", "_is_replica"}
@@ -22,7 +22,7 @@ def fill_parameters(replica: nn.Module) -> None:
     For isinstance, too: a module may look whether it has one. The attributes go, as
     they would hide what functional_call puts in a parameter's place.
     """
-    for module in replica.modules():
+    for module in contents.modules(replica):
         own = vars(module).get("_former_parameters", {})
         for name, tensor in own.items():
             setattr(tensor, "_is_param", True)  # noqa: B010 (isinstance asks for it)
@@ -63,7 +63,9 @@ def keep_state(module: nn.Module, replica: nn.Module) -> None:
     Attributes, buffers, and the data of parameters.
     """
     kept = assigned(module, replica)
-    for mine, theirs in zip(module.modules(), replica.modules(), strict=True):
+    for mine, theirs in zip(
+        contents.modules(module), contents.modules(replica), strict=True
+    ):
         for name, parameter in private.parameters(mine).items():
             _keep_data(parameter, vars(theirs).get(name))
     assign(module, kept)
@@ -71,7 +73,7 @@ def keep_state(module: nn.Module, replica: nn.Module) -> None:
 
 def assigned(module: nn.Module, replica: nn.Module) -> list[dict[str, Any]]:
     """Returns the attributes and buffers that a replica assigned, module by module."""
-    pairs = zip(module.modules(), replica.modules(), strict=True)
+    pairs = zip(contents.modules(module), contents.modules(replica), strict=True)
     return [_assigned(mine, theirs) for mine, theirs in pairs]
 
 
@@ -94,7 +96,7 @@ def _assigned(mine: nn.Module, theirs: nn.Module) -> dict[str, Any]:
 
 def assign(module: nn.Module, kept: list[dict[str, Any]]) -> None:
     """Gives a module what `assigned` returned."""
-    for part, values in zip(module.modules(), kept, strict=True):
+    for part, values in zip(contents.modules(module), kept, strict=True):
         buffers = private.buffers(part)
         for name, value in values.items():
             (buffers if name in buffers else vars(part))[name] = value

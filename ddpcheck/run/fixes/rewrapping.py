@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.run import submodules
+from ddpcheck.run import contents, submodules
 from ddpcheck.run.averaged import is_ddp
 from ddpcheck.run.fix_names import argument
 from ddpcheck.run.fixes import hooks_on_means
@@ -57,7 +57,7 @@ def rewrapped(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
 
 @contextlib.contextmanager
 def _all_trainable(model: nn.Module) -> Iterator[None]:
-    before = [(p, p.requires_grad) for p in model.parameters()]
+    before = [(p, p.requires_grad) for p in contents.parameters(model)]
     for parameter, _ in before:
         parameter.requires_grad_(True)
     try:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck import summing
+from ddpcheck.run import contents
 from ddpcheck.run.names import shortener
 
 Digest = tuple[float, ...]
@@ -33,7 +34,7 @@ class Rewrites:
         # (after the optimizer's last step, at the end) by step
         self.after: dict[int, tuple[Digest, Digest]] = {}
         self._step = 0
-        model.register_forward_pre_hook(self._enter)
+        nn.Module.register_forward_pre_hook(model, self._enter)
         if hasattr(optimizer, "register_step_post_hook"):
             optimizer.register_step_post_hook(self._update)
 
@@ -55,7 +56,7 @@ class Rewrites:
             self._begun = None
 
     def _digest(self) -> Digest:
-        named = self._model.named_parameters()
+        named = contents.named_parameters(self._model)
         # What is not trained, a teacher, is written as a part of the method.
         return summing.digest({n: p for n, p in named if p.requires_grad})
 
@@ -66,9 +67,7 @@ def broadcast(model: nn.Module, initial: Mapping[str, Tensor]) -> None:
     By name: ranks may hold the same parameters in different orders.
     """
     short = shortener(model)
-    named = {
-        short(n): t for n, t in [*model.named_parameters(), *model.named_buffers()]
-    }
+    named = {short(n): t for n, t in contents.named_tensors(model)}
     with torch.no_grad():
         for name in sorted(named):
             known = initial.get(name)
@@ -85,7 +84,7 @@ def broadcast_before(model: nn.Module) -> Iterator[None]:
         if torch.is_grad_enabled():
             broadcast(model, {})
 
-    hook = model.register_forward_pre_hook(enter)
+    hook = nn.Module.register_forward_pre_hook(model, enter)
     try:
         yield
     finally:

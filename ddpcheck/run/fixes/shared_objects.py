@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddpcheck.run import contents
 from ddpcheck.run.watch.beside import MODULES_OWN
 
 _SHARED = (list, dict, set)
@@ -23,7 +24,7 @@ class SharedObjects:
     def __init__(self, module: nn.Module) -> None:
         self._objects = [
             value
-            for part in module.modules()
+            for part in contents.modules(module)
             for name, value in vars(part).items()
             if name not in MODULES_OWN and type(value) in _SHARED
         ]

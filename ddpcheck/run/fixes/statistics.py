@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 from ddpcheck.run.fixes import backwards
 from ddpcheck.run.fixes.gather import gathered, mean_over_ranks, rows_of_ranks
 
@@ -100,8 +100,8 @@ class _OfAllRows(TorchFunctionMode):
     def _is_models(self, value: Tensor) -> bool:
         """Returns whether it is a weight, a gradient or a buffer, whole or in part."""
         place = value.untyped_storage().data_ptr()
-        own = [*self._model.parameters(), *self._model.buffers()]
-        own += [p.grad for p in self._model.parameters() if p.grad is not None]
+        own = [*contents.tensors(self._model)]
+        own += [p.grad for p in contents.parameters(self._model) if p.grad is not None]
         return any(t.untyped_storage().data_ptr() == place for t in own)
 
     def _of_all(self, value: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 from ddpcheck.run.watch import callers
 from ddpcheck.run.watch.clipping import is_ours, own_functions
 
@@ -21,8 +21,12 @@ def without_tensor_hooks(model: nn.Module) -> Iterator[None]:
     Not those of another intervention. Hooks that a training step registers meanwhile
     never run.
     """
-    parameters = {id(p) for p in model.parameters()}
-    kept = [(p, private.tensor_hooks(p)) for p in model.parameters() if not is_ours(p)]
+    parameters = {id(p) for p in contents.parameters(model)}
+    kept = [
+        (p, private.tensor_hooks(p))
+        for p in contents.parameters(model)
+        if not is_ours(p)
+    ]
     for parameter, _ in kept:
         private.put_tensor_hooks(parameter, None)
     try:
@@ -40,7 +44,7 @@ def without_hooks(model: nn.Module) -> Iterator[None]:
     Tensor hooks, backward hooks of modules, and autograd functions that return what
     they are given: their backward passes on what it is given.
     """
-    live = [private.backward_hooks(module) for module in model.modules()]
+    live = [private.backward_hooks(module) for module in contents.modules(model)]
     kept = [(hooks, dict(hooks)) for hooks in live if hooks]
     for hooks, _ in kept:
         hooks.clear()

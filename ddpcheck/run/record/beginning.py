@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ddpcheck import summing
+from ddpcheck.run import contents
 from ddpcheck.run import model as models
 from ddpcheck.run.names import Names, shortener
 from ddpcheck.run.record import laid
@@ -52,7 +53,7 @@ def facts(reader: Reader, names: Names, wrapped: nn.Module) -> dict[str, Any]:
     found: dict[str, Any] = {
         "start_differs": differ,
         "start_buffers_differ": buffers,
-        "order": [short(name) for name, _ in wrapped.named_parameters()],
+        "order": [short(name) for name, _ in contents.named_parameters(wrapped)],
     }
     if differ:
         found["start"] = summing.digest(dict(names.parameters(wrapped)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 from ddpcheck.run.names import shortener
 from ddpcheck.trace import Writer, max_abs
 
@@ -36,7 +36,7 @@ def kinds(writer: Writer, model: nn.Module, steps: int) -> dict[str, Kind]:
     short = shortener(model)
     return {
         name: Kind(f"{type(module).__module__}.{type(module).__qualname__}", changes)
-        for path, module in model.named_modules()
+        for path, module in contents.named_modules(model)
         for leaf in private.buffers(module)
         for name in [f"{short(path)}.{leaf}".lstrip(".")]
         for changes in [name in changed]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddpcheck.run import contents
 from ddpcheck.run.steps import OF_OTHERS, Training
 from ddpcheck.trace import Index
 
@@ -57,7 +58,7 @@ def _replaced(training: Training) -> set[str]:
 
     They are no parameters without use: a step, tying weights, has put others there.
     """
-    held = {id(parameter) for parameter in training.model.parameters()}
+    held = {id(parameter) for parameter in contents.parameters(training.model)}
     known = set(training.names.order)
     return {
         name

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 from ddpcheck.run.names import shortener
 from ddpcheck.run.process import isolation
 from ddpcheck.run.steps import Training
@@ -106,12 +106,12 @@ class StepStart:
 
     def __post_init__(self) -> None:
         """Takes the state as it is now."""
-        modules = list(self.training.model.named_modules())
+        modules = list(contents.named_modules(self.training.model))
         self.plain = [(m, _plain(m)) for _, m in modules]
         self.buffers = [
             _Buffer(m, name, f"{path}.{name}".lstrip("."), b, b.detach().clone())
             for path, m in modules
-            for name, b in m.named_buffers(recurse=False)
+            for name, b in contents.own_buffers(m)
         ]
         parameters = list(self.training.parameters().values())
         zeroed = set() if self.users_step else _held(self.training.optimizer)
@@ -177,7 +177,7 @@ class StepStart:
             id(buffer)
             for wrapper in self.wrappers
             if wrapper.synced_first
-            for buffer in wrapper.module.buffers()
+            for buffer in contents.buffers(wrapper.module)
         }
         for buffer in self.buffers:
             if id(buffer.now()) not in shared and buffer.was_written():

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ddpcheck.run import contents
 from ddpcheck.run.fix_names import arguments
 from ddpcheck.run.private import version
 from ddpcheck.run.spec import FEW, KeptOtherwise, RunSpec
@@ -172,8 +173,12 @@ def _apart(value: Tensor, reference: Tensor) -> float:
 class _Walk:
     def __init__(self, model: nn.Module) -> None:
         self.found: dict[str, Place] = {}
-        self._weights = dict(model.named_parameters())
-        own: list[Any] = [*model.modules(), *model.parameters(), *model.buffers()]
+        self._weights = dict(contents.named_parameters(model))
+        own: list[Any] = [
+            *contents.modules(model),
+            *contents.parameters(model),
+            *contents.buffers(model),
+        ]
         self._seen: dict[int, Any] = {id(value): value for value in own}
         self._left = _MOST
 
@@ -242,15 +247,15 @@ class _Walk:
 
     def _module(self, path: str, module: nn.Module) -> None:
         own: list[tuple[str, Tensor]] = [
-            *module.named_parameters(recurse=False),
-            *module.named_buffers(recurse=False),
+            *contents.own_parameters(module),
+            *contents.own_buffers(module),
         ]
         for name, tensor in own:
             inner = f"{path}.{name}"
             self.visit(inner, tensor, None)
             if not isinstance(tensor, nn.Parameter) and inner in self.found:
                 self.found[inner] = replace(self.found[inner], is_buffer=True)
-        for name, child in module.named_children():
+        for name, child in contents.own_modules(module):
             self.visit(f"{path}.{name}", child, None)
         self.attributes(path, module)
 
@@ -278,7 +283,7 @@ class _Walk:
 
 def _walk_through(model: nn.Module) -> _Walk:
     walk = _Walk(model)
-    for path, module in model.named_modules():
+    for path, module in contents.named_modules(model):
         walk.attributes("model" + (f".{path}" if path else ""), module)
     return walk
 

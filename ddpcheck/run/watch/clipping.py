@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 
 SCALES = "_clip_grads_with_norm_"
 
@@ -47,7 +47,7 @@ def hooked_parameters(model: nn.Module, registered: set[int]) -> list[str]:
     """
     return [
         name
-        for name, parameter in model.named_parameters()
+        for name, parameter in contents.named_parameters(model)
         if id(parameter) in registered or not is_ours(parameter)
     ]
 
@@ -65,7 +65,7 @@ def hooks_on_the_way(model: nn.Module, registered: int) -> bool:
     By a hook on another tensor (`registered` of them), by one on a module, or by an
     autograd function of user code's own.
     """
-    modules = any(map(private.backward_hooks, model.modules()))
+    modules = any(map(private.backward_hooks, contents.modules(model)))
     return bool(registered) or modules or bool(own_functions())
 
 

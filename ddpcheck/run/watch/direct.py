@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ddpcheck import tree
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 from ddpcheck.run.names import shortener
 
 # Attribute access and bookkeeping: the parameter itself is wanted.
@@ -52,7 +52,7 @@ def scaled_parameters(
     short = shortener(model)
     trained = [
         p
-        for path, p in model.named_parameters()
+        for path, p in contents.named_parameters(model)
         if p.requires_grad and (not names or short(path) in names)
     ]
     hooks = [p.register_hook(lambda grad: grad * factor) for p in trained]
@@ -93,18 +93,20 @@ def scaled_direct_use(model: nn.Module, factor: float) -> Iterator[None]:
     """Scales the gradient that parameters get from uses outside their own module."""
     owners = {
         id(p): module
-        for module in model.modules()
-        for p in module.parameters(recurse=False)
+        for module in contents.modules(model)
+        for _, p in contents.own_parameters(module)
     }
     mode = _DirectUse(owners, factor)
     handles = []
-    for module in model.modules():
+    for module in contents.modules(model):
         handles.append(
-            module.register_forward_pre_hook(lambda m, _: mode.running.append(m))
+            nn.Module.register_forward_pre_hook(
+                module, lambda m, _: mode.running.append(m)
+            )
         )
         handles.append(
-            module.register_forward_hook(
-                lambda *_: mode.running.pop() and None, always_call=True
+            nn.Module.register_forward_hook(
+                module, lambda *_: mode.running.pop() and None, always_call=True
             )
         )
     try:
@@ -125,8 +127,8 @@ def scaled_outputs(
         is_meant = value.requires_grad and (path or "output") in paths
         return scaled_gradient(value, factor) if is_meant else value
 
-    handle = model.register_forward_hook(
-        lambda _, __, output: tree.replace(output, scale)
+    handle = nn.Module.register_forward_hook(
+        model, lambda _, __, output: tree.replace(output, scale)
     )
     try:
         yield

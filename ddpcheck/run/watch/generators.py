@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from ddpcheck.run import contents
 from ddpcheck.run.process import fingerprint, modules
 
 _KINDS = (np.random.Generator, np.random.RandomState, random.Random)
@@ -20,7 +21,7 @@ _KINDS = (np.random.Generator, np.random.RandomState, random.Random)
 
 def held(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Yields (attributes or globals, name, generator), live."""
-    owners = [vars(module) for module in model.modules()]
+    owners = [vars(module) for module in contents.modules(model)]
     owners += [vars(sys.modules[name]) for name in modules.users()]
     for names in owners:
         for name, value in list(names.items()):

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpcheck.run import contents
+
 # Names that DDP is told to leave out, on the module that it wraps.
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
 
@@ -60,7 +62,7 @@ def parameters(module: nn.Module) -> list[Held]:
         )
         if _is_dense(p)
         else Held(p, p.requires_grad, p.dtype, ())
-        for name, p in module.named_parameters()
+        for name, p in contents.named_parameters(module)
         if name not in ignored
     ]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 from ddpcheck.run.averaged import AS_BUILT
 from ddpcheck.run.spec import IDLE, CollectiveCount, CollectiveEnd
 from ddpcheck.run.watch import callers, calls, clipping, held, sync_flag
@@ -348,7 +347,7 @@ def _applying(seen: Observed, function: Any) -> Any:
 
 
 def _ids(module: nn.Module) -> set[int]:
-    return {id(parameter) for parameter in module.parameters()}
+    return {id(parameter) for parameter in contents.parameters(module)}
 
 
 def _is_wrapped(seen: Observed, ids: set[int]) -> bool:
@@ -359,7 +358,7 @@ def _is_wrapped(seen: Observed, ids: set[int]) -> bool:
 
 def _has_other_precision(module: nn.Module) -> bool:
     """Returns whether it holds numbers that the run's own would be rounded to."""
-    tensors = itertools.chain(module.parameters(), module.buffers())
+    tensors = contents.tensors(module)
     return any(
         tensor.is_floating_point() and tensor.dtype != torch.get_default_dtype()
         for tensor in tensors

@@ -9,6 +9,8 @@ import inspect
 import os
 from typing import Any
 
+from torch import nn
+
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import borrowed
@@ -26,7 +28,7 @@ def find(context: Context, *, ref: TargetRef, keys: tuple[str, ...]) -> str | No
     with borrowed(ref) as target, isolation.isolated():
         for key in keys:
             thing = (
-                type(target.build().get_submodule(key.removeprefix(MODULE)))
+                type(nn.Module.get_submodule(target.build(), key.removeprefix(MODULE)))
                 if key.startswith(MODULE)
                 else getattr(target, key)
             )

@@ -28,7 +28,7 @@ def watch(model: nn.Module, told: Callable[[Numbers], None]) -> RemovableHandle:
     no numbers to read.
     Returns what ends it.
     """
-    return model.register_forward_pre_hook(_Watcher(told), with_kwargs=True)
+    return nn.Module.register_forward_pre_hook(model, _Watcher(told), with_kwargs=True)
 
 
 class _Watcher:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ddpcheck import tree
-from ddpcheck.run import private
+from ddpcheck.run import contents, private
 from ddpcheck.run.watch.beside import tensors_in_attributes
 from ddpcheck.run.watch.direct import scaled_gradient
 
@@ -37,7 +37,7 @@ class _Terms(TorchFunctionMode):
         self.factor = factor
         self._known: dict[int, weakref.ref[Tensor]] = {}
         kept = tensors_in_attributes(model)  # the moments of a prior, for one
-        for tensor in (*model.parameters(), *model.buffers(), *kept):
+        for tensor in (*contents.tensors(model), *kept):
             self._add(tensor)
 
     def __torch_function__(

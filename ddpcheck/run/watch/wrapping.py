@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpcheck.run import contents
 from ddpcheck.run.averaged import AS_BUILT, is_ddp
 from ddpcheck.run.names import Names, shortener
 from ddpcheck.run.watch.held import Wrapped, accumulator
@@ -20,12 +21,14 @@ def broadcast_buffers(model: nn.Module) -> list[str]:
     """Returns the buffers, by stripped name, that a DDP object sends to all ranks."""
     inside = {
         id(buffer)
-        for module in model.modules()
+        for module in contents.modules(model)
         if is_ddp(module) and module.broadcast_buffers
-        for buffer in module.buffers()
+        for buffer in contents.buffers(module)
     }
     short = shortener(model)
-    return [short(n) for n, buffer in model.named_buffers() if id(buffer) in inside]
+    return [
+        short(n) for n, buffer in contents.named_buffers(model) if id(buffer) in inside
+    ]
 
 
 def set_on_wrappers(wrapped: list[Wrapped]) -> list[str]:
@@ -79,7 +82,7 @@ def in_use(
     Those in its tree; where there are none, those that hold parameters of it: a DDP
     around a part of the model may be kept anywhere.
     """
-    alive = {id(m) for m in model.modules()}
+    alive = {id(m) for m in contents.modules(model)}
     inside = [w for w in wrapped if id(w.module) in alive]
     if inside:
         return inside
@@ -120,7 +123,7 @@ def facts(
     found: dict[str, list[str]] = {key: [] for key in kinds}
     is_whole = names.are_all_in(parameters)
     # Below a DDP object that does not know it: it came later.
-    below = {id(p) for w in wrapped for p in w.module.parameters()}
+    below = {id(p) for w in wrapped for p in contents.parameters(w.module)}
     for name, parameter in parameters.items():
         entry = held.get(id(parameter))
         if entry is None:
