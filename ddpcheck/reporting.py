@@ -139,6 +139,24 @@ def _name(ref: TargetRef) -> str:
     return Path(ref.path or "").name or str(ref.factory or "target")
 
 
+def _rounded_starts(outcomes: list[RunOutcome]) -> list[str]:
+    """Returns what to say of weights that model() rounds otherwise in each process."""
+    found: dict[str, float] = {}
+    for outcome in outcomes:
+        for rank in range(len(outcome.ranks)):
+            for name, size in outcome.facts(rank).get("rounded_start", {}).items():
+                found[name] = max(size, found.get(name, 0.0))
+    if not found:
+        return []
+    name = max(found, key=lambda n: found[n])
+    more = len(found) - 1
+    others = f" and {more} other tensor{'s' * (more > 1)}" if more else ""
+    return [
+        f"two calls of model() differ by rounding: {name}{others}, by at most "
+        f"{found[name]:.3g} of the largest value; all runs begin with the same weights"
+    ]
+
+
 def _is_one_stream(outcome: RunOutcome) -> bool:
     """Returns whether the ranks' own noise, which the run replaced, is all the same."""
     if outcome.spec.mode != "ddp":
@@ -187,7 +205,7 @@ def warnings_of(
     base: ReferenceResult, planned: plan.Plan, outcomes: list[RunOutcome]
 ) -> list[str]:
     """Returns what to say about the way in which the target was run."""
-    found = [*base.warnings, *planned.warnings]
+    found = [*base.warnings, *planned.warnings, *_rounded_starts(outcomes)]
     if any(_is_one_stream(outcome) for outcome in outcomes):
         found.append(_ONE_STREAM)
     if any(not o.reference.facts.get("masks", True) for o in outcomes):

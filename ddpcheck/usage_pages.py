@@ -411,6 +411,10 @@ means nothing. Seed at the start of model():
 
 A model that loads a checkpoint, or is given as an instance, needs no seed. Weights that
 are not trained may be memory that nobody has initialised: all runs begin with one's.
+
+Rounding is no missing seed: a solver may return other last digits in another process.
+Where the weights differ by less than the square root of their dtype's epsilon, relative
+to the largest of the tensor, a warning states it and all runs begin with one's.
 """,
     "target-wrap-kind": """
 wrap(model) must return what the rank trains.

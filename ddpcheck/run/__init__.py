@@ -10,7 +10,8 @@ simulated      all ranks of a DDP run in one process, one after another
 steps          the training loop, and what is recorded on the way
 model          a model ready to train: dtype, batch norm, wrapper
 batches        the global batch of every step; shards: a rank's part of it
-surroundings   dtype, autocast and noise around a step
+user_code      hooks of the target: the same dtype, seeds and autocast in every run
+surroundings   noise around a step; what is counted
 batch_norm     local, sync and frozen batch norm
 noise          random numbers as a function of the global sample; draws: one of them
 rounding       the same mathematics with other rounding

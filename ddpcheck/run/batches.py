@@ -10,10 +10,8 @@ import torch
 from ddpcheck import devices, raised, summing, tree
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.run import model as models
-from ddpcheck.run.process import isolation
-from ddpcheck.run.spec import (
-    RunSpec,
-)
+from ddpcheck.run import user_code
+from ddpcheck.run.spec import NATIVE, RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.target import Target
 from ddpcheck.trace import as_dense
@@ -30,16 +28,12 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     Raises:
         UsageError: target-raises.
     """
-    isolation.seed_everything(spec.seed)
     try:
-        batches = [target.batch_at(step) for step in range(spec.steps)]
-        batches = [_on_cpu(batch) for batch in batches]
+        batches = [_on_cpu(batch) for batch in user_code.batches(target, spec)]
     except Exception as error:
         raise does_not_train(target, error) from error
-    constant = torch.get_default_dtype()
-    if spec.constants != models.NATIVE:
+    if spec.constants != NATIVE:
         batches = [models.cast_batch(b, spec.dtype) for b in batches]
-    torch.set_default_dtype(constant)
     if spec.rows:
         batches = [
             tree.replace(

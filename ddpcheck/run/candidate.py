@@ -8,14 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from ddpcheck import devices, tree
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks.messages import OwnTimeout
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import averaged, contents, private, rounding, shards, sizing
+from ddpcheck.run import (
+    averaged,
+    contents,
+    private,
+    rounding,
+    shards,
+    sizing,
+    user_code,
+)
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import digests, order_of
 from ddpcheck.run.data_parallel import data_parallel
@@ -33,10 +40,8 @@ from ddpcheck.run.record.recorders import ComparingRecorder
 from ddpcheck.run.spec import RankResult, RowsSeen, RunSpec
 from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.run.surroundings import (
-    autocast,
     count_calls,
     count_new_calls,
-    set_default_dtype,
     unlike_calls,
 )
 from ddpcheck.run.watch import (
@@ -121,27 +126,24 @@ class _Candidate:
         """Builds, wraps and trains; emits each step, sets `raised` and `facts`."""
         spec = self.spec
         self.seen.on_timeout = lambda: self.context.emit(OwnTimeout())
-        torch.set_default_dtype(torch.float32)
-        # Ranks differ, so that an unseeded model and unsynchronised noise show.
-        seat = self.context.seat
-        model = models.build(
-            self.target, spec, seed=spec.seed + 1 + self.rank, rank=seat.local[0]
-        )
+        seat, seed = self.context.seat, user_code.seed_of_rank(spec, self.rank)
+        model = models.build(self.target, spec, seed=seed, rank=seat.local[0])
         if self.is_rank:
             model = fixes.before_wrap(model, spec.fixes)
-        else:
-            sizing.use_cores(model)  # until `isolated` ends
         counts = count_calls(model)
         names = Names(model)
         self._bare = model
-        if self.rank == 0:
-            beginning.check_seeded(self.target, self.reader, names, model)
+        is_first = self.rank == 0
+        if is_first or self.target.wrap is not None:  # DDP gives ranks the first one's
+            self.facts["rounded_start"] = beginning.start_alike(
+                self.target, self.reader, names, model, checks=is_first
+            )
         batches = shards.whole(self.target, spec)
         if self.rank == 0:
             self.facts["samples"] = digests(batches)
         size = batch_size(self.target, batches[0])
-        set_default_dtype(spec)
-        isolation.seed_everything(spec.seed + 1 + self.rank)
+        user_code.compute(spec)
+        isolation.seed_everything(seed)
         self._given = Given(
             target=self.target,
             spec=spec,
@@ -165,6 +167,8 @@ class _Candidate:
             calls_itself=self.target.train_step is not None,
         )
         training = self._training(wrapped, names, recorder, size)
+        if not self.is_rank:
+            sizing.use_cores(model)  # until `isolated` ends
         recorder.uncomparable = lambda: self._uncomparable(counts)
         mine = shards.of_rank(batches, spec, self.rank)
         if self.is_rank and spec.watch:
@@ -191,7 +195,7 @@ class _Candidate:
             )
         with fixes.around_wrap(spec.fixes):
             wrapped = models.wrap(
-                self.target, model, find_unused=self.find_unused, device=spec.device
+                self.target, spec, model, find_unused=self.find_unused
             )
         if spec.mode == "averaged":
             wrapped = averaged.replace_ddp(wrapped)
@@ -202,7 +206,7 @@ class _Candidate:
     ) -> Training:
         gives = "gradients.one_process" in self.spec.fixes
         with fixes.around_building(self.spec.fixes):
-            optimizer = models.make_optimizer(self.target, wrapped)
+            optimizer = models.make_optimizer(self.target, self.spec, wrapped)
         kept = beside.Beside(self.target, self._bare, optimizer)
         return Training(
             target=self.target,
@@ -210,6 +214,7 @@ class _Candidate:
             optimizer=optimizer,
             names=names,
             recorder=GivingRecorder(recorder) if gives else recorder,
+            spec=self.spec,
             loss=self._given.loss(),
             around_step=lambda step: self._around(step, size),
             after_step=lambda: self._after_step(names, wrapped, kept),
@@ -336,7 +341,7 @@ class _Candidate:
             noise = self._noise(step, start, rows, size)
         samples = self.spec.noise == "sample"
         kernels = devices.plain_kernels(self.spec.device if samples else "cpu")
-        with autocast(self.spec), kernels, bound(noise):
+        with kernels, bound(noise):
             yield
         if noise is not None and not step:
             self.facts["stream"] = noise.stream
@@ -344,7 +349,7 @@ class _Candidate:
     @contextlib.contextmanager
     def _replica(self, start: int, rows: int, size: int) -> Iterator[None]:
         noise = self._noise(self._step, start, rows, size)
-        with autocast(self.spec), bound(noise, is_whole=False):
+        with user_code.steps(self.spec), bound(noise, is_whole=False):
             yield
 
     def _noise(self, step: int, start: int, rows: int, size: int) -> SampleNoise | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck import devices, tree
 from ddpcheck.errors import Problem, UsageError
-from ddpcheck.run import batch_norm, contents, private
+from ddpcheck.run import batch_norm, contents, private, user_code
 from ddpcheck.run.names import for_optimizer, keep_own
 from ddpcheck.run.process.isolation import seed_everything
-from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.spec import NATIVE, RunSpec
 from ddpcheck.target import Target
 
 _SHARDS = "FullyShardedDataParallel"
@@ -29,9 +28,6 @@ DTYPES = {
 }
 
 
-NATIVE = "native"  # RunSpec.constants: no tensor of the target is cast
-
-
 def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Module:
     """Returns the bare model, in train mode, as this run wants it.
 
@@ -39,12 +35,10 @@ def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Modu
     different initial weights. The model is on the rank's device.
     """
     devices.use(spec.device, rank)
-    seed_everything(seed)
-    with batch_norm.forward_on(spec.device):
-        model = target.build()
+    model = user_code.model(target, spec, seed=seed)
     _check_not_empty(target, model)
     keep_own(model)
-    materialize(target, model)
+    materialize(target, spec, model)
     _settle(model)
     leave_out(model, spec.without)
     if spec.constants != NATIVE:
@@ -110,7 +104,7 @@ def cast_batch(batch: Any, dtype: str) -> Any:
     return tree.replace(batch, convert)
 
 
-def materialize(target: Target, model: nn.Module) -> None:
+def materialize(target: Target, spec: RunSpec, model: nn.Module) -> None:
     """Gives lazy parameters their shapes, by one forward on the global batch.
 
     DistributedDataParallel refuses models with uninitialised parameters; the forward
@@ -119,10 +113,10 @@ def materialize(target: Target, model: nn.Module) -> None:
     lazy = torch.nn.parameter.is_lazy
     if not any(lazy(p) for p in contents.tensors(model)):
         return
-    batch = target.batch_at(0)
+    batch = user_code.batches(target, spec.but(steps=1))[0]
     inputs = batch if isinstance(batch, tree.DICTS) else batch[0]
     seed_everything(0)
-    with torch.no_grad():
+    with torch.no_grad(), user_code.building(spec):
         call(model, inputs)
 
 
@@ -136,7 +130,7 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
 
 
 def wrap(
-    target: Target, model: nn.Module, *, find_unused: bool, device: str = "cpu"
+    target: Target, spec: RunSpec, model: nn.Module, *, find_unused: bool = False
 ) -> nn.Module:
     """Returns what a rank trains: the user's wrapper or DistributedDataParallel.
 
@@ -147,16 +141,15 @@ def wrap(
         if not any(p.requires_grad for p in contents.parameters(model)):
             return model
         return DistributedDataParallel(model, find_unused_parameters=find_unused)
-    with batch_norm.sync_batch_norm_on(device), _widened_when_wrapped() as widen:
-        try:
-            wrapped = target.wrap(model)
-        except Exception as error:
-            if _is_of_fsdp(error):  # which refuses the CPU
-                raise _sharded(target, _SHARDS) from error
-            raise
+    try:
+        wrapped = user_code.wrap(target, spec, model)
+    except Exception as error:
+        if _is_of_fsdp(error):  # which refuses the CPU
+            raise _sharded(target, _SHARDS) from error
+        raise
     if isinstance(wrapped, nn.Module):
         _check_whole(target, wrapped)
-        widen(wrapped)
+        user_code.widen(spec, wrapped)
         return wrapped
     raise UsageError(
         Problem(
@@ -207,38 +200,9 @@ def _is_part(parameter: Tensor) -> bool:
     return type(parameter).__name__ == "DTensor"
 
 
-@contextlib.contextmanager
-def _widened_when_wrapped() -> Iterator[Callable[[nn.Module], None]]:
-    """Lets `wrap` make its tensors in float32, as `model` does, in a float64 run.
-
-    Generators give other numbers in float64. What is new is widened when DDP takes it
-    over, or by the function that this yields.
-    """
-    if torch.get_default_dtype() is not torch.float64:
-        yield lambda _: None
-        return
-    init = DistributedDataParallel.__init__
-
-    def widening(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        _widen(module)
-        init(self, module, *args, **kwargs)
-
-    DistributedDataParallel.__init__ = widening  # type: ignore[method-assign]
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield _widen
-    finally:
-        torch.set_default_dtype(torch.float64)
-        DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
-
-
-def _widen(module: nn.Module) -> None:
-    for tensor in contents.tensors(module):
-        if tensor.dtype is torch.float32:
-            tensor.data = tensor.data.double()
-
-
-def make_optimizer(target: Target, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(
+    target: Target, spec: RunSpec, model: nn.Module
+) -> torch.optim.Optimizer:
     """Returns the target's optimizer over the model's parameters; default SGD, 0.1.
 
     Raises:
@@ -247,7 +211,7 @@ def make_optimizer(target: Target, model: nn.Module) -> torch.optim.Optimizer:
     parameters = for_optimizer(model)
     if target.optimizer is None:
         return torch.optim.SGD(parameters, lr=0.1)
-    made = target.optimizer(parameters)
+    made = user_code.optimizer(target, spec, parameters)
     # Duck typing: libraries have optimizers that do not derive from torch's.
     if hasattr(made, "step") and hasattr(made, "zero_grad"):
         optimizer: torch.optim.Optimizer = made

@@ -16,7 +16,7 @@ from ddpcheck import devices, memory
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context
-from ddpcheck.run import contents, finite, fix_names, sizing
+from ddpcheck.run import contents, finite, fix_names, sizing, user_code
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import (
     batches_of,
@@ -41,17 +41,13 @@ from ddpcheck.run.spec import (
 )
 from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.run.surroundings import (
-    autocast,
     count_calls,
     loss_function,
     noticing_draws,
-    set_default_dtype,
 )
 from ddpcheck.run.watch import beside, countables, observe, row_numbers, undivided
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Writer
-
-_REFERENCE_SEED = 7_919  # any number that no rank uses
 
 
 def reference(
@@ -148,10 +144,12 @@ class _Reference:
 
     def execute(self) -> ReferenceResult:
         """Builds and trains; returns where the trace lies and what was seen."""
-        torch.set_default_dtype(torch.float32)
-        model = models.build(self.target, self.spec, seed=_REFERENCE_SEED)
+        model = models.build(self.target, self.spec, seed=user_code.REFERENCE_SEED)
         calls = count_calls(model)
-        optimizer = models.make_optimizer(self.target, model)
+        batches = batches_of(self.target, self.spec)
+        isolation.seed_everything(self.spec.seed)
+        # As on ranks: after the batches and, where there is one, the wrapper.
+        optimizer = models.make_optimizer(self.target, self.spec, model)
         sizes = sizing.of(model, optimizer, self.spec.steps)
         folder = folders.place(self.folder, sizes.recorded)
         self.sizes = sizing.with_place(sizes, folder == self.folder)
@@ -159,18 +157,22 @@ class _Reference:
         sizing.use_cores(model)  # until `isolated` ends
         writer = Writer(folder / self.name, folders.on_disk(self.folder))
         try:
-            return self._train(model, optimizer, writer, calls)
+            return self._train(model, optimizer, batches, writer, calls)
         except BaseException:
             writer.discard()
             raise
 
     def _train(
-        self, model: nn.Module, optimizer: Any, writer: Writer, calls: dict[str, int]
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        batches: list[Any],
+        writer: Writer,
+        calls: dict[str, int],
     ) -> ReferenceResult:
         names = Names(model)
         writer.add("initial", 0, names.parameters(model).items())
         writer.add("initial_buffers", 0, names.buffers(model).items())
-        batches = batches_of(self.target, self.spec)
         sizes = [batch_size(self.target, batch) for batch in batches]
         self.given = given(batches, undivided.named_lists(batches, sizes))
         if self.spec.loss == "masked":
@@ -179,7 +181,7 @@ class _Reference:
             for batch, number in zip(batches, sizes, strict=True):
                 undivided.check(self.target, batch, number)
         self.size = size = sizes[0]
-        set_default_dtype(self.spec)
+        user_code.compute(self.spec)
         recorder = WritingRecorder(writer)
         training = Training(
             target=self.target,
@@ -187,6 +189,7 @@ class _Reference:
             optimizer=optimizer,
             names=names,
             recorder=recorder,
+            spec=self.spec,
             loss=loss_function(self.target, self.spec),
             around_step=lambda step: self._around(step, size),
             after_step=lambda: writer.add(
@@ -199,7 +202,6 @@ class _Reference:
         kept.begin()
         if self.spec.watch:
             self._watch(training, batches)
-        isolation.seed_everything(self.spec.seed)
         before = {name: p.dtype for name, p in names.parameters(model).items()}
         told = fix_names.argument(self.spec.fixes, "target.orders")
         with (
@@ -311,23 +313,22 @@ class _Reference:
     @contextlib.contextmanager
     def _around(self, step: int, size: int) -> Iterator[None]:
         self.emit(StepBegin(step=step))
-        with autocast(self.spec):
-            if self.spec.noise != "sample":
-                with noticing_draws(self.spec.device, lambda: self._note_draw(step)):
-                    yield
-                return
-            noise = SampleNoise(
-                seed=self.spec.seed,
-                step=step,
-                shapes=None,
-                start=0,
-                size=size,
-                total=size,
-            )
-            with devices.plain_kernels(self.spec.device), bound(noise):
+        if self.spec.noise != "sample":
+            with noticing_draws(self.spec.device, lambda: self._note_draw(step)):
                 yield
-            self.shapes.append(noise.shapes)
-            self.draws += len(noise.shapes)
+            return
+        noise = SampleNoise(
+            seed=self.spec.seed,
+            step=step,
+            shapes=None,
+            start=0,
+            size=size,
+            total=size,
+        )
+        with devices.plain_kernels(self.spec.device), bound(noise):
+            yield
+        self.shapes.append(noise.shapes)
+        self.draws += len(noise.shapes)
 
     def _note_draw(self, step: int) -> None:
         if step:

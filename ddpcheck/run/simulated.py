@@ -30,6 +30,7 @@ from ddpcheck import compare, tree
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import model as models
+from ddpcheck.run import user_code
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.draws import NoiseMismatchError
 from ddpcheck.run.names import Names
@@ -41,10 +42,8 @@ from ddpcheck.run.record.recorders import ComparingRecorder
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd, RankResult, RunSpec
 from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.run.surroundings import (
-    autocast,
     count_calls,
     loss_function,
-    set_default_dtype,
     unlike_calls,
 )
 from ddpcheck.run.virtual.ddp import Wrapper, installed
@@ -192,18 +191,18 @@ class _Simulation:
     def execute(self, find_unused: bool) -> dict[str, Any]:  # noqa: FBT001
         """Trains all steps; returns the facts of the run."""
         spec = self.spec
-        torch.set_default_dtype(torch.float32)
-        model = models.build(self.target, spec, seed=spec.seed + 1)
+        seed = user_code.seed_of_rank(spec, 0)
+        model = models.build(self.target, spec, seed=seed)
         self.calls = count_calls(model)
         names = Names(model)
-        beginning.check_seeded(self.target, self.reader, names, model)
+        alike = beginning.start_alike(
+            self.target, self.reader, names, model, checks=True
+        )
         batches = batches_of(self.target, spec)
         self.size = batch_size(self.target, batches[0])
-        set_default_dtype(spec)
-        isolation.seed_everything(spec.seed + 1)
-        wrapped = models.wrap(
-            self.target, model, find_unused=find_unused, device=spec.device
-        )
+        user_code.compute(spec)
+        isolation.seed_everything(seed)
+        wrapped = models.wrap(self.target, spec, model, find_unused=find_unused)
         recorder = ComparingRecorder(
             reader=self.reader,
             rtol=spec.rtol,
@@ -216,15 +215,16 @@ class _Simulation:
         self.training = Training(
             target=self.target,
             model=wrapped,
-            optimizer=models.make_optimizer(self.target, wrapped),
+            optimizer=models.make_optimizer(self.target, spec, wrapped),
             names=names,
             recorder=self.once,
+            spec=spec,
             loss=loss_function(self.target, spec),
             perform=self._perform,
             unfinished=self.reader.index.facts["unfinished"],
         )
         self.optimizers = [self.training.optimizer]
-        self.facts: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {"rounded_start": alike}
         with self._reducing(), _before_updates(self._before_update):
             self.training.run(self._emitting(batches, recorder))
         self._emit(recorder)
@@ -276,7 +276,7 @@ class _Simulation:
     ) -> bool:
         """Trains the step as one rank; False where it comes to an open reduction."""
         spec = self.spec
-        seed = spec.seed + 1 + rank + self.step * _SEEDS_APART
+        seed = user_code.seed_of_rank(spec, rank) + self.step * _SEEDS_APART
         self.start.restore(seed=seed if rank else None)
         self.world.rank = rank
         self.answered = 0
@@ -285,7 +285,7 @@ class _Simulation:
         self.once.recorder.rank = rank
         shard = tree.shard(batch, rank, spec.world_size)
         try:
-            with autocast(spec), bound(self._noise(start, rows)):
+            with bound(self._noise(start, rows)):
                 train(shard)
         except _Reached:
             return False

@@ -10,6 +10,7 @@ from ddpcheck.ranks.messages import Raised
 from ddpcheck.report import Quantity
 
 Digest = tuple[float, ...]  # see summing.digest
+NATIVE = "native"  # RunSpec.constants: no tensor of the target is cast
 FINE_RTOL = 1e-9  # that of float64; at it rounding in float32 is a difference
 SAMPLES = "samples"  # the countable that is the size of a shard
 EMULATED = "under which DataParallel is emulated on one device"  # what torch may lack

@@ -23,8 +23,10 @@ from ddpcheck import target as target_module
 from ddpcheck import tree
 from ddpcheck.errors import Problem, UsageError, cut
 from ddpcheck.run import model as models
+from ddpcheck.run import user_code
 from ddpcheck.run.names import Names
 from ddpcheck.run.private import version
+from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.watch import others, schedule
 from ddpcheck.run.watch.schedule import Group, Members
 from ddpcheck.target import Target
@@ -78,8 +80,9 @@ class Training:
     optimizer: Any
     names: Names
     recorder: Recorder
+    spec: RunSpec
     loss: Callable[[Any, Any], Any] | None
-    # What the caller does around: noise, autocast, averaging of gradients.
+    # What the caller does around: noise.
     around_step: Callable[[int], Any] = lambda _: contextlib.nullcontext()
     after_step: Callable[[], None] = lambda: None
     on_update: Callable[[], None] = lambda: None
@@ -126,7 +129,7 @@ class Training:
             for step, batch in enumerate(batches):
                 self.step, self._open, self._settled = step, [], None
                 self.begin()
-                with self.around_step(step):
+                with user_code.steps(self.spec), self.around_step(step):
                     self.losses.append(self.perform(self._train, batch))
                 self._record_left()
                 self.after_step()

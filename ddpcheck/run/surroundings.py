@@ -1,4 +1,4 @@
-"""What stands around a step: default dtype, autocast, noise; and what is counted."""
+"""What stands around a step: noise, and what is counted; see ddpcheck.run.user_code."""
 
 from __future__ import annotations
 
@@ -17,12 +17,6 @@ from ddpcheck.run.spec import (
     RunSpec,
 )
 from ddpcheck.target import Target
-
-
-def set_default_dtype(spec: RunSpec) -> None:
-    """Sets the dtype of tensors that user code makes on its way."""
-    wide = spec.dtype == "float64" and spec.constants == "float64"
-    torch.set_default_dtype(torch.float64 if wide else torch.float32)
 
 
 @contextlib.contextmanager
@@ -44,18 +38,6 @@ def bound_noise(
     noise.guess = size != total
     with noise:
         yield noise
-
-
-@contextlib.contextmanager
-def autocast(spec: RunSpec) -> Iterator[None]:
-    """Computes in the reduced dtype of the run, as users run it."""
-    if spec.dtype not in ("bfloat16", "float16"):
-        yield
-        return
-    with torch.autocast(
-        spec.device.partition(":")[0], dtype=getattr(torch, spec.dtype)
-    ):
-        yield
 
 
 @contextlib.contextmanager

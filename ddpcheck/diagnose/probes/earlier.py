@@ -59,9 +59,10 @@ def train(
     training = Training(
         target=target,
         model=model,
-        optimizer=models.make_optimizer(target, model),
+        optimizer=models.make_optimizer(target, spec, model),
         names=names,
         recorder=_Nobody(),
+        spec=spec,
         loss=loss_function(target, spec),
         around_step=lambda _: bound_noise(spec, total, start, size),
     )

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
@@ -32,7 +31,7 @@ from ddpcheck.diagnose.probes.moving import Moving
 from ddpcheck.diagnose.probes.teacher import restore, snapshot
 from ddpcheck.diagnose.probes.written import writing
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import averaged, shards
+from ddpcheck.run import averaged, shards, user_code
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.fixes import apply as fixes
@@ -40,9 +39,10 @@ from ddpcheck.run.fixes import exact
 from ddpcheck.run.names import Names
 from ddpcheck.run.process import compiling, isolation
 from ddpcheck.run.process.loading import borrowed
+from ddpcheck.run.record import beginning
 from ddpcheck.run.spec import Defect, RunSpec
 from ddpcheck.run.steps import batch_size
-from ddpcheck.run.surroundings import bound_noise, set_default_dtype
+from ddpcheck.run.surroundings import bound_noise
 from ddpcheck.run.watch import countables, observe
 from ddpcheck.run.watch.addends import Constant, constants, divisors
 from ddpcheck.target import Target, TargetRef
@@ -108,22 +108,19 @@ class _Probe:
         Where it asked for the group, once more without one: a collective that is called
         for a log leaves the loss as it is.
         """
-        torch.set_default_dtype(torch.float32)
         spec = self.spec
-        model = models.build(
-            self.target, spec, seed=spec.seed + 1 + self.rank, rank=self.rank
-        )
+        seed = user_code.seed_of_rank(spec, self.rank)
+        model = models.build(self.target, spec, seed=seed, rank=self.rank)
         model = fixes.before_wrap(model, spec.fixes)
         names = Names(model)
+        beginning.start_alike(self.target, self.reader, names, model, checks=False)
         *before, batch = batches_of(self.target, spec)
         order = self.reader.index.facts["order"]
         if order is not None:
             batch = tree.permute(batch, order)
-        set_default_dtype(spec)
-        isolation.seed_everything(spec.seed + 1 + self.rank)
-        wrapped = averaged.replace_ddp(
-            models.wrap(self.target, model, find_unused=False)
-        )
+        user_code.compute(spec)
+        isolation.seed_everything(seed)
+        wrapped = averaged.replace_ddp(models.wrap(self.target, spec, model))
         wrapped = fixes.after_wrap(wrapped, spec.fixes)
         if self.trains_before and before:
             self._train(earlier.Trained(wrapped, model, names), before)
@@ -165,7 +162,7 @@ class _Probe:
         start, rows = tree.shard_range(size, self.rank, spec.world_size)
         calls, moving = self.calls, Moving(self.seen, rows)
         cursor = micro.Cursor(calls.windows, start, rows, size)
-        isolation.seed_everything(spec.seed + 1 + self.rank)
+        isolation.seed_everything(user_code.seed_of_rank(spec, self.rank))
         shard = tree.shard(batch, self.rank, spec.world_size)
         targets = countables.targets_of(self.target, shard)
         calls.watch(wrapped, model, cursor)

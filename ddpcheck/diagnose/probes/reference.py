@@ -9,7 +9,6 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ddpcheck import tree
@@ -44,7 +43,7 @@ from ddpcheck.diagnose.probes.teacher import (
 )
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import contents, sizing
+from ddpcheck.run import contents, sizing, user_code
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import batches_of
 from ddpcheck.run.fixes import apply as fixes
@@ -54,7 +53,7 @@ from ddpcheck.run.process import compiling, isolation
 from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import batch_size
-from ddpcheck.run.surroundings import bound_noise, set_default_dtype
+from ddpcheck.run.surroundings import bound_noise
 from ddpcheck.run.watch import countables, generators
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Writer
@@ -79,10 +78,9 @@ def record(
     try:
         # A compiled function is no place for hooks, and computes the same without.
         with borrowed(ref) as target, isolation.isolated(), compiling.off():
-            batches = batches_of(target, spec)
-            if not trains_before:
-                del batches[:-1]
-            return _Probe(target, spec, world_size, writer, batches).run()
+            probe = _Probe(target, spec, world_size, writer)
+            probe.begin(trains_before=trains_before)
+            return probe.run()
     except Exception as error:  # noqa: BLE001 (user code under hooks; told as data)
         writer.discard()
         return ReferenceEvidence(failed=describe(error).stack)
@@ -95,22 +93,15 @@ class _Probe:
         spec: RunSpec,
         world_size: int,
         writer: Writer,
-        batches: list[Any],
     ) -> None:
         self.target, self.spec = target, spec
         self.world_size, self.writer = world_size, writer
-        torch.set_default_dtype(torch.float32)
-        self.model = models.build(target, spec, seed=0)
-        sizing.use_cores(self.model)  # until `isolated` ends
-        self.batch = batches[-1]
+        self.model = models.build(target, spec, seed=user_code.REFERENCE_SEED)
+        names = Names(self.model)
+        writer.add("initial", 0, names.parameters(self.model).items())
+        writer.add("initial_buffers", 0, names.buffers(self.model).items())
+        *self.before, self.batch = batches_of(target, spec)
         self.size = batch_size(target, self.batch)
-        set_default_dtype(spec)
-        if batches[:-1]:
-            isolation.seed_everything(spec.seed)
-            rows = 0, self.size, self.size
-            model = earlier.Trained(self.model, self.model, Names(self.model))
-            earlier.train(target, spec, model, batches[:-1], rows)
-        self.start, self.kept = snapshot(self.model), Kept(target, self.model)
         self.cuts = Cuts(self.size, tree.shard_range(self.size, 0, world_size)[1])
         self.rows: list[int] = []  # of every call of the model
         self.order: Tensor | None = None  # in which the batch is given; None: its own
@@ -121,6 +112,18 @@ class _Probe:
         self.outputs: dict[tuple[int, str], Tensor] = {}  # leaves of the pass
         self.addends = addends.Noted(self.writer)
         self.injected = Injected()
+
+    def begin(self, *, trains_before: bool) -> None:
+        """Comes to the step that is looked at; the steps before are trained or not."""
+        sizing.use_cores(self.model)  # until `isolated` ends
+        user_code.compute(self.spec)
+        before, self.before = self.before, []
+        if before and trains_before:
+            isolation.seed_everything(self.spec.seed)
+            rows = 0, self.size, self.size
+            model = earlier.Trained(self.model, self.model, Names(self.model))
+            earlier.train(self.target, self.spec, model, before, rows)
+        self.start, self.kept = snapshot(self.model), Kept(self.target, self.model)
 
     def run(self) -> ReferenceEvidence:
         """Trains one step under hooks; writes the trace."""

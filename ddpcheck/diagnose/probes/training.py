@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck import tree
-from ddpcheck.run import contents
+from ddpcheck.run import contents, user_code
 from ddpcheck.run import model as models
 from ddpcheck.run.fixes import backwards
 from ddpcheck.run.spec import RunSpec
@@ -65,32 +65,46 @@ def step(
         # There also where a train_step clips or logs what was cut off from the loss.
         wanted = target.train_step is not None and parameter.requires_grad
         parameter.grad = _mark(parameter) if wanted else None
-    optimizer = models.make_optimizer(target, model)
+    optimizer = models.make_optimizer(target, spec, model)
     optimizer.step = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
-    if target.train_step is not None:
-        samples, aside = _Samples(model), _Aside(model)
-
-        def after_backward() -> None:
-            if puts_aside:
-                aside.put()
-            samples.take()
-
-        with _roots(before_backward, after_backward) as roots:
-            target.train_step(model, optimizer, batch)
-        factor = _take_marks(model, is_one=samples.have_one_factor())
-        aside.put_back(factor)
-        return Done(sum(roots) if roots else None, factor)
-    inputs, targets = split(target, batch)
-    output = models.call(model, inputs)
-    loss = loss_function(target, spec)
-    if loss is None:
-        value = output["loss"] if isinstance(output, tree.DICTS) else output.loss
-    else:
-        value = loss(output, targets)
-    before_backward(value)
-    value.backward()
+    with user_code.steps(spec):
+        if target.train_step is not None:
+            return _users(target, model, optimizer, batch, before_backward, puts_aside)
+        inputs, targets = split(target, batch)
+        output = models.call(model, inputs)
+        loss = loss_function(target, spec)
+        if loss is None:
+            value = output["loss"] if isinstance(output, tree.DICTS) else output.loss
+        else:
+            value = loss(output, targets)
+        before_backward(value)
+        value.backward()
     return Done(float(value.detach()))
+
+
+def _users(
+    target: Target,
+    model: nn.Module,
+    optimizer: Any,
+    batch: Any,
+    before_backward: Callable[[Tensor], None],
+    puts_aside: bool,  # noqa: FBT001
+) -> Done:
+    """Does a step of the target's own."""
+    assert target.train_step is not None
+    samples, aside = _Samples(model), _Aside(model)
+
+    def after_backward() -> None:
+        if puts_aside:
+            aside.put()
+        samples.take()
+
+    with _roots(before_backward, after_backward) as roots:
+        target.train_step(model, optimizer, batch)
+    factor = _take_marks(model, is_one=samples.have_one_factor())
+    aside.put_back(factor)
+    return Done(sum(roots) if roots else None, factor)
 
 
 def _mark(parameter: nn.Parameter) -> Tensor:

@@ -70,6 +70,27 @@ def _is_elsewhere(folder: str) -> bool:
         return True
 
 
+@contextlib.contextmanager
+def seeded_apart(seed: int) -> Iterator[None]:
+    """Seeds for what runs inside; later draws are what they would be without it.
+
+    Where torch is given another seed inside, that one holds for what comes after.
+    """
+    own, pythons = torch.get_rng_state(), random.getstate()
+    numpys = np.random.get_state()  # noqa: NPY002
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    seed_everything(seed)
+    mine = torch.initial_seed()
+    yield
+    if torch.initial_seed() != mine:
+        return
+    torch.set_rng_state(own)
+    np.random.set_state(numpys)  # noqa: NPY002
+    random.setstate(pythons)
+    if gpus:
+        torch.cuda.set_rng_state_all(gpus)
+
+
 def seed_everything(seed: int) -> None:
     """Seeds torch, numpy and Python."""
     seed_torch(seed)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ddpcheck import summing
@@ -13,7 +15,7 @@ from ddpcheck.run import model as models
 from ddpcheck.run.names import Names, shortener
 from ddpcheck.run.record import laid
 from ddpcheck.target import Target
-from ddpcheck.trace import Reader
+from ddpcheck.trace import Reader, as_dense
 
 
 def _differing(reader: Reader, quantity: str, named: Mapping[str, Tensor]) -> list[str]:
@@ -26,23 +28,64 @@ def _differing(reader: Reader, quantity: str, named: Mapping[str, Tensor]) -> li
     return [n for n, tensor in named.items() if reader.differs(quantity, 0, n, tensor)]
 
 
-def check_seeded(
-    target: Target, reader: Reader, names: Names, model: nn.Module
-) -> None:
-    """Holds the first rank to the reference's weights; others may be overwritten.
+def start_alike(
+    target: Target, reader: Reader, names: Names, model: nn.Module, *, checks: bool
+) -> dict[str, float]:
+    """Gives a model the reference's values where its own differ by rounding.
 
-    What is not trained may be memory that nothing has initialised: it becomes the
-    reference's.
+    A solver in `model` may round otherwise in another process; see `rounding`. With
+    `checks`, which only the first rank does, larger differences of weights are refused;
+    those of other ranks may be overwritten. Its weights that are not trained may be
+    memory that nothing has initialised: they become the reference's, too.
+
+    Returns:
+        The relative difference of each tensor that differed by rounding, by name.
 
     Raises:
         UsageError: target-unseeded.
     """
-    parameters = names.parameters(model)
-    for name in _differing(reader, "initial", parameters):
-        reference, mine = reader.get("initial", 0, name), parameters[name]
-        if mine.requires_grad or reference is None or reference.shape != mine.shape:
-            raise models.unseeded(target, name)
-        mine.data.copy_(reference)
+    found: dict[str, float] = {}
+    for quantity, named in (
+        ("initial", names.parameters(model)),
+        ("initial_buffers", names.buffers(model)),
+    ):
+        is_checked = checks and quantity == "initial"
+        for name in _differing(reader, quantity, named):
+            reference: Any = reader.get(quantity, 0, name)
+            mine = named[name]
+            is_like = reference is not None and reference.shape == mine.shape
+            rounded = rounding(reference, mine) if is_like else None
+            if rounded is not None:
+                found[name] = rounded
+            elif not is_checked:
+                continue
+            elif mine.requires_grad or not is_like:
+                raise models.unseeded(target, name)
+            mine.data.copy_(reference)
+    return found
+
+
+def rounding(reference: Tensor, mine: Tensor) -> float | None:
+    """Returns how much two tensors of a shape differ, None if that is no rounding.
+
+    It is rounding where half of the digits are the same: the difference is below the
+    square root of the dtype's epsilon, relative to the largest value. The dtype is the
+    one in which the values were made: numbers that float32 holds are of float32.
+    """
+    if not mine.is_floating_point():
+        return None
+    values, others = as_dense(reference).double(), as_dense(mine).double()
+    largest = float(values.abs().max())
+    difference = float((values - others).abs().max())
+    dtype = mine.dtype
+    if dtype is torch.float64 and all(_is_float32(v) for v in (values, others)):
+        dtype = torch.float32
+    limit = math.sqrt(torch.finfo(dtype).eps) * largest
+    return difference / largest if 0 < difference <= limit < math.inf else None
+
+
+def _is_float32(values: Tensor) -> bool:
+    return torch.equal(values, values.float().double())
 
 
 def facts(reader: Reader, names: Names, wrapped: nn.Module) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from typing import Any
 from torch import nn
 
 from ddpcheck.ranks.worker import Context
+from ddpcheck.run import user_code
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import borrowed
+from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import TargetRef
 
 MODULE = "module "
@@ -27,11 +29,12 @@ def find(context: Context, *, ref: TargetRef, keys: tuple[str, ...]) -> str | No
     del context
     with borrowed(ref) as target, isolation.isolated():
         for key in keys:
-            thing = (
-                type(nn.Module.get_submodule(target.build(), key.removeprefix(MODULE)))
-                if key.startswith(MODULE)
-                else getattr(target, key)
-            )
+            if key.startswith(MODULE):
+                made = user_code.model(target, RunSpec(mode="single"), seed=0)
+                name = key.removeprefix(MODULE)
+                thing: Any = type(nn.Module.get_submodule(made, name))
+            else:
+                thing = getattr(target, key)
             place = _place(thing)
             if place:
                 return place
