@@ -1,8 +1,72 @@
-"""Pages of numeric/ and unknown: what reports give that is no bug's cause."""
+"""Pages of numeric/, unknown, accept and baseline: what is no bug's cause."""
 
 from __future__ import annotations
 
 PAGES = {
+    "accept": """
+An accepted finding covers the runs that it explains, and nothing worse.
+
+    ddpcheck mymodel.py --accept norm/local-batch-stats="by design"
+
+Or `accept` in the target file or in [tool.ddpcheck] of pyproject.toml, accept= in
+Python, --ddpcheck-accept under pytest, where a covered run is an xfail. They add up.
+
+    what a run has                               does it pass?
+    the accepted cause alone                     yes
+    another cause, too                           no, until that is accepted as well
+    a difference that stays with the fix         no: the cause is unknown
+    no known cause                               no: unknown cannot be accepted
+    NaN or an infinity on a rank                 by loss/empty-shard alone
+    a rank that raises, dies or hangs            by a cause that is about that, below
+    ranks that disagree                          where a run with the fix ends that
+    the cause, at another world size             where the fix mends the run there, too
+    the cause, in another module, file or line   yes
+    the cause, ten times as large                yes
+
+An acceptance is a slug: it knows neither a place nor a size, and cannot notice that
+either changed. A baseline does: ddpcheck --explain baseline.
+
+Where anything is accepted, a run that the fixes found elsewhere do not mend is
+diagnosed by itself, which takes more runs. DataParallel's run is compared with DDP's
+at that world size. What no run proves passes with the warning "accepted without a
+proof": with --no-fix, for simulated ranks, for a cause whose fix cannot be run.
+
+A slug that --rules does not list is an error. One that is not found is a warning.
+
+Causes that are about ranks that fail: compile/ddp-optimizer, data/uneven-batches,
+ddp/forward-bypassed, ddp/frozen-after-wrap, ddp/param-replaced-after-wrap,
+dp/replica-parameters-empty, dp/scalar-gather, dp/scatter-semantics,
+dp/variable-length-gather, graph/opaque-output, graph/output-unused,
+graph/rank-dependent-branch, graph/reentrant-checkpoint, graph/shared-parameter,
+graph/skipped-backward, graph/static-graph-violated, graph/unused-parameter,
+state/inplace-buffer-version, sync/collective-mismatch, sync/rank-died,
+sync/rank-hung, sync/rank-raised, sync/static-graph-no-sync
+""",
+    "baseline": """
+A baseline covers what an earlier report of the same target has, run by run.
+
+    ddpcheck mymodel.py --json baseline.json
+    ddpcheck mymodel.py --baseline baseline.json
+
+    what a run has                               does it pass?
+    the finding that this run had                yes
+    another finding, or one of another run       no
+    no such run in the baseline: other mode,
+    world size, batch norm, loss, noise,
+    dtype or steps                               no
+    the finding, in another module or file       no
+    the finding, on another line of the file     yes: lines move
+    more than ten times the excess               no, counted in the same tolerance
+    a tensor that did not differ, far off        no
+    NaN or an infinity where all was finite      no
+    a rank that fails, and no rank did so        no
+    ranks that disagree, and agreed              no
+    an unknown cause                             if the run had it, in the same words
+    less than it had                             yes, and the report says what is gone
+
+What does not pass is a finding that says why. A baseline that was not checked, or has
+no runs, covers nothing. Findings that --accept covers pass besides.
+""",
     "numeric/adam-amplification": """
 Rounding that the optimizer blows up, no difference of training.
 

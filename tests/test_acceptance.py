@@ -178,3 +178,11 @@ def test_slugs_that_cover_more_are_those_of_rules() -> None:
     listed = (*acceptance.ABOUT_FAILED_RANKS, *acceptance.ABOUT_NOT_FINITE)
     assert set(listed) <= set(pages.rule_slugs())
     assert list(acceptance.ABOUT_FAILED_RANKS) == sorted(acceptance.ABOUT_FAILED_RANKS)
+
+
+def test_page_lists_the_slugs_that_cover_more() -> None:
+    text = pages.page("accept")
+    told = text.partition("Causes that are about ranks that fail: ")[2]
+    assert told.replace("\n", " ").split(", ") == list(acceptance.ABOUT_FAILED_RANKS)
+    (slug,) = acceptance.ABOUT_NOT_FINITE
+    assert f"by {slug} alone" in text
