@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from ddpcheck import (
     noise_floor,
     plan,
     reporting,
+    reproduce,
     tolerance,
 )
-from ddpcheck.diagnose import data_parallel, engine
+from ddpcheck.diagnose import data_parallel, engine, shrink
 from ddpcheck.diagnose.facts import kept_beside, unlike_numbers
 from ddpcheck.errors import SignalError, UsageError
 from ddpcheck.options import Options
@@ -32,6 +33,7 @@ from ddpcheck.ranks.failures import PreloadError, ServerDiedError
 from ddpcheck.ranks.hosts import Hosts
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 from ddpcheck.report import (
+    EXIT_SIGNAL,
     Report,
 )
 from ddpcheck.run.spec import ReferenceResult, RunSpec
@@ -43,6 +45,8 @@ from ddpcheck.session import (
 )
 from ddpcheck.target import TargetRef
 from ddpcheck.unfinished import Made
+
+Verdict = Callable[[Report], None]
 
 PRELOAD_FIRST = ("torch", "ddpcheck.run.process.temporary", "ddpcheck.run.jobs")
 # No mistake in the target's file needs it.
@@ -56,13 +60,20 @@ PRELOAD_MODULES = (
 )
 _OPENED_AHEAD = 16  # ranks, forked before it is known whether they are wanted
 
+# That the search for the smallest run may take, or as long as the runs took.
+_LEAST_SHRINKING_S = 15.0
+
 _MOST_OF_ROOM = 0.8  # the rest is for activations, which nobody knows before
 
 
 def check_file(
-    ref: TargetRef, options: Options, *, progress: Silent | None = None
+    ref: TargetRef,
+    options: Options,
+    *,
+    progress: Silent | None = None,
+    on_verdict: Verdict = lambda _: None,
 ) -> Report:
-    """Checks the target file that `ref` names.
+    """Checks the target file that `ref` names; arguments as of `check`.
 
     Raises:
         SignalError: a signal came before any run was made.
@@ -74,7 +85,7 @@ def check_file(
         progress("importing torch and the target")
         pool.start()
         wait_for_imports(pool, ref)
-        return check(pool, ref, options, progress=progress)
+        return check(pool, ref, options, progress=progress, on_verdict=on_verdict)
 
 
 def pool_for(
@@ -142,6 +153,7 @@ def check(
     progress: Silent | None = None,
     session: Session | None = None,
     only: Sequence[Cell] | None = None,
+    on_verdict: Verdict = lambda _: None,
 ) -> Report:
     """Checks a target on a pool that has done its imports.
 
@@ -156,6 +168,9 @@ def check(
         session: of this pool and target, whose references are then made once.
         only: the runs to make; those of the plan by default. One that is not planned
             is not made, and the report says why.
+        on_verdict: takes the report when all is known but how small the run can be
+            that reproduce.py shows; what is returned differs in that alone, and in the
+            exit code where a signal ended the search for it.
 
     Raises:
         UsageError: the file or an option is wrong.
@@ -168,14 +183,41 @@ def check(
     session.is_bounded = options.timeout_s is not None
     made.progress.follow(session.where)
     try:
-        return _check(made, only)
+        report = _check(made, only)
     except (SignalError, ServerDiedError, CannotCheckError) as error:
-        report = None
-        if not (isinstance(error, SignalError) and error.again):
-            report = made.report(error)
-        if report is None:
+        is_last = isinstance(error, SignalError) and error.again
+        early = None if is_last else made.report(error)
+        if early is None:
             raise
+        on_verdict(early)
+        return early
+    on_verdict(report)
+    return _shrunk(made, report)
+
+
+def _shrunk(made: Made, report: Report) -> Report:
+    """Returns the report with a smaller run in its reproduce.py, if time allows."""
+    session, limit, diagnosis = made.session, made.limit, made.diagnosis
+    known = shrink.divergent(list(made.outcomes.values()), list(report.runs))
+    if not report.reproduce or known is None or limit is None:
         return report
+    made.progress("shrinking reproduce.py")
+    needed_s = sum(run.seconds for run in report.runs)
+    session.deadline = time.monotonic() + max(_LEAST_SHRINKING_S, needed_s)
+    try:
+        found = shrink.smallest(
+            session, known, limit, diagnosis.removable, diagnosis.mended
+        )
+    except SignalError as error:
+        if error.again:
+            raise
+        return dataclasses.replace(report, exit_code=EXIT_SIGNAL + error.number)
+    except (ServerDiedError, CannotCheckError):
+        return report
+    finally:
+        session.deadline = None
+    text = reproduce.script(session.ref, list(report.findings), found)
+    return dataclasses.replace(report, reproduce=text)
 
 
 def _check(made: Made, only: Sequence[Cell] | None) -> Report:
@@ -241,7 +283,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
         + diagnosis.not_compared,
         warnings=warnings + floor.warnings() + diagnosis.warnings + unused,
         seconds=time.perf_counter() - made.started,
-        smallest=diagnosis.smallest,
+        smallest=shrink.divergent(outcomes, runs),
     )
 
 

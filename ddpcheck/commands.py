@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,12 +74,35 @@ def check(
         check_file = member.check_file
     places.check(path, wanted, baseline=baseline, has_folder=bool(folder))
     known = baselines.load(baseline) if baseline else None
-    report = _checked(check_file, ref, options, wanted, (path, command))
-    if known is not None:
-        report = baselines.apply(report, known, baseline)
-    written = output.show(report, wanted)
+    called = _Called(path, command, known, baseline)
+    exit_code, is_written = _checked(check_file, ref, options, wanted, called)
     # Who asked for a file and got none must not read success.
-    return report.exit_code or (0 if written else EXIT_NOT_CHECKED)
+    return exit_code or (0 if is_written else EXIT_NOT_CHECKED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """How the command was called: what a report takes over from it."""
+
+    path: Path
+    command: str
+    known: Report | None
+    baseline: str
+
+    def named(self, report: Report) -> Report:
+        """Returns the report with the target's path as it was given, and the command.
+
+        The check knows neither.
+        """
+        target = dataclasses.replace(report.target, path=str(self.path))
+        return dataclasses.replace(report, command=self.command, target=target)
+
+    def judged(self, report: Report) -> Report:
+        """Returns the report against the baseline, too."""
+        report = self.named(report)
+        if self.known is None:
+            return report
+        return baselines.apply(report, self.known, self.baseline)
 
 
 def _checked(
@@ -86,37 +110,48 @@ def _checked(
     ref: TargetRef,
     options: Options,
     wanted: Outputs,
-    called: tuple[Path, str],
-) -> Report:
-    """Returns the report of a check as it was called, by (path, command)."""
+    called: _Called,
+) -> tuple[int, bool]:
+    """Checks, and shows the verdict as soon as it is known.
+
+    Returns the exit code, and whether all was written that options ask for.
+    """
     from ddpcheck import reporting, session  # noqa: PLC0415 (--help needs none of it)
 
     progress = Progress(sys.stderr, wanted=not wanted.quiet)
+    written: list[bool] = []
+
+    def on_verdict(report: Report) -> None:
+        # What has standard output to itself is written there once, complete.
+        if not wanted.alone():
+            written.append(False)
+            with progress.hidden():
+                written[0] = output.show(called.judged(report), wanted)
+
     try:
         with output.importing_ahead(wanted), progress:
-            report: Report = check_file(ref, options, progress=progress)
+            report: Report = check_file(
+                ref, options, progress=progress, on_verdict=on_verdict
+            )
     except (session.CannotCheckError, UsageError) as error:
         # What reads the files must not take an earlier report for this one.
         code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_NOT_CHECKED
         why = str(error).removeprefix("ddpcheck: ")
         unchecked = reporting.unchecked(ref, why, code)
-        output.show_machines(_as_called(unchecked, *called), wanted)
+        output.show_machines(called.named(unchecked), wanted)
         raise
     except SignalError as error:
-        if not error.again:
+        if not (error.again or written):
             error.doing = progress.doing
             why = f"{error} while {error.doing}" if error.doing else str(error)
             code = EXIT_SIGNAL + error.number
             unchecked = reporting.unchecked(ref, why, code, ended=why)
-            output.show_machines(_as_called(unchecked, *called), wanted)
+            output.show_machines(called.named(unchecked), wanted)
         raise
-    return _as_called(report, *called)
-
-
-def _as_called(report: Report, path: Path, command: str) -> Report:
-    """Returns the report with the target's path as it was given, and the command."""
-    target = dataclasses.replace(report.target, path=str(path))
-    return dataclasses.replace(report, command=command, target=target)
+    report = called.judged(report)
+    show = output.update if written else output.show
+    written.append(show(report, wanted))
+    return report.exit_code, all(written)
 
 
 def _split(target: str, names: Mapping[str, str]) -> tuple[Path, dict[str, str]]:

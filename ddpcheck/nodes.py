@@ -22,7 +22,7 @@ from ddpcheck import target as targets
 from ddpcheck.errors import Problem, SignalError, UsageError
 from ddpcheck.launch import Group, given
 from ddpcheck.options import Options
-from ddpcheck.progress import Progress
+from ddpcheck.progress import Silent
 from ddpcheck.ranks import wire
 from ddpcheck.ranks.agent import Agent
 from ddpcheck.ranks.hosts import Announce, Hello, Hosts, LostRankError
@@ -58,21 +58,30 @@ class Leader:
         return action()
 
     def check_file(
-        self, ref: TargetRef, options: Options, *, progress: Progress
+        self,
+        ref: TargetRef,
+        options: Options,
+        *,
+        progress: Silent,
+        on_verdict: checking.Verdict,
     ) -> Report:
-        """Checks the target on the ranks of the group.
+        """Checks the target on the ranks of the group, as checking.check_file.
 
         Raises:
             UsageError: as checking.check_file, of any process; group-differs.
             CannotCheckError: as checking.check_file; a process does not come, or goes.
         """
         try:
-            return self._check_file(ref, options, progress)
+            return self._check_file(ref, options, progress, on_verdict)
         except LostRankError as error:
             raise CannotCheckError(str(error), "") from error
 
     def _check_file(
-        self, ref: TargetRef, options: Options, progress: Progress
+        self,
+        ref: TargetRef,
+        options: Options,
+        progress: Silent,
+        on_verdict: checking.Verdict,
     ) -> Report:
         hosts, group = self.hosts, self.hosts.group
         progress("importing torch and the target")
@@ -86,9 +95,20 @@ class Leader:
             hellos = hosts.gather(pool.folder, options.limit_s, _import_s(options))
             _raise_first(hellos)
             _compare(_identity(ref), hellos)
-            report = checking.check(pool, ref, options, progress=progress)
-        machines = {"machines": _machines(hellos)}
-        return replace(report, environment=report.environment | machines)
+            machines = {"machines": _machines(hellos)}
+
+            def placed(report: Report) -> Report:
+                return replace(report, environment=report.environment | machines)
+
+            return placed(
+                checking.check(
+                    pool,
+                    ref,
+                    options,
+                    progress=progress,
+                    on_verdict=lambda report: on_verdict(placed(report)),
+                )
+            )
 
     def _open(self, pool: Pool, options: Options) -> None:
         try:

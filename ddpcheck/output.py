@@ -97,6 +97,13 @@ def show(report: Report, wanted: Outputs) -> bool:
     return all(written)
 
 
+def update(report: Report, wanted: Outputs) -> bool:
+    """Writes the files of a report that was shown; returns whether all were written."""
+    folder = folder_of(report.target.path or report.target.name, wanted.report_dir)
+    write_report(report, folder)
+    return all(_write_files(report, wanted))
+
+
 def show_machines(report: Report, wanted: Outputs) -> None:
     """Writes the report for machines alone: people are told otherwise."""
     _write_files(report, wanted)

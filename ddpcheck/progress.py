@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -52,6 +53,11 @@ class Silent:
     def announce(self, text: str) -> None:
         """Says a line that stays."""
 
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Shows nothing while another stream of the terminal is written to."""
+        yield
+
     def _changed(self) -> None:
         """Is called where there is something else to show."""
 
@@ -73,6 +79,7 @@ class Progress(Silent):
         self._tick_s = _TICK_S if is_terminal else log_s
         self._started = time.monotonic()
         self._looked, self._told = 0.0, ""
+        self._is_hidden = False
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._tick, daemon=True)
@@ -101,6 +108,17 @@ class Progress(Silent):
             self._write(f"{erase}ddpcheck: {text}\n")
             self._changed()
 
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Erases the line, and shows it no more while the context lasts."""
+        if self._live:
+            self._write(_ERASE)
+        self._is_hidden = True
+        try:
+            yield
+        finally:
+            self._is_hidden = False
+
     def _changed(self) -> None:
         if self._live:
             self._show()
@@ -113,6 +131,8 @@ class Progress(Silent):
                 self._write(f"{self._line()}\n")
 
     def _show(self) -> None:
+        if self._is_hidden:
+            return
         # A full last column would wrap, and a wrapped line cannot be erased.
         columns = shutil.get_terminal_size().columns
         self._write(_ERASE + self._line()[: columns - 1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,7 @@ _MAX_BUSY_RANKS = 16
 _SLOW_S = 1.0
 # A rank may take that many times what one process took for the global batch.
 _SLOWDOWN = 4.0
+_LEAST_S = 1.0  # for a job that begins in time
 _LEAST_SLOWDOWN = 2.0  # that is nothing unusual
 _MOST_STARVED = 0.5  # of its time may a rank wait for a core, and yet hang in the rest
 _LAST_LINES = 4  # of output before a stack
@@ -114,6 +116,7 @@ class Session:
         self.room: Room | None = None  # how much memory all ranks may take
         # The pool's deadline was chosen, and holds whatever the ranks need.
         self.is_bounded = False
+        self.deadline: float | None = None  # of all jobs together, monotonic
         # Deadline of the ranks' jobs where it is not the pool's.
         self.timeout_s: float | None = None
         self.quiet_looks = LOOKS  # of the ranks' jobs, see Pool.submit
@@ -151,7 +154,12 @@ class Session:
 
     def _solo(self, job: Job, spec: RunSpec) -> tuple[Outcome, float]:
         """Returns the outcome of one process, and the seconds that it took."""
-        task = self.pool.submit(job, SOLO, is_bounded=self.is_bounded)
+        task = self.pool.submit(
+            job,
+            SOLO,
+            timeout_s=self._in_time(self.pool.timeout_s),
+            is_bounded=self.is_bounded,
+        )
         self._working[id(task)] = (spec, task)
         try:
             self.pool.wait([task])
@@ -277,10 +285,20 @@ class Session:
         return self.pool.submit(
             job,
             *outcome.crew,
-            timeout_s=self.timeout_s or self._patience_s(outcome),
+            timeout_s=self._in_time(self.timeout_s or self._patience_s(outcome)),
             quiet_looks=self.quiet_looks,
             is_bounded=self.is_bounded,
         )
+
+    def is_late(self) -> bool:
+        """Returns whether the time for all jobs is over."""
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+    def _in_time(self, limit_s: float) -> float:
+        """Returns the limit of a job, or what is left for all if that is less."""
+        if self.deadline is None:
+            return limit_s
+        return min(limit_s, max(_LEAST_S, self.deadline - time.monotonic()))
 
     def _patience_s(self, outcome: RunOutcome) -> float:
         """Returns the deadline of a run: the setting, by default more where it is slow.

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from ddpcheck import assemble, plan, reporting, tolerance
-from ddpcheck.diagnose import engine
+from ddpcheck.diagnose import engine, shrink
 from ddpcheck.errors import SignalError
 from ddpcheck.options import Options
 from ddpcheck.progress import Silent, about
@@ -96,7 +96,7 @@ class Made:
         said = str(error).splitlines()[0]
         ended = f"{said} {where}" if is_signal else f"{said}, {where}"
         every = self.broken_off + self.diagnosis.findings
-        found, unused = reporting.accept(every, self.options.accept)
+        found, unused = reporting.accept(runs, every, self.options.accept)
         names = [f"{spec.mode} at world size {spec.world_size}" for spec in left]
         missing = [NotCompared(what=name, why=_NOT_RUN) for name in names]
         # What was accepted may be in a run that was not made.
@@ -112,7 +112,7 @@ class Made:
             + assemble.not_compared(outcomes, runs),
             warnings=warnings + self.diagnosis.warnings + ([] if left else unused),
             seconds=time.perf_counter() - self.started,
-            smallest=self.diagnosis.smallest,
+            smallest=shrink.divergent(outcomes, runs),
             ended=ended,
             signal=error.number if isinstance(error, SignalError) else 0,
         )

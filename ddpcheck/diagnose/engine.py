@@ -12,7 +12,6 @@ from ddpcheck.diagnose.search.loop import Search
 from ddpcheck.options import Options
 from ddpcheck.progress import Silent
 from ddpcheck.report import Finding, NotCompared, Run, Tolerance
-from ddpcheck.reproduce import Smallest
 from ddpcheck.session import RunOutcome, Session
 
 # A run that varies one that hung is given less time: no rank needs that many times
@@ -31,7 +30,9 @@ class Diagnosis:
     findings: list[Finding] = field(default_factory=list)
     not_compared: list[NotCompared] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    smallest: Smallest | None = None  # run that shows a divergence of DDP
+    # For the search of the smallest run that shows a divergence of DDP.
+    removable: list[str] = field(default_factory=list)  # modules
+    mended: shrink.Mended | None = None
 
 
 def diagnose(
@@ -47,8 +48,6 @@ def diagnose(
     diagnosis.runs = list(runs)
     limit_patience(session, outcomes)
     explained: set[int] = set()
-    removable: list[str] = []
-    mended: shrink.Mended | None = None
     for index in _by_world_size(runs, "ddp"):
         if index in explained:
             continue
@@ -61,16 +60,13 @@ def diagnose(
         )
         same -= explained
         explained |= same | {index}
-        removable = removable or shrink.removable(search.case)
-        mended = mended or search.mended(causes)
+        diagnosis.removable = diagnosis.removable or shrink.removable(search.case)
+        diagnosis.mended = diagnosis.mended or search.mended(causes)
         of_runs = sorted(same | {index})
         found = findings.make(causes, search.case, search.rest, of_runs, proven)
         diagnosis.findings = findings.merge(diagnosis.findings, found)
     _diagnose_simulated(
         session, outcomes, limit, options, progress, diagnosis, explained
-    )
-    diagnosis.smallest = shrink.smallest(
-        session, outcomes, runs, limit, removable, mended
     )
     # Those that DataParallel broke off have findings of their own.
     of_replicas = (i for i in _by_world_size(runs, "dp") if not runs[i].faults)

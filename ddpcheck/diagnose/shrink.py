@@ -31,39 +31,37 @@ def removable(case: Case | None) -> list[str]:
     return sorted(names, key=lambda name: name.count("."))
 
 
+def divergent(outcomes: list[RunOutcome], runs: list[Run]) -> Smallest | None:
+    """Returns the divergent DDP run of the smallest world size, None: none diverges."""
+    found = [
+        (run.world_size, i)
+        for i, run in enumerate(runs)
+        if run.mode == "ddp" and run.verdict == "divergent"
+    ]
+    return _outcome(outcomes[min(found)[1]], runs[min(found)[1]]) if found else None
+
+
 def smallest(
     session: Session,
-    outcomes: list[RunOutcome],
-    runs: list[Run],
+    known: Smallest,
     limit: Tolerance,
     names: Sequence[str] = (),
     mended: Mended | None = None,
-) -> Smallest | None:
-    """Returns the smallest divergent DDP run, None where none diverges.
+) -> Smallest:
+    """Returns the smallest run that diverges as this one does.
 
-    The smallest world size of the matrix; then as many steps as it takes; the first
-    samples of the batch, one per rank and twice as many each time; and the model
-    without those of the modules `names` that it diverges without. A hang is not
-    repeated.
+    As many steps as it takes; the first samples of the batch, one per rank and twice as
+    many each time; and the model without those of the modules `names` that it diverges
+    without. A hang is not repeated. Nothing is tried past the session's deadline.
 
     Few samples may have a fault of their own: a rank with one makes one micro-batch of
     it, whatever their number. So a run of fewer has to be equivalent with the fixes of
     the causes found, as `mended` puts them into a spec; None where none is proven.
     """
-    divergent = [
-        (run.world_size, i)
-        for i, run in enumerate(runs)
-        if run.mode == "ddp" and run.verdict == "divergent"
-    ]
-    if not divergent:
-        return None
-    index = min(divergent)[1]
-    found = _outcome(outcomes[index], runs[index])
-    if found.run.faults:
-        return found
+    if known.run.faults:
+        return known
     trial = _Trial(session, limit, mended)
-    found = _with_fewer_samples(trial, found)
-    return _with_fewer_modules(trial, found, list(names))
+    return _with_fewer_modules(trial, _with_fewer_samples(trial, known), list(names))
 
 
 def _with_fewer_samples(trial: _Trial, known: Smallest) -> Smallest:
@@ -120,6 +118,8 @@ class _Trial:
 
     def diverging(self, spec: RunSpec) -> Smallest | None:
         """Returns the run if it diverges, and not by a fault."""
+        if self.session.is_late():
+            return None
         try:
             outcome = self.session.run([spec])[0]
         except (UsageError, CannotCheckError):
@@ -135,6 +135,8 @@ class _Trial:
         """Returns whether the fixes, if any are proven, make the run equivalent."""
         if self.mended is None:
             return True
+        if self.session.is_late():
+            return False
         try:
             outcome = self.session.run([self.mended(spec)])[0]
         except (UsageError, CannotCheckError):

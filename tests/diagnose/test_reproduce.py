@@ -6,11 +6,17 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from ddpcheck import assemble, tolerance
+from ddpcheck.diagnose import shrink
 from ddpcheck.ranks.pool import Pool
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.session import Session
+from ddpcheck.target import TargetRef
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked, skip_where_too_new
 
@@ -209,3 +215,26 @@ def test_a_benign_finding_is_not_what_the_script_is_named_for(
     ]
     assert report.findings[0].magnitude is report.findings[1].magnitude is None
     assert report.reproduce.startswith('"""target.py: loss/sum-reduction\n')
+
+
+def test_script_is_shrunk_while_there_is_time(pool: Pool, tmp_path: Path) -> None:
+    session = Session(pool, TargetRef(path=str(_written(tmp_path))))
+    session.deadline = time.monotonic() - 1
+    base = session.reference(RunSpec(mode="single", dtype="float64"))
+    assert base.spec is not None
+    outcomes = session.run([base.spec.but(mode="ddp", world_size=2)])
+    limit = tolerance.default("float64")
+    runs = [assemble.to_run(outcome, limit.rtol) for outcome in outcomes]
+    known = shrink.divergent(outcomes, runs)
+    assert known is not None
+    late = shrink.smallest(session, known, limit, ["0", "1"])
+    assert (late.spec.rows, late.spec.without) == (0, ())
+    session.deadline = time.monotonic() + 600
+    found = shrink.smallest(session, known, limit, ["0", "1"])
+    assert (found.spec.rows, found.spec.without) == (2, ("0", "1"))
+
+
+def _written(folder: Path) -> Path:
+    path = folder / "deep.py"
+    path.write_text(HEAD + DEEP, encoding="utf-8")
+    return path

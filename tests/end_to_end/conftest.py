@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,11 @@ class Ended:
     exit_code: int
     stdout: str
     stderr: str
+
+
+def without_progress(errors: str) -> str:
+    """Returns stderr without the lines that a busy machine gets every 15 seconds."""
+    return re.sub(r"(?m)^ddpcheck: .* \(\d+ s(, about \d+ \w+ left)?\)\n", "", errors)
 
 
 def _hears_ctrl_c() -> None:
@@ -77,7 +83,8 @@ class Command:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             raise
-        return Ended(exit_code=self.process.returncode, stdout=out, stderr=err)
+        code, errors = self.process.returncode, without_progress(err or "")
+        return Ended(exit_code=code, stdout=out, stderr=errors)
 
     def close(self) -> None:
         """Ends what a failed test left running: its pipes would fail another test."""
@@ -153,7 +160,9 @@ class Terminal:
         )
         names = (self.folder / "modules").read_text(encoding="utf-8").split()
         told = Ended(
-            exit_code=ended.returncode, stdout=ended.stdout, stderr=ended.stderr
+            exit_code=ended.returncode,
+            stdout=ended.stdout,
+            stderr=without_progress(ended.stderr),
         )
         return told, set(names)
 

@@ -187,6 +187,37 @@ def test_end_of_the_fork_server_reports_the_runs_that_were_made(
     terminal.assert_clean(command)
 
 
+def test_ctrl_c_while_the_script_is_shrunk_keeps_verdict_and_script(
+    terminal: Terminal,
+) -> None:
+    mark = terminal.folder / "mark"
+    # A batch of fewer samples is made for the script alone.
+    source = target(
+        loss="def loss(output, target):\n"
+        "    if len(target) == 2 and not torch.distributed.is_initialized():\n"
+        f"        open({str(mark)!r}, 'w').close()\n"
+        "        import time\n"
+        "        time.sleep(600)\n"
+        "    return nn.functional.cross_entropy(output, target, reduction='sum')\n"
+    )
+    name = terminal.write(source)
+    options = ("--world-sizes", "2", "--modes", "ddp", "--no-fix")
+    command = terminal.start(name, *options, "--json", "out.json")
+    command.wait_for(mark.exists)
+    folder = terminal.folder / "reports" / "mymodel"
+    told = _report(terminal)
+    assert (told["verdict"], told["exit_code"]) == ("divergent", 1)
+    assert (folder / "reproduce.py").read_text("utf-8") == told["reproduce"]
+    command.signal(signal.SIGINT)
+    ended = command.end()
+    assert (ended.exit_code, ended.stderr) == (130, "")
+    assert ended.stdout.splitlines()[-1].startswith("DIVERGENT: 1 of 1 run, ")
+    assert ended.stdout.count("DIVERGENT") == 1
+    assert _report(terminal) == {**told, "exit_code": 130}
+    assert told["reproduce"] == (folder / "reproduce.py").read_text("utf-8")
+    terminal.assert_clean(command)
+
+
 SLOW = """\
 def loss(output, target):
     import time
