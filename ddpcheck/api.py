@@ -270,7 +270,7 @@ def check(
             device       "auto", "cpu" or "cuda"
             tolerance    relative, from 1e-15 to 0.1; 1e-9 in float64
             accept       slugs that do not fail, {"norm/local-batch-stats": "why"}
-            fix          False: causes are not verified by their fixes (--no-fix)
+            fix          False: causes are not confirmed by a run (--no-fix)
             timeout_s    seconds, of the import and of every run; by default 60, and
                          more for ranks that are slow
             max_memory   GiB; what is free

@@ -44,7 +44,7 @@ what it is compared with:
   --tolerance RTOL        relative tolerance; default 1e-9 in float64
   --accept SLUG[=REASON]  do not fail because of this finding; repeatable
   --baseline report.json  fail only on what is not in that report
-  --no-fix                do not verify causes by running their fixes
+  --no-fix                do not confirm causes by runs with an intervention
 
 names in the file, where they are other than these:
   --model-fn NAME         model() -> nn.Module

@@ -64,7 +64,7 @@ def pytest_addoption(
     group.addoption(
         "--ddpcheck-no-fix",
         action="store_true",
-        help="do not verify causes by running their fixes",
+        help="do not confirm causes by runs with an intervention",
     )
 
 

@@ -30,6 +30,9 @@ EXIT_CODES: dict[str, int] = {
 # What makes a run divergent. Losses and outputs are shown, but training that has
 # equal gradients, weights and buffers is equal training.
 JUDGED = ("gradients", "weights", "buffers")
+# What ran to prove a fix: a file written for the target, an intervention in the ranks
+# that does what the fix says, or one that shows where the cause is and no more.
+Proof = Literal["file", "intervention", "located"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +107,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
-    """An intervention, and what the repeated run said about it.
+    """What to do, and what a run with an intervention said about it.
 
-    `verified` is None where no run was made (--no-fix, or nothing to run), or where the
-    fix of another cause removes this one too: `excess_before` is then at most 1.
+    `verified` is whether the run with the intervention is within tolerance. It is None
+    where no run was made (--no-fix, or nothing to run), or where the fix of another
+    cause removes this one too: `excess_before` is then at most 1.
+    `proof` is what ran where that made the runs equal, else None. `intervention` says
+    in a sentence what ran, and `file` is the file that ran ("fixed.py"). `code` is a
+    suggestion that did not run, unless `proof` is "file".
     `safe`: one-process training stays what it is.
     """
 
@@ -115,6 +122,9 @@ class Fix:
     code: str = ""
     safe: bool = True
     verified: bool | None = None
+    proof: Proof | None = None
+    file: str | None = None
+    intervention: str = ""
     excess_before: float | None = None
     excess_after: float | None = None
 

@@ -12,7 +12,7 @@ import pytest
 
 from ddpcheck import baseline, checking, cli, report
 from ddpcheck.errors import UsageError
-from ddpcheck.render import junit
+from ddpcheck.render import junit, terminal
 from ddpcheck.report import Fault, Finding, Quantity, Report, Run
 from tests.render import sample
 
@@ -49,6 +49,34 @@ def test_same_report_passes_and_every_finding_is_accepted() -> None:
     assert [f.accepted for f in told.findings] == ["in the baseline known.json"]
     assert told.warnings == sample.divergent().warnings
     assert junit.to_junit(told).count("<skipped") == 2
+
+
+def _of_an_earlier_version() -> str:
+    """Returns a report as it was written before it told what ran."""
+    told = json.loads(report.to_json(sample.divergent()))
+    for finding in told["findings"]:
+        for name in ("proof", "file", "intervention"):
+            del finding["fix"][name]
+    return json.dumps(told)
+
+
+def test_report_of_an_earlier_version_is_a_baseline_and_is_rendered() -> None:
+    known = report.from_json(_of_an_earlier_version())
+    told = _applied(sample.divergent(), known)
+    assert (told.verdict, told.exit_code) == ("equivalent", 0)
+    text = terminal.to_text(known, color=False, width=80)
+    assert (
+        "  proof  confirmed by an intervention: excess 4e+13 before, 0.0213 after; "
+        "tried\n"
+        "         instead, the fixes of 3 other causes leave 9.99e+12 or more\n"
+    ) in text
+
+
+def test_what_ran_is_read_as_it_was_written() -> None:
+    told = report.from_json(report.to_json(sample.divergent()))
+    assert [f.fix for f in told.findings] == [
+        f.fix for f in sample.divergent().findings
+    ]
 
 
 def test_new_finding_fails_and_is_named() -> None:

@@ -16,13 +16,14 @@ from ddpcheck import assemble
 from ddpcheck.diagnose import without_group
 from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
 from ddpcheck.diagnose.facts.text import number
+from ddpcheck.diagnose.proposal import fix_of
 from ddpcheck.diagnose.registry import (
     DATA_PARALLEL_DETECTORS,
     DATA_PARALLEL_FAULT_RULES,
 )
 from ddpcheck.diagnose.rules.data_batch_layout import SLUG as BATCH_LAYOUT
 from ddpcheck.diagnose.rules.norm_local_batch_stats import SLUG as LOCAL_STATISTICS
-from ddpcheck.report import Finding, Fix, Run, Tolerance
+from ddpcheck.report import Finding, Run, Tolerance
 from ddpcheck.run.spec import ONE_SIDED, RunSpec
 from ddpcheck.session import RunOutcome, Session
 
@@ -331,14 +332,7 @@ def _finding(
         runs=tuple(rest),
         summary=proposal.summary,
         facts=proposal.facts,
-        fix=Fix(
-            text=proposal.fix,
-            code=proposal.code,
-            verified=verified,
-            excess_before=before,
-            excess_after=after,
-            safe=proposal.safe,
-        ),
+        fix=fix_of(proposal, verified=verified, before=before, after=after),
         benign=proposal.benign,
         # Of the first run alone; where DDP is the fix, it ends all that replicas do.
         proven_runs=tuple(rest[:1]) if verified and proposal.fixes else (),

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ddpcheck.report import Fix, Proof
+from ddpcheck.run import fix_names
+
+BY_DDP = "with DistributedDataParallel in the place of DataParallel the runs are equal"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
@@ -26,6 +31,12 @@ class Proposal:
     gradients it leaves to each rank, where it leaves others alone. `control`: fixes
     that must mend the run as well, or the cause is another one. `fallback`: the same
     cause less precisely, for where `fixes` do not mend it.
+
+    What its code rests on:
+    `gathers`: the fix says to gather, as a run does that shows the samples of all
+    ranks. `code` supposes something of the file. That is known where a run with `fixes`
+    that do as the fix says is equal; else `code_rests_on` names the evidence that the
+    rule has asked for. Without either the code is not shown.
 
     What it counts for:
     `speculative`: nothing, unless its run verifies it. `last_resort`: 1, it would mend
@@ -57,6 +68,20 @@ class Proposal:
     is_attempt: bool = False
     benign: bool = False
     before_wide: bool = False
+    gathers: bool = False
+    code_rests_on: str = ""
+
+    @property
+    def is_located_only(self) -> bool:
+        """Whether a run that its fixes mend shows where the cause is, and no more.
+
+        Samples of all ranks that are shown to a loss or a module mend almost anything,
+        and are the fix only where it says so. The same noise for the same samples is
+        none.
+        """
+        kinds = fix_names.kinds(self.fixes)
+        given = "substitution" in kinds or ("gather" in kinds and not self.gathers)
+        return given or bool(self.noise)
 
     @property
     def is_wide(self) -> bool:
@@ -78,3 +103,51 @@ def with_own_average(proposal: Proposal) -> Proposal:
     """Returns it with a run that averages only what it leaves local, beside DDP."""
     fix = f"gradients.averaged:{','.join(proposal.local)}"
     return replace(proposal, fixes=(fix,), by_hand=False)
+
+
+def fix_of(
+    proposal: Proposal,
+    *,
+    verified: bool | None,
+    before: float | None,
+    after: float | None,
+    is_alone: bool = True,
+) -> Fix:
+    """Returns the report's fix: what to do, what ran, and what is proven by it.
+
+    Args:
+        proposal: of the cause.
+        verified: whether the run with its fixes is within tolerance, None without one.
+        before: the excess without them.
+        after: the excess with them.
+        is_alone: no fixes of other causes were in force in that run.
+    """
+    proof: Proof | None = None
+    if verified:
+        proof = "located" if proposal.is_located_only else "intervention"
+    # An average by hand mends whatever DDP leaves out, by none of the code.
+    ran_alike = proof == "intervention" and not proposal.by_hand
+    is_known = ran_alike or bool(proposal.code_rests_on)
+    return Fix(
+        text=proposal.fix,
+        code=proposal.code if is_known else "",
+        safe=proposal.safe,
+        verified=verified,
+        proof=proof,
+        intervention=_sentence(proposal, verified=verified, is_alone=is_alone),
+        excess_before=before,
+        excess_after=after,
+    )
+
+
+def _sentence(proposal: Proposal, *, verified: bool | None, is_alone: bool) -> str:
+    """Returns what ran and how it ended, "" where nothing ran."""
+    if verified is None:
+        return ""
+    said = fix_names.describe(
+        proposal.fixes, noise=proposal.noise or "", by_hand=proposal.by_hand
+    )
+    if not said:  # only DataParallel's causes have none: their fix is to use DDP
+        return BY_DDP if verified else ""
+    beside = "" if is_alone else ", beside the fixes of the other causes,"
+    return f"with {said}{beside} the runs {'are equal' if verified else 'still differ'}"

@@ -11,6 +11,7 @@ import dataclasses
 import math
 
 from ddpcheck import assemble
+from ddpcheck.diagnose.proposal import BY_DDP
 from ddpcheck.diagnose.search import findings
 from ddpcheck.diagnose.search.loop import Search
 from ddpcheck.report import Finding, Run, Tolerance
@@ -75,6 +76,8 @@ def _of_replicas(finding: Finding, run: Run, ddp: Run) -> Finding:
         "replicas have no process group to do it by",
         code="model = DistributedDataParallel(model)",
         safe=True,
+        proof="intervention",
+        intervention=BY_DDP,
         excess_before=assemble.worst_excess(run),
         excess_after=assemble.worst_excess(ddp),
     )

@@ -64,7 +64,8 @@ def _finding(level: str, finding: Finding) -> str:
         parts.append(f"accepted: {finding.accepted}")
     else:
         fix = finding.fix
-        parts += filter(None, (fix.text, fix.code)) if fix else []
+        parts += [fix.text] if fix else []
+        parts += [f"{wording.code_title(fix)}:", fix.code] if fix and fix.code else []
         parts.append(wording.proof(finding))
     return _command(level, "\n".join(parts), title=finding.slug, **place)
 
@@ -152,7 +153,8 @@ def _summary_finding(finding: Finding) -> str:
         lines.append(
             f"**Fix** ({wording.safety(finding.fix)}): {_plain(finding.fix.text)}"
         )
-        lines.append(_block(finding.fix.code))
+        if block := _block(finding.fix.code):
+            lines += [f"{_plain(wording.code_title(finding.fix).capitalize())}:", block]
     lines.append(_plain(wording.proof(finding)))
     return "\n\n".join(line for line in lines if line)
 

@@ -70,6 +70,7 @@ def _environment() -> Environment:
         spans=page.spans,
         fault_line=wording.fault_line,
         safety=wording.safety,
+        code_title=wording.code_title,
     )
     environment.globals["words"] = status.WORDS
     return environment

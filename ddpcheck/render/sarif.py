@@ -129,7 +129,9 @@ def _text(finding: Finding, runs: list[str]) -> str:
     """Returns facts, cause, fix and proof; the first sentence stands alone in lists."""
     parts = [f"{finding.summary} ({', '.join(runs)}).", *finding.facts]
     if finding.fix is not None:
-        parts += filter(None, (f"fix: {finding.fix.text}", finding.fix.code))
+        parts.append(f"fix: {finding.fix.text}")
+        if finding.fix.code:
+            parts += [f"{wording.code_title(finding.fix)}:", finding.fix.code]
     parts.append(wording.proof(finding))
     return "\n".join(parts)
 

@@ -9,6 +9,8 @@ from ddpcheck.render.terminal_matrix import STYLES
 from ddpcheck.render.terminal_page import Page
 from ddpcheck.report import Finding, Fix, faults_first
 
+_SHOWN = 4  # last characters of a title that stand in one line, however it is wrapped
+
 
 def findings(page: Page) -> list[list[Text]]:
     """Returns one block of lines per finding, accepted ones last, then the rest."""
@@ -47,9 +49,10 @@ def _brief(page: Page, finding: Finding) -> list[Text]:
 
 def _unproven(fix: Fix) -> str:
     """Returns what stands before a fix whose proof has no line of its own."""
-    if fix.verified:
-        return ""
-    return "not verified: " if fix.verified is None else "did not remove it: "
+    if fix.verified is False:
+        return "did not remove it: "
+    told = wording.proven(fix)
+    return f"{told}: " if told.startswith(("not", "located")) else ""
 
 
 def _end(page: Page, finding: Finding) -> list[Text]:
@@ -82,7 +85,14 @@ def _facts(page: Page, finding: Finding) -> list[Text]:
 
 
 def _fix(page: Page, fix: Fix) -> list[Text]:
-    return [*page.told("fix", _advice(fix)), *page.verbatim(fix.code)]
+    """Returns the fix; its code stands only below the words that say what it is."""
+    code = page.verbatim(fix.code)
+    if not code:
+        return page.told("fix", _advice(fix))
+    title = f"; {wording.code_title(fix)}:"
+    lines = page.told("fix", _advice(fix) + title)
+    is_cut = not "".join(line.plain for line in lines).endswith(title[-_SHOWN:])
+    return page.told("fix", _advice(fix)) if is_cut else [*lines, *code]
 
 
 def _advice(fix: Fix) -> str:

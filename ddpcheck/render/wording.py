@@ -338,19 +338,46 @@ def safety(fix: Fix) -> str:
 
 
 def proof(finding: Finding) -> str:
-    """Returns what running the fix showed, "not verified" where it was not run."""
+    """Returns what ran, and what it showed; "not confirmed" where nothing ran.
+
+    "Verified" is said of a file that ran, and of nothing else.
+    """
     fix = finding.fix
     if fix is None:
         return "no fix is known"
     if fix.verified is None:
         is_covered = fix.excess_before is not None and fix.excess_before <= 1
-        why = "another cause's fix removes it too" if is_covered else "it was not run"
-        return f"not verified: {why}"
-    told = "verified" if fix.verified else "the fix did not remove it"
-    numbers_told = _before_and_after(fix)
-    line = f"{told}: {numbers_told}" if numbers_told else told
+        why = "another cause's fix removes it too" if is_covered else "nothing was run"
+        return f"not confirmed: {why}"
+    said, numbers_told = fix.intervention, _before_and_after(fix)
+    if said and numbers_told:
+        said = f"{said} ({numbers_told})"
+    line = ": ".join(filter(None, (proven(fix), said or numbers_told)))
     others = _controls(finding.controls)
     return f"{line}; {others}" if others else line
+
+
+def proven(fix: Fix) -> str:
+    """Returns in a word or two what is known of a fix: "confirmed".
+
+    A report of an earlier version does not say by which intervention.
+    """
+    if fix.verified is None:
+        return "not confirmed"
+    if not fix.verified:
+        return "the fix did not remove it"
+    if fix.proof == "file":
+        return "verified"
+    if fix.proof == "located":
+        return "located, no fix proven"
+    return "confirmed" if fix.intervention else "confirmed by an intervention"
+
+
+def code_title(fix: Fix) -> str:
+    """Returns what stands before the code of a fix."""
+    if fix.proof == "file":
+        return f"from {fix.file}, which ran"
+    return "suggested code, not run"
 
 
 def _before_and_after(fix: Fix) -> str:

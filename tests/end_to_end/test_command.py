@@ -322,6 +322,34 @@ def test_demo_shows_one_of_each_over_an_earlier_one(terminal: Terminal) -> None:
     terminal.assert_clean(command)
 
 
+def test_what_ran_is_told_everywhere_and_the_code_is_a_suggestion(
+    terminal: Terminal,
+) -> None:
+    name = terminal.write(BROKEN)
+    files = ("--json", "out.json", "--junit-xml", "out.xml", "--sarif", "out.sarif")
+    ended = terminal.run(name, *QUICK, *files)
+    text = (terminal.folder / "out.json").read_text(encoding="utf-8")
+    (finding,) = json.loads(text)["findings"]
+    fix = finding["fix"]
+    said = "with the gradient of the loss multiplied by 2 the runs are equal"
+    assert fix["intervention"] == said
+    assert (fix["proof"], fix["verified"], fix["file"]) == ("intervention", True, None)
+    assert (
+        "multiply the summed loss by the world size; suggested\n"
+        "         code, not run:\n"
+        "           world = dist.get_world_size() if dist.is_initialized() else 1\n"
+    ) in ended.stdout
+    assert f"  proof  confirmed: {said.removesuffix(' are equal')}" in ended.stdout
+    page = terminal.folder / "reports" / "mymodel" / "report.html"
+    written = [terminal.folder / "out.xml", terminal.folder / "out.sarif", page]
+    told = [ended.stdout, *(path.read_text(encoding="utf-8") for path in written)]
+    told.append(terminal.run("--render", "out.json", "--format", "github").stdout)
+    for each in told[1:]:
+        assert f"confirmed: {said} (excess " in each
+    for each in told:
+        assert "verified" not in each.lower()
+
+
 def test_explain_and_render(terminal: Terminal) -> None:
     page = terminal.run("--explain", "target-no-loss")
     assert page.stdout.startswith("target-no-loss\n\nThe file defines no `loss`.\n")

@@ -166,7 +166,7 @@ def equal_run(mode: str = "dp", world_size: int = 2, **settings: str) -> Run:
 
 
 def local_normalizer() -> Finding:
-    """Returns a verified finding with controls and pictures."""
+    """Returns a confirmed finding with controls and pictures."""
     return Finding(
         slug="loss/local-normalizer",
         link="loss",
@@ -196,6 +196,9 @@ def local_normalizer() -> Finding:
             "torch.distributed.all_reduce(count)\n"
             "return W * (error * mask).sum() / count",
             verified=True,
+            proof="intervention",
+            intervention="with each rank's loss weighted by its share of the count the "
+            "runs are equal",
             excess_before=4.004e13,
             excess_after=0.0213,
         ),
@@ -227,7 +230,7 @@ def divergent() -> Report:
 
 
 def two_findings() -> Report:
-    """Returns a report with a safe verified and an unsafe refuted fix."""
+    """Returns a report with a safe confirmed and an unsafe refuted fix."""
     second = Finding(
         slug="batchnorm/local-statistics",
         link="forward",
@@ -241,6 +244,8 @@ def two_findings() -> Report:
             code="model = nn.SyncBatchNorm.convert_sync_batchnorm(model)",
             safe=False,
             verified=False,
+            intervention="with torch's batch norms synchronised over ranks the runs "
+            "still differ",
             excess_before=6.8e13,
             excess_after=5.1e13,
         ),
@@ -385,6 +390,8 @@ def hostile() -> Report:
             code=f"```\n{HOSTILE}\n{LONG}\n" * 7,
             safe=False,
             verified=False,
+            file=HOSTILE,
+            intervention=HOSTILE,
             excess_before=inf,
             excess_after=nan,
         ),

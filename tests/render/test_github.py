@@ -39,6 +39,32 @@ def test_annotations_escape_properties_and_message() -> None:
     )
 
 
+def test_annotation_says_what_ran_and_that_the_code_did_not() -> None:
+    finding = replace(sample.local_normalizer(), facts=(), controls=())
+    report = replace(sample.divergent(), findings=(finding,), warnings=())
+    assert to_annotations(report) == (
+        "::error title=loss/local-normalizer,file=mymodel.py,line=41::"
+        "each rank divides by its own mask count, not by the global one%0A"
+        "sum the mask over ranks before dividing by it%0A"
+        "suggested code, not run:%0A"
+        "count = mask.sum()%0Atorch.distributed.all_reduce(count)%0A"
+        "return W * (error * mask).sum() / count%0A"
+        "confirmed: with each rank's loss weighted by its share of the count the runs "
+        "are equal (excess 4e+13 before, 0.0213 after)\n"
+    )
+
+
+def test_summary_says_what_ran_and_that_the_code_did_not() -> None:
+    text = to_summary(sample.divergent())
+    assert (
+        "**Fix** (safe: one-process training stays what it is): sum the mask over "
+        "ranks before dividing by it\n\n"
+        "Suggested code, not run&#58;\n\n"
+        "```python\ncount = mask.sum()\n"
+    ) in text.replace("run:", "run&#58;")
+    assert "confirmed&#58; with each rank&#39;s loss weighted by its share" in text
+
+
 @pytest.mark.parametrize(
     ("name", "levels"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -31,13 +32,13 @@ loss/local-normalizer at mymodel.py:41 in ddp W=2, ddp W=4
          the constants are N/n_r for n_r = (4, 2): the ones in targets[1]
   cause  each rank divides by its own mask count, not by the global one
   size   gradients off by up to 33.3 %
-  fix    sum the mask over ranks before dividing by it
+  fix    sum the mask over ranks before dividing by it; suggested code, not run:
            count = mask.sum()
            torch.distributed.all_reduce(count)
            return W * (error * mask).sum() / count
-  proof  verified: excess 4e+13 before, 0.0213 after; tried instead, the fixes
-         of 3 other causes leave 9.99e+12 or more
-
+  proof  confirmed: with each rank's loss weighted by its share of the count the
+         runs are equal (excess 4e+13 before, 0.0213 after); tried instead, the
+         fixes of 3 other causes leave 9.99e+12 or more
 warning: dropout was off: p=0.1 in body.2
 not compared (1): optimizer state (SGD without momentum has none)
 report: reports/mymodel/report.html
@@ -56,11 +57,11 @@ ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
 loss/local-normalizer at mymodel.py:41 in ddp W=2, ddp W=4
   facts  on the reference's outputs, rank 0's loss gradient is 1.5 times and ...
   cause  each rank divides by its own mask count, not by the global one
-  fix    sum the mask over ranks before dividing by it
+  fix    sum the mask over ranks before dividing by it; suggested code, not run:
            count = mask.sum()
            torch.distributed.all_reduce(count)
            return W * (error * mask).sum() / count
-  proof  verified: excess 4e+13 before, 0.0213 after; tried instead, the ...
+  proof  confirmed: with each rank's loss weighted by its share of the count ...
 batchnorm/local-statistics at mymodel.py:12 in ddp W=4
   cause  norm uses the mean and variance of its own shard
   fix    did not remove it: convert the model's batch norms (unsafe: it also
@@ -286,7 +287,7 @@ def test_text_where_ranks_differ_says_so() -> None:
     assert " DIFFER x divergent\n" in text
 
 
-def test_text_of_a_fix_without_a_run_says_not_verified() -> None:
+def test_text_of_a_fix_without_a_run_says_not_confirmed() -> None:
     finding = sample.local_normalizer()
     assert finding.fix is not None
     fix = replace(finding.fix, verified=None, excess_before=None, excess_after=None)
@@ -294,7 +295,50 @@ def test_text_of_a_fix_without_a_run_says_not_verified() -> None:
         sample.divergent(), findings=(replace(finding, fix=fix, controls=()),)
     )
     text = terminal.to_text(report, color=False, width=80)
-    assert "  proof  not verified: it was not run\n" in text
+    assert "  proof  not confirmed: nothing was run\n" in text
+
+
+def _with_fix(**changes: Any) -> Report:
+    (finding,) = sample.divergent().findings
+    assert finding.fix is not None
+    changed = replace(finding, fix=replace(finding.fix, **changes), controls=())
+    return replace(sample.divergent(), findings=(changed,))
+
+
+def test_text_of_a_cause_that_is_only_located_says_so_and_shows_no_code() -> None:
+    said = "with the loss computed on the samples of all ranks the runs are equal"
+    report = _with_fix(code="", proof="located", intervention=said)
+    text = terminal.to_text(report, color=False, width=80)
+    assert (
+        "  fix    sum the mask over ranks before dividing by it\n"
+        "  proof  located, no fix proven: with the loss computed on the samples of "
+        "all\n"
+        "         ranks the runs are equal (excess 4e+13 before, 0.0213 after)\n"
+    ) in text
+
+
+def test_text_of_a_file_that_ran_says_verified_and_whose_code_it_is() -> None:
+    said = "with reports/x/fixed.py in the place of the target the runs are equal"
+    report = _with_fix(proof="file", file="fixed.py", intervention=said)
+    text = terminal.to_text(report, color=False, width=80)
+    assert (
+        "  fix    sum the mask over ranks before dividing by it; from fixed.py, which\n"
+        "         ran:\n"
+        "           count = mask.sum()\n"
+    ) in text
+    assert "  proof  verified: with reports/x/fixed.py in the place of the" in text
+
+
+def test_code_whose_title_is_cut_is_not_shown() -> None:
+    report = _with_fix(text="mend " * 300)
+    text = terminal.to_text(report, color=False, width=80)
+    assert "mend" in text
+    assert ("count = mask.sum()" in text) == ("suggested code, not run:" in text)
+
+
+@EVERY
+def test_text_says_verified_of_nothing_but_a_file_that_ran(report: Report) -> None:
+    assert "verified" not in terminal.to_text(report, color=False, width=80)
 
 
 def test_text_cuts_warnings_and_what_was_not_compared_at_three() -> None:
@@ -352,7 +396,7 @@ def test_text_gives_further_findings_their_cause_and_fix(
     text = terminal.to_text(report, color=False, width=80, report_path=PATH)
     assert len(text.splitlines()) <= terminal.MAX_LINES
     told = [
-        f"\n  cause  cause {n}\n  fix    not verified: mend {n}\n" for n in range(9)
+        f"\n  cause  cause {n}\n  fix    not confirmed: mend {n}\n" for n in range(9)
     ]
     assert [part in text for part in told] == [n < shown for n in range(9)]
     assert ("2 more findings: a/2, a/3" in text) == (further > shown)

@@ -89,18 +89,79 @@ def test_verdict_of_ranks_that_differ_from_each_other_alone_says_so() -> None:
     ("fix", "controls", "text"),
     [
         (None, (), "no fix is known"),
-        (Fix(text="x"), (1e3,), "not verified: it was not run"),
+        (Fix(text="x"), (1e3,), "not confirmed: nothing was run"),
         (
             Fix(text="x", excess_before=0.3),
             (),
-            "not verified: another cause's fix removes it too",
+            "not confirmed: another cause's fix removes it too",
         ),
-        (Fix(text="x", verified=True), (), "verified"),
+        (Fix(text="x", verified=True), (), "confirmed by an intervention"),
+        (
+            Fix(
+                text="x",
+                verified=True,
+                proof="file",
+                file="fixed.py",
+                intervention="with fixed.py the runs are equal",
+                excess_before=4e13,
+                excess_after=0.02,
+            ),
+            (),
+            (
+                "verified: with fixed.py the runs are equal (excess 4e+13 before, 0.02 "
+                "after)"
+            ),
+        ),
+        (
+            Fix(
+                text="x",
+                verified=True,
+                proof="intervention",
+                intervention="with x the runs are equal",
+                excess_before=4e13,
+                excess_after=0.02,
+            ),
+            (1.04e13, 2e13),
+            (
+                "confirmed: with x the runs are equal (excess 4e+13 before, 0.02 "
+                "after); tried instead, the fixes of 2 other causes leave 1.04e+13 or "
+                "more"
+            ),
+        ),
+        (
+            Fix(
+                text="x",
+                verified=True,
+                proof="located",
+                intervention="with x the runs are equal",
+                excess_before=4e13,
+                excess_after=0.02,
+            ),
+            (),
+            (
+                "located, no fix proven: with x the runs are equal (excess 4e+13 "
+                "before, 0.02 after)"
+            ),
+        ),
+        (
+            Fix(
+                text="x",
+                verified=False,
+                intervention="with x the runs still differ",
+                excess_before=4e13,
+                excess_after=1.001,
+            ),
+            (),
+            (
+                "the fix did not remove it: with x the runs still differ (excess "
+                "4e+13 before, >1 after)"
+            ),
+        ),
         (
             Fix(text="x", verified=True, excess_before=4e13, excess_after=0.02),
             (1.04e13, 2e13),
             (
-                "verified: excess 4e+13 before, 0.02 after; "
+                "confirmed by an intervention: excess 4e+13 before, 0.02 after; "
                 "tried instead, the fixes of 2 other causes leave 1.04e+13 or more"
             ),
         ),
@@ -116,8 +177,9 @@ def test_verdict_of_ranks_that_differ_from_each_other_alone_says_so() -> None:
             Fix(text="x", verified=True, excess_before=7.0, excess_after=0.0),
             (0.5, 3.0),
             (
-                "verified: excess 7 before, 0 after; tried instead, the fix of c0 "
-                "removes it, too, the fix of another cause leaves 3"
+                "confirmed by an intervention: excess 7 before, 0 after; tried "
+                "instead, the fix of c0 removes it, too, the fix of another cause "
+                "leaves 3"
             ),
         ),
     ],
@@ -126,8 +188,12 @@ def test_verdict_of_ranks_that_differ_from_each_other_alone_says_so() -> None:
         "not-run",
         "covered",
         "no-numbers",
-        "verified",
+        "file",
+        "intervention",
+        "located",
         "refuted",
+        "earlier-version",
+        "earlier-version-refuted",
         "two-remove-it",
     ],
 )

@@ -7,7 +7,7 @@ with the samples at hand, and forward goes by them at once.
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
-from ddpcheck.diagnose.facts.text import GATHER_X, in_group, module, number
+from ddpcheck.diagnose.facts.text import module, number
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.proposal import replaced
 
@@ -20,7 +20,6 @@ def by_the_model(case: Case, slug: str) -> Proposal | None:
     return replaced(
         _proposal(case, found, slug, "its output for a sample depends on the others"),
         fix="fit to the samples of all ranks, by a collective that carries gradients",
-        code=GATHER_X,
     )
 
 
@@ -73,7 +72,6 @@ def _proposal(case: Case, found: list[ModuleCall], slug: str, goes: str) -> Prop
             "of all ranks, the runs are equal",
         ),
         fix="fit to the samples of all ranks: reduce what the buffers are made of",
-        code=in_group("dist.all_reduce(moments)", "moments /= dist.get_world_size()"),
         fixes=("module.global:",),
         control=control,
         module=first.name,

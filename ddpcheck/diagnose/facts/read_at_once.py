@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.buffers import Owners, wrong_at_once
 from ddpcheck.diagnose.facts.case import Case, Proposal
-from ddpcheck.diagnose.facts.text import in_group
 
 
 def proposal(case: Case, slug: str, *, sent: bool) -> Proposal | None:
@@ -34,7 +33,6 @@ def proposal(case: Case, slug: str, *, sent: bool) -> Proposal | None:
             "are equal",
         ),
         fix="all-reduce what is written, on all ranks, before it is read",
-        code=in_group("dist.all_reduce(increment)") + "\nmodule.buffer += increment",
         fixes=(f"state.as_written:{','.join(owner.modules)}",),
         module=owner.modules[0],
         speculative=True,

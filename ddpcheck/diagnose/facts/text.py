@@ -23,9 +23,11 @@ def in_group(*lines: str) -> str:
     return "\n".join((first, *(f"    {line}" for line in lines)))
 
 
-# Puts a tensor of all ranks' rows, with their gradients, in the place of a rank's own.
-GATHER_X = "gather = torch.distributed.nn.functional.all_gather\n" + in_group(
-    "x = torch.cat(gather(x))"
+# Makes a tensor of all ranks' rows, with their gradients, beside a rank's own.
+GATHER_ROWS = (
+    "gather = torch.distributed.nn.functional.all_gather\n"
+    "rows = x  # of all ranks, for what the rows of x are related to\n"
+    + in_group("rows = torch.cat(gather(x.contiguous()))")
 )
 
 

@@ -112,7 +112,9 @@ def _of_rows(case: Case) -> Proposal | None:
         ),
         fix="fix the layout (labels offset by rank, cat or stack, order of views); test that "
         "one rank equals no group",
-        code="labels = torch.arange(len(a)) + dist.get_rank() * len(a)",
+        code="labels = torch.arange(len(a)) + dist.get_rank() * len(a)"
+        if are_labels
+        else "",
         fixes=(_offset(case),) if are_labels else global_loss_fix(case),
         speculative=not shown,
         evidence=ratio_evidence(case),
@@ -147,7 +149,7 @@ def _of_the_own_rows(case: Case, found: Proposal) -> Proposal | None:
             "others it is not",
         ),
         fix="put the rank's own rows, with their gradient, back in the rank's own place",
-        code="rows[dist.get_rank()] = own  # not rows[0]",
+        code="",
         fixes=global_loss_fix(case),
     )
 

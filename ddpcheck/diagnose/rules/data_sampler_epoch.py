@@ -75,7 +75,6 @@ def detect(case: Case) -> Proposal | None:
             f"{sum(moment.missing.values())}",
         ),
         fix="tell the sampler the epoch before every epoch, on all ranks",
-        code="sampler.set_epoch(epoch)",
         fixes=("target.orders",),
         evidence=rows.evidence(moment),
         # Else samples may be counted or chosen in another way, with no order at all.

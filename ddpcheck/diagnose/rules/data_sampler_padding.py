@@ -94,7 +94,6 @@ def _of_dropped(moment: rows.Moment) -> Proposal:
         ),
         fix="keep them, and weigh each rank's mean by its samples; or leave them out in one "
         "process as well",
-        code="loss = loss * len(x) * world / samples_of_all_ranks",
         evidence=rows.evidence(moment),
         needs_no_proof=True,
     )

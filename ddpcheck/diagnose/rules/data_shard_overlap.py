@@ -74,7 +74,6 @@ def detect(case: Case) -> Proposal | None:
             f"process has copies: {shared}",
         ),
         fix="shuffle with one seed on all ranks, and give every rank its own part",
-        code="DistributedSampler(data, seed=seed)  # one seed for all ranks",
         fixes=("target.orders",),
         evidence=rows.evidence(moment),
         speculative=not rows.overlap(case, moment),
@@ -125,8 +124,7 @@ def _chosen(case: Case, proposal: Proposal) -> Proposal:
         "are not parts of one batch",
         facts=(*proposal.facts, EQUAL),
         fix="choose with a generator that is seeded alike on all ranks",
-        code="g = torch.Generator().manual_seed(seed)  # one for all ranks\n"
-        "train, rest = random_split(data, sizes, generator=g)",
+        code="",
         fixes=("target.constant_draws",),
     )
     last = proposal.fallback

@@ -132,5 +132,6 @@ def _of(summary: str, *facts: str) -> Proposal:
         facts=facts,
         fix="call the wrapped model itself; put what else it does into its forward",
         code="output = model(inputs)  # not model.module.encode(inputs)",
+        code_rests_on="DDP's forward is not called where the model inside is",
         by_hand=True,
     )

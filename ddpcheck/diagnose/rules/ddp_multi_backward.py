@@ -69,5 +69,6 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="one backward on the sum of the losses, or forward, backward, forward, backward",
         code="(first + second).backward()",
+        code_rests_on="several backwards follow one forward of DDP",
         by_hand=True,
     )

@@ -71,7 +71,6 @@ def detect(case: Case) -> Proposal | None:
             f"on rank {rank}",
         ),
         fix="register submodules in the same order on all ranks",
-        code="names = [n for n, _ in model.named_parameters()]  # on each rank",
         fixes=("ddp.broadcast",),
         by_hand=True,
     )

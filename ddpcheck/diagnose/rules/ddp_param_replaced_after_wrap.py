@@ -72,7 +72,7 @@ def detect(case: Case) -> Proposal | None:
             f"any more, and DDP waits for their gradients: {names(gone)}",
         ),
         fix="copy values into the existing parameters, or wrap last",
-        code="module.load_state_dict(state)  # assign=False",
+        code="model = DistributedDataParallel(module)  # the last thing",
         fixes=("ddp.rewrap",),
         local=tuple(found),
         or_by_hand=True,
@@ -95,6 +95,5 @@ def _of_resized(resized: list[str]) -> Proposal:
             f"{names(resized)}",
         ),
         fix="resize first, wrap last",
-        code="model.resize_token_embeddings(size)\nmodel = DistributedDataParallel(model)",
         needs_no_proof=True,
     )

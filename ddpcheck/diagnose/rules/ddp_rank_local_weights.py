@@ -73,6 +73,9 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="load or initialise before wrapping, or broadcast afterwards",
         code="for p in model.parameters():\n    dist.broadcast(p.data, 0)",
+        code_rests_on=""
+        if per_rank[0]
+        else "rank 0 starts from the weights of the single process",
         fixes=("ddp.broadcast",),
     )
 

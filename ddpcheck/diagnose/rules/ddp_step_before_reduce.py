@@ -81,7 +81,7 @@ def _of_a_copy(case: Case) -> Proposal | None:
     )
     return replaced(
         found,
-        code="for p in model.parameters():  # after backward\n    p.main_grad.add_(p.grad)",
+        code="",
         speculative=True,
     )
 

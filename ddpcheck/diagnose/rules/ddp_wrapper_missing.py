@@ -83,6 +83,7 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="wrap them too",
         code="model = DistributedDataParallel(whole_model)",
+        code_rests_on="" if averages else "trained parameters are in no DDP object",
         by_hand=True,
         local=tuple(found),
         speculative=has_averaged,
@@ -102,7 +103,6 @@ def _beside(case: Case) -> Proposal | None:
         "its gradients",
         facts=found.facts,
         fix="wrap it too, or average its gradients before its optimizer steps",
-        code="criterion = DistributedDataParallel(criterion)",
         fixes=found.fixes,
         speculative=True,
     )

@@ -58,7 +58,6 @@ def detect(case: DataParallelCase) -> Proposal | None:
         facts=(),
         fix="pass samples as tensors of one row each, and what belongs to no sample as a "
         "number or an attribute of the model",
-        code="self.register_buffer('centroids', centroids)  # not an argument",
         fixes=("dp.by_samples",),
         speculative=True,
     )

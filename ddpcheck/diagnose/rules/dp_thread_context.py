@@ -67,7 +67,6 @@ def detect(_: DataParallelCase) -> Proposal | None:
             "with the replicas in the caller's thread DataParallel equals one process",
         ),
         fix="enter the context inside forward, or pass the value as an argument",
-        code="def forward(self, x):\n    with torch.autocast('cuda'):\n        ...",
         fixes=("dp.same_thread",),
         speculative=True,
     )

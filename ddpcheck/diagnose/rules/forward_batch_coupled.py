@@ -57,7 +57,7 @@ from ddpcheck.diagnose.facts import fitted
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import input_diff, written_by_the_model
 from ddpcheck.diagnose.facts.loss import global_loss_fix, modules_of_the_loss
-from ddpcheck.diagnose.facts.text import GATHER_X, in_group, module, names, number
+from ddpcheck.diagnose.facts.text import GATHER_ROWS, module, names, number
 from ddpcheck.diagnose.probes.evidence import Injected, ModuleCall
 from ddpcheck.run.spec import ONE_SIDED
 
@@ -89,7 +89,8 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="compute the statistic over the global batch with a collective that carries "
         "gradients, or per sample (or per group of fixed size)",
-        code=GATHER_X,
+        code="" if asks or len(set(case.run.shard_sizes)) > 1 else GATHER_ROWS,
+        gathers=True,
         fixes=tuple(f"module.global:{n}" for n in mended),
         control=() if asks else tuple(f"module.in_group:{n}" for n in mended),
         module=first.name,
@@ -216,7 +217,6 @@ def _of_gradients(case: Case) -> Proposal | None:
         fix="make what is added of the rows of all ranks, or a mean over rows"
         if adds
         else "weigh by a number that does not follow the batch: of one sample, say",
-        code=GATHER_X if adds else "scale = 1 / math.sqrt(x[0].numel())",
         fixes=tuple(f"module.global:{name}" for name in modules),
         module=modules[0],
         speculative=True,
@@ -259,8 +259,6 @@ def _of_memory(case: Case) -> Proposal | None:
             "where the model has the samples of all ranks, the runs are equal",
         ),
         fix="gather what is kept from all ranks, in the order of the global batch",
-        code="gather = torch.distributed.nn.functional.all_gather\n"
-        + in_group("keys = torch.cat(gather(keys))"),
         fixes=("module.global:",),
         module="",
         speculative=True,
@@ -292,8 +290,6 @@ def _of_a_choice(case: Case) -> Proposal | None:
             "where the model has the samples of all ranks, the runs are equal",
         ),
         fix="choose for each sample, or by what the samples of all ranks say together",
-        code="sure = confident.all().float()\n"
-        + in_group("dist.all_reduce(sure, op=dist.ReduceOp.MIN)"),
         fixes=("module.global:",),
         module="",
         speculative=True,

@@ -48,7 +48,7 @@ https://github.com/huggingface/accelerate/issues/1191
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
-from ddpcheck.diagnose.facts.text import in_group, names
+from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.facts.unused import reduces_by_hand, unused_parameters
 from ddpcheck.diagnose.proposal import replaced
 
@@ -87,7 +87,6 @@ def detect(case: Case) -> Proposal | None:
     alike = replaced(
         found,
         fix="choose alike on all ranks, by what all ranks' samples say",
-        code=in_group("dist.all_reduce(flag, dist.ReduceOp.MAX)"),
         fixes=("module.global:",),
     )
     last = replaced(alike, fixes=("data.whole",))
@@ -110,7 +109,6 @@ def _of_ranks(case: Case, somewhere: list[str]) -> Proposal | None:
             f"calls of get_rank: {asked}; with 0 for an answer the runs are equal",
         ),
         fix="choose alike on all ranks",
-        code="rng = random.Random(step)  # not of the rank",
         fixes=("rank.first",),
         speculative=True,
         last_resort=2,

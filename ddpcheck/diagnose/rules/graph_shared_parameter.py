@@ -78,6 +78,5 @@ def detect(case: Case) -> Proposal | None:
         facts=tuple(facts),
         fix="use every parameter inside one forward of the wrapped model, or "
         "static_graph=True",
-        code="DistributedDataParallel(model, static_graph=True)",
         by_hand=True,
     )

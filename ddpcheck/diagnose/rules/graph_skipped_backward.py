@@ -9,8 +9,8 @@ the gradients of its next step.
 
 How it was found
 A rank had left a step with fewer backwards than another began in it, when one of them
-hung or died. Verified where the ranks train as one process does once they read the same
-numbers of their tensors, and decide by these; else it is told.
+hung or died. A run confirms it where the ranks train as one process does once they read
+the same numbers of their tensors, and decide by these.
 
 Example
     import torch

@@ -81,6 +81,10 @@ from ddpcheck.diagnose.facts.text import in_group, module, names, number
 
 SLUG = "loss/batch-coupled"
 LINK = "loss"
+_GATHER = "gather = torch.distributed.nn.functional.all_gather\n" + in_group(
+    "output = torch.cat(gather(output.contiguous()))",
+    "target = torch.cat(gather(target.contiguous()))",
+)
 
 
 def detect(case: Case) -> Proposal | None:
@@ -136,9 +140,23 @@ def _by_outputs(case: Case) -> Proposal | None:
     whole = _of(facts, wide) if wide else None
     return dataclasses.replace(
         _of(facts, global_loss_fix(case)),
+        code=_code(case),
         evidence=ratio_evidence(case),
         fallback=dataclasses.replace(narrower, fallback=whole) if narrower else whole,
     )
+
+
+def _code(case: Case) -> str:
+    """Returns the code that gathers what the loss is given, "" where it may not do.
+
+    It needs shards of one size, and a loss of the model's own output that does not
+    gather by itself.
+    """
+    is_of_output = case.probed is not None and case.probed.reference.frontier == ("",)
+    is_even = len(set(case.run.shard_sizes)) == 1
+    if case.is_part or case.loss_collectives or not (is_of_output and is_even):
+        return ""
+    return _GATHER
 
 
 def _by_memory(case: Case) -> Proposal | None:
@@ -159,10 +177,7 @@ def _by_memory(case: Case) -> Proposal | None:
         summary="the loss compares samples with a memory of earlier ones, and a rank's "
         "memory holds its own samples alone",
         fix="gather what goes into the memory from all ranks",
-        code="gather = torch.distributed.nn.functional.all_gather\n"
-        "z = z.detach().contiguous()\n"
-        + in_group("z = torch.cat(gather(z))")
-        + "\nmemory.push(z)",
+        gathers=False,
         evidence=ratio_evidence(case),
     )
 
@@ -183,7 +198,6 @@ def _replayed(case: Case) -> Proposal | None:
         summary="later steps train on samples that a rank has kept of its own, which are "
         "others than those that one process keeps of all",
         fix="choose among the samples of all ranks what is kept, and divide it",
-        code="",
         speculative=True,
         last_resort=2,
     )
@@ -308,8 +322,7 @@ def _of(facts: tuple[str, ...], fixes: tuple[str, ...]) -> Proposal:
         facts=facts,
         fix="reduce the loss's sufficient statistics over ranks with autograd, or gather "
         "outputs and targets with gradient and compute the loss globally",
-        code="from torch.distributed.nn.functional import all_gather, all_reduce\n"
-        + in_group("stats = all_reduce(stats)  # intersection and union, say"),
+        gathers=True,
         fixes=fixes,
     )
 

@@ -144,8 +144,6 @@ def _of_some(case: Case) -> Proposal | None:
             "all others are right",
         ),
         fix="gather with gradient, and leave the factor out",
-        code="from torch.distributed.nn.functional import all_gather\n"
-        "features = torch.cat(all_gather(features))",
         fixes=(f"gradients.scale:{1 / world!r}|{','.join(found)}",),
         evidence={"factor": factor},
         speculative=True,

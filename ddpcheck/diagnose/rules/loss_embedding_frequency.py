@@ -73,6 +73,7 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="scale_grad_by_freq=False, or scale by counts of all ranks",
         code="nn.Embedding(n, d)  # scale_grad_by_freq=False",
+        code_rests_on="embeddings with scale_grad_by_freq have the wrong gradients",
         fixes=tuple(f"module.global:{name}" for name in owners),
         module=owners[0],
     )

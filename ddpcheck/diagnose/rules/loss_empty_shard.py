@@ -89,6 +89,9 @@ def detect(case: Case) -> Proposal | None:
         "    world = dist.get_world_size()\n"
         "    dist.all_reduce(n)\n"
         "loss = world * local_sum / n.clamp(min=1)",
+        code_rests_on="a rank's mean is 0 / 0, and the loss exchanges nothing"
+        if empty and not case.loss_asks_others
+        else "",
         fixes=global_loss_fix(case),
         evidence=ratio_evidence(case),
     )

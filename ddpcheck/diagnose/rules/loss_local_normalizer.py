@@ -147,6 +147,7 @@ def _of_an_exchange(case: Case) -> Proposal:
         "of it is not that of all samples",
         fix="let every rank have the exact count of all ranks, and multiply by the world "
         "size",
+        code="",
         fallback=None,
         speculative=True,
         last_resort=1,
@@ -199,6 +200,9 @@ def _of(case: Case, name: str | None = None) -> Proposal:
         "    world = dist.get_world_size()\n"
         "    dist.all_reduce(n)\n"
         "loss = world * local_sum / n",
+        code_rests_on=""
+        if case.loss_asks_others
+        else "the gradients of a rank differ by one factor, and the loss exchanges nothing",
         fixes=fixes,
         evidence=ratio_evidence(case),
     )

@@ -122,9 +122,17 @@ def _in_the_loss(case: Case) -> Proposal | None:
         ),
         fix=_FIX,
         code=_CODE,
+        code_rests_on=_rests_on(case),
         fixes=global_loss_fix(case),
         evidence=ratio_evidence(case),
     )
+
+
+def _rests_on(case: Case) -> str:
+    """Returns what shows that the loss counts the rank's own tokens."""
+    if case.loss_asks_others:
+        return ""
+    return "scores of a softmax alone have a wrong gradient, and the loss asks nobody"
 
 
 def _in_backward(case: Case) -> Proposal | None:
@@ -220,6 +228,7 @@ def _of_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
         ),
         fix=_FIX,
         code=_CODE,
+        code_rests_on=_rests_on(case),
         fixes=global_loss_fix(case),
         evidence=ratio_evidence(case),
     )

@@ -135,6 +135,7 @@ def _of_one_term(case: Case) -> Proposal:
         ),
         fix="take the mean in every term, or multiply the summed one by the world size",
         code=f"{WORLD}loss = mean_term + world * summed_term",
+        code_rests_on="the batch taken twice tells the sum's part from the mean's",
         fixes=global_loss_fix(case),
         evidence=ratio_evidence(case),
     )

@@ -94,6 +94,9 @@ def detect(case: Case) -> Proposal | None:
         code=("# without torch.jit\n" if compiled else "")
         + _conversion(torchs)
         + "\nmodel = DistributedDataParallel(model)",
+        code_rests_on="all that differ are batch norms of torch's"
+        if len(torchs) == len(calls)
+        else "",
         safe=True,
         fixes=tuple(dict.fromkeys(fixes)),
         module=first.name,
@@ -154,6 +157,7 @@ def _frozen(found: Proposal) -> Proposal:
         fix="freeze batch norm, or use GroupNorm; even synchronised it would normalise "
         "over different samples than one process",
         code="for norm in batch_norms:\n    norm.eval()  # after every model.train()",
+        code_rests_on="",
         safe=False,
         fixes=(_FROZEN,),
     )

@@ -78,7 +78,6 @@ def detect(case: Case) -> Proposal | None:
         facts=owner.facts,
         fix="update running statistics from the moments of all ranks, or merge them before "
         "evaluation and checkpoints",
-        code="running_mean.lerp_(global_mean, momentum)",
         fixes=tuple(f"module.global:{name}" for name in owner.modules)
         if owner.written_in_forward
         else (f"state.one_process:{','.join(owner.modules)}",),

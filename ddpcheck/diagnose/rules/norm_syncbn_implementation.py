@@ -107,10 +107,6 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="sum the moments and the counts over ranks with collectives that carry "
         "gradients, then divide",
-        code="s = torch.stack([x.sum(0), x.pow(2).sum(0)])\n"
-        "s = torch.distributed.nn.functional.all_reduce(s)\n"
-        "n = all-reduced number of rows\n"
-        "mean, var = s[0] / n, s[1] / n - (s[0] / n) ** 2",
         fixes=fixes,
         module=first.name,
     )
@@ -145,8 +141,6 @@ def _of_a_function(case: Case) -> Proposal | None:
             f"{len(wrong)} are not: {names(sorted(wrong))}",
         ),
         fix="sum over ranks in backward what forward sums, and divide by the same counts",
-        code="dist.all_reduce(sums)  # of grad, and of grad * output\n"
-        "mean_dy, mean_dy_xmu = sums / total  # not / own count",
         fixes=("module.global:",),
         module="",
         speculative=True,

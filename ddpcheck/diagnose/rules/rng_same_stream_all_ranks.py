@@ -83,6 +83,7 @@ def detect(case: Case) -> Proposal | None:
         fix="seed each rank differently after wrapping; for an exact check let the "
         "noise follow the sample",
         code="torch.manual_seed(seed + dist.get_rank())",
+        code_rests_on="torch's generator is in the same state on all ranks",
         noise="sample",
     )
 
@@ -101,7 +102,6 @@ def _by_own_generator(case: Case, draws: tuple[tuple[int, ...], ...]) -> Proposa
         ),
         fix="seed the generator by rank; for the same noise as in one process draw for "
         "the global batch and keep the rank's rows",
-        code="generator.manual_seed(seed + dist.get_rank())",
         fixes=(global_draws(draws),),
         speculative=True,
     )
@@ -144,7 +144,6 @@ def _of_numpy(why: str, fact: str) -> Proposal:
         summary=f"all ranks draw the same random numbers for different samples: {why}",
         facts=(fact, EQUAL),
         fix="seed the generator by rank; to check the rest, take the noise out",
-        code="rng = np.random.default_rng((seed, dist.get_rank()))",
         fixes=("target.constant_draws",),
         speculative=True,
     )

@@ -82,8 +82,7 @@ def detect(case: Case) -> Proposal | None:
             "its own, as it should",
         ),
         fix="nothing is wrong with training; to check the rest, let the noise follow "
-        "the sample (dropout p=0 does as well)",
-        code="ddpcheck --noise sample",
+        "the sample by ddpcheck --noise sample (dropout p=0 does as well)",
         noise="sample",
         benign=True,
     )
@@ -150,7 +149,6 @@ def _by_ranks_alone() -> Proposal:
         "its own: an order or a choice that all must share differs",
         facts=(EQUAL,),
         fix="draw on one rank and send it to all, or seed alike on all ranks",
-        code="dist.broadcast(order, src=0)",
         fixes=("target.constant_draws",),
         speculative=True,
         last_resort=1,

@@ -55,7 +55,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.facts import fitted, read_at_once
 from ddpcheck.diagnose.facts.buffers import Owners, diverging_buffers
 from ddpcheck.diagnose.facts.case import Case, Proposal
-from ddpcheck.diagnose.facts.text import in_group, names
+from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "state/buffer-broadcast-overwrites"
@@ -86,7 +86,6 @@ def detect(case: Case) -> Proposal | None:
         ),
         facts=owner.facts,
         fix="all-reduce the increment in forward",
-        code=in_group("dist.all_reduce(increment)") + "\nself.buffer += increment",
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )
@@ -109,7 +108,6 @@ def _by_the_step(owner: Owners, at_once: Proposal | None) -> Proposal:
         "forward rank 0's value overwrites the others: only rank 0's data counts",
         facts=(*owner.facts, "no forward writes them: the training step does"),
         fix="all-reduce the increment before it is added",
-        code=in_group("dist.all_reduce(increment)") + "\nmodule.buffer += increment",
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )

@@ -56,7 +56,7 @@ from ddpcheck.diagnose.facts import fitted, read_at_once
 from ddpcheck.diagnose.facts.buffers import diverging_buffers
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.kept_beside import before_gradients
-from ddpcheck.diagnose.facts.text import in_group, names
+from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "state/buffer-not-synced"
@@ -87,6 +87,9 @@ def detect(case: Case) -> Proposal | None:
         facts=(f"before the first step rank {rank} {where}",),
         fix="broadcast the buffers once after wrapping",
         code="for b in model.buffers():\n    dist.broadcast(b, 0)",
+        code_rests_on=""
+        if per_rank[0]
+        else "rank 0 starts from the buffers of the single process",
         fixes=("ddp.broadcast",),
     )
 
@@ -123,10 +126,6 @@ def _beside(case: Case) -> Proposal | None:
         "data's",
         facts=found.facts,
         fix="all-reduce what it is updated with, on all ranks alike",
-        code=in_group(
-            "dist.all_reduce(increment)", "increment /= dist.get_world_size()"
-        )
-        + "\nself.centre.lerp_(increment, 0.1)",
         fixes=found.fixes,
         speculative=True,
     )
@@ -148,6 +147,5 @@ def _built_otherwise(fact: str) -> Proposal:
         "model() makes others where there is a process group",
         facts=(fact,),
         fix="build the model before the group, or load one process's buffers",
-        code="model.load_state_dict(torch.load('one_process.pt'))",
         fixes=("ddp.broadcast",),
     )

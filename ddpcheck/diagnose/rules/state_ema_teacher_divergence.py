@@ -56,7 +56,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.facts.buffers import Owners, diverging_buffers
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.kept_beside import before_gradients, drawn_weights
-from ddpcheck.diagnose.facts.text import in_group, names
+from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "state/ema-teacher-divergence"
@@ -89,7 +89,9 @@ def detect(case: Case) -> Proposal | None:
             f"{names(found)}; all trained ones are equal",
         ),
         fix="make the same update on all ranks",
-        code="update_teacher(teacher, student)  # not under `if rank == 0`",
+        code="update_teacher(teacher, student)  # not under `if rank == 0`"
+        if any(case.rank_facts("asks_rank", 0))
+        else "",
         fixes=("ddp.broadcast_after" if asks else "state.broadcast",),
         fallback=_from_own_data(found, when),
     )
@@ -159,9 +161,6 @@ def _from_own_data(found: list[str], when: str) -> Proposal:
             "equal",
         ),
         fix="make the update by numbers of all ranks: reduce what it follows",
-        code=in_group(
-            "dist.all_reduce(disagreement)", "disagreement /= dist.get_world_size()"
-        ),
     )
 
 
@@ -182,7 +181,6 @@ def _by_numbers(found: list[str], when: str) -> Proposal:
             f"process's: {names(found)}; all trained ones are, and the ranks agree",
         ),
         fix="make the update by the numbers of the global batch",
-        code="images = len(x)\n" + in_group("images *= dist.get_world_size()"),
         fixes=(f"state.one_process:{','.join(modules)}",),
         speculative=True,
     )
@@ -206,8 +204,6 @@ def _of_buffers(case: Case) -> Proposal | None:
         "data, and drifts apart",
         facts=(*owner.facts, "no forward writes them: the training step does"),
         fix="make the same update on all ranks: reduce what it is made of",
-        code=in_group("dist.all_reduce(mean)", "mean /= dist.get_world_size()")
-        + "\ncentre.lerp_(mean, 0.1)",
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )
@@ -225,8 +221,6 @@ def _exchanged(owner: Owners) -> Proposal:
             "the step asks other ranks, and all of them have the same in the end",
         ),
         fix="exchange sums and counts, and divide after that",
-        code=in_group("dist.all_reduce(total)", "dist.all_reduce(count)")
-        + "\ncentre.lerp_(total / count, 0.1)",
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )
@@ -244,7 +238,6 @@ def _beside(case: Case) -> Proposal | None:
         "ranks only, or from the rank's own data, and the loss is made with them",
         facts=found.facts,
         fix="make the same update on all ranks",
-        code="update_teacher(teacher, student)  # not under `if rank == 0`",
         fixes=found.fixes,
         speculative=True,
     )
@@ -256,7 +249,7 @@ def _beside(case: Case) -> Proposal | None:
         "all ranks, and otherwise than in one process: not at all, say, where they are "
         "looked up by names that the wrapper changes",
         fix="update them from the model inside the wrapper",
-        code="ema.update(getattr(model, 'module', model))",
+        code="",
     )
 
 
@@ -272,7 +265,6 @@ def _drawn(drawn: list[str]) -> Proposal:
             "with every random number a constant the runs are equal",
         ),
         fix="seed alike on all ranks before they are made, or send them once",
-        code="for p in teacher.parameters():\n    dist.broadcast(p.data, src=0)",
         fixes=("target.constant_draws",),
         speculative=True,
     )

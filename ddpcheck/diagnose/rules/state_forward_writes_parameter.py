@@ -59,7 +59,7 @@ from ddpcheck.diagnose.facts.events import (
     written_by_the_model,
 )
 from ddpcheck.diagnose.facts.loss import differs_with_equal_counts, global_loss_fix
-from ddpcheck.diagnose.facts.text import in_group, module, names
+from ddpcheck.diagnose.facts.text import module, names
 from ddpcheck.diagnose.facts.updates_apart import written_after
 
 SLUG = "state/forward-writes-parameter"
@@ -111,8 +111,6 @@ def _of(case: Case, writers: tuple[str, ...], told: str) -> Proposal | None:
             f"weights differ from one process from step {first + 1} on",
         ),
         fix="all-reduce what the update is made of, or apply it after the step on all rows",
-        code=in_group("dist.all_reduce(count)", "dist.all_reduce(total)")
-        + "\ncodebook.copy_(total / count)",
         fixes=tuple(f"module.global:{n}" for n in writers),
         module=writers[0],
     )
@@ -138,8 +136,6 @@ def _by_the_step(case: Case) -> Proposal | None:
         ),
         fix="all-reduce what the weights are made of, or apply it after the step on all "
         "rows",
-        code="moments = torch.stack([x.mean(0), x.pow(2).mean(0)])\n"
-        + in_group("dist.all_reduce(moments)", "moments /= dist.get_world_size()"),
         fixes=global_loss_fix(case),
     )
 
@@ -165,8 +161,6 @@ def _after_the_update(case: Case) -> Proposal | None:
             "where every rank has the samples of all ranks they do not",
         ),
         fix="reduce over ranks what is written, or what decides on it",
-        code=in_group("dist.all_reduce(statistic)")
-        + "\nweight[statistic < statistic.median()] = 0",
         fixes=("data.whole",),
         speculative=True,
         last_resort=2,

@@ -12,7 +12,7 @@ How it was found
 When a rank raised, hung or died, the ranks had entered different collectives or ones
 of other sizes, one had left a collective that another never entered, or they had
 called different numbers of them, and no rank had raised or died by itself. It is
-told, not verified: any fix that makes all ranks do the same ends the wait. Forwards
+not confirmed by a run: any fix that makes all ranks do the same ends the wait. Forwards
 through DDP are counted as well; there the run with broadcast_buffers=False decides.
 
 Example
@@ -104,7 +104,6 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="call the same collectives in the same order on all ranks, with a zero where a "
         "rank has nothing to add",
-        code="dist.all_reduce(count)  # on every rank, whatever its data",
         evidence={"ranks": rank_table.rows(case), "collective": index + 1},
     )
 

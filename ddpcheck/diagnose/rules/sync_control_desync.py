@@ -81,10 +81,7 @@ SLUG = "sync/control-desync"
 LINK = "update"
 _FIX = "reduce the number that decides, then decide alike on all ranks"
 TOGETHER = "numbers.together"
-_CODE = (
-    in_group("dist.all_reduce(metric)", "metric /= dist.get_world_size()")
-    + "\nscheduler.step(metric)"
-)
+_CODE = in_group("dist.all_reduce(metric)", "metric /= dist.get_world_size()")
 
 
 def unproven(*facts: str) -> Proposal:
@@ -122,8 +119,6 @@ def _by_kept(case: Case) -> Proposal | None:
         "scale, a threshold) follow the rank's own samples, and later steps go by them",
         facts=found.facts,
         fix="reduce what they are made of over ranks, then update them alike on all ranks",
-        code=in_group("dist.all_reduce(value)", "value /= dist.get_world_size()")
-        + "\nself.history.append(value)",
         fixes=found.fixes,
         speculative=True,
         last_resort=1,
@@ -200,7 +195,6 @@ def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
         facts=(f"{told.name} {told.text}",),
         fix="step a scheduler once per update, whatever the number of ranks; where a "
         "number is scaled with the ranks on purpose, accept this",
-        code="scheduler.step()  # once per update, not once per rank",
         fixes=("update.schedule",),
     )
     if not told.is_grouped:
@@ -211,6 +205,7 @@ def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
         "without the wrapper",
         code="named = dict(model.named_parameters())\n"
         'bare = {n.removeprefix("module."): p for n, p in named.items()}',
+        code_rests_on="the optimizer's groups hold other parameters on ranks",
     )
 
 
@@ -245,8 +240,7 @@ def _of_some_ranks(case: Case) -> Proposal | None:
         "the rank's own numbers",
         facts=(fact,),
         fix=_FIX,
-        code=in_group("dist.all_reduce(metric)", "metric /= dist.get_world_size()")
-        + "\nif metric < limit:\n    optimizer.step()",
+        code=_CODE,
         fixes=(TOGETHER,),
         speculative=True,
     )
@@ -267,7 +261,6 @@ def _at_other_times(case: Case, first: int | None) -> Proposal | None:
             "where the step has the samples of all ranks they update as often",
         ),
         fix="decide by the samples of all ranks",
-        code="samples = len(x)\n" + in_group("samples *= dist.get_world_size()"),
         fixes=("data.whole",),
         speculative=True,
         last_resort=1,
@@ -290,8 +283,6 @@ def _of_rewritten(case: Case, first: int | None) -> Proposal | None:
             "are equal",
         ),
         fix="reduce over ranks what gradients are changed by",
-        code=in_group("dist.all_reduce(factor)", "factor /= dist.get_world_size()")
-        + "\np.grad = torch.linalg.solve(factor, p.grad)",
         fixes=("target.as_left",),
         safe=False,
         speculative=True,
@@ -331,8 +322,6 @@ def _of_the_rank(case: Case) -> Proposal | None:
         facts=(f"calls of get_rank: {asked}; with 0 for an answer the runs are equal",),
         fix="do on all ranks what changes the model, its mode or its data; leave the "
         "first rank nothing but logs and files",
-        code="was_training = model.training\nlog(model.eval())\n"
-        "model.train(was_training)",
         fixes=("rank.first",),
         speculative=True,
         last_resort=2,
@@ -379,8 +368,6 @@ def _of_draws(step: int) -> Proposal:
         ),
         fix="draw from a generator that is seeded alike on all ranks, or broadcast what "
         "is drawn",
-        code="noise = torch.randn_like(p)\nif dist.is_initialized():\n"
-        "    dist.broadcast(noise, 0)",
         noise="sample",
         speculative=True,
     )

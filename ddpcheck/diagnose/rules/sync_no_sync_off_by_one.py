@@ -80,5 +80,6 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="synchronise the last micro-batch of a step",
         code="synced = (i + 1) % k == 0",
+        code_rests_on="the last backward of a step is within no_sync, and another is not",
         by_hand=True,
     )

@@ -84,6 +84,7 @@ def _torn(case: Case, order: str) -> Proposal | None:
         fix="put forward and backward of a micro-batch inside, and leave both of the last "
         "one outside",
         code="with model.no_sync():\n    criterion(model(x), y).backward()",
+        code_rests_on="a forward and its backward lie on two sides of no_sync",
         by_hand=True,
     )
 
@@ -118,6 +119,7 @@ def _covers_all(order: str) -> Proposal:
         fix="leave the forward and the backward of the last micro-batch outside",
         code="with model.no_sync() if i + 1 < k else nullcontext():\n"
         "    criterion(model(x), y).backward()",
+        code_rests_on="every backward of a step is within no_sync",
         by_hand=True,
     )
 

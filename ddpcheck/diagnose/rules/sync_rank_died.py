@@ -11,7 +11,7 @@ did. The other ranks lose their connection to it.
 How it was found
 One process trained on the global batch; the process of a rank ended, and no other rule
 names the cause. The facts have what every rank did last: its frame, its collective,
-its output. Nothing is verified: the death is the finding, why it dies is not known.
+its output. No fix is run: the death is the finding, why it dies is not known.
 
 Example
     import os

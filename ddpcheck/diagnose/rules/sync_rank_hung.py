@@ -11,7 +11,7 @@ How it was found
 One process trained on the global batch in a fraction of the time; ranks did not end
 within the deadline, or waited for each other for three seconds in which none of them
 did anything, and no other rule names the cause. The facts have what every rank did
-last: its frame, its collective, its output. Nothing is verified: the wait is the
+last: its frame, its collective, its output. No fix is run: the wait is the
 finding, why it waits is not known.
 
 Example

@@ -11,7 +11,7 @@ stopped.
 How it was found
 One process trained on the global batch; a rank raised, and no other rule names the
 cause. The facts have what every rank did last: its frame, its collective, its output.
-Nothing is verified: the exception is the finding, why it is raised is not known.
+No fix is run: the exception is the finding, why it is raised is not known.
 
 Example
     import torch

@@ -9,12 +9,13 @@ from ddpcheck.diagnose.facts import rows
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import common_factor, ranks_disagree
 from ddpcheck.diagnose.facts.text import names, number
+from ddpcheck.diagnose.proposal import fix_of
 from ddpcheck.diagnose.registry import FAULT_RULES
 from ddpcheck.diagnose.search import magnitude
 from ddpcheck.diagnose.search.causes import Cause
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
-from ddpcheck.report import Finding, Fix
+from ddpcheck.report import Finding
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.session import Session
 
@@ -37,7 +38,8 @@ def make(
     """
     assert case is not None
     is_one = len(causes) == 1 and rest is None
-    found = [_finding(cause, case, runs, sized=is_one) for cause in causes]
+    alone = len(causes) == 1
+    found = [_finding(c, case, runs, sized=is_one, alone=alone) for c in causes]
     if rest is not None or not causes:
         found.append(_unexplained(rest or case, runs))
     mended = tuple(i for i in runs if i in proven)
@@ -64,8 +66,13 @@ def merge(known: list[Finding], new: list[Finding]) -> list[Finding]:
     return merged
 
 
-def _finding(cause: Cause, case: Case, runs: list[int], *, sized: bool) -> Finding:
-    """Returns a cause as a finding; `sized`: what differs is its doing alone."""
+def _finding(
+    cause: Cause, case: Case, runs: list[int], *, sized: bool, alone: bool = True
+) -> Finding:
+    """Returns a cause as a finding; `sized`: what differs is its doing alone.
+
+    `alone`: no other fix was in force in the run that decided.
+    """
     p = cause.proposal
     evidence = dict(p.evidence)
     if p.link == "forward":
@@ -79,13 +86,12 @@ def _finding(cause: Cause, case: Case, runs: list[int], *, sized: bool) -> Findi
         where=cause.where,
         magnitude=magnitude.in_words(case) if sized else None,
         evidence=evidence,
-        fix=Fix(
-            text=p.fix,
-            code=p.code,
-            safe=p.safe,
+        fix=fix_of(
+            p,
             verified=cause.verified,
-            excess_before=cause.before,
-            excess_after=None if cause.verified is None else cause.after,
+            before=cause.before,
+            after=None if cause.verified is None else cause.after,
+            is_alone=alone,
         ),
         controls=tuple(cause.controls),
         benign=p.benign,

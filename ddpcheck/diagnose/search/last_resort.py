@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ddpcheck import assemble
 from ddpcheck.diagnose.facts.case import Case, Proposal
-from ddpcheck.diagnose.facts.text import in_group
 from ddpcheck.diagnose.rules import loss_batch_coupled
 from ddpcheck.diagnose.search.causes import Cause
 from ddpcheck.diagnose.search.trials import Trials
@@ -49,8 +48,5 @@ def _statistics(case: Case) -> Proposal | None:
             "do not",
         ),
         fix="make them of the samples of all ranks: reduce a sum and a count",
-        code=in_group(
-            "dist.all_reduce(mean)", "mean /= dist.get_world_size()  # of equal shards"
-        ),
         fixes=("statistics.together",),
     )
