@@ -35,7 +35,7 @@ class Problem:
             if text:
                 indented = text.replace("\n", "\n" + " " * 13)
                 lines.append(f"  {label:<10} {indented}")
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
 
 class UsageError(ValueError):
@@ -63,6 +63,38 @@ class SignalError(BaseException):
         if self.number == signal.SIGINT:
             return f"interrupted by {name} (Ctrl-C)"
         return f"terminated by {name}"
+
+
+def visible(text: str) -> str:
+    r"""Returns `text` with control and other unprintable characters written out.
+
+    Newlines and tabs stay.
+
+    >>> visible("a" + chr(27) + "[31m")
+    'a\\x1b[31m'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def shortened(text: str, limit: int) -> str:
+    r"""Returns `text` made visible, cut at `limit` characters, and how many were cut.
+
+    >>> shortened("abc" + chr(27) + "def", 7)
+    'abc\\x1b ... and 3 characters more'
+    """
+    shown, size = [], 0
+    for number, character in enumerate(text):
+        shown.append(visible(character))
+        size += len(shown[-1])
+        if size > limit:
+            rest = len(text) - number
+            plural = "s" if rest > 1 else ""
+            return "".join(shown[:-1]) + f" ... and {rest:,} character{plural} more"
+    return "".join(shown)
 
 
 def cut(items: list[str], limit: int = 5) -> str:

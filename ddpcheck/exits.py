@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from ddpcheck import files, streams
-from ddpcheck.errors import SignalError, UsageError
+from ddpcheck.errors import SignalError, UsageError, visible
 from ddpcheck.report import EXIT_NOT_CHECKED, EXIT_SIGNAL, EXIT_USAGE
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -21,7 +21,7 @@ _SHOWN_LINES = 12
 
 def tell(text: str) -> None:
     """Writes a message to stderr."""
-    streams.say(text, sys.stderr)
+    streams.say(visible(text), sys.stderr)
 
 
 def guarded(
@@ -125,7 +125,7 @@ def _internal_text(error: Exception, *, verbose: bool) -> str:
 
 
 def _annotate(text: str) -> None:
-    flat = text.replace("%", "%25").replace("\n", "%0A")
+    flat = visible(text).replace("%", "%25").replace("\n", "%0A")
     streams.say(f"::error title=ddpcheck::{flat}\n")
 
 

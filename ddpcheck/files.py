@@ -14,9 +14,11 @@ def write(path: Path, text: str) -> bool:
     """Writes a whole file or nothing; a failure is a warning, and False.
 
     A pipe or a device is written to as it is; a link stays, and what it leads to is
-    written.
+    written. Folders that were made for it go with it.
     """
+    made: list[Path] = []
     try:
+        made = _missing_folders(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         data = text.encode("utf-8", "backslashreplace")
         if path.exists() and not path.is_file():
@@ -24,9 +26,17 @@ def write(path: Path, text: str) -> bool:
         else:
             _write_whole(Path(os.path.realpath(path)), data)
     except (OSError, ValueError) as error:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # unless another file is in it by now
         streams.warn(f"cannot write {path}: {reason(error)}")
         return False
     return True
+
+
+def _missing_folders(path: Path) -> list[Path]:
+    """Returns the folders above a file that are not there yet, the innermost first."""
+    return [folder for folder in path.parents if not folder.exists()]
 
 
 def _write_whole(path: Path, data: bytes) -> None:

@@ -248,9 +248,12 @@ def terminal(report: Report, wanted: Outputs, path: str) -> str:
 
 
 def _is_colored(stream: TextIO) -> bool:
-    # no-color.org: any value that is not empty.
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return stream.isatty() and not plain
+    # no-color.org and force-color.org: any value that is not empty.
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _width(stream: TextIO) -> int:

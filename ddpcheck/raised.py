@@ -8,9 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddpcheck import whose
+from ddpcheck.errors import shortened, visible
 from ddpcheck.frames import Frame
 
 _MAX_LINES = 3
+# Of a message, wherever it is shown: libraries put a whole tensor or a page there.
+_MAX_CHARACTERS = 300
+_MAX_IN_LINE = 1000  # of a stack: source is there, too
 # gloo and NCCL begin with the place in their own source: "[/a/b/pair.cc:537] ".
 _SOURCE = re.compile(r"^(?P<kind>\w+: )?\[\S+\.(?:cc|cpp|cu|h|hpp):\d+\]\s*")
 
@@ -39,7 +43,15 @@ def in_words(error: BaseException, home: Path) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the message of an exception, also of one that raises when asked."""
+    """Returns the message of an exception, also of one that raises when asked.
+
+    Cut, and with control characters written out.
+    """
+    return shortened(_said(error), _MAX_CHARACTERS)
+
+
+def _said(error: BaseException) -> str:
+    """Returns all of the message."""
     try:
         return str(error)
     except Exception as other:  # noqa: BLE001 (the user's __str__)
@@ -48,8 +60,10 @@ def text_of(error: BaseException) -> str:
 
 def message(error: BaseException) -> list[str]:
     """Returns the kind of an exception and the first lines of its message."""
-    text = error.msg if isinstance(error, SyntaxError) else text_of(error)
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    text = text_of(error)
+    if isinstance(error, SyntaxError):
+        text = shortened(error.msg or "", _MAX_CHARACTERS)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     # sys.exit() and sys.exit(None) have None for a message.
     if not lines or text == "None":
         return [type(error).__name__]
@@ -89,7 +103,35 @@ def stack(error: BaseException) -> str:
     for part in _chain(told):
         kept = [entry for entry in part.stack if not _is_hidden(entry.filename)]
         part.stack = traceback.StackSummary.from_list(kept)
-    return "".join(told.format())
+    return _shown("".join(told.format()), error)
+
+
+def whole_stack(error: BaseException) -> str:
+    """Returns the traceback with all frames; its messages are cut as elsewhere."""
+    return _shown("".join(traceback.format_exception(error)), error)
+
+
+def _shown(stack: str, error: BaseException) -> str:
+    """Returns a stack with the messages of its exceptions as `text_of` has them."""
+    for part in _errors(error):
+        if (said := _said(part)) and len(said) > _MAX_CHARACTERS:
+            stack = stack.replace(said, text_of(part))
+    lines = stack.splitlines(keepends=True)
+    return "".join(_line(line) for line in lines)
+
+
+def _line(line: str) -> str:
+    text = line.rstrip("\r\n")
+    return shortened(text, _MAX_IN_LINE) + ("\n" if len(text) < len(line) else "")
+
+
+def _errors(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an exception and those that led to it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _chain(
@@ -125,4 +167,4 @@ def _named(frame: Frame, home: Path) -> str:
         return f"{installed}:{frame.line}"
     path = Path(frame.file)
     inside = path.relative_to(home) if path.is_relative_to(home) else path
-    return f"{inside}:{frame.line}"
+    return visible(f"{inside}:{frame.line}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpcheck import importing
+from ddpcheck.errors import visible
 from ddpcheck.report import Finding, Run, faults_first
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import TargetRef
@@ -101,6 +102,10 @@ class Smallest:
     unused: bool  # parameters that no gradient reaches
 
 
+def _in_docstring(text: str) -> str:
+    return visible(text).replace("\\", "/").replace('"""', "'")
+
+
 def script(
     ref: TargetRef,
     findings: list[Finding],
@@ -119,8 +124,10 @@ def script(
     summary = findings[0].summary if findings else "the cause is unknown"
     folder, module = importing.place(Path(ref.path))
     return _TEMPLATE.format(
-        title=f"{Path(ref.path).name}: {findings[0].slug if findings else 'divergence'}",
-        summary=summary.replace("\\", "/").replace('"""', "'"),
+        title=_in_docstring(
+            f"{Path(ref.path).name}: {findings[0].slug if findings else 'divergence'}"
+        ),
+        summary=_in_docstring(summary),
         world=spec.world_size,
         path=str(Path(ref.path).resolve()),
         folder=folder,

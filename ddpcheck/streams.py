@@ -7,10 +7,12 @@ import os
 import sys
 from typing import TextIO
 
+from ddpcheck.errors import visible
+
 
 def warn(text: str) -> None:
     """Writes one warning to stderr."""
-    say(f"ddpcheck: warning: {text}\n", sys.stderr)
+    say(f"ddpcheck: warning: {visible(text)}\n", sys.stderr)
 
 
 def open_closed_streams() -> None:

@@ -80,10 +80,10 @@ def test_options_of_the_action_are_those_of_the_command(tmp_path: Path) -> None:
     _, said = _check(tmp_path, target="mymodel.py", baseline="known.json")
     args = arguments.parser().parse_args(said)
     assert (args.target, args.baseline, args.github) == ("mymodel.py", "known.json", 1)
-    assert args.report_dir == "ddpcheck-reports"
-    assert args.json == "ddpcheck-reports/report.json"
-    assert args.junit_xml == "ddpcheck-reports/report.xml"
-    assert args.sarif == "ddpcheck-reports/report.sarif"
+    assert args.report_dir == "ddpcheck-reports/mymodel.py"
+    assert args.json == "ddpcheck-reports/mymodel.py/report.json"
+    assert args.junit_xml == "ddpcheck-reports/mymodel.py/report.xml"
+    assert args.sarif == "ddpcheck-reports/mymodel.py/report.sarif"
 
 
 def test_further_options_are_one_per_line_and_none_is_read_by_the_shell(
@@ -128,7 +128,48 @@ def test_option_of_the_action_and_its_value_may_be_parted_by_a_blank(
 @pytest.mark.parametrize("code", ["0", "1", "2", "3"])
 def test_action_fails_as_the_command_does(tmp_path: Path, code: str) -> None:
     assert _check(tmp_path, target="mymodel.py", exit=code)[0] == int(code)
-    assert (tmp_path / "outputs").read_text("utf-8") == f"exit-code={code}\n"
+    assert _outputs(tmp_path)["exit-code"] == code
+
+
+def _outputs(folder: Path) -> dict[str, str]:
+    lines = (folder / "outputs").read_text("utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "reports", "name"),
+    [
+        ({"target": "a.py"}, "ddpcheck-reports/a.py", "a.py"),
+        (
+            {"target": "models/a.py"},
+            "ddpcheck-reports/models-a.py-2912356892",
+            "models-a.py-2912356892",
+        ),
+        ({"target": "models-a.py"}, "ddpcheck-reports/models-a.py", "models-a.py"),
+        ({"target": "a.py", "reports": "first"}, "first", "first"),
+        ({"target": "a.py", "reports": "out/b"}, "out/b", "out-b-1714843534"),
+    ],
+)
+def test_reports_and_artifact_of_the_action_follow_the_target(
+    given: dict[str, str], reports: str, name: str, tmp_path: Path
+) -> None:
+    _, said = _check(tmp_path, **given)
+    outputs = _outputs(tmp_path)
+    assert (outputs["reports"], outputs["name"]) == (reports, name)
+    assert arguments.parser().parse_args(said).report_dir == reports
+
+
+def test_names_of_the_action_hold_nothing_that_an_artifact_refuses(
+    tmp_path: Path,
+) -> None:
+    _check(tmp_path, target=HOSTILE + ":Net\n*?|<>")
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", _outputs(tmp_path)["name"])
+    kept = _step("Keep the reports")["with"]
+    assert kept["name"] == (
+        "ddpcheck-${{ github.job }}-${{ strategy.job-index }}"
+        "-${{ steps.check.outputs.name }}"
+    )
+    assert kept["path"] == "${{ steps.check.outputs.reports }}"
 
 
 def test_artifacts_are_kept_whatever_the_verdict() -> None:

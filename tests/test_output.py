@@ -154,7 +154,56 @@ def test_disk_that_fills_leaves_no_half_file_and_the_verdict(tmp_path: Path) -> 
             "out.json",
         )
     ]
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not list(tmp_path.iterdir())  # no folder that was made for a file, either
+
+
+def test_folders_that_were_there_stay_where_a_file_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there").mkdir()
+    name = "n" * 300  # longer than a name may be
+    assert not files.write(tmp_path / "there" / "new" / "newer" / name, "text")
+    assert _names(tmp_path) == ["there"]
+    assert not _names(tmp_path / "there")
+    assert "File name too long" in capsys.readouterr().err
+
+
+def test_folder_with_another_file_stays_where_one_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert files.write(tmp_path / "new" / "a", "text")
+    assert not files.write(tmp_path / "new" / ("n" * 300), "text")
+    assert _names(tmp_path / "new") == ["a"]
+    assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_colored"),
+    [
+        ({}, False),
+        ({"FORCE_COLOR": ""}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "0"}, True),  # any value that is not empty
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": ""}, True),
+    ],
+    ids=str,
+)
+def test_force_color_colours_what_is_no_terminal_and_no_color_wins(
+    variables: dict[str, str],
+    *,
+    is_colored: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    for name in ("FORCE_COLOR", "NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    output.show(_divergent(), Outputs(report_dir=str(tmp_path)))
+    assert ("\x1b[" in capsys.readouterr().out) is is_colored
 
 
 def test_folder_that_takes_no_files_is_a_warning_and_the_verdict_is_printed(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ddpcheck import exits, raised, tree
-from ddpcheck.errors import Problem, UsageError
+from ddpcheck.errors import Problem, UsageError, shortened
 
 GLOO = "[/__w/pytorch/gloo/transport/tcp/pair.cc:537] Connection closed by peer [::1]"
 
@@ -169,3 +170,52 @@ def test_users_line_is_told_also_in_a_folder_that_has_our_name(tmp_path: Path) -
     folder.mkdir(parents=True)
     error = _error_of(folder, target="import json\njson.loads('')\n")
     assert raised.users_place(error) == f"{folder / 'target.py'}:2"
+
+
+LOUD = "\x1b[31mrot\x1b[0m " + "x" * 100_000
+SHOWN = "\\x1b[31mrot\\x1b[0m " + "x" * 281 + " ... and 99,719 characters more"
+
+
+def test_message_is_cut_at_300_characters_and_says_how_many_it_lost() -> None:
+    assert raised.text_of(ValueError(LOUD)) == SHOWN
+    assert len(SHOWN.partition(" ... ")[0]) == 300
+    assert raised.message(ValueError(LOUD)) == [f"ValueError: {SHOWN}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "shown"),
+    [
+        ("abc", 3, "abc"),
+        ("abcd", 3, "abc ... and 1 character more"),
+        ("a\nb\tc", 9, "a\nb\tc"),
+        ("a\x07b", 9, "a\\x07b"),
+        ("a\x07b", 4, "a ... and 2 characters more"),
+        ("\u202egnp.exe", 20, "\\u202egnp.exe"),
+    ],
+)
+def test_text_is_cut_between_characters_as_they_are_shown(
+    text: str, limit: int, shown: str
+) -> None:
+    assert shortened(text, limit) == shown
+
+
+def _loud_error() -> Exception:
+    error = ValueError(LOUD)
+    error.__cause__ = KeyError(LOUD)
+    return error
+
+
+@pytest.mark.parametrize("stack_of", [raised.stack, raised.whole_stack])
+def test_stack_has_the_messages_of_all_its_exceptions_cut(
+    stack_of: Callable[[BaseException], str],
+) -> None:
+    stack = stack_of(_loud_error())
+    assert stack.endswith(f"ValueError: {SHOWN}\n")
+    assert stack.count(" characters more\n") == 2
+    assert "\x1b" not in stack
+    assert len(stack) < 2000
+
+
+def test_names_of_files_are_written_out() -> None:
+    problem = Problem(slug="target-raises", message="my\x1bmodel.py raises")
+    assert str(problem).startswith("ddpcheck: my\\x1bmodel.py raises [")

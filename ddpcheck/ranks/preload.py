@@ -17,11 +17,11 @@ import os
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ddpcheck import raised
 from ddpcheck.ranks import environment, leftovers, parent, signals
 from ddpcheck.ranks import folder as folders
 
@@ -103,8 +103,8 @@ def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
         if getattr(RESULT, "needs_later", True):
             _import(settings["later"], settings["folder"])
         unfit = _import_libraries(settings["libraries"], settings["folder"])
-    except Exception:  # noqa: BLE001 (told to the parent, which reports it)
-        return {"error": traceback.format_exc(), "unfit": ""}
+    except Exception as error:  # noqa: BLE001 (told to the parent, which reports it)
+        return {"error": raised.whole_stack(error), "unfit": ""}
     return {"error": None, "unfit": unfit}
 
 

@@ -10,12 +10,14 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Protocol
 
+from ddpcheck.errors import shortened
 from ddpcheck.ranks import journal, signals
 from ddpcheck.ranks.forkserver import Server
 from ddpcheck.ranks.messages import Job, Message, Seat
 from ddpcheck.ranks.worker import rank_main
 
 _STDERR_LINES = 20
+_STDERR_WIDTH = 1000
 # The fork server tells of a process's end, after it has had a core; the pipe at once.
 _LATE_S = 5.0
 _DEATH = b"Fatal Python error"  # how faulthandler begins when a signal ends it
@@ -206,4 +208,5 @@ def _last_lines(path: Path, start: int) -> str:
             lines = stream.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return ""
-    return "\n".join(lines[-_STDERR_LINES:])
+    shown = (shortened(line, _STDERR_WIDTH) for line in lines[-_STDERR_LINES:])
+    return "\n".join(shown)

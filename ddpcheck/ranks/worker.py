@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import resource
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -144,7 +143,7 @@ def describe(error: BaseException) -> Raised:
         # How sys.exit travelled through our own frames is of no use to anybody.
         stack=raised.stack(error)
         if isinstance(error, SystemExit)
-        else "".join(traceback.format_exception(error)),
+        else raised.whole_stack(error),
         where=raised.users_place(error),
     )
 

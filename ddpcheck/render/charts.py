@@ -7,7 +7,8 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ddpcheck.render import numbers, wording
+from ddpcheck.errors import visible
+from ddpcheck.render import numbers
 
 WIDTH = 360
 _CHARACTER = 6.7  # width of an 11 px monospace character
@@ -280,7 +281,7 @@ def _svg(key: str, height: float, title: str, desc: str) -> ET.Element:
     svg.set("aria-labelledby", f"{key}-title {key}-desc")
     for tag, text in (("title", title), ("desc", desc)):
         child = ET.SubElement(svg, tag, id=f"{key}-{tag}")
-        child.text = wording.visible(text)
+        child.text = visible(text)
     return svg
 
 
@@ -331,14 +332,14 @@ def _text(
 ) -> None:
     place = {"class": style, "x": _short(at[0]), "y": _short(at[1])}
     element = ET.SubElement(svg, "text", place)
-    element.text = wording.visible(text)
+    element.text = visible(text)
     if full and full != text:
-        ET.SubElement(element, "title").text = wording.visible(full)
+        ET.SubElement(element, "title").text = visible(full)
 
 
 def _tail(name: str, width: float) -> str:
     """Returns the end of a name that fits `width`: its most specific part."""
-    flat = " ".join(wording.visible(name).split())
+    flat = " ".join(visible(name).split())
     room = int(width / _CHARACTER)
     return flat if len(flat) <= room else ".." + flat[len(flat) - room + 2 :]
 

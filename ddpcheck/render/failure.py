@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddpcheck.errors import visible
 from ddpcheck.render import status, terminal, wording
 from ddpcheck.render.terminal_page import one_line
 from ddpcheck.report import Fault, Report
@@ -47,4 +48,4 @@ def _stack(label: str, fault: Fault) -> str:
     is_reversed = "most recent call first" in fault.stack
     shown = lines[:_MAX_LINES] if is_reversed else lines[-_MAX_LINES:]
     head = f"{label}, {wording.fault_line(fault)}"
-    return "\n".join(wording.visible(line) for line in [head, *shown]) + "\n"
+    return "\n".join(visible(line) for line in [head, *shown]) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ddpcheck.errors import visible
 from ddpcheck.render import html_views, left_out, status, wording
 from ddpcheck.report import Finding, Report
 
@@ -85,7 +86,7 @@ def _data(text: str) -> str:
 
     Source: escapeData in actions/toolkit, packages/core/src/command.ts.
     """
-    escaped = wording.visible(text).replace("%", "%25")
+    escaped = visible(text).replace("%", "%25")
     return escaped.replace("\r", "%0D").replace("\n", "%0A")
 
 
@@ -174,7 +175,7 @@ def _plain(text: str) -> str:
 
 def _inline(text: str, *, kept: str = _HARMLESS) -> str:
     """Returns text within a line or cell, every special character an entity."""
-    flat = " ".join(wording.visible(text).split())
+    flat = " ".join(visible(text).split())
     return "".join(c if c.isalnum() or c in kept else f"&#{ord(c)};" for c in flat)
 
 
@@ -188,4 +189,4 @@ def _block(code: str) -> str:
         return ""
     longest = max(map(len, _BACKTICKS.findall(code)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}python\n{wording.visible(code)}\n{fence}"
+    return f"{fence}python\n{visible(code)}\n{fence}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from ddpcheck.errors import visible
 from ddpcheck.render import (
     html_views,
     left_out,
@@ -78,4 +79,4 @@ def _environment() -> Environment:
 
 def _visible(value: object) -> object:
     """Writes control characters out; markup that is already safe is left alone."""
-    return wording.visible(value) if type(value) is str else value
+    return visible(value) if type(value) is str else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ddpcheck.errors import visible
 from ddpcheck.render import (
     divergence,
     left_out,
@@ -237,7 +238,7 @@ def _ranks(finding: Finding) -> tuple[dict[str, str], ...]:
 
 
 def _cell_text(value: object) -> str:
-    return "" if value is None else wording.visible(str(value))
+    return "" if value is None else visible(str(value))
 
 
 def setup(report: Report) -> tuple[tuple[str, str], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
+from ddpcheck.errors import visible
 from ddpcheck.render import divergence, status, wording
 from ddpcheck.report import Report
 
@@ -108,4 +109,4 @@ def _details(report: Report, index: int) -> str:
 
 def _text(text: str) -> str:
     """Returns `text` without what XML 1.0 cannot hold, not even escaped."""
-    return _FORBIDDEN.sub("?", wording.visible(text))
+    return _FORBIDDEN.sub("?", visible(text))

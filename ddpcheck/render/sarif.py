@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
+from ddpcheck.errors import visible
 from ddpcheck.render import status, wording
 from ddpcheck.report import Finding, Report
 
@@ -63,7 +64,7 @@ def _driver(
         "rules": [_rule(slug, pages.get(slug, _NO_PAGE)) for slug in rules],
     }
     if version := report.environment.get("ddpcheck"):
-        driver["version"] = wording.visible(version)
+        driver["version"] = visible(version)
     return driver
 
 
@@ -71,10 +72,10 @@ def _rule(slug: str, page: str) -> dict[str, Any]:
     first, _, rest = page.strip().partition("\n")
     text = rest.strip() or first
     return {
-        "id": wording.visible(slug),
+        "id": visible(slug),
         "shortDescription": _message(first),
         "fullDescription": _message(first),
-        "help": {**_message(text), "markdown": wording.visible(text)},
+        "help": {**_message(text), "markdown": visible(text)},
         "defaultConfiguration": {"level": "error"},
     }
 
@@ -91,7 +92,7 @@ def _invocation(report: Report) -> dict[str, Any]:
     if told == "not-checked" and not report.runs:
         notes.append(_notification("error", wording.verdict_line(report)))
     return {
-        "commandLine": wording.visible(report.command),
+        "commandLine": visible(report.command),
         "executionSuccessful": told != "not-checked" and not report.ended,
         "exitCode": report.exit_code,
         "toolExecutionNotifications": notes,
@@ -106,20 +107,20 @@ def _result(report: Report, finding: Finding, index: int) -> dict[str, Any]:
     labels = wording.run_labels(report)
     runs = [labels[i] for i in finding.runs]
     result: dict[str, Any] = {
-        "ruleId": wording.visible(finding.slug),
+        "ruleId": visible(finding.slug),
         "ruleIndex": index,
         "level": "error",
         "message": _message(_text(finding, runs)),
         "locations": [_location(report, finding)],
         "partialFingerprints": {"finding/v1": _fingerprint(report, finding)},
-        "properties": {"link": wording.visible(finding.link), "runs": runs},
+        "properties": {"link": visible(finding.link), "runs": runs},
     }
     if finding.accepted is not None:
         result["suppressions"] = [
             {
                 "kind": "external",
                 "status": "accepted",
-                "justification": wording.visible(finding.accepted),
+                "justification": visible(finding.accepted),
             }
         ]
     return result
@@ -146,7 +147,7 @@ def _location(report: Report, finding: Finding) -> dict[str, Any]:
 
 def _artifact(path: str) -> dict[str, str]:
     pure = PurePath(path)
-    uri = quote(wording.visible(pure.as_posix()))
+    uri = quote(visible(pure.as_posix()))
     if pure.is_absolute():
         return {"uri": f"file://{uri}"}
     return {"uri": uri, "uriBaseId": _ROOT}
@@ -165,4 +166,4 @@ def _fingerprint(report: Report, finding: Finding) -> str:
 
 
 def _message(text: str) -> dict[str, str]:
-    return {"text": wording.visible(text) or " "}
+    return {"text": visible(text) or " "}

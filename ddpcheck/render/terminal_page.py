@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from ddpcheck.render import numbers, wording
+from ddpcheck.errors import visible
+from ddpcheck.render import numbers
 from ddpcheck.report import Report
 
 LABEL = 9  # width of "  facts  "
@@ -42,7 +43,7 @@ class Budget:
 
 def one_line(text: str) -> str:
     """Returns `text` on one line, with what cannot be printed written out."""
-    return " ".join(wording.visible(text).split())
+    return " ".join(visible(text).split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ class Page:
         Where nothing is to be cut, a longer line goes on in the next.
         """
         indent = " " * (LABEL + 2)
-        rows = [wording.visible(row) for row in _rows(code)]
+        rows = [visible(row) for row in _rows(code)]
         limit = self.budget.code
         # A line saying "1 more line" would be as long as that line.
         shown = rows if len(rows) == limit + 1 else rows[:limit]
@@ -125,7 +126,7 @@ class Page:
 
 
 def _rows(code: str) -> list[str]:
-    text = wording.visible(code).expandtabs(4).strip("\n")
+    text = visible(code).expandtabs(4).strip("\n")
     return [row.rstrip() for row in text.split("\n")] if text.strip() else []
 
 

@@ -14,21 +14,6 @@ _MAX_NAMED_RUNS = 3
 EXCESS_FORMULA = "excess = max |candidate - reference| / (atol + rtol * |reference|)"
 
 
-def visible(text: str) -> str:
-    r"""Returns `text` with control and other unprintable characters written out.
-
-    Newlines and tabs stay.
-
-    >>> visible("a" + chr(27) + "[31m")
-    'a\\x1b[31m'
-    """
-    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
 def run_labels(report: Report) -> tuple[str, ...]:
     """Returns a short name for each run: "ddp W=2 bn=sync"."""
     return labels(report.runs)

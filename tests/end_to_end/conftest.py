@@ -105,7 +105,8 @@ class Terminal:
         self.environment = {
             key: value
             for key, value in os.environ.items()
-            if not key.startswith(("GITHUB_", "PYTEST_")) and key != "NO_COLOR"
+            if not key.startswith(("GITHUB_", "PYTEST_"))
+            and key not in ("NO_COLOR", "FORCE_COLOR")
         }
         self.environment["TMPDIR"] = str(self.temporary)
         root = str(DATA.parents[1])

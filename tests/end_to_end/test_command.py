@@ -406,6 +406,53 @@ def test_importing_the_whole_tool_leaves_torch_out() -> None:
     assert subprocess.run(command, timeout=60, check=False).returncode == 0
 
 
+LOUD = """
+import os, sys, torch
+from torch import nn
+
+def model():
+    torch.manual_seed(0)
+    net = nn.Sequential()
+    net.add_module("a\\x1b[1m", nn.Linear(8, 1))
+    return net
+
+def batch():
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(1))
+    return x, x.sum(1, keepdim=True)
+
+def loss(output, target):
+    if len(output) <= {size}:
+        print("\\x1b[32m" + "y" * 50_000, file=sys.stderr)
+        raise ValueError("\\x1b[31mrot\\x1b[0m " + "x" * 100_000)
+    return nn.functional.mse_loss(output, target)
+"""
+
+
+@pytest.mark.parametrize(("size", "code"), [(32, 2), (16, 1)])
+def test_loud_exception_is_cut_and_escaped_in_every_output(
+    size: int, code: int, terminal: Terminal
+) -> None:
+    terminal.write(LOUD.replace("{size}", str(size)), "my\x1bmodel.py")
+    summary = terminal.folder / "summary.md"
+    terminal.environment["GITHUB_STEP_SUMMARY"] = str(summary)
+    ended = terminal.run(
+        *("my\x1bmodel.py", "--world-sizes", "2", "--modes", "ddp", "--github", "-v"),
+        *("--json", "o.json", "--junit-xml", "o.xml", "--sarif", "o.sarif"),
+    )
+    assert ended.exit_code == code
+    texts = [ended.stdout, ended.stderr]
+    texts += [p.read_text("utf-8") for p in terminal.folder.iterdir() if p.is_file()]
+    texts += [p.read_text("utf-8") for p in terminal.folder.rglob("reports/*/*")]
+    # Two streams, the target, three files; then the summary and the folder's, too.
+    assert len(texts) == (6 if code == 2 else 10)
+    said = ended.stderr if code == 2 else ended.stdout
+    assert " ... and 99,719 characters more" in " ".join(said.split())
+    for text in texts:
+        assert "\x1b" not in text
+        assert "x" * 400 not in text
+        assert "y" * 1100 not in text
+
+
 def test_flat_script_is_not_executed(terminal: Terminal) -> None:
     name = terminal.write(FLAT, "flat_script.py")
     ended, _ = terminal.run_in_line(name)
