@@ -215,11 +215,12 @@ def _new_tensors(run: Run, before: Run) -> list[str]:
 def unproven(runs: Sequence[Run], findings: Sequence[Finding]) -> list[str]:
     """Returns a warning on the runs that pass, where no run proves that they may."""
     labels = wording.labels(runs)
+    fails = {i for f in findings if f.accepted is None for i in f.runs}
     told: dict[str, list[str]] = {}
     for finding in findings:
         if finding.accepted is None:
             continue
-        left = [i for i in finding.runs if i not in finding.proven_runs]
+        left = [i for i in finding.runs if i not in {*finding.proven_runs, *fails}]
         if left:
             told.setdefault(finding.slug, []).extend(labels[i] for i in left)
     return [

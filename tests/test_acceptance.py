@@ -169,6 +169,13 @@ def test_runs_that_pass_without_a_proof_are_told() -> None:
     ]
 
 
+def test_run_that_fails_is_no_run_that_passes_without_a_proof() -> None:
+    left = Finding(slug="unknown", link="loss", runs=(2,), summary="s")
+    told = _accepted(_report(_finding(proven=False), left))
+    (warning,) = acceptance.unproven(told.runs, told.findings)
+    assert warning.startswith(f"accepted without a proof: {SLUG} in ddp W=2; ")
+
+
 def test_nothing_that_was_checked_is_no_pass() -> None:
     run = Run(mode="ddp", world_size=2, verdict="not-checked")
     assert acceptance.verdict([run], []) == "not-checked"

@@ -18,7 +18,15 @@ ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 GITLAB = yaml.safe_load(
     (ROOT / "ci" / "ddpcheck.gitlab-ci.yml").read_text(encoding="utf-8")
 )
-STUB = '#!/bin/sh\nfor a in "$@"; do printf "%s\\n" "$a"; done\nexit ${STUB_EXIT:-0}\n'
+STUB = """\
+#!/bin/sh
+for a in "$@"; do printf "%s\\n" "$a"; done
+if [ -z "$STUB_SILENT" ]; then
+    mkdir -p ddpcheck-reports
+    touch ddpcheck-reports/report.json
+fi
+exit ${STUB_EXIT:-0}
+"""
 HOSTILE = 'a"; touch injected; echo "$(touch injected)'
 
 
@@ -59,6 +67,7 @@ def _check(folder: Path, **given: str) -> tuple[int, list[str]]:
     }
     variables |= {"GITHUB_OUTPUT": str(folder / "outputs")}
     variables |= {"STUB_EXIT": given.get("exit", "0")}
+    variables |= {"STUB_SILENT": given.get("silent", "")}
     return _run(step["run"], folder, variables)
 
 
@@ -125,7 +134,7 @@ def test_option_of_the_action_and_its_value_may_be_parted_by_a_blank(
     assert found[len(plain) :] == [*said, "--steps", "4"]
 
 
-@pytest.mark.parametrize("code", ["0", "1", "2", "3"])
+@pytest.mark.parametrize("code", ["0", "1", "2", "3", "130", "137"])
 def test_action_fails_as_the_command_does(tmp_path: Path, code: str) -> None:
     assert _check(tmp_path, target="mymodel.py", exit=code)[0] == int(code)
     assert _outputs(tmp_path)["exit-code"] == code
@@ -170,6 +179,36 @@ def test_names_of_the_action_hold_nothing_that_an_artifact_refuses(
         "-${{ steps.check.outputs.name }}"
     )
     assert kept["path"] == "${{ steps.check.outputs.reports }}"
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_action_that_checked_nothing_does_not_pass(
+    tmp_path: Path, *, stale: bool
+) -> None:
+    if stale:
+        report = tmp_path / "ddpcheck-reports" / "report.json"
+        report.parent.mkdir()
+        report.touch()
+        os.utime(report, (1.0, 1.0))
+    code, _ = _check(tmp_path, target="mymodel.py", options="--help", silent="1")
+    assert code == 3
+    assert (tmp_path / "outputs").read_text("utf-8") == "exit-code=3\n"
+
+
+def test_no_step_and_no_job_passes_over_a_failure() -> None:
+    steps = ACTION["runs"]["steps"]
+    assert not any("continue-on-error" in step for step in steps)
+    assert [step.get("if") for step in steps if step.get("id") == "check"] == [None]
+    assert "allow_failure" not in GITLAB[".ddpcheck"]
+    assert "||" not in "".join(GITLAB[".ddpcheck"]["script"])
+
+
+@pytest.mark.parametrize("code", ["0", "1", "2", "3", "130", "137"])
+def test_gitlab_job_fails_as_the_command_does(tmp_path: Path, code: str) -> None:
+    job = GITLAB[".ddpcheck"]
+    (script,) = job["script"]
+    variables = {**job["variables"], "DDPCHECK_TARGET": "a.py", "STUB_EXIT": code}
+    assert _run(script, tmp_path, variables)[0] == int(code)
 
 
 def test_artifacts_are_kept_whatever_the_verdict() -> None:

@@ -146,6 +146,30 @@ def test_second_cause_at_one_world_size_is_not_covered(terminal: Terminal) -> No
 
 
 @pytest.mark.slow
+def test_replicas_that_differ_by_more_than_ddp_does_are_not_covered(
+    terminal: Terminal,
+) -> None:
+    terminal.write(
+        SECOND.replace(" * (2.0 if len(target) == 2 else 1.0)", "").replace(
+            "    return nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))",
+            "    return Net(nn.Linear(6, 3), nn.BatchNorm1d(3))\n\n\n"
+            "class Net(nn.Sequential):\n"
+            "    def forward(self, x):\n"
+            "        factor = 1.5 if getattr(self, '_is_replica', False) else 1.0\n"
+            "        return super().forward(x) * factor",
+        )
+    )
+    accept = "--accept=norm/local-batch-stats=by design"
+    code, told = _check(terminal, "--world-sizes=2", accept)
+    assert code == 1
+    assert _findings(told) == [
+        ("norm/local-batch-stats", [0, 1], "by design"),
+        ("unknown", [0], None),
+    ]
+    assert told["warnings"] == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("modes", ["dp", "dp,ddp"])
 def test_cause_that_explains_every_run_passes_without_a_warning(
     modes: str, terminal: Terminal
