@@ -20,11 +20,15 @@ GITLAB = yaml.safe_load(
 )
 STUB = """\
 #!/bin/sh
-for a in "$@"; do printf "%s\\n" "$a"; done
-if [ -z "$STUB_SILENT" ]; then
-    mkdir -p ddpcheck-reports
-    touch ddpcheck-reports/report.json
-fi
+last=
+for a in "$@"; do
+    printf "%s\\n" "$a"
+    if [ "$last" = --json ] && [ -z "$STUB_SILENT" ]; then
+        mkdir -p "$(dirname "$a")"
+        touch "$a"
+    fi
+    last=$a
+done
 exit ${STUB_EXIT:-0}
 """
 HOSTILE = 'a"; touch injected; echo "$(touch injected)'
@@ -186,13 +190,13 @@ def test_action_that_checked_nothing_does_not_pass(
     tmp_path: Path, *, stale: bool
 ) -> None:
     if stale:
-        report = tmp_path / "ddpcheck-reports" / "report.json"
-        report.parent.mkdir()
+        report = tmp_path / "ddpcheck-reports" / "mymodel.py" / "report.json"
+        report.parent.mkdir(parents=True)
         report.touch()
         os.utime(report, (1.0, 1.0))
     code, _ = _check(tmp_path, target="mymodel.py", options="--help", silent="1")
     assert code == 3
-    assert (tmp_path / "outputs").read_text("utf-8") == "exit-code=3\n"
+    assert _outputs(tmp_path)["exit-code"] == "3"
 
 
 def test_no_step_and_no_job_passes_over_a_failure() -> None:

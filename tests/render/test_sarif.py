@@ -137,10 +137,10 @@ def test_part_of_a_finding_that_is_not_accepted_is_a_result_of_its_own() -> None
     first = replace(sample.local_normalizer(), runs=(1,), accepted="known")
     second = replace(sample.local_normalizer(), runs=(2,))
     both = replace(sample.divergent(), findings=(first, second))
-    results = json.loads(to_sarif(both))["runs"][0]["results"]
+    results = json.loads(to_sarif(both, pages={}))["runs"][0]["results"]
     marks = [r["partialFingerprints"]["finding/v1"] for r in results]
     assert len(set(marks)) == 2
     assert [len(r.get("suppressions", [])) for r in results] == [1, 0]
     alone = replace(both, findings=(second,))
-    (result,) = json.loads(to_sarif(alone))["runs"][0]["results"]
+    (result,) = json.loads(to_sarif(alone, pages={}))["runs"][0]["results"]
     assert result["partialFingerprints"]["finding/v1"] == marks[0]
