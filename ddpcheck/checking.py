@@ -276,6 +276,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
         ref=session.ref,
         base=base,
         limit=limit,
+        outcomes=outcomes,
         runs=runs,
         findings=findings,
         not_compared=made.planned.not_compared

@@ -179,6 +179,18 @@ class TargetInfo:
     loss: str = ""
     optimizer: str = ""
     steps: int = 3
+    backwards: int = 1  # of each update, as the target's step makes them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Which parts of a training program the verdict speaks of, and which it does not.
+
+    Both are empty where nothing was trained, or in a report of an earlier version.
+    """
+
+    checked: tuple[str, ...] = ()
+    not_checked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +219,7 @@ class Report:
     findings: tuple[Finding, ...] = ()
     not_compared: tuple[NotCompared, ...] = ()
     warnings: tuple[str, ...] = ()
+    scope: Scope = field(default_factory=Scope)
     command: str = ""
     seconds: float = 0.0
     ended: str = ""

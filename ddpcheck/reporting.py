@@ -17,6 +17,7 @@ from ddpcheck.report import (
     NotCompared,
     Report,
     Run,
+    Scope,
     TargetInfo,
     Tolerance,
 )
@@ -31,6 +32,9 @@ _ONE_STREAM = (
     "samples, though ddpcheck seeded them differently: without --noise sample all "
     "ranks draw the same noise (rng/same-stream-all-ranks)"
 )
+
+# Of a training program, in the order in which it uses them.
+_PARTS = ("data loader", "sampler", "AMP", "scheduler")
 
 _NOTHING_MASKED = (
     "--loss masked: no target is -100 or NaN, so the loss is the mean, and counts that "
@@ -54,6 +58,7 @@ def make(
     ref: TargetRef,
     base: ReferenceResult,
     limit: Tolerance,
+    outcomes: list[RunOutcome],
     runs: list[Run],
     findings: list[Finding],
     not_compared: list[NotCompared],
@@ -69,6 +74,7 @@ def make(
         ref: the target.
         base: the reference.
         limit: of all runs.
+        outcomes: of the runs.
         runs: those that were made.
         findings: of the diagnosis.
         not_compared: what no number speaks of.
@@ -86,6 +92,7 @@ def make(
         verdict=verdict,
         exit_code=EXIT_SIGNAL + signal if signal else EXIT_CODES[verdict],
         ended=ended,
+        scope=_scope(base, outcomes),
         target=_target_info(ref, base),
         tolerance=limit,
         environment=_environment(base),
@@ -131,8 +138,24 @@ def _target_info(ref: TargetRef, base: ReferenceResult) -> TargetInfo:
         batch_size=facts["batch_size"],
         loss=base.spec.loss,
         optimizer=facts["optimizer"],
+        backwards=facts["backwards"],
         steps=base.spec.steps,
     )
+
+
+def _scope(base: ReferenceResult, outcomes: list[RunOutcome]) -> Scope:
+    """Returns what took part in the training of this target, and what did not."""
+    facts = base.facts
+    found = {*facts["parts"]}
+    for outcome in outcomes:  # a sampler asks for ranks
+        found |= {*outcome.facts().get("parts", ())}
+    step = "train_step" if facts["has_train_step"] else "loss"
+    checked = ["model", step, facts["optimizer"]]
+    checked += ["wrap"] * facts["has_wrap"]
+    if facts["backwards"] > 1:
+        checked.append(f"accumulation ({facts['backwards']} backwards an update)")
+    left = [p for p in _PARTS if not any(f.startswith(p) for f in found)]
+    return Scope(checked=(*checked, *sorted(found)), not_checked=tuple(left))
 
 
 def _name(ref: TargetRef) -> str:

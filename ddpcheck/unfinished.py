@@ -105,6 +105,7 @@ class Made:
             ref=self.session.ref,
             base=self.base,
             limit=limit,
+            outcomes=outcomes,
             runs=runs,
             findings=found,
             not_compared=missing

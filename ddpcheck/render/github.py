@@ -100,6 +100,7 @@ def to_summary(report: Report) -> str:
     parts = [
         f"## ddpcheck: {status.WORDS[told]}",
         f"{_code(report.target.name)}: {_plain(wording.verdict_sentence(report))}",
+        _plain(f"Scope: {scope}") if (scope := wording.scope(report)) else "",
         _matrix(report),
         *(_summary_finding(finding) for finding in report.findings),
         _listed("Warnings about this check", report.warnings),

@@ -249,12 +249,14 @@ def setup(report: Report) -> tuple[tuple[str, str], ...]:
         ("model", wording.model(report)),
         (
             "reference",
-            f"one process on the whole batch of {target.batch_size}, {steps}",
+            f"{wording.reference(report)}, on the whole batch of "
+            f"{target.batch_size}, {steps}",
         ),
         ("loss", "" if target.loss == "asis" else target.loss),
         ("optimizer", target.optimizer),
         ("dtype", wording.dtypes(report)),
         ("tolerance", wording.tolerance(report)),
+        ("scope", wording.scope(report)),
     )
     return tuple((label, value) for label, value in rows if value)
 

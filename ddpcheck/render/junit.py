@@ -25,7 +25,7 @@ def to_junit(report: Report) -> str:
     "verdict" says so: no run at all is an error, never an empty success.
     """
     suite = ET.Element("testsuite", name=_text(f"ddpcheck {report.target.name}"))
-    _properties(suite, {"ended": report.ended})
+    _properties(suite, {"ended": report.ended, "scope": wording.scope(report)})
     labels = wording.run_labels(report)
     for index, run in enumerate(report.runs):
         case = _case(suite, report, labels[index], run.seconds)

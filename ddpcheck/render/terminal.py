@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console, Group
 from rich.text import Text
@@ -159,13 +160,26 @@ def _header(page: Page) -> list[Text]:
     batch = f"batch {numbers.count(target.batch_size)}"
     what = ", ".join((wording.model(page.report), batch, wording.dtypes(page.report)))
     steps = numbers.counted(target.steps, "step")
-    against = ", ".join(filter(None, ("one process", target.optimizer, steps)))
+    one = wording.reference(page.report)
+    against = ", ".join(filter(None, (one, target.optimizer, steps)))
     reference = f"reference: {against}; {wording.tolerance(page.report)}"
     return [
         *first,
         *page.wrapped(f"ddpcheck {target.name}: {what}", style="bold"),
         *page.wrapped(reference, indent="  "),
+        *_scope(page),
     ]
+
+
+def _scope(page: Page) -> list[Text]:
+    """Returns what the verdict speaks of, in one line unless there is room for all."""
+    told = wording.scope(page.report)
+    if not told:
+        return []
+    # How often backward runs stands in the line above.
+    brief = re.sub(r"accumulation \([^)]*\)", "accumulation", told)
+    most = _MANY if page.budget.stacks else 1
+    return page.wrapped(f"scope: {brief}", indent="  ", most=most)
 
 
 def _worst(page: Page) -> list[Text]:

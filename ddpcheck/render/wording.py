@@ -210,6 +210,23 @@ def verdict_sentence(report: Report) -> str:
     return _verdict_sentence(report)
 
 
+def reference(report: Report) -> str:
+    """Returns what ranks are compared with, and whose micro-batches it trains on."""
+    count = report.target.backwards
+    if count < 2:  # noqa: PLR2004
+        return "one process"
+    return f"one process, {count} backwards an update as the step makes them"
+
+
+def scope(report: Report) -> str:
+    """Returns what the verdict speaks of and what not, "" where nobody recorded it."""
+    told = report.scope
+    if not told.checked:
+        return ""
+    left = f"; not {', '.join(told.not_checked)}" if told.not_checked else ""
+    return f"{', '.join(told.checked)}{left}"
+
+
 def ended(report: Report) -> str:
     """Returns why a check is not complete, "" for one that is."""
     return f"Not complete: {report.ended}" if report.ended else ""

@@ -45,7 +45,14 @@ from ddpcheck.run.surroundings import (
     loss_function,
     noticing_draws,
 )
-from ddpcheck.run.watch import beside, countables, observe, row_numbers, undivided
+from ddpcheck.run.watch import (
+    beside,
+    countables,
+    observe,
+    parts,
+    row_numbers,
+    undivided,
+)
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Writer
 
@@ -200,6 +207,7 @@ class _Reference:
         )
         kept = beside.Beside(self.target, model, optimizer)
         kept.begin()
+        self.loads_before = self.seen.loads
         if self.spec.watch:
             self._watch(training, batches)
         before = {name: p.dtype for name, p in names.parameters(model).items()}
@@ -307,8 +315,19 @@ class _Reference:
             "schedule": training.schedule,
             "members": training.members,
             "sizes": self.sizes,
+            "parts": self._parts(training),
+            "backwards": _for_each(self.seen.events.count("B"), training.schedule),
             "gpus": devices.count() if self.spec.device == "cuda" else 0,
         }
+
+    def _parts(self, training: Training) -> list[str]:
+        """Returns the parts of a training loop that the steps had."""
+        found = set(self.seen.parts)
+        if self.seen.loads > self.loads_before:
+            found.add("data loader")
+        if _changes_rate(training.schedule):
+            found.add(parts.SCHEDULER)
+        return sorted(found)
 
     @contextlib.contextmanager
     def _around(self, step: int, size: int) -> Iterator[None]:
@@ -359,6 +378,24 @@ def _has_batch_norm(model: nn.Module) -> bool:
     from ddpcheck.run import batch_norm  # noqa: PLC0415
 
     return batch_norm.has_batch_norm(model)
+
+
+def _changes_rate(schedule: list[tuple[int, list[dict[str, float]]]]) -> bool:
+    """Returns whether the updates of a step have other learning rates than another's.
+
+    Those of one step may be of several optimizers.
+    """
+    rates: dict[int, list[Any]] = {}
+    for step, groups in schedule:
+        rates.setdefault(step, []).append([group.get("lr") for group in groups])
+    first, *rest = [*rates.values()] or [[]]
+    return any(len(it) == len(first) and it != first for it in rest)
+
+
+def _for_each(backwards: int, updates: list[Any]) -> int:
+    """Returns the backward passes of an update, 1 where updates differ in it."""
+    count, rest = divmod(backwards, len(updates) or 1)
+    return 1 if rest or not updates else max(1, count)
 
 
 def _learning_rate(optimizer: Any) -> float | None:

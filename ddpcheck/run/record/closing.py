@@ -49,6 +49,7 @@ def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]
         "applied_after_wrap": seen.applied_after_wrap,
         "broadcast_buffers": wrapping.broadcast_buffers(training.model),
         "joins": seen.joins,
+        "parts": sorted(seen.parts),
         "set_on_wrapper": wrapping.set_on_wrappers(in_use),
     } | compiling.facts()
 

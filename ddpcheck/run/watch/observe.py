@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from ddpcheck.run import contents, private
 from ddpcheck.run.averaged import AS_BUILT
 from ddpcheck.run.spec import IDLE, CollectiveCount, CollectiveEnd
-from ddpcheck.run.watch import callers, calls, clipping, held, sync_flag
+from ddpcheck.run.watch import callers, calls, clipping, held, parts, sync_flag
 from ddpcheck.run.watch.held import Wrapped
 from ddpcheck.run.watch.hook_sketches import Told, watched
 from ddpcheck.run.watch.written import Written
@@ -75,6 +75,7 @@ class Observed:
     comm_hooks: int = 0
     hook_sketches: list[Told] = field(default_factory=list)  # of the first calls
     loads: int = 0  # times that a DataLoader was iterated
+    parts: set[str] = field(default_factory=set)  # of a training loop, see parts.py
     # Of each join: whether it divides by all ranks, also by those that have joined.
     joins: list[bool] = field(default_factory=list)
     in_forward: bool = False  # of DDP
@@ -137,7 +138,11 @@ def observing() -> Iterator[Observed]:
     for (owner, name, observer), function in zip(_OBSERVED, before, strict=True):
         setattr(owner, name, observer(seen, function))
     try:
-        with clipping.noticed(seen.clipped), sync_flag.watched(seen.events.append):
+        with (
+            clipping.noticed(seen.clipped),
+            sync_flag.watched(seen.events.append),
+            parts.noticed(seen.parts),
+        ):
             yield seen
     finally:
         for (owner, name, _), function in zip(_OBSERVED, before, strict=True):
