@@ -160,8 +160,8 @@ def test_accumulating_step_says_whose_micro_batches(pool: Pool, tmp_path: Path) 
     )
     text = " ".join(output.render(made, "terminal").split())
     assert (
-        "reference: one process, 2 backwards an update as the step makes them, SGD, "
-        "3 steps; " in text
+        "reference: one process, by the step's own 2 backwards an update, SGD, 3 "
+        "steps; " in text
     )
     assert "scope: model, train_step, SGD, accumulation; not data" in text
 

@@ -249,8 +249,8 @@ def setup(report: Report) -> tuple[tuple[str, str], ...]:
         ("model", wording.model(report)),
         (
             "reference",
-            f"{wording.reference(report)}, on the whole batch of "
-            f"{target.batch_size}, {steps}",
+            f"{wording.reference(report)} on the whole batch of {target.batch_size}, "
+            f"{steps}",
         ),
         ("loss", "" if target.loss == "asis" else target.loss),
         ("optimizer", target.optimizer),

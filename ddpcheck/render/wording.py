@@ -215,7 +215,7 @@ def reference(report: Report) -> str:
     count = report.target.backwards
     if count < 2:  # noqa: PLR2004
         return "one process"
-    return f"one process, {count} backwards an update as the step makes them"
+    return f"one process, by the step's own {count} backwards an update"
 
 
 def scope(report: Report) -> str:
