@@ -44,7 +44,7 @@ def to_sarif(report: Report, *, pages: Mapping[str, str]) -> str:
         "columnKind": "unicodeCodePoints",
     }
     if told := wording.scope(report):
-        run["properties"] = {"scope": wording.visible(told)}
+        run["properties"] = {"scope": visible(told)}
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(log, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
