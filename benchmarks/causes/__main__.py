@@ -68,6 +68,7 @@ class Totals:
     all_causes: int = 0
     provable: int = 0
     proven: int = 0
+    confirmed: int = 0
     false_alarms: int = 0
     seconds: float = 0.0
 
@@ -112,7 +113,8 @@ def main(wanted: list[str]) -> int:
     print(
         f"{totals.cases} broken targets: {totals.detected} detected, "
         f"{totals.first_cause} with the right first cause, {totals.all_causes} with "
-        f"all causes; fix verified in {totals.proven} of {totals.provable}; "
+        f"all causes; equal by an intervention {totals.proven} of {totals.provable}, "
+        f"{totals.confirmed} by one that does as the fix says; "
         f"{totals.false_alarms} false alarms on {totals.cases} fixed twins; "
         f"{totals.seconds:.0f} s"
     )
@@ -136,6 +138,7 @@ def judge(case: Case, pool: Pool, totals: Totals) -> None:
     provable = [f for f in findings if f.slug not in UNPROVABLE or f in proven]
     totals.provable += len(provable)
     totals.proven += len(proven)
+    totals.confirmed += sum(f.fix.proof == "intervention" for f in proven if f.fix)
     if not every or len(proven) < len(provable):
         print(f"{case.name}: {verdict}, {slugs or 'no finding'}, not {case.causes}")
     verdict, findings = outcome(case.fixed, case.world_sizes, pool)

@@ -202,7 +202,7 @@ SAID: dict[str, Said] = {
         says="statistics without gradient computed over the samples of all ranks"
     ),
     "rank.first": Said(says="rank 0 given as the answer to code that asks its rank"),
-    "rank.none": Said(says="rank 1 given as the answer to code that asks its rank"),
+    "rank.none": _given("rank 1 given as the answer to code that asks its rank"),
     "target.orders": _given(f"data shuffled in the order of {_ONE}"),
     "ddp.join_all": Said(says="join() that divides by all ranks"),
     "ddp.join_left": Said(says="join() that divides by the ranks that have data left"),

@@ -1,15 +1,21 @@
-"""The code that findings print is whole in a terminal of 80 columns."""
+"""The code that findings print: whole in 80 columns, and only where it can be right."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
 from ddpcheck.diagnose import rules
+from ddpcheck.ranks.pool import Pool
 from ddpcheck.render.terminal_page import LABEL
+from ddpcheck.run import fix_names
+from tests.diagnose.bugs import BUGS
+from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.test_rules import checked
 
 RULES = sorted(Path(rules.__path__[0]).glob("*_*.py"))
 COLUMNS = 80 - (LABEL + 2)
@@ -42,3 +48,59 @@ def test_no_line_is_cut(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     lines = [line for code in _printed(tree) for line in _lines(code)]
     assert [line for line in lines if len(line) > COLUMNS] == []
+
+
+LABELS = "labels = torch.arange(len(a)) + dist.get_rank() * len(a)"
+SCALED = (
+    "world = dist.get_world_size() if dist.is_initialized() else 1\n"
+    "loss = world * loss  # or reduction='mean'"
+)
+# Bug -> what is proven, and the code of its first finding: "" where it could not be
+# right, as an offset of labels where it is the order of what was gathered.
+SHOWN = {
+    "labels-without-offset-in-forward": ("intervention", LABELS),
+    "embeddings-reduced-where-they-are-to-be-gathered": ("located", ""),
+    "own-rows-among-gathered-ones-times-world-and-a-temperature": ("intervention", ""),
+    "own-second-moment-in-the-update": ("located", ""),
+    "momentum-that-rank-0-alone-takes-up": ("intervention", ""),
+    "maximum-of-the-shard-beside-a-parameter-that-is-returned": ("located", ""),
+    "sum-whose-gradient-is-clipped": ("intervention", SCALED),
+}
+
+
+@pytest.mark.usefixtures("no_script")
+@pytest.mark.parametrize("name", SHOWN)
+def test_code_is_shown_only_where_it_can_be_right(
+    name: str, pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, tmp_path, HEAD + BUGS[name][0])
+    fix = report.findings[0].fix
+    assert fix is not None
+    assert fix.text
+    assert (fix.proof, fix.code) == SHOWN[name]
+
+
+def _heads(fixes: ast.AST) -> set[str]:
+    """Returns the interventions that are named in an expression."""
+    parts = (node.value for node in ast.walk(fixes) if isinstance(node, ast.Constant))
+    return {str(part).partition(":")[0] for part in parts} & set(fix_names.SAID)
+
+
+@pytest.mark.parametrize("path", RULES, ids=lambda path: path.stem)
+def test_code_beside_an_intervention_that_only_locates_names_its_evidence(
+    path: Path,
+) -> None:
+    unfounded = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        given = {k.arg: k.value for k in node.keywords} if _is_proposal(node) else {}
+        if "code" not in given or {"code_rests_on", "gathers"} & set(given):
+            continue
+        kinds = fix_names.kinds(_heads(given.get("fixes", ast.Constant(value=""))))
+        if kinds - {"fix"} and any(_lines(given["code"])):
+            unfounded.append(ast.unparse(given["code"]))
+    assert unfounded == []
+
+
+def _is_proposal(node: ast.AST) -> TypeGuard[ast.Call]:
+    is_named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    return is_named and node.func.id in ("Proposal", "replaced")  # type: ignore[attr-defined]

@@ -149,14 +149,16 @@ def _by_outputs(case: Case) -> Proposal | None:
 def _code(case: Case) -> str:
     """Returns the code that gathers what the loss is given, "" where it may not do.
 
-    It needs shards of one size, and a loss of the model's own output that does not
-    gather by itself.
+    It needs shards of one size, and a loss of the model's own output, one tensor, that
+    does not gather by itself.
     """
-    is_of_output = case.probed is not None and case.probed.reference.frontier == ("",)
-    is_even = len(set(case.run.shard_sizes)) == 1
-    if case.is_part or case.loss_collectives or not (is_of_output and is_even):
+    if case.probed is None or case.is_part or case.loss_collectives:
         return ""
-    return _GATHER
+    cuts = [cut for rank in case.probed.ranks for cut in rank.cuts]
+    is_of_output = case.probed.reference.frontier == ("",)
+    is_one = not any("/" in cut.key for cut in cuts)
+    is_even = len(set(case.run.shard_sizes)) == 1
+    return _GATHER if is_of_output and is_one and is_even else ""
 
 
 def _by_memory(case: Case) -> Proposal | None:

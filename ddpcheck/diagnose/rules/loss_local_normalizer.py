@@ -199,10 +199,8 @@ def _of(case: Case, name: str | None = None) -> Proposal:
         "if dist.is_initialized():  # one process has no group\n"
         "    world = dist.get_world_size()\n"
         "    dist.all_reduce(n)\n"
-        "loss = world * local_sum / n",
-        code_rests_on=""
-        if case.loss_asks_others
-        else "the gradients of a rank differ by one factor, and the loss exchanges nothing",
+        f"{'term' if case.is_part else 'loss'} = world * local_sum / n",
+        code_rests_on=_rests_on(case, name),
         fixes=fixes,
         evidence=ratio_evidence(case),
     )
@@ -211,6 +209,18 @@ def _of(case: Case, name: str | None = None) -> Proposal:
     wide = whole_model_fix(case)
     other = replaced(found, fixes=wide) if wide else _where_the_step_scales(case, found)
     return replaced(found, fallback=other)
+
+
+def _rests_on(case: Case, name: str | None) -> str:
+    """Returns what shows that the loss is divided by a count of the rank's own.
+
+    A sum over ranks is the right divisor of a count, and not of a maximum, say.
+    """
+    if case.loss_asks_others:
+        return ""
+    if name is None and not case.couplings.count(case.close):
+        return ""
+    return "what differs between ranks is a count, and the loss exchanges nothing"
 
 
 def _where_the_step_scales(case: Case, found: Proposal) -> Proposal | None:
@@ -222,6 +232,7 @@ def _where_the_step_scales(case: Case, found: Proposal) -> Proposal | None:
     facts = case.facts
     if not (facts["has_train_step"] and facts["asks_distributed"]):
         return None
+    found = replaced(found, code="")  # which multiplies as well
     if differs_with_equal_counts(case):
         return replaced(found, fixes=("numbers.summed",))
     scale = f"loss.scale:{1 / case.world_size!r}"

@@ -98,9 +98,9 @@ def _dealt_out(case: Case) -> Proposal | None:
             "process does",
         ),
         fix="weigh each rank's loss by its share of the samples",
-        code="n = torch.tensor(float(len(part)))\n"
-        + in_group("dist.all_reduce(n)")
-        + "\nloss = loss * world_size * len(part) / n",
+        code="world, n = 1, torch.tensor(float(len(part)))\n"
+        + in_group("world = dist.get_world_size()", "dist.all_reduce(n)")
+        + "\nloss = loss * world * len(part) / n",
         fixes=("data.unpadded",),
         speculative=True,
     )
