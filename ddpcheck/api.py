@@ -53,6 +53,7 @@ class DivergenceError(AssertionError):
 class Settings(TypedDict, total=False):
     """What a check may be told; `check` says what each is."""
 
+    collate: Callable[..., Any] | None
     optimizer: Callable[..., Any] | None
     wrap: Callable[..., Any] | None
     train_step: Callable[..., Any] | None
@@ -73,7 +74,7 @@ class Settings(TypedDict, total=False):
 
 
 _UNPACK = "ddpcheck.target:unpack"
-_PARTS = ("optimizer", "wrap", "train_step")
+_PARTS = ("collate", "optimizer", "wrap", "train_step")
 
 
 class WarmRanks:
@@ -191,6 +192,7 @@ class WarmRanks:
             model=model,
             batch=batch,
             loss=loss,
+            collate=given.get("collate"),
             optimizer=given.get("optimizer"),
             wrap=given.get("wrap"),
             train_step=given.get("train_step"),
@@ -257,6 +259,8 @@ def check(
         given: what a target file may define besides, and settings; None is one not
             given. They do what the command's options do, ddpcheck --help.
 
+            collate      a function (samples) -> (inputs, targets), for a batch that
+                         is a list of samples: every rank collates its own
             optimizer    a function (params) -> Optimizer
             wrap         a function (model) -> what a rank trains
             train_step   a function (model, optimizer, batch)

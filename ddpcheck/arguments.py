@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from ddpcheck import commands
 from ddpcheck.errors import Problem, UsageError, cut
 
-NAMES = ("model", "batch", "loss", "optimizer", "wrap", "train-step")
+NAMES = ("model", "batch", "collate", "loss", "optimizer", "wrap", "train-step")
 SETTINGS = (
     "world-sizes",
     "modes",

@@ -49,6 +49,7 @@ what it is compared with:
 names in the file, where they are other than these:
   --model-fn NAME         model() -> nn.Module
   --batch-fn NAME         batch() -> (inputs, targets)
+  --collate-fn NAME       collate(samples) -> (inputs, targets)
   --loss-fn NAME          loss(output, target) -> scalar
   --optimizer-fn NAME     optimizer(params) -> Optimizer
   --wrap-fn NAME          wrap(model) -> what a rank trains

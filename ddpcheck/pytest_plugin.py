@@ -33,7 +33,7 @@ SETTINGS = (
     "max-memory",
     "seed",
 )
-NAMES = ("model", "batch", "loss", "optimizer", "wrap", "train-step")
+NAMES = ("model", "batch", "collate", "loss", "optimizer", "wrap", "train-step")
 _FIXTURE = "ddpcheck"
 _RANKS: pytest.StashKey[WarmRanks] = pytest.StashKey()
 

@@ -24,7 +24,7 @@ _TEMPLATE = '''\
 Found by ddpcheck: {summary}
 {numbers} Needs torch only. Exits 1 while {world} ranks differ from one process.
 """
-import importlib.util, os, signal, sys, tempfile, torch, torch._dynamo, torch.distributed as dist, torch.multiprocessing as mp
+import {imports}importlib.util, os, signal, sys, tempfile, torch, torch._dynamo, torch.distributed as dist, torch.multiprocessing as mp
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 PATH, NAMES, ROWS, WITHOUT = {path!r}, {names!r}, {rows}, {without!r}
@@ -54,8 +54,7 @@ def train(rank=None):  # one process, or one rank on its rows
     for step in range(STEPS):
         batch = get("batch")
         batch = batch if not callable(batch) else batch(step) if batch.__code__.co_argcount else batch()
-        batch = each(batch, lambda t: cast(t)[:ROWS] if t.dim() else t)
-        batch = batch if rank is None else each(batch, lambda t: t.tensor_split(WORLD)[rank] if t.dim() else t)
+{shard}
         if get("train_step"):
             get("train_step")(model, optimizer, batch)
         else:
@@ -93,6 +92,14 @@ module = sys.modules["reproduced"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)"""
 
 
+_OF_TENSORS = """\
+        batch = each(batch, lambda t: cast(t)[:ROWS] if t.dim() else t)
+        batch = batch if rank is None else each(batch, lambda t: t.tensor_split(WORLD)[rank] if t.dim() else t)"""
+_OF_SAMPLES = """\
+        which = torch.arange(len(batch[:ROWS])) if rank is None else torch.arange(len(batch[:ROWS])).tensor_split(WORLD)[rank]
+        batch = each(get("collate")(copy.deepcopy([batch[i] for i in which])), cast)"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
     """The smallest run that diverges, and what came out of it."""
@@ -100,6 +107,7 @@ class Smallest:
     spec: RunSpec
     run: Run
     unused: bool  # parameters that no gradient reaches
+    collates: bool = False  # the batch is a list of samples
 
 
 def _in_docstring(text: str) -> str:
@@ -144,6 +152,8 @@ def script(
         deadline_s=_DEADLINE_S,
         names=dict(ref.names),
         unused=smallest.unused,
+        shard=_OF_SAMPLES if smallest.collates else _OF_TENSORS,
+        imports="copy, " * smallest.collates,
     )
 
 

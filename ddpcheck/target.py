@@ -23,12 +23,13 @@ from ddpcheck import importing, scripts, shipping
 from ddpcheck import settings as settings_module
 from ddpcheck.errors import Problem, UsageError, cut
 
-NAMES = ("model", "batch", "loss", "optimizer", "wrap", "train_step")
+NAMES = ("model", "batch", "collate", "loss", "optimizer", "wrap", "train_step")
 SETTINGS = ("world_sizes", "simulate", "tolerance", "accept")
 
 _SIGNATURES = {
     "model": "def model() -> torch.nn.Module, or an nn.Module",
     "batch": "def batch() -> (inputs, targets), the global batch",
+    "collate": "def collate(samples) -> (inputs, targets)",
     "loss": "def loss(output, target) -> scalar tensor",
     "optimizer": "def optimizer(params) -> torch.optim.Optimizer",
     "wrap": "def wrap(model) -> the module that a rank trains",
@@ -64,6 +65,7 @@ class Target:
     name: str
     model: Any
     batch: Any
+    collate: Callable[..., Any] | None = None
     loss: Callable[..., Any] | None = None
     optimizer: Callable[..., Any] | None = None
     wrap: Callable[..., Any] | None = None
@@ -96,10 +98,18 @@ class Target:
         return made
 
     def batch_at(self, step: int) -> Any:
-        """Returns the global batch of this step (0, 1, ...)."""
-        if not callable(self.batch):
-            return self.batch
-        return self.batch(step) if _takes_step(self.batch) else self.batch()
+        """Returns the global batch of this step (0, 1, ...).
+
+        Of a list of samples that is what `collate` makes of them, as tree.Collated.
+        """
+        found = self.batch
+        if callable(found):
+            found = found(step) if _takes_step(found) else found()
+        if self.collate is None or not _are_samples(found):
+            return found
+        from ddpcheck import collating  # noqa: PLC0415 (torch)
+
+        return collating.collated(found, self.collate)
 
 
 def load(ref: TargetRef) -> Target:
@@ -126,12 +136,14 @@ def from_module(module: types.ModuleType, ref: TargetRef) -> Target:
     name = Path(ref.path or module.__name__).name
     chosen = dict(ref.names)
     found = {key: _find(module, key, chosen.get(key), name) for key in NAMES}
+    if "collate" not in chosen and not callable(found["collate"]):
+        found["collate"] = None  # a module of this name, say
     if found["model"] is None:
         raise _missing(module, name, "model")
     if found["batch"] is None:
         raise _missing(module, name, "batch")
     has_none = found["loss"] is None and found["train_step"] is None
-    if has_none and _needs_loss(found["batch"]):
+    if has_none and _needs_loss(found["batch"], found["collate"]):
         raise _missing(module, name, "loss")
     for key, value in found.items():
         if value is not None:
@@ -152,7 +164,7 @@ def unpack(path: str) -> Target:
         if value is not None or key in ("model", "batch"):
             _check_kind(made.name, key, value)
     has_none = made.loss is None and made.train_step is None
-    if has_none and _needs_loss(made.batch):
+    if has_none and _needs_loss(made.batch, made.collate):
         raise missing_loss(made)
     return made
 
@@ -243,10 +255,23 @@ def _setting(module: types.ModuleType, key: str, name: str) -> Any:
     return settings_module.read(key, getattr(module, key), origin=origin, fix=fix)
 
 
-def _needs_loss(batch: Any) -> bool:
+def _needs_loss(batch: Any, collate: Any = None) -> bool:
     """Returns whether a batch is no dict, for which `model(**batch).loss` is used."""
     # What a function makes is known only when it is called.
-    return not callable(batch) and not isinstance(batch, dict | UserDict)
+    return not (callable(batch) or collate or isinstance(batch, dict | UserDict))
+
+
+def _are_samples(batch: Any) -> bool:
+    """Returns whether a batch is a list of samples, and not (inputs, targets) itself.
+
+    A list of two is that where they are not two samples of one kind: DataLoader gives
+    lists of two tensors.
+    """
+    if not isinstance(batch, list):
+        return False
+    kinds = {type(item) for item in batch}
+    is_pair = len(batch) == 2 and not (len(kinds) == 1 and kinds <= {tuple, dict})  # noqa: PLR2004
+    return not is_pair
 
 
 def missing_loss(target: Target) -> UsageError:

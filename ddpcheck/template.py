@@ -43,6 +43,10 @@ def loss(output, target):
 
 # Optional, with what is used where they are missing:
 #
+# def collate(samples):  # batch() then returns the list of samples, of any sizes
+#     inputs, targets = zip(*samples)
+#     return nn.utils.rnn.pad_sequence(inputs, batch_first=True), torch.stack(targets)
+#
 # def optimizer(params):
 #     return torch.optim.SGD(params, lr=0.1)
 #

@@ -32,6 +32,62 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.
 _PLAIN_KINDS = frozenset(_PLAIN)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Collated:
+    """A batch that `make` made of samples: rows of it are made of theirs.
+
+    The walk sees what was made, as if it were that.
+    """
+
+    samples: list[Any]
+    make: Callable[[list[Any]], Any]
+    made: Any
+
+    @classmethod
+    def of(cls, samples: list[Any], make: Callable[[list[Any]], Any]) -> Collated:
+        """Returns the batch of these samples."""
+        return cls(samples, make, make(samples))
+
+    def rows(self, which: slice | Tensor) -> Collated:
+        """Returns the batch of some of the samples, in the order that is given."""
+        if isinstance(which, slice):
+            chosen = self.samples[which]
+        else:
+            chosen = [self.samples[number] for number in which.tolist()]
+        if chosen or not self.samples:
+            return Collated.of(chosen, self.make)
+        # All that one sample makes is its own: without it nothing is left.
+        one = self.make(self.samples[:1])
+        return Collated([], self.make, rows(one, slice(0)))
+
+    def mapped(self, function: Callable[[Any], Any]) -> Collated:
+        """Returns the batch with a function applied to what is made, now and later."""
+        make = self.make
+        return Collated(
+            self.samples, lambda some: function(make(some)), function(self.made)
+        )
+
+
+def contents(value: Any) -> Any:
+    """Returns what was made of samples, any other value as it is."""
+    return value.made if isinstance(value, Collated) else value
+
+
+def alike_padded(value: Any) -> Any:
+    """Returns what was made of samples, if every tensor of it has a row for each.
+
+    Its rows are padded alike, in whatever batch they are. Any other value as it is.
+    """
+    size = num_samples(value)
+    has_rows = all(len(t) == size for t in held(value) if t.ndim)
+    return contents(value) if has_rows else value
+
+
+def num_samples(value: Any) -> int | None:
+    """Returns of how many samples a batch was made, None where nothing says so."""
+    return len(value.samples) if isinstance(value, Collated) else None
+
+
 def tensors(
     value: Any, path: str = "", *, skip: tuple[type, ...] = ()
 ) -> Iterator[tuple[str, Tensor]]:
@@ -39,6 +95,7 @@ def tensors(
 
     What is of a kind in `skip` is not looked into.
     """
+    value = contents(value)
     if isinstance(value, Tensor):
         yield path, value
     elif not isinstance(value, skip):
@@ -50,7 +107,7 @@ def tensors(
 def held(value: Any) -> list[Tensor]:
     """Returns the tensors of `tensors`, without their paths: several times as fast."""
     found: list[Tensor] = []
-    _add_held(value, found)
+    _add_held(contents(value), found)
     return found
 
 
@@ -79,6 +136,7 @@ def opaque(value: Any) -> Iterator[str]:
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields (path, value) of all that is opaque."""
+    value = contents(value)
     if isinstance(value, (Tensor, *_PLAIN)):
         return
     if not is_container(value):
@@ -89,6 +147,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
     """Yields (path, list) of all lists, outer ones first."""
+    value = contents(value)
     if isinstance(value, list):
         yield path, value
     for key, child in _children(value):
@@ -128,7 +187,12 @@ def batch_name(path: str) -> str:
 
 
 def replace(value: Any, function: Callable[[str, Tensor], Any], path: str = "") -> Any:
-    """Returns the same structure with every tensor replaced by `function(path, t)`."""
+    """Returns the same structure with every tensor replaced by `function(path, t)`.
+
+    Of samples, too: with them their batch is made anew, and then changed.
+    """
+    if isinstance(value, Collated):
+        return value.mapped(lambda made: replace(made, function, path))
     if isinstance(value, Tensor):
         return function(path, value)
     if not is_container(value):
@@ -146,13 +210,23 @@ def shard(value: Any, rank: int, world_size: int) -> Any:
     0-dimensional tensors are the same on every rank.
     """
 
-    def rows(_: str, tensor: Tensor) -> Tensor:
-        if tensor.ndim == 0:
-            return tensor
-        start, size = shard_range(len(tensor), rank, world_size)
-        return rows_of(tensor, slice(start, start + size))
+    def own(size: int) -> slice:
+        start, count = shard_range(size, rank, world_size)
+        return slice(start, start + count)
 
-    return replace(value, rows)
+    if isinstance(value, Collated):
+        return value.rows(own(len(value.samples)))
+    return replace(value, lambda _, t: rows_of(t, own(len(t))) if t.ndim else t)
+
+
+def rows(value: Any, which: slice | Tensor) -> Any:
+    """Returns the same rows of every tensor, a slice of them or by number.
+
+    Of a batch that was made of samples: the batch of these samples.
+    """
+    if isinstance(value, Collated):
+        return value.rows(which)
+    return replace(value, lambda _, t: rows_of(t, which) if t.ndim else t)
 
 
 def rows_of(tensor: Tensor, which: slice | Tensor) -> Tensor:
@@ -174,8 +248,7 @@ def rows_of(tensor: Tensor, which: slice | Tensor) -> Tensor:
 
 def strided_shard(value: Any, rank: int, world_size: int) -> Any:
     """Returns a rank's part as a strided sampler deals it: rows r, r + W, r + 2 W."""
-    which = slice(rank, None, world_size)
-    return replace(value, lambda _, t: rows_of(t, which) if t.dim() else t)
+    return rows(value, slice(rank, None, world_size))
 
 
 def shard_range(num_samples: int, rank: int, world_size: int) -> tuple[int, int]:
@@ -191,7 +264,7 @@ def shard_range(num_samples: int, rank: int, world_size: int) -> tuple[int, int]
 
 def permute(value: Any, order: Tensor) -> Any:
     """Returns the value with the rows of every tensor in another order."""
-    return replace(value, lambda _, t: rows_of(t, order) if t.ndim else t)
+    return rows(value, order)
 
 
 def is_container(value: Any) -> bool:

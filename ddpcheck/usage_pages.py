@@ -148,9 +148,23 @@ The tensors of the batch have different lengths.
 
 Data parallelism cuts every tensor along dimension 0, so dimension 0 of each must be
 the sample. What belongs to no sample (class weights, a mask of shape (T, T)) does not
-go into the batch: make it a global of the file, or a buffer of the model. Samples of
-several lengths (boxes, words, point clouds) are padded and stacked, with a mask or
-their lengths; or looked up by number: ddpcheck --explain target-batch-undivided
+go into the batch: make it a global of the file, or a buffer of the model.
+
+Samples of several sizes (boxes, words, point clouds) stay samples: batch() returns the
+list of them, and collate makes a batch of some. Every rank collates its own, one
+process all. What collate pads to the longest sample has another shape on ranks: outputs
+of such shapes are not compared, gradients are.
+
+    def batch():
+        return [(image, boxes) for image, boxes in data]  # the global batch
+
+    def collate(samples):
+        images, boxes = zip(*samples)
+        rows = [nn.functional.pad(b, (1, 0), value=i) for i, b in enumerate(boxes)]
+        return torch.stack(images), torch.cat(rows)
+
+The same samples must make the same batch each time: random numbers are drawn in
+batch(). A list of two tensors is (inputs, targets), not two samples.
 """,
     "target-batch-empty": """
 batch() returns no tensor, or tensors without rows.
@@ -165,7 +179,8 @@ batch() must return a pair: what the model takes, and what the loss compares.
         return inputs, targets
 
 inputs may be a tensor (model(x)), a tuple (model(*x)) or a dict (model(**x)); targets
-any structure of tensors. Where there is no `loss`, batch() may return one dict, and
+any structure of tensors. So must collate(samples), where batch() returns a list of
+samples. Where there is no `loss`, batch() may return one dict, and
 model(**batch).loss is used. Two inputs: return (a, b), targets
 """,
     "target-batch-small": """
@@ -179,7 +194,8 @@ The batch holds samples in something other than tensors.
 Every tensor in tuples, lists, dicts and dataclasses is cut along dimension 0; an object
 that holds tensors (a graph batch, a nested tensor, a numpy array), or a list with one
 text or number per sample, goes to every rank whole, and ranks would train on samples of
-others. Pad and stack what is ragged, or let the batch hold sample numbers:
+others. Pad and stack what is ragged, return the list of samples beside a collate
+(ddpcheck --explain target-batch-dim0), or let the batch hold sample numbers:
 
     samples = [...]                              # graphs, boxes, texts
     class Net(nn.Module):
@@ -198,6 +214,8 @@ nothing. torch, numpy and random are seeded for every call; a generator of the f
 own (np.random.default_rng()) is not, nor is what goes by the time or a set's order:
 
     rng = np.random.default_rng(0)
+
+collate() draws nothing: ranks call it on their own samples, one process on all.
 """,
     "target-empty-model": """
 model() returns a model in which nothing is trained.
@@ -263,6 +281,16 @@ The file defines no `batch`.
         return inputs, targets    # the global batch, dimension 0 is the sample
 
 Or name what plays its part: ddpcheck mymodel.py --batch-fn make_data
+""",
+    "target-no-collate": """
+The file defines no function of the name that --collate-fn gives.
+
+    def collate(samples):
+        images, labels = zip(*samples)
+        return torch.stack(images), torch.stack(labels)
+
+It is called where batch() returns a list of samples: by every rank on its own, by one
+process on all of them.
 """,
     "target-no-loss": """
 The file defines no `loss`.

@@ -67,7 +67,7 @@ def test_importing_the_package_imports_none_of_its_modules() -> None:
 
 
 def test_settings_are_those_of_a_check() -> None:
-    parts = {"optimizer", "wrap", "train_step"}
+    parts = {"collate", "optimizer", "wrap", "train_step"}
     known = set(options.Options.__dataclass_fields__) - {"project"}
     # The built-in losses are for the command; here `loss` is the function.
     assert set(api.Settings.__annotations__) == known - {"loss"} | parts

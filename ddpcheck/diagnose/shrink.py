@@ -147,7 +147,8 @@ class _Trial:
 
 def _outcome(outcome: RunOutcome, run: Run) -> Smallest:
     unused = bool(outcome.reference.facts["idle"])
-    return Smallest(spec=outcome.spec, run=run, unused=unused)
+    collates = outcome.reference.facts.get("collates", False)
+    return Smallest(spec=outcome.spec, run=run, unused=unused, collates=collates)
 
 
 def _steps(run: Run) -> int:

@@ -35,12 +35,7 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     if spec.constants != NATIVE:
         batches = [models.cast_batch(b, spec.dtype) for b in batches]
     if spec.rows:
-        batches = [
-            tree.replace(
-                b, lambda _, t: tree.rows_of(t, slice(spec.rows)) if t.dim() else t
-            )
-            for b in batches
-        ]
+        batches = [tree.rows(b, slice(spec.rows)) for b in batches]
     if spec.shuffle:
         batches = [_sorted(b, batch_size(target, b)) for b in batches]
     if spec.order:
@@ -51,6 +46,26 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     if spec.device != "cpu":
         batches = [tree.replace(b, lambda _, t: t.to(spec.device)) for b in batches]
     return batches
+
+
+def check_collate(target: Target, batches: list[Any]) -> None:
+    """Says where `collate` makes other data of the same samples each time.
+
+    Raises:
+        UsageError: target-batch-unseeded.
+    """
+    first = [b for b in batches[:1] if isinstance(b, tree.Collated)]
+    if digests(first) == digests([b.rows(slice(None)) for b in first]):
+        return
+    raise UsageError(
+        Problem(
+            slug="target-batch-unseeded",
+            message=f"{target.name}: collate() makes other data each time",
+            expected="the same batch of the same samples from every call",
+            found="two calls of collate() on the samples of the first batch differ",
+            fix="draw in batch(), from generators that it seeds",
+        )
+    )
 
 
 def digests(batches: list[Any]) -> tuple[dict[str, tuple[float, ...]], ...]:
@@ -93,11 +108,10 @@ def _on_cpu(batch: Any) -> Any:
 def _tiled(batch: Any, copies: int) -> Any:
     """Returns the batch with every shard replaced by the first one."""
     first = tree.shard(batch, 0, copies)
-
-    def again(_: str, t: torch.Tensor) -> torch.Tensor:
-        return tree.rows_of(t, torch.arange(len(t)).repeat(copies)) if t.dim() else t
-
-    return tree.replace(first, again)
+    size = tree.num_samples(first)
+    if size is None:
+        size = next((len(t) for t in tree.held(first) if t.dim()), 0)
+    return tree.rows(first, torch.arange(size).repeat(copies))
 
 
 def _sorted(batch: Any, size: int) -> Any:

@@ -99,6 +99,11 @@ def _broken(rank: int, spec: RunSpec, error: BaseException) -> RankResult:
     return RankResult(rank=rank, raised=told, dtype=spec.dtype, is_clean=False)
 
 
+def _are_collated(batches: list[Any]) -> bool:
+    """Returns whether what the model is given depends on the samples beside it."""
+    return any(tree.num_samples(batch) is not None for batch in batches)
+
+
 class _Candidate:
     """This rank's part of a dp, ddp, averaged or repeated single run."""
 
@@ -257,7 +262,8 @@ class _Candidate:
         if self.target.train_step or self.target.optimizer:
             # Nothing else writes into gradients.
             self.seen.written.parameters = training.parameters
-        if self.is_rank and self.spec.watch and self.target.train_step is not None:
+        watches = self.is_rank and self.spec.watch and not _are_collated(batches)
+        if watches and self.target.train_step is not None:
             row_numbers.watch(
                 self._bare, lambda told: emit(RowsSeen(step=self._step, rows=told))
             )

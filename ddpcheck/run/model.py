@@ -113,7 +113,7 @@ def materialize(target: Target, spec: RunSpec, model: nn.Module) -> None:
     lazy = torch.nn.parameter.is_lazy
     if not any(lazy(p) for p in contents.tensors(model)):
         return
-    batch = user_code.batches(target, spec.but(steps=1))[0]
+    batch = tree.contents(user_code.batches(target, spec.but(steps=1))[0])
     inputs = batch if isinstance(batch, tree.DICTS) else batch[0]
     seed_everything(0)
     with torch.no_grad(), user_code.building(spec):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddpcheck import devices, memory
+from ddpcheck import devices, memory, tree
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context
@@ -20,6 +20,7 @@ from ddpcheck.run import contents, finite, fix_names, sizing, user_code
 from ddpcheck.run import model as models
 from ddpcheck.run.batches import (
     batches_of,
+    check_collate,
     does_not_train,
     first_line,
     given,
@@ -147,6 +148,7 @@ class _Reference:
         self.draws_later = False  # in another step than the first
         self.size = 0  # of the first batch
         self.given: dict[str, Any] = {}  # what is known of the batches
+        self.collates = False  # they are made of lists of samples
         self.rows: list[list[row_numbers.Numbers]] = []  # of each call, by step
 
     def execute(self) -> ReferenceResult:
@@ -154,6 +156,8 @@ class _Reference:
         model = models.build(self.target, self.spec, seed=user_code.REFERENCE_SEED)
         calls = count_calls(model)
         batches = batches_of(self.target, self.spec)
+        check_collate(self.target, batches)
+        self.collates = any(tree.num_samples(b) is not None for b in batches)
         isolation.seed_everything(self.spec.seed)
         # As on ranks: after the batches and, where there is one, the wrapper.
         optimizer = models.make_optimizer(self.target, self.spec, model)
@@ -282,6 +286,8 @@ class _Reference:
             self.rows = [[row_numbers.numbers(batch)] for batch in batches]
             return
         self.rows = [[] for _ in batches]
+        if self.collates:  # what the model is given depends on the samples beside it
+            return
 
         def note(told: row_numbers.Numbers) -> None:
             self.rows[training.step].append(told)
@@ -301,6 +307,7 @@ class _Reference:
             "has_buffers": any(True for _ in contents.buffers(model)),
             "has_wrap": self.target.wrap is not None,
             "has_train_step": self.target.train_step is not None,
+            "collates": self.collates,
             "asks_distributed": self.seen.asks_distributed,
             "draws": self.draws,
             "draws_later": self.draws_later,

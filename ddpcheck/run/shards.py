@@ -34,6 +34,8 @@ def of_rank(batches: list[Any], spec: RunSpec, rank: int) -> list[Any]:
 
 
 def _with_cut_lists(batch: Any, rank: int, world_size: int) -> Any:
+    if tree.num_samples(batch) is not None:
+        return batch
     size = next(len(t) for t in tree.held(batch) if t.dim())
     start, rows = tree.shard_range(size, rank, world_size)
     paths = undivided.lists_of_numbers(batch, size)

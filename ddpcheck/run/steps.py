@@ -33,6 +33,7 @@ from ddpcheck.target import Target
 
 # Gradients at an update of what the model does not hold: a loss's own weights.
 OF_OTHERS = "gradients@other"
+_OR_SAMPLES = "; of a list of samples: def collate(samples)"
 _MOST_SIZES = 3  # of a batch's tensors, named in an error
 
 
@@ -155,7 +156,8 @@ class Training:
 
     def _train(self, batch: Any) -> float | None:
         if self.target.train_step is not None:
-            value = self.target.train_step(self.model, self.optimizer, batch)
+            given = tree.contents(batch)
+            value = self.target.train_step(self.model, self.optimizer, given)
             is_number = isinstance(value, Tensor) and value.numel() == 1
             return self._number(value) if is_number else None
         inputs, targets = split(self.target, batch)
@@ -255,6 +257,8 @@ def split(target: Target, batch: Any) -> tuple[Any, Any]:
     Raises:
         UsageError: target-no-loss, target-batch-kind.
     """
+    made_by = "batch" if tree.num_samples(batch) is None else "collate"
+    batch = tree.contents(batch)
     if isinstance(batch, tuple | list) and len(batch) == 2:  # noqa: PLR2004
         if target.loss is None and target.train_step is None:
             raise target_module.missing_loss(target)
@@ -267,10 +271,11 @@ def split(target: Target, batch: Any) -> tuple[Any, Any]:
     raise UsageError(
         Problem(
             slug="target-batch-kind",
-            message=f"{target.name}: batch() did not return (inputs, targets)",
+            message=f"{target.name}: {made_by}() did not return (inputs, targets)",
             expected="a pair (inputs, targets), or a dict where there is no `loss`",
             found=kind,
-            fix="return two things: what the model takes, and what the loss compares",
+            fix="return two things: what the model takes, and what the loss compares"
+            + _OR_SAMPLES * (isinstance(batch, list) and target.collate is None),
         )
     )
 
@@ -283,6 +288,9 @@ def batch_size(target: Target, batch: Any) -> int:
     """
     if target.train_step is None:
         split(target, batch)
+    known = tree.num_samples(batch)
+    if known:
+        return known
     sizes: dict[int, list[str]] = {}
     for path, leaf in tree.tensors(batch):
         if leaf.dim():
@@ -312,7 +320,8 @@ def batch_size(target: Target, batch: Any) -> int:
             message=f"{target.name}: the batch's tensors disagree on dimension 0",
             expected="the same number of samples in every tensor",
             found=found,
-            fix="make dimension 0 the sample everywhere; close over shared tensors",
+            fix="make dimension 0 the sample everywhere, close over shared tensors; or "
+            "let batch() return the list of samples, beside def collate(samples)",
         )
     )
 

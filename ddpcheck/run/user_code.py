@@ -6,6 +6,7 @@ the probes of the diagnosis call user code through this module alone.
 hook               default dtype   seeded
 model              float32         by the caller; each process has its own seed
 batch              float32         alike in all processes
+collate            float32         no; it is refused where it draws
 wrap               float32         by the caller; each rank has its own seed
 optimizer          of the run      alike in all processes; see `optimizer`
 loss, train_step   of the run      no; it goes on from wrap and optimizer

@@ -77,6 +77,19 @@ CASES: dict[str, Case] = {
     ),
     "chosen-name-missing": Case(source=target(), names=(("loss", "criterion"),)),
     "model-kind": Case(source=target(model="model = 3\n")),
+    "batch-of-samples": Case(
+        source=target(batch="def batch():\n    return [(torch.ones(4), 1)] * 8\n")
+    ),
+    "collate-kind": Case(
+        source=target(end="def batch():\n    return [(torch.ones(4), 1)] * 8\n")
+        + "def collate(samples):\n    return torch.stack([x for x, _ in samples])\n"
+    ),
+    "collate-draws": Case(
+        source=target(end="def batch():\n    return [torch.ones(4)] * 8\n")
+        + "def collate(samples):\n"
+        "    return torch.rand(len(samples), 4), torch.arange(len(samples)) % 2\n"
+    ),
+    "collate-missing": Case(source=target(), names=(("collate", "pad"),)),
     "batch-kind-name": Case(source=target(batch="batch = 'data.pt'\n")),
     "batch-is-tensor": Case(source=target(batch="batch = torch.ones(8, 4)\n")),
     "loss-kind": Case(source=target(loss="loss = 'mse'\n")),

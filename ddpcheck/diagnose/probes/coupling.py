@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ddpcheck import tree
 from ddpcheck.diagnose.probes.evidence import Couplings
+from ddpcheck.run.watch import countables
 
 Grads = dict[tuple[int, str], Tensor | None]  # by (micro-batch, key)
 Perturb = Callable[[str, Tensor], Tensor]
@@ -176,7 +177,7 @@ class _Trial:
         return _differences(self.grads, found, self.places, self.part)
 
     def _of_targets(self, batch: Any) -> dict[str, float]:
-        size = max(len(t) for t in tree.held(batch) if t.dim())
+        size = countables.samples(batch)
 
         def moved(change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
             changed = tree.replace(

@@ -58,4 +58,6 @@ def of_parameters(
 
 
 def _twice(batch: Any) -> Any:
+    if isinstance(batch, tree.Collated):
+        return batch.rows(torch.arange(len(batch.samples)).repeat(2))
     return tree.replace(batch, lambda _, t: torch.cat([t, t]) if t.dim() else t)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddpcheck import tree
 from ddpcheck.diagnose.probes.evidence import Micro
 from ddpcheck.diagnose.probes.teacher import key_of, part, tensors_of
 from ddpcheck.run.watch import countables
@@ -149,19 +148,11 @@ def described(
         return ()
     size, offset, found = sum(sizes), 0, []
     for rows in sizes:
-        part = _narrow(targets, size, offset, rows)
+        part = countables.part(targets, size, slice(offset, offset + rows))
         counts = {name: countables.count(name, part) for name in names}
         found.append(Micro(start=start + offset, size=rows, counts=counts))
         offset += rows
     return tuple(found)
-
-
-def _narrow(targets: Any, size: int, start: int, rows: int) -> Any:
-    def narrow(_: str, t: Tensor) -> Tensor:
-        is_of_samples = t.dim() and len(t) == size
-        return tree.rows_of(t, slice(start, start + rows)) if is_of_samples else t
-
-    return tree.replace(targets, narrow)
 
 
 def rows_of_call(args: Any, kwargs: Any) -> int:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddpcheck import tree
 from ddpcheck.diagnose.probes.coupling import Grads, Pass, Places, largest_gradients
 from ddpcheck.run.process import isolation
 from ddpcheck.run.watch import countables
@@ -49,10 +48,7 @@ def measure(
     def perturb(key: str, value: Tensor) -> Tensor:
         return reordered(value, *places(key, value))
 
-    other = tree.replace(
-        batch,
-        lambda _, t: reordered(t, 0, 1) if t.dim() and len(t) == samples else t,
-    )
+    other = countables.part(batch, samples, _order(samples, 1, blocks))
     try:
         found = run(perturb, other)
     except Exception:  # noqa: BLE001 (a loss may refuse another order)

@@ -101,7 +101,7 @@ def _users(
         samples.take()
 
     with _roots(before_backward, after_backward) as roots:
-        target.train_step(model, optimizer, batch)
+        target.train_step(model, optimizer, tree.contents(batch))
     factor = _take_marks(model, is_one=samples.have_one_factor())
     aside.put_back(factor)
     return Done(sum(roots) if roots else None, factor)

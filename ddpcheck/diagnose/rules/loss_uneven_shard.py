@@ -56,6 +56,8 @@ def detect(case: Case) -> Proposal | None:
     sizes = case.run.shard_sizes
     if len(set(sizes)) < 2 or counted_by(case) != SAMPLES:  # noqa: PLR2004
         return _dealt_out(case)
+    # Of what a collate makes, targets may have more rows than samples.
+    size = "samples" if case.facts.get("collates") else "len(target)"
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -66,11 +68,11 @@ def detect(case: Case) -> Proposal | None:
             f"the factors are N / n_r with n_r the shard size: {listed(sizes)}",
         ),
         fix="equal shards (drop_last), or weigh each rank's loss by its share",
-        code="world, n = 1, torch.tensor(float(len(target)))\n"
+        code=f"world, n = 1, torch.tensor(float({size}))\n"
         "if dist.is_initialized():  # one process has no group\n"
         "    world = dist.get_world_size()\n"
         "    dist.all_reduce(n)\n"
-        "loss = loss * world * len(target) / n",
+        f"loss = loss * world * {size} / n",
         fixes=(f"loss.count:{SAMPLES}",),
         evidence=ratio_evidence(case),
     )

@@ -59,14 +59,7 @@ class Accumulation:
         start, rows = self._start, self._rows
         if not rows:
             return 1.0
-        micro = tree.replace(
-            targets,
-            lambda _, t: (
-                tree.rows_of(t, slice(start, start + rows))
-                if t.dim() and len(t) == size
-                else t
-            ),
-        )
+        micro = countables.part(targets, size, slice(start, start + rows))
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         count = countables.count(self._countable, micro)
         number = math.ceil(size / self._most) if self._by_number else 1

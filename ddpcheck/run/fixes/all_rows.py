@@ -40,7 +40,7 @@ def see_all_rows(module: nn.Module, *, hides: bool) -> None:
         def gather(path: str, t: Tensor) -> Tensor:
             if t.dim() == 0:
                 return t
-            sizes[path] = rows_of_ranks(len(t))
+            sizes[path] = rows_of_ranks(len(t), t.shape[1:])
             return gathered(t, 0, sizes[path])
 
         args, kwargs = tree.replace((args, kwargs), gather)

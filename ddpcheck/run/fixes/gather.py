@@ -8,7 +8,8 @@ ranks say of a rank's rows, which is the derivative of sum_r L_r.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,12 +117,24 @@ def mean_over_ranks(local: Tensor) -> Tensor:
     return result
 
 
-def rows_of_ranks(count: int) -> tuple[int, ...]:
-    """Returns `count` of every rank: a collective."""
-    mine = torch.tensor([count])
+def rows_of_ranks(count: int, others: Sequence[int] = ()) -> tuple[int, ...]:
+    """Returns `count` of every rank: a collective.
+
+    Args:
+        count: rows of this rank.
+        others: sizes of the other dimensions, which must agree to be gathered: samples
+            that are padded to the longest of a rank have other lengths.
+
+    Raises:
+        RuntimeError: they do not.
+    """
+    mine = torch.tensor([count, zlib.crc32(repr(tuple(others)).encode())])
     every = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)
-    return tuple(int(t) for t in every)
+    if len({int(t[1]) for t in every}) > 1:
+        message = f"tensors of other shapes on other ranks, here (*, {others})"
+        raise RuntimeError(message)
+    return tuple(int(t[0]) for t in every)
 
 
 def alone(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

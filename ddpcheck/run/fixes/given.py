@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ddpcheck import tree
 from ddpcheck.run import fix_names
+from ddpcheck.run import model as models
 from ddpcheck.run.fixes import apply as fixes
 from ddpcheck.run.fixes import (
     given_addends,
@@ -28,6 +30,10 @@ from ddpcheck.target import Target
 from ddpcheck.trace import Reader
 
 Loss = Callable[[Any, Any], Any]
+
+
+def _as_given(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    return args, kwargs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +61,20 @@ class Given:
         what = fix_names.argument(chosen, "loss.global")
         if what is None:
             return wrapped
-        return global_loss.global_loss(wrapped, self.bare, what, self.rows[:2])
+        given = wrapped, self.bare, what, self.rows[:2], self._collated
+        return global_loss.global_loss(*given)
+
+    def _collated(self) -> global_loss.Own | None:
+        """Returns what the model is called with for all samples, and for the rank's."""
+        batch = self.batches[self.step()]
+        if not isinstance(batch, tree.Collated) or self.target.train_step is not None:
+            return None
+        start, rows, total = self.rows
+        own = batch.rows(slice(start, start + rows))
+        whole, mine = (
+            models.call(_as_given, split(self.target, each)[0]) for each in (batch, own)
+        )
+        return whole, mine, total
 
     def loss(self) -> Loss | None:
         """Returns the loss to train with, None where the target's own step has it."""

@@ -25,6 +25,8 @@ from ddpcheck.run.fixes.gather import (
 from ddpcheck.run.names import shortener
 
 Loss = Callable[[Any, Any], Any]
+# (args, kwargs) of the global batch, those of a rank's samples, samples of all.
+Own = tuple[Any, Any, int]
 # Of an output: blocks of all samples, 0 for no samples; the dimension they are in.
 Layout = tuple[int, int]
 
@@ -34,7 +36,11 @@ _LAID = re.compile(r"(?P<path>.*)\*(?P<blocks>\d+)@(?P<dim>\d+)")
 
 
 def global_loss(
-    model: nn.Module, bare: nn.Module, what: str, shard: tuple[int, int]
+    model: nn.Module,
+    bare: nn.Module,
+    what: str,
+    shard: tuple[int, int],
+    collated: Callable[[], Own | None] = lambda: None,
 ) -> nn.Module:
     """Returns a model that takes the global batch and computes this rank's rows.
 
@@ -52,10 +58,12 @@ def global_loss(
             "PATH*BLOCKS@DIMENSION", blocks of all samples one after the other there,
             or, as "PATH[]", lists with an item per sample.
         shard: (first row, rows) of this rank.
+        collated: gives what the model is called with for the global batch of the
+            current step and for this rank's samples of it, where a collate makes both.
     """
     names, direct, paths = (part.split(",") for part in f"{what}||".split("|", 3)[:3])
     if names == [""]:
-        gathering = _Gathering(shard, _layouts(filter(None, paths)))
+        gathering = _Gathering(shard, _layouts(filter(None, paths)), collated)
         for each in _called(model, bare):
             gathering.attach(each)
         return model
@@ -106,8 +114,13 @@ class _Gathering:
     A call within another one passes.
     """
 
-    def __init__(self, shard: tuple[int, int], layouts: Mapping[str, Layout]) -> None:
-        self._shard, self._layouts = shard, layouts
+    def __init__(
+        self,
+        shard: tuple[int, int],
+        layouts: Mapping[str, Layout],
+        collated: Callable[[], Own | None] = lambda: None,
+    ) -> None:
+        self._shard, self._layouts, self._collated = shard, layouts, collated
         self._depth = 0
         self._rows = shard[1]  # of the call that is running
         self._passed_on = set[int]()  # ids of parameters
@@ -126,6 +139,10 @@ class _Gathering:
         if self._depth > 1:
             return None
         show_ranks()
+        own, given = self._collated(), (args, kwargs)
+        if own and not _has_rows(given, own[2]) and _is_same(given, own[0]):
+            self._rows = self._shard[1]
+            return own[1]
         local, self._rows = _local_rows((args, kwargs), self._shard)
         return local
 
@@ -137,6 +154,19 @@ class _Gathering:
         hide_ranks()
         kept = {p: t for p, t in tree.tensors(output) if id(t) in self._passed_on}
         return tree.replace(gathered, kept.get) if kept else gathered
+
+
+def _has_rows(given: Any, samples: int) -> bool:
+    """Returns whether every tensor has a row for each sample."""
+    return all(len(t) == samples for t in tree.held(given) if t.dim())
+
+
+def _is_same(given: Any, whole: Any) -> bool:
+    """Returns whether a call is given the very tensors of the global batch."""
+    mine, theirs = tree.held(given), tree.held(whole)
+    return len(mine) == len(theirs) and all(
+        a is b for a, b in zip(mine, theirs, strict=True)
+    )
 
 
 def _local_rows(value: Any, shard: tuple[int, int]) -> tuple[Any, int]:
@@ -175,7 +205,9 @@ def _gather_output(output: Any, size: int, layouts: Mapping[str, Layout]) -> Any
         if t.dim() == 0 or number == 0:
             return mean_over_ranks(t) if t.is_floating_point() else t
         parts = t.unflatten(dim, (number, t.shape[dim] // number))
-        whole = own_live(parts, dim + 1, rows_of_ranks(parts.shape[dim + 1]))
+        others = (*parts.shape[: dim + 1], *parts.shape[dim + 2 :])
+        sizes = rows_of_ranks(parts.shape[dim + 1], others)
+        whole = own_live(parts, dim + 1, sizes)
         return whole.flatten(dim, dim + 1)
 
     return tree.change_at(tree.replace(output, gather), lists, _items_of_all)

@@ -27,6 +27,8 @@ def targets_of(target: Target, batch: Any) -> Any:
 
     Losses inside forward count in the inputs (Hugging Face's `labels=`).
     """
+    if isinstance(batch, tree.Collated):
+        return batch.mapped(lambda made: targets_of(target, made))
     pair = isinstance(batch, tuple | list) and len(batch) == 2  # noqa: PLR2004
     if pair and target.train_step is None:
         return {"target": batch[1], "input": batch[0]}
@@ -70,6 +72,16 @@ def count(name: str, targets: Any) -> float:
     return 0.0
 
 
+def part(targets: Any, size: int, rows: slice | Tensor) -> Any:
+    """Returns the targets of some of `size` samples: of what has a row for each."""
+    if isinstance(targets, tree.Collated):
+        return targets.rows(rows)
+    return tree.replace(
+        targets,
+        lambda _, t: tree.rows_of(t, rows) if t.dim() and len(t) == size else t,
+    )
+
+
 def totals(targets: Any) -> set[int]:
     """Returns the numbers of samples and of elements that a mean may divide by.
 
@@ -80,7 +92,10 @@ def totals(targets: Any) -> set[int]:
 
 
 def samples(targets: Any) -> int:
-    """Returns the number of samples: the longest dimension 0."""
+    """Returns the number of samples: the longest dimension 0, if nothing else says."""
+    known = tree.num_samples(targets)
+    if known is not None:
+        return known
     return max((len(t) for t in tree.held(targets) if t.dim()), default=0)
 
 

@@ -53,6 +53,8 @@ def numbers(inputs: Any) -> Numbers:
     Dimension 0 is the sample, of the length that most tensors have, or the longest.
     Empty where there is none, or none that can be read.
     """
+    if isinstance(inputs, tree.Collated):  # padded otherwise beside other samples
+        return tuple(map(_of_sample, inputs.samples))
     with contextlib.suppress(Exception):  # tensors of the target's own kind
         leaves = [t.detach() for t in tree.held(inputs) if _has_rows(t)]
         lengths = Counter(len(t) for t in leaves)
@@ -61,6 +63,11 @@ def numbers(inputs: Any) -> Numbers:
             columns = [_bytes(t) for t in leaves if len(t) == size]
             return tuple(_number(parts) for parts in zip(*columns, strict=True))
     return ()
+
+
+def _of_sample(sample: Any) -> int:
+    parts = [_bytes(t.detach().reshape(1, -1))[0] for t in tree.held(sample)]
+    return _number(tuple(parts) if parts else (repr(sample).encode(),))
 
 
 def _has_rows(tensor: Tensor) -> bool:

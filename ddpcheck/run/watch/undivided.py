@@ -27,6 +27,8 @@ def check(target: Target, batch: Any, size: int) -> None:
     Raises:
         UsageError: target-batch-undivided.
     """
+    if tree.num_samples(batch) is not None:
+        return  # its samples are
     for path, value in tree.leaves(batch):
         if not isinstance(value, _SHARED) and _holds_numbers(value):
             found = f"{type(value).__name__}, which holds tensors or arrays"
@@ -52,6 +54,8 @@ def lists_of_numbers(batch: Any, size: int) -> list[str]:
 
     Not of the rows of a list of lists, which is no list of numbers.
     """
+    if tree.num_samples(batch) is not None:
+        return []
     found = {path: items for path, items in tree.lists(batch) if len(items) == size}
     return [
         path

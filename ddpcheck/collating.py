@@ -1,0 +1,38 @@
+"""Samples into batches by the target's own `collate`, alike in every process."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ddpcheck import tree
+
+
+def collated(samples: list[Any], collate: Callable[[list[Any]], Any]) -> tree.Collated:
+    """Returns the batch of all samples, of which rows can be taken.
+
+    A rank collates its own later on: under the default dtype of now, as numbers that
+    `collate` makes would be others under another. It gets a copy of the samples: many
+    write into them (an image's number beside its boxes), or take out the labels.
+    """
+    dtype = torch.get_default_dtype()
+
+    def make(some: list[Any]) -> Any:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            return collate(_copied(some))
+        finally:
+            torch.set_default_dtype(before)
+
+    return tree.Collated.of(samples, make)
+
+
+def _copied(samples: list[Any]) -> list[Any]:
+    with contextlib.suppress(Exception):  # what cannot be copied is not written to
+        return copy.deepcopy(samples)
+    return list(samples)
