@@ -36,7 +36,7 @@ from ddpcheck.report import (
     EXIT_SIGNAL,
     Report,
 )
-from ddpcheck.run.spec import ReferenceResult, RunSpec
+from ddpcheck.run.spec import NATIVE, ReferenceResult, RunSpec
 from ddpcheck.session import (
     CannotCheckError,
     RunOutcome,
@@ -323,7 +323,7 @@ def _as_float32(made: Made, only: Sequence[Cell] | None) -> list[RunOutcome]:
     """
     assert made.base is not None
     assert made.base.spec is not None
-    spec = made.base.spec.but(dtype="float32", constants="native")
+    spec = made.base.spec.but(dtype="float32", constants=NATIVE)
     base = _at_tolerance(made.session.reference(spec), made.options)
     assert base.spec is not None
     planned = plan.make(made.options, base.spec, base.facts, only)
@@ -346,7 +346,8 @@ def _at_tolerance(base: ReferenceResult, options: Options) -> ReferenceResult:
 
 
 def _converts_after_wrapping(outcomes: list[RunOutcome]) -> bool:
-    return any(o.facts().get("applied_after_wrap") for o in outcomes)
+    made_so = any(o.spec.constants == NATIVE for o in outcomes)
+    return not made_so and any(o.facts().get("applied_after_wrap") for o in outcomes)
 
 
 def _open_ahead(pool: Pool, options: Options, only: Sequence[Cell] | None) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from ddpcheck import importing
 from ddpcheck.errors import visible
 from ddpcheck.report import Finding, Run, faults_first
-from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.spec import NATIVE, RunSpec
 from ddpcheck.target import TargetRef
 
 # torch._dynamo is imported before ranks are forked, or each of them would do so.
@@ -33,7 +33,7 @@ sys.path.insert(0, {folder!r})
 {load}
 get = lambda name: getattr(module, NAMES.get(name, name), None)
 strip = lambda name: ".".join(part for part in name.split(".") if part != "module")
-cast = lambda t: t.to(DTYPE) if t.is_floating_point() else t.to(DTYPE.to_complex()) if t.is_complex() else t
+{cast}
 
 def each(x, f):  # f on every tensor of nested tuples, lists, mappings and dataclasses
     if isinstance(x, torch.Tensor): return f(x)
@@ -80,9 +80,15 @@ if __name__ == "__main__":
     rows = [(relative(a[n].cdouble(), b[n].cdouble()), n, f"rank {{r}}, record {{i}}") for r, seen in enumerate(ranks)
             for i, (a, b) in enumerate(zip(one, seen)) for n in a if n in b and a[n].numel()]
     for diff, name, where in sorted(rows, reverse=True)[:5]: print(f"{{diff:.3g}} relative difference  {{name}}  {{where}}")
-    sys.exit(int(max(rows)[0] > 1000 * RTOL))
+    sys.exit(int(max(rows)[0] > min(1000 * RTOL, 0.1)))
 '''
 
+
+_CAST = (
+    "cast = lambda t: t.to(DTYPE) if t.is_floating_point() else "
+    "t.to(DTYPE.to_complex()) if t.is_complex() else t"
+)
+_NO_CAST = "cast = lambda t: t  # all tensors are as the target makes them, DTYPE too"
 
 # For ranks that hang, as the run did; what trains takes seconds.
 _DEADLINE_S = 120
@@ -131,6 +137,7 @@ def script(
     findings = faults_first(findings)
     summary = findings[0].summary if findings else "the cause is unknown"
     folder, module = importing.place(Path(ref.path))
+    is_own = spec.constants == NATIVE
     return _TEMPLATE.format(
         title=_in_docstring(
             f"{Path(ref.path).name}: {findings[0].slug if findings else 'divergence'}"
@@ -147,7 +154,8 @@ def script(
         rows=spec.rows or None,
         without=spec.without,
         numbers=_numbers(run),
-        dtype=run.dtype if run.dtype in ("float64", "float32") else "float32",
+        dtype=run.dtype if is_own or run.dtype == "float64" else "float32",
+        cast=_NO_CAST if is_own else _CAST,
         rtol=run.rtol,
         deadline_s=_DEADLINE_S,
         names=dict(ref.names),

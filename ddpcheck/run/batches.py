@@ -151,8 +151,13 @@ def _permutation(size: int) -> torch.Tensor:
     return torch.randperm(size, generator=generator)
 
 
-def does_not_train(target: Target, error: Exception) -> UsageError:
-    """Returns the usage error for user code that raises in one process."""
+def does_not_train(
+    target: Target, error: Exception, hint: str | None = None
+) -> UsageError:
+    """Returns the usage error for user code that raises in one process.
+
+    `hint` is what to do, where that is known.
+    """
     if _IN_FORK in raised.text_of(error):
         return devices.starts_cuda(target.name, "a call that asks CUDA's driver")
     if target.train_step is None and "closure" in raised.text_of(error):
@@ -164,7 +169,7 @@ def does_not_train(target: Target, error: Exception) -> UsageError:
             message=f"{target.name} does not train in one process",
             expected="model, batch, loss and optimizer that do three steps",
             found=raised.in_words(error, home),
-            fix=_fix(error),
+            fix=hint or _fix(error),
             stack=raised.stack(error),
         )
     )

@@ -6,8 +6,9 @@ import contextlib
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ from ddpcheck.run.process.loading import fingerprint, forget, load
 from ddpcheck.run.record import scales, standstill, unfinished, used
 from ddpcheck.run.record.writing import WritingRecorder
 from ddpcheck.run.spec import (
+    NATIVE,
     ReferenceResult,
     RunSpec,
     StepBegin,
@@ -57,6 +59,11 @@ from ddpcheck.run.watch import (
 from ddpcheck.target import Target, TargetRef
 from ddpcheck.trace import Writer
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_AS_ASKED = RunSpec(mode="single").constants  # until a run has shown what works
+
 
 def reference(
     context: Context,
@@ -67,8 +74,8 @@ def reference(
 ) -> ReferenceResult:
     """Runs one process on the global batch and records everything.
 
-    float64 first; a model that refuses it runs in float32. What does not fit in `room`
-    is a usage error.
+    float64 first; a model that refuses it runs in float32, and one that refuses that
+    with the tensors that it makes. What does not fit in `room` is a usage error.
     """
     started = time.perf_counter()
     try:
@@ -86,45 +93,120 @@ def _attempts(
     Each begins with the target as it was imported: one that was refused may have left
     half a step's counters.
     """
-    target = load(ref)
-    clean, is_clean = fingerprint(target), True
-    constants = "float32" if spec.constants == "float64" else spec.constants
-    dtypes: list[tuple[str, str]] = [(spec.dtype, constants)]
-    if spec.dtype in ("auto", "float64"):
-        dtypes = [("float64", "float64"), ("float64", "float32")]
-    if spec.dtype == "auto":
-        dtypes.append(("float32", "float32"))
-    refused: Exception | None = None
-    for dtype, constants in dtypes:
-        attempt = spec.but(dtype=dtype, constants=constants)
+    fresh, refused = _Fresh.of(ref), None
+    for attempt in _specs(fresh, spec):
         try:
             with isolation.isolated(), observe.observing() as seen:
-                result = _Reference(context, target, attempt, seen, room).execute()
+                made = _Reference(context, fresh.target, attempt, seen, room)
+                result = made.execute()
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 (user code)
             refused = error
             traceback.clear_frames(error.__traceback__)  # they hold the model
-            if fingerprint(target) != clean:
-                forget(target)
-                target, is_clean = load(ref), False
-                clean = fingerprint(target)
+            fresh.renew()
             continue
-        warnings = list(result.warnings)
-        if refused is not None and dtype == "float32":
-            is_full = isinstance(refused, torch.OutOfMemoryError)
-            why = "float64 has no room" if is_full else "the model refuses float64"
-            warnings.append(
-                f"{why}, so it ran in float32: "
-                f"{type(refused).__name__}: {first_line(refused)}"
-            )
-        return _replace(  # type: ignore[no-any-return]
-            result,
-            warnings=tuple(warnings),
-            is_clean=is_clean and clean == fingerprint(target),
-        )
+        warnings = (*result.warnings, *_why(attempt, refused))
+        is_clean = fresh.is_clean and not fresh.is_touched
+        return _replace(result, warnings=warnings, is_clean=is_clean)  # type: ignore[no-any-return]
     assert refused is not None
-    raise does_not_train(target, refused) from refused
+    raise does_not_train(fresh.target, refused, _hint(fresh, spec)) from refused
+
+
+@dataclass(slots=True)
+class _Fresh:
+    """A target as it was imported, for one attempt after another."""
+
+    ref: TargetRef
+    target: Target
+    state: int
+    is_clean: bool = True
+
+    @classmethod
+    def of(cls, ref: TargetRef) -> Self:
+        """Returns the target that `ref` names."""
+        target = load(ref)
+        return cls(ref, target, fingerprint(target))
+
+    @property
+    def is_touched(self) -> bool:
+        """Whether its modules have changed since."""
+        return fingerprint(self.target) != self.state
+
+    def renew(self) -> None:
+        """Imports it anew if its modules have changed."""
+        if not self.is_touched:
+            return
+        forget(self.target)
+        self.target, self.is_clean = load(self.ref), False
+        self.state = fingerprint(self.target)
+
+
+def _specs(fresh: _Fresh, spec: RunSpec) -> Iterator[RunSpec]:
+    """Yields what is tried in turn: float64, float32, then no cast at all.
+
+    With a dtype that was asked for, that one alone. Autocast keeps float32 weights: a
+    model that makes its own in the dtype of autocast may refuse these.
+    """
+    if spec.constants == NATIVE:
+        yield spec
+        return
+    dtypes = [spec.dtype] if spec.dtype != "auto" else ["float64", "float32"]
+    for dtype in dtypes:
+        if dtype == "float64":
+            yield spec.but(dtype=dtype, constants="float64")
+        yield spec.but(dtype=dtype, constants="float32")
+    own = _own_dtype(fresh, spec)
+    if own and (spec.dtype == "auto" or own == spec.dtype != "float64"):
+        yield spec.but(dtype=own, constants=NATIVE)
+
+
+def _own_dtype(fresh: _Fresh, spec: RunSpec) -> str:
+    """Returns the dtype in which the target makes its weights, of several the lowest.
+
+    Returns "" where they and the batch are of float32, and no cast changes them, and
+    for a run of the diagnosis, whose dtype is decided.
+    """
+    if spec.constants != _AS_ASKED:
+        return ""
+    native = spec.but(dtype="float32", constants=NATIVE, steps=1)
+    try:
+        with isolation.isolated(), observe.observing():
+            seed = user_code.REFERENCE_SEED
+            model = user_code.model(fresh.target, native, seed=seed)
+            batch = user_code.batches(fresh.target, native)[0]
+    except Exception:  # noqa: BLE001 (user code)
+        return ""
+    finally:
+        fresh.renew()
+    tensors = [*contents.tensors(model), *tree.held(batch)]
+    if all(t.dtype is torch.float32 for t in tensors if t.is_floating_point()):
+        return ""
+    own = {p.dtype for p in contents.parameters(model) if p.is_floating_point()}
+    lowest = max(own, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+    name = str(lowest).removeprefix("torch.")
+    return name if name in models.DTYPES else ""
+
+
+def _why(attempt: RunSpec, refused: Exception | None) -> list[str]:
+    """Returns why a run has not the dtype that is tried first, as a warning."""
+    is_cast = attempt.constants != NATIVE
+    if refused is None or (is_cast and attempt.dtype == "float64"):
+        return []
+    is_full = isinstance(refused, torch.OutOfMemoryError)
+    tried = "float64" if is_cast else "to be cast"
+    why = "float64 has no room" if is_full else f"the model refuses {tried}"
+    how = "" if is_cast else ", with the tensors that the target makes"
+    what = f"{type(refused).__name__}: {first_line(refused)}"
+    return [f"{why}, so it ran in {attempt.dtype}{how}: {what}"]
+
+
+def _hint(fresh: _Fresh, spec: RunSpec) -> str | None:
+    """Returns what to do where it was the dtype that was asked for; None: all else."""
+    own = _own_dtype(fresh, spec) if spec.dtype != "auto" else ""
+    if own in ("", spec.dtype):
+        return None
+    return f"leave --dtype {spec.dtype} out: the target makes its weights in {own}"
 
 
 class _Reference:

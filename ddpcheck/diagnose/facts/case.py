@@ -30,6 +30,8 @@ __all__ = ["Case", "Proposal"]
 # at least. The tolerance of the check takes its place where that is larger.
 _CLOSE = 1e-6
 _LARGEST_CLOSE = 1e-3
+# In other dtypes: half of a ratio is another ratio, however coarse the rounding.
+_LARGEST_COARSE = 0.2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,7 +73,8 @@ class Case:
     def close(self) -> float:
         """Relative difference below which two ratios are the same."""
         # In float64 rounding may have grown with the updates: probes see the first.
-        most = _LARGEST_CLOSE if self.outcome.spec.dtype == "float64" else math.inf
+        is_fine = self.outcome.spec.dtype == "float64"
+        most = _LARGEST_CLOSE if is_fine else _LARGEST_COARSE
         return min(max(_CLOSE, 10 * self.rtol), most)
 
     @property
