@@ -39,7 +39,8 @@ def start_alike(
     memory that nothing has initialised: they become the reference's, too.
 
     Returns:
-        The relative difference of each tensor that differed by rounding, by name.
+        The relative difference of each trained weight and each buffer that differed by
+        rounding, by name.
 
     Raises:
         UsageError: target-unseeded.
@@ -49,18 +50,19 @@ def start_alike(
         ("initial", names.parameters(model)),
         ("initial_buffers", names.buffers(model)),
     ):
-        is_checked = checks and quantity == "initial"
+        is_weight = quantity == "initial"
+        is_checked = checks and is_weight
         for name in _differing(reader, quantity, named):
             reference: Any = reader.get(quantity, 0, name)
             mine = named[name]
             is_like = reference is not None and reference.shape == mine.shape
             rounded = rounding(reference, mine) if is_like else None
-            if rounded is not None:
-                found[name] = rounded
-            elif not is_checked:
+            if rounded is None and not is_checked:
                 continue
-            elif mine.requires_grad or not is_like:
+            if rounded is None and (mine.requires_grad or not is_like):
                 raise models.unseeded(target, name)
+            if rounded is not None and (mine.requires_grad or not is_weight):
+                found[name] = rounded
             mine.data.copy_(reference)
     return found
 
