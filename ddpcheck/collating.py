@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,14 +22,30 @@ def collated(samples: list[Any], collate: Callable[[list[Any]], Any]) -> tree.Co
     dtype = torch.get_default_dtype()
 
     def make(some: list[Any]) -> Any:
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)
-        try:
+        with _surroundings(dtype):
             return collate(_copied(some))
-        finally:
-            torch.set_default_dtype(before)
 
     return tree.Collated.of(samples, make)
+
+
+@contextlib.contextmanager
+def _surroundings(dtype: torch.dtype) -> Iterator[None]:
+    """Stands around `collate`, which an intervention may call in the middle of a step.
+
+    There, autocast may be on.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+                of_now = torch.get_autocast_dtype(device)
+                off = torch.autocast(device, of_now, enabled=False)
+                stack.enter_context(off)
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _copied(samples: list[Any]) -> list[Any]:

@@ -135,6 +135,26 @@ def train_step(model, optimizer, batch):
         (loss(model(inputs), targets) / 2).backward()
     optimizer.step()
 """
+# A data collator takes the labels out of the samples; the output is a dict.
+INSIDE = (
+    TEXT
+    + """\
+class Net(nn.Sequential):
+    def forward(self, tokens, labels):
+        logits = super().forward(tokens)
+        loss = cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return {"loss": loss, "logits": logits}
+def model():
+    torch.manual_seed(0)
+    return Net(nn.Embedding(11, 6), nn.Linear(6, 11))
+texts, pair = batch, collate
+def batch():
+    return [{"tokens": text, "labels": text} for text in texts()]
+def collate(samples):
+    tokens, labels = pair([s.pop("labels") for s in samples])
+    return {"tokens": tokens, "labels": labels}
+"""
+)
 DROPOUT = """\
 import torch
 from torch import nn
@@ -252,6 +272,17 @@ def test_loss_of_all_samples_is_verified_on_lists_of_images(
     report = _checked(pool, tmp_path, COUPLED)
     (found,) = report.findings
     assert (found.slug, found.runs) == ("loss/batch-coupled", (0, 1))
+    assert found.fix is not None
+    assert found.fix.verified is True
+
+
+def test_loss_inside_forward_of_padded_text_is_judged_at_one_padding(
+    pool: Pool, tmp_path: Path
+) -> None:
+    report = _checked(pool, tmp_path, INSIDE, world_sizes=(2,))
+    (found,) = report.findings
+    assert found.slug == "loss/local-normalizer"
+    assert "`batch.labels != -100`" in found.summary
     assert found.fix is not None
     assert found.fix.verified is True
 

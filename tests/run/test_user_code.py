@@ -90,6 +90,18 @@ def train_step(model, optimizer, batch):
     loss(model(batch[0]), batch[1]).backward()
     optimizer.step()
 """
+COLLATE = """
+make_pair = batch
+
+def batch(step):
+    inputs, targets = make_pair(step)
+    return list(zip(inputs, targets))
+
+def collate(samples):
+    seen("collate")
+    inputs, targets = zip(*samples)
+    return torch.stack(inputs), torch.stack(targets)
+"""
 KINDS: dict[str, dict[str, Any]] = {
     "ranks": {"mode": "ddp", "world_size": 2},
     "ranks-averaged-by-hand": {"mode": "averaged", "world_size": 2},
@@ -147,6 +159,23 @@ def test_hook_in_each_kind_of_run_has_the_surroundings_of_the_reference(
     found = _seen(tmp_path)
     wraps = {"wrap"} if KINDS[kind]["mode"] in ("ddp", "averaged", "sim") else set()
     assert found.keys() == reference.keys() | wraps
+    assert _differing(reference, found) == {}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_collate_in_each_kind_of_run_has_the_surroundings_of_the_reference(
+    kind: str, dtype: str, pool: Pool, tmp_path: Path
+) -> None:
+    session = Session(pool, _target(tmp_path, TARGET + COLLATE))
+    spec = session.reference(RunSpec(mode="single", dtype=dtype)).spec
+    assert spec is not None
+    reference = _seen(tmp_path)
+    assert reference.keys() == HOOKS | {"collate"}
+    assert len(reference["collate"]) == 1
+    session.run([spec.but(**KINDS[kind])])
+    found = _seen(tmp_path)
+    assert found.keys() == reference.keys()
     assert _differing(reference, found) == {}
 
 

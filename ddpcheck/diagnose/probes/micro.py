@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddpcheck import tree
 from ddpcheck.diagnose.probes.evidence import Micro
 from ddpcheck.diagnose.probes.teacher import key_of, part, tensors_of
 from ddpcheck.run.watch import countables
+from ddpcheck.target import Target
 from ddpcheck.trace import Reader
 
 
@@ -121,6 +123,16 @@ def start_of(mine: Tensor, whole: Tensor, near: float) -> int | None:
     starts = range(len(whole) - len(mine) + 1)
     found = [s for s in starts if torch.equal(whole[s : s + len(mine)], mine)]
     return min(found, key=lambda s: abs(s - near), default=None)
+
+
+def alike_padded(target: Target, batch: Any) -> Any:
+    """Returns a batch whose rows have one length on ranks and in one process.
+
+    Where shapes alone tell what belongs together: micro-batches, and what is inside a
+    forward that computes the loss. A loss of outputs is looked at as it is padded.
+    """
+    takes_outputs = target.loss is not None and target.train_step is None
+    return batch if takes_outputs else tree.alike_padded(batch)
 
 
 class RowCount:

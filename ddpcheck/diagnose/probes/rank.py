@@ -115,8 +115,7 @@ class _Probe:
         names = Names(model)
         beginning.start_alike(self.target, self.reader, names, model, checks=False)
         *before, batch = batches_of(self.target, spec)
-        if self.target.train_step is not None:
-            batch = tree.alike_padded(batch)  # micro-batches are told by their shapes
+        batch = micro.alike_padded(self.target, batch)
         order = self.reader.index.facts["order"]
         if order is not None:
             batch = tree.permute(batch, order)

@@ -101,8 +101,7 @@ class _Probe:
         writer.add("initial", 0, names.parameters(self.model).items())
         writer.add("initial_buffers", 0, names.buffers(self.model).items())
         *self.before, self.batch = batches_of(target, spec)
-        if target.train_step is not None:
-            self.batch = tree.alike_padded(self.batch)  # as on ranks
+        self.batch = micro.alike_padded(target, self.batch)
         self.size = batch_size(target, self.batch)
         self.cuts = Cuts(self.size, tree.shard_range(self.size, 0, world_size)[1])
         self.rows: list[int] = []  # of every call of the model
