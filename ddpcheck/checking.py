@@ -13,6 +13,7 @@ from typing import Any
 
 from ddpcheck import (
     assemble,
+    frames,
     given_data,
     importing,
     luck,
@@ -134,6 +135,7 @@ def wait_for_imports(pool: Pool, ref: TargetRef) -> None:
         if error.kind == "hung":
             what = name if error.of_user else "torch and ddpcheck"
             message = f"importing {what} did not end within {error.limit_s:g} s"
+            message += frames.in_users(error.detail)
             message += "; if it needs longer: --timeout-s" if error.of_user else ""
         elif error.kind == "raised":
             message = f"importing {name} failed in a way that is not foreseen"

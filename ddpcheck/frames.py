@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from ddpcheck import whose
+from ddpcheck.errors import visible
 
 # 'File "x.py", line 3, in f' in a traceback, without the second comma in the stacks
 # of faulthandler.
@@ -88,6 +89,22 @@ class Frame:
         return whose.is_users(self.file)
 
 
+def main_first(dump: str) -> str:
+    """Returns what faulthandler has written, with the main thread before the others.
+
+    It writes the newest thread first, and the main thread last.
+    """
+    starts = [found.start() for found in _THREAD.finditer(dump)]
+    if len(starts) < 2:  # noqa: PLR2004
+        return dump
+    ends = [*starts[1:], len(dump)]
+    threads = [dump[a:b].strip("\n") for a, b in zip(starts, ends, strict=True)]
+    main = next((t for t in threads if _MAIN in t), None)
+    main = main or next((t for t in threads if t.startswith("Current")), threads[-1])
+    others = [t for t in threads if t is not main]
+    return dump[: starts[0]] + "\n\n".join([main, *others]) + "\n"
+
+
 def frames(stack: str) -> list[Frame]:
     """Returns the frames of a rank's main thread, the innermost first."""
     parts = _THREAD.split(stack)
@@ -130,6 +147,12 @@ def raised_in_own_work(stack: str) -> Frame | None:
     """Returns where ddpcheck itself failed, whatever library it called; else None."""
     frame = next((f for f in frames(stack) if not f.is_library), None)
     return frame if frame is not None and frame.is_own_work else None
+
+
+def in_users(stack: str) -> str:
+    """Returns ", at mymodel.py:12 in loss", the user's innermost line; "" for none."""
+    frame = users(stack)
+    return f", at {visible(frame.short)}" if frame else ""
 
 
 def users(stack: str) -> Frame | None:

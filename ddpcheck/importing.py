@@ -16,6 +16,9 @@ from pathlib import Path
 from ddpcheck import raised, scripts
 from ddpcheck.errors import Problem, UsageError
 
+# The beginning of a target's module name where its file's is none, or another's.
+UNLIKE_THE_FILE = "ddpcheck_target"
+
 
 def check_file(path: Path) -> None:
     """Says early and without torch what a path can be wrong about.
@@ -71,7 +74,7 @@ def import_file(path: Path) -> types.ModuleType:
     if "." in name:
         return _import_part(path, folder, name)
     if name in sys.modules:
-        name = f"ddpcheck_target_{path.stem}"
+        name = f"{UNLIKE_THE_FILE}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         # Any other ending than .py: read it as Python all the same.
@@ -108,7 +111,7 @@ def place(path: Path) -> tuple[str, str]:
     of it, with what the package's own __init__.py does.
     """
     folder = path.resolve().parent
-    name = path.stem if path.stem.isidentifier() else "ddpcheck_target"
+    name = path.stem if path.stem.isidentifier() else UNLIKE_THE_FILE
     if not (folder / "__init__.py").is_file() or not _imports_neighbours(path):
         return str(folder), name
     while (folder / "__init__.py").is_file():

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddpcheck import space
+from ddpcheck import frames, space
 from ddpcheck.budget import Budget, cores
 from ddpcheck.errors import Problem, UsageError
 from ddpcheck.memory import Room
@@ -340,8 +340,8 @@ class Session:
             limit_s = self.pool.timeout_s
             more = seconds > 1.1 * limit_s + 1
             message = (
-                f"one process did not end within {seconds if more else limit_s:.3g} s; "
-                "if it needs longer: --timeout-s"
+                f"one process did not end within {seconds if more else limit_s:.3g} s"
+                f"{frames.in_users(outcome.stack)}; if it needs longer: --timeout-s"
             )
             raise CannotCheckError(message, outcome.stack)
         message = f"one process on the global batch {describe_exit(outcome.exit_code)}"

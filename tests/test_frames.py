@@ -73,3 +73,27 @@ def test_own_frames_are_those_of_the_package_not_of_a_folder_of_its_name() -> No
     elsewhere = frames.Frame(file="/home/me/ddpcheck/train.py", line=1, name="f")
     assert (inside.is_own, inside.is_users) == (True, False)
     assert (elsewhere.is_own, elsewhere.is_users) == (False, True)
+
+
+def test_main_thread_of_a_rank_comes_before_the_others() -> None:
+    other = _dump(("/home/me/train.py",))
+    main = _dump(("/home/me/loss.py",)) + MAIN
+    assert frames.main_first(f"{other}\n{main}") == f"{main}\n{other}"
+    assert frames.main_first(f"Fatal\n\n{other}\n{main}") == f"Fatal\n\n{main}\n{other}"
+
+
+def test_current_thread_comes_first_where_none_is_a_ranks() -> None:
+    other = _dump(("/home/me/train.py",))
+    current = other.replace("Thread", "Current thread")
+    assert frames.main_first(f"{other}\n{current}") == f"{current}\n{other}"
+
+
+@pytest.mark.parametrize("dump", ["", _dump(("/home/me/train.py",)) + MAIN])
+def test_stack_of_one_thread_stays_as_it_is(dump: str) -> None:
+    assert frames.main_first(dump) == dump
+
+
+def test_innermost_line_of_the_users_is_said_in_a_sentence() -> None:
+    waiting = _dump((f"{TORCH}/autograd/graph.py", "/home/me/train.py"))
+    assert frames.in_users(waiting + MAIN) == ", at train.py:3 in f"
+    assert frames.in_users(_dump((f"{TORCH}/autograd/graph.py",)) + MAIN) == ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
+from ddpcheck import frames
 from ddpcheck.ranks import environment, preload, quiet, seats, signals
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.failures import NoMoreProcessesError, PreloadError, ServerDiedError
@@ -397,7 +398,7 @@ class Pool:
             os.kill(self._server.pid, signals.STACK)
             time.sleep(0.2)
             os.kill(self._server.pid, signal.SIGKILL)
-        return self._read(preload.STACK_FILE)
+        return frames.main_first(self._read(preload.STACK_FILE))
 
     def _read(self, name: str) -> str:
         with contextlib.suppress(OSError):

@@ -35,13 +35,18 @@ _CLEAN_UP_S = 20
 
 # What `call` returned, for the ranks: they are forks of this process.
 RESULT: Any = None
+# The folder of the session, and where modules are searched for once all is imported:
+# multiprocessing gives a forked process what the tool has.
+FOLDER: Path | None = None
+SEARCH: list[str] = []
 # What modules want to note once all is imported, for all processes that are forked.
 BEFORE_FORKS: list[Callable[[], None]] = []
 
 
 def main(settings: dict[str, Any]) -> None:
     """Imports what the settings name and writes the status file."""
-    folder = Path(settings["folder"])
+    global FOLDER  # noqa: PLW0603 (inherited by forks: it must live in a module)
+    FOLDER = folder = Path(settings["folder"])
     if not settings["is_safe"]:
         os.environ.pop(environment.SAFE_PATH, None)  # nor for what user code starts
     sys.path[:] = [path for path in sys.path if path]  # of Python 3.10, which has none
@@ -70,6 +75,7 @@ def main(settings: dict[str, Any]) -> None:
     leftovers.watched()
     for prepare in BEFORE_FORKS:
         prepare()
+    SEARCH[:] = sys.path
     # Keeps the collector of every fork from touching, and so copying, these pages.
     gc.freeze()
     part = folder / (STATUS_FILE + ".part")

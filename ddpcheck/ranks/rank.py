@@ -10,6 +10,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Protocol
 
+from ddpcheck import frames
 from ddpcheck.errors import shortened
 from ddpcheck.ranks import journal, signals
 from ddpcheck.ranks.forkserver import Server
@@ -189,7 +190,7 @@ class LocalRank:
 
 def _text(stacks: bytes) -> str:
     text = stacks.decode("utf-8", "replace")
-    return text.partition("\nExtension modules:")[0]
+    return frames.main_first(text.partition("\nExtension modules:")[0])
 
 
 def _size(path: Path) -> int:

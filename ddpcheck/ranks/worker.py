@@ -26,11 +26,10 @@ from typing import Any
 
 from ddpcheck import raised
 from ddpcheck.errors import UsageError
-from ddpcheck.ranks import parent, pauses, signals
+from ddpcheck.ranks import parent, pauses, preload, signals
 from ddpcheck.ranks.journal import Journal
 from ddpcheck.ranks.leftovers import Before
 from ddpcheck.ranks.messages import Job, Message, Raised, Seat
-from ddpcheck.ranks.preload import redirect_output
 
 _LARGE = 512 << 20  # bytes resident: twice what importing torch takes
 # What the kernel counts a process's largest size in.
@@ -55,6 +54,9 @@ def rank_main(connection: Connection, seat: Seat) -> None:
     code, is_seated = 1, False
     try:
         _tie_to_parent()
+        _keep_sockets_in(seat.folder)
+        # The target's folder is there, for what imports late and for children.
+        sys.path[:] = dict.fromkeys([*preload.SEARCH, *sys.path])
         _take_turns()
         _open_files(seat)
         _join_group(seat)
@@ -156,13 +158,22 @@ def _tie_to_parent() -> None:
     os.setpgid(0, 0)
     # Every child of a fork server inherits the write end of the pipe by which the
     # server notices that its user is gone; a hung rank would keep the server alive.
-    inherited = forkserver._forkserver  # noqa: SLF001
-    if inherited._forkserver_alive_fd is not None:  # type: ignore[attr-defined]  # noqa: SLF001
-        os.close(inherited._forkserver_alive_fd)  # type: ignore[attr-defined]  # noqa: SLF001
-        inherited._forkserver_alive_fd = None  # type: ignore[attr-defined]  # noqa: SLF001
+    inherited: Any = forkserver._forkserver  # noqa: SLF001
+    if inherited._forkserver_alive_fd is not None:  # noqa: SLF001
+        os.close(inherited._forkserver_alive_fd)  # noqa: SLF001
+    # Nor is that server one for children of the target's own, which get another.
+    inherited.__init__()
     # As a fork server's child it would start children of its own by another server:
     # the workers of a DataLoader then know nothing of what the target has imported.
     multiprocessing.set_start_method(None, force=True)
+
+
+def _keep_sockets_in(folder: str) -> None:
+    """Lets multiprocessing make its sockets where they are removed with the session.
+
+    And where their path is short enough, wherever temporary files are.
+    """
+    multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _take_turns() -> None:
@@ -178,7 +189,7 @@ def _take_turns() -> None:
 
 def _open_files(seat: Seat) -> None:
     folder = Path(seat.folder)
-    redirect_output(folder / f"{seat.name}.log")
+    preload.redirect_output(folder / f"{seat.name}.log")
     pauses.tell_by(folder / seat.name)
     stack = (folder / f"{seat.name}.stack").open("w", encoding="utf-8")
     faulthandler.register(signals.STACK, file=stack, all_threads=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpcheck import raised
+from ddpcheck import frames, raised
 from ddpcheck.render import numbers, status
 from ddpcheck.report import Control, Difference, Fault, Finding, Fix, Report, Run
 
@@ -305,7 +305,8 @@ def fault_line(fault: Fault) -> str:
     when = "at" if fault.kind == "raised" else "after"
     step = "" if fault.step is None else f" {when} {step_name(fault.step)}"
     said = raised.without_source(fault.summary)
-    return f"rank {fault.rank} {fault.kind}{step}: {said}"
+    where = frames.in_users(fault.stack) if fault.kind == "hung" else ""
+    return f"rank {fault.rank} {fault.kind}{step}: {said}{where}"
 
 
 def step_name(step: int) -> str:

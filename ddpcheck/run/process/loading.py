@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ddpcheck import devices
 from ddpcheck import target as target_module
 from ddpcheck.errors import Problem, UsageError
-from ddpcheck.importing import file_of
+from ddpcheck.importing import UNLIKE_THE_FILE, file_of
 from ddpcheck.ranks import preload
 from ddpcheck.run.process import isolation, late_names, modules, rank_variables
 from ddpcheck.run.process.fingerprint import of_module
@@ -63,6 +63,7 @@ def _without_group(ref: TargetRef) -> Target:
     """
     had_one = dist.is_initialized()
     target = target_module.load(ref)
+    _let_children_import(target)
     late_names.rebind(modules.users())
     if had_one or not dist.is_initialized():
         return target
@@ -76,6 +77,28 @@ def _without_group(ref: TargetRef) -> Target:
             fix='put what only a script does under `if __name__ == "__main__":`',
         )
     )
+
+
+def _let_children_import(target: Target) -> None:
+    """Lets a fresh interpreter that user code starts import the target by its name.
+
+    A file whose own name is no module's, or another's, has a name that nothing on
+    sys.path leads to: a module of that name, which is the file, is put there.
+    """
+    names = [m.__name__ for m in _own_modules(target) if file_of(m) == target.path]
+    name = names[0] if names else ""
+    if preload.FOLDER is None or not name.startswith(UNLIKE_THE_FILE):
+        return
+    folder = preload.FOLDER / "importable"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(
+        "from importlib.machinery import SourceFileLoader\n"
+        f"__file__ = {target.path!r}\n"
+        "exec(SourceFileLoader(__name__, __file__).get_code(__name__))\n",
+        encoding="utf-8",
+    )
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 def load(ref: TargetRef) -> Target:
