@@ -15,9 +15,6 @@ parameters are W times one process's and all others are right: a hook has multip
 them, or the factor makes up for gathered outputs whose gradient stays on their rank,
 and a temperature gets it too. The run with these gradients divided by W decides. Or a
 gradient that backward adds of its own is: then a run with that alone divided by W does.
-Or gradients are right until the optimizer's step, or the loss is right and all that
-differ are W times one process's: then a run in which nothing sums gradients over ranks
-after backward.
 
 Example
     import torch
@@ -36,7 +33,8 @@ Leave the factor out: the loss is a mean already. The example is mended by:
     loss = nn.CrossEntropyLoss()
 
 Not this rule if
-All ranks have the same reduced loss: collective/backward-double-count.
+All ranks have the same reduced loss: collective/backward-double-count. Or the step sums
+gradients over ranks after backward: sync/comm-hook-semantics.
 
 References
 https://github.com/neuralmagic/sparseml/pull/135
@@ -47,7 +45,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts import injected
 from ddpcheck.diagnose.facts.case import Case, Proposal
-from ddpcheck.diagnose.facts.events import common_factor, sums_in_its_step
+from ddpcheck.diagnose.facts.events import common_factor
 from ddpcheck.diagnose.facts.loss import (
     losses_are_one,
     ratio_evidence,
@@ -56,7 +54,6 @@ from ddpcheck.diagnose.facts.loss import (
     with_scale,
 )
 from ddpcheck.diagnose.facts.text import names
-from ddpcheck.diagnose.facts.unused import reduces_by_hand
 
 SLUG = "loss/double-world-scale"
 LINK = "loss"
@@ -71,12 +68,7 @@ def detect(case: Case) -> Proposal | None:
     if _is_beside_counts(case):
         return with_scale(case, proposal(case, (ratio_fact(case),)), 1 / world)
     if ratio is None or abs(ratio / world**2 - 1) > case.close:
-        return (
-            _of_some(case)
-            or _in_the_update(case)
-            or _before_the_update(case)
-            or _of_what_backward_adds(case)
-        )
+        return _of_some(case) or _of_what_backward_adds(case)
     if losses_are_one(case) or shrinks(case):
         return None
     return with_scale(case, proposal(case, (ratio_fact(case),)), 1 / world)
@@ -168,56 +160,6 @@ def _on_the_way(case: Case, found: list[str]) -> Proposal:
         fixes=(f"gradients.scale:{1 / world!r}|{','.join(found)}",),
         speculative=True,
         last_resort=1,
-    )
-
-
-def _in_the_update(case: Case) -> Proposal | None:
-    """Proposes it on trial for gradients that are summed over ranks once more.
-
-    In the optimizer's step, or in a hook before it.
-    """
-    if not sums_in_its_step(case):
-        return None
-    world = case.world_size
-    return Proposal(
-        slug=SLUG,
-        link=LINK,
-        summary="the optimizer's step, or a hook before it, sums gradients over ranks that "
-        f"DDP has averaged already: it goes by {world} times one process's",
-        facts=(
-            "gradients are right when the step begins, and its update is another one, "
-            "alike on all ranks; where it sums nothing over ranks the runs are equal",
-        ),
-        fix="leave the sum out: after DDP all ranks have the same gradients",
-        code="optimizer.step()  # without dist.all_reduce(p.grad)",
-        fixes=("collectives.off_after_backward:gradients",),
-        speculative=True,
-        last_resort=1,
-    )
-
-
-def _before_the_update(case: Case) -> Proposal | None:
-    """Proposes it on trial for a step that sums gradients between DDP and its update."""
-    factor, world = common_factor(case), case.world_size
-    calls = max(case.rank_facts("collectives", 0), default=0)
-    if factor is None or abs(factor / world - 1) > case.close or not calls:
-        return None
-    if not case.loss_is_sound or case.reduce_is_broken or reduces_by_hand(case):
-        return None
-    return Proposal(
-        slug=SLUG,
-        link=LINK,
-        summary="the training step sums gradients over ranks that DDP has averaged "
-        f"already: they are {world} times one process's",
-        facts=(
-            f"the gradients that differ are {world} times one process's, alike on all "
-            f"ranks, and the loss is right; {calls} collectives called in three steps: "
-            "where those after backward do nothing to gradients the runs are equal",
-        ),
-        fix="leave the sum out: after DDP all ranks have the same gradients",
-        code="optimizer.step()  # without dist.all_reduce(p.grad)",
-        fixes=("collectives.off_after_backward:gradients",),
-        speculative=True,
     )
 
 

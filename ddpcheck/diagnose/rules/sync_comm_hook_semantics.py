@@ -15,7 +15,10 @@ built anew without the hook decides. Or a step of several micro-batches sums aft
 of them what it has summed before: the run decides in which the ranks' gradients are
 summed once, at the update. Or the parameters are in no DDP object, the step
 calls collectives, and all gradients are W times the reference's though the loss is
-right: the run with all of them divided by W decides.
+right: the run with all of them divided by W decides. Or DDP has averaged them, and they
+are W times the reference's, or right until the optimizer's step: then the run decides
+in which nothing sums gradients over ranks after backward. All may be off by another
+factor, where the loss depends on no collective: then that with all divided by it.
 
 Example
     import torch
@@ -54,13 +57,16 @@ https://github.com/pytorch/pytorch/pull/42400
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
-from ddpcheck.diagnose.facts.events import common_factor
-from ddpcheck.diagnose.facts.text import times
+from ddpcheck.diagnose.facts.events import common_factor, sums_in_its_step
+from ddpcheck.diagnose.facts.text import number, times
 from ddpcheck.diagnose.facts.unused import reduces_by_hand
 from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "sync/comm-hook-semantics"
 LINK = "reduce"
+
+_MEAN = "dist.all_reduce(p.grad)\np.grad /= dist.get_world_size()"
+_PLAIN_UPDATE = "optimizer.step()  # without dist.all_reduce(p.grad)"
 
 
 def detect(case: Case) -> Proposal | None:
@@ -111,7 +117,9 @@ def _of_micro_batches(case: Case, found: Proposal) -> Proposal | None:
 
 def _by_hand(case: Case) -> Proposal | None:
     """Proposes it for a step that adds gradients up over ranks, and does not divide."""
-    if not is_summed_by_hand(case) or case.loss_collectives:
+    if not is_summed_by_hand(case):
+        return _in_the_update(case) or _after_backward(case)
+    if case.loss_collectives:
         return None
     return Proposal(
         slug=SLUG,
@@ -123,8 +131,93 @@ def _by_hand(case: Case) -> Proposal | None:
             "right; the parameters are in no DDP object, and the step calls collectives",
         ),
         fix="divide by the world size",
-        code="dist.all_reduce(p.grad)\np.grad /= dist.get_world_size()",
+        code=_MEAN,
         fixes=(f"gradients.scale:{1 / case.world_size!r}",),
+    )
+
+
+def _in_the_update(case: Case) -> Proposal | None:
+    """Proposes it on trial for gradients that are summed over ranks once more.
+
+    In the optimizer's step, or in a hook before it.
+    """
+    if not sums_in_its_step(case):
+        return None
+    world = case.world_size
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the optimizer's step, or a hook before it, sums gradients over ranks that "
+        f"DDP has averaged already: it goes by {world} times one process's",
+        facts=(
+            "gradients are right when the step begins, and its update is another one, "
+            "alike on all ranks; where it sums nothing over ranks the runs are equal",
+        ),
+        fix="leave the sum out: after DDP all ranks have the same gradients",
+        code=_PLAIN_UPDATE,
+        fixes=("collectives.off_after_backward:gradients",),
+        speculative=True,
+        last_resort=1,
+    )
+
+
+def _after_backward(case: Case) -> Proposal | None:
+    """Proposes it on trial for a step that reduces gradients between DDP and its update."""
+    factor = common_factor(case)
+    calls = max(case.rank_facts("collectives", 0), default=0)
+    if factor is None or not calls or not case.loss_is_sound or case.reduce_is_broken:
+        return None
+    is_sum = abs(factor / case.world_size - 1) <= case.close
+    scaled = _by_a_factor(case, factor, calls)
+    if not is_sum or reduces_by_hand(case):
+        return scaled
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the training step sums gradients over ranks that DDP has averaged "
+        f"already: they are {case.world_size} times one process's",
+        facts=(
+            f"{_fact(factor)}; {calls} collectives called in three steps: where those "
+            "after backward do nothing to gradients the runs are equal",
+        ),
+        fix="leave the sum out: after DDP all ranks have the same gradients",
+        code=_PLAIN_UPDATE,
+        fixes=("collectives.off_after_backward:gradients",),
+        speculative=True,
+        fallback=scaled,
+    )
+
+
+def _by_a_factor(case: Case, factor: float, calls: int) -> Proposal | None:
+    """Returns the proposal where nothing else than the step's reduction may be off.
+
+    All gradients are, by one factor, and the collectives are not those of a loss.
+    """
+    if not _is_of_all(case) or case.loss_asks_others or not factor:
+        return None
+    by_hand = reduces_by_hand(case)
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the training step reduces gradients over ranks itself, and what it makes "
+        f"of them is {number(factor)} times their mean",
+        facts=(
+            f"{_fact(factor)}; {calls} collectives called in three steps, and the loss "
+            "depends on none of them",
+        ),
+        fix="divide the sum over ranks by the world size, once"
+        if by_hand
+        else "leave the reduction out: after DDP all ranks have the mean already",
+        code=_MEAN if by_hand else _PLAIN_UPDATE,
+        fixes=(f"gradients.scale:{1 / factor!r}",),
+        speculative=True,
+    )
+
+
+def _fact(factor: float) -> str:
+    return (
+        f"the gradients that differ are {number(factor)} times one process's, alike on "
+        "all ranks, and the loss is right"
     )
 
 
@@ -136,7 +229,10 @@ def is_summed_by_hand(case: Case) -> bool:
     factor, world = common_factor(case), case.world_size
     if factor is None or world == 1 or abs(factor / world - 1) > case.close:
         return False
-    # Those that are wrong are all that have a gradient.
-    trained = case.facts["num_tensors"] - len(case.facts["unused"])
-    is_of_all = len(case.mismatched("gradients", 0)) >= trained
-    return is_of_all and case.loss_is_sound and reduces_by_hand(case)
+    return _is_of_all(case) and case.loss_is_sound and reduces_by_hand(case)
+
+
+def _is_of_all(case: Case) -> bool:
+    """Returns whether the gradients that are wrong are all that there are."""
+    trained: int = case.facts["num_tensors"] - len(case.facts["unused"])
+    return len(case.mismatched("gradients", 0)) >= trained

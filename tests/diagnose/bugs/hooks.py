@@ -163,7 +163,7 @@ def optimizer(params):
     made.register_step_pre_hook(reduce)
     return made
 """,
-        [("loss/double-world-scale", True)],
+        [("sync/comm-hook-semantics", True)],
     ),
     # With one bucket the clipped mean is what one process has.
     "hook-that-clips-before-it-averages": (

@@ -82,6 +82,19 @@ def wrap(model):
     optimizer.step()
 """
 _MEAN = "nn.functional.cross_entropy(model(x), y)"
+_GATHERED = (
+    _BY_HAND.replace("WRAPPED", "DDP(model)")
+    .replace("LOSS", _MEAN)
+    .replace(
+        "dist.all_reduce(p.grad)",
+        """every = [torch.empty_like(p) for _ in range(world())]
+            dist.all_gather(every, p.grad)
+            p.grad = MEAN""",
+    )
+)
+SOUND["gradients-gathered-and-averaged-after-ddp"] = _GATHERED.replace(
+    "MEAN", "sum(every) / world()"
+)
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
     # DDP cannot reduce every backward: each waits for the head that it leaves out.
@@ -190,7 +203,24 @@ def wrap(model):
     ),
     "gradients-summed-by-hand-after-ddp": (
         _BY_HAND.replace("WRAPPED", "DDP(model)").replace("LOSS", _MEAN),
-        [("loss/double-world-scale", True)],
+        [("sync/comm-hook-semantics", True)],
+    ),
+    "gradients-averaged-by-hand-after-ddp-and-divided-again": (
+        _BY_HAND.replace("WRAPPED", "DDP(model)")
+        .replace("LOSS", _MEAN)
+        .replace("p.grad)", "p.grad)\n            p.grad /= world() ** 2"),
+        [("sync/comm-hook-semantics", True)],
+    ),
+    "gradients-summed-by-hand-and-divided-twice": (
+        _BY_HAND.replace("WRAPPED", "model")
+        .replace("LOSS", _MEAN)
+        .replace("p.grad)", "p.grad)\n            p.grad /= world() ** 2"),
+        [("sync/comm-hook-semantics", True)],
+    ),
+    # No all_reduce that could be left out: the sum is one of gathered gradients.
+    "gradients-gathered-and-summed-after-ddp": (
+        _GATHERED.replace("MEAN", "sum(every)"),
+        [("sync/comm-hook-semantics", True)],
     ),
     # The backward of the loss's own collective has summed them already.
     "gradients-of-a-reduced-loss-summed-by-hand": (
