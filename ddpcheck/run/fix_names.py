@@ -280,6 +280,30 @@ def arguments(fixes: tuple[str, ...], name: str) -> set[str]:
     return {part for rest in found for part in rest.split(",")}
 
 
+def addends(fixes: tuple[str, ...]) -> dict[int, frozenset[str]]:
+    """Returns the addends that fixes give, and at which tensors.
+
+    None are named for what the model returns as a whole.
+
+    >>> addends(("target.addends:0", "target.addends:2@router#0/output"))
+    {0: frozenset(), 2: frozenset({'router#0/output'})}
+    """
+    found: dict[int, set[str]] = {}
+    for item in sorted(arguments(fixes, ADDENDS)):
+        number, _, place = item.partition("@")
+        found.setdefault(int(number), set()).update({place} - {""})
+    return {number: frozenset(places) for number, places in found.items()}
+
+
+def addends_fix(numbers: Iterable[int], places: Iterable[str]) -> str:
+    """Returns the fix that gives addends of a loss, at these tensors if any."""
+    at = sorted(places)
+    items = (
+        [f"{n}@{place}" for n in numbers for place in at] if at else map(str, numbers)
+    )
+    return f"{ADDENDS}:{','.join(items)}"
+
+
 def global_draws(shapes: Iterable[tuple[int, ...]]) -> str:
     """Returns the fix that draws as one process does, which draws these shapes."""
     return f"{GLOBAL_DRAWS}:{','.join(dict.fromkeys(map(shape_name, shapes)))}"

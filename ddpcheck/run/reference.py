@@ -319,9 +319,11 @@ class _Reference:
 
     def _addends(self, training: Training, writer: Writer) -> Any:
         """Returns what notes a loss's addends, where a fix gives them to ranks."""
-        if fix_names.argument(self.spec.fixes, fix_names.ADDENDS) is None:
+        numbers = fix_names.addends(self.spec.fixes)
+        if not numbers:
             return contextlib.nullcontext()
-        return given_addends.noted(training.model, writer, lambda: training.step)
+        step = lambda: training.step  # noqa: E731 (asked for as steps go by)
+        return given_addends.noted(training.model, writer, step, numbers)
 
     def _finished(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddpcheck import digests
 from ddpcheck.agreement import ranks_differ
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.facts.text import module, names, number
@@ -47,6 +48,28 @@ def silenced(case: Case) -> list[ModuleCall]:
         for m in case.modules()
         if m.name in wrong and (m.is_batch_norm or m.normalises) and not m.collectives
     ]
+
+
+def statistics_at_start(case: Case) -> list[str]:
+    """Returns running statistics that all ranks start from, and one process does not.
+
+    Where model() itself calls its batch norms, and they synchronise in a group. Norms
+    that train with a batch's statistics do not read them. [] where any other buffer
+    differs, or ranks do.
+    """
+    found = sorted(
+        {n for names in case.rank_facts("start_buffers_differ", []) for n in names}
+    )
+    states = case.rank_facts("start_buffers", None)
+    norms = {
+        m.name
+        for m in case.modules()
+        if (m.is_batch_norm or m.normalises) and m.writes_buffers
+    }
+    are_theirs = all(name.rpartition(".")[0] in norms for name in found)
+    if not are_theirs or None in states or not digests.is_same(states, case.rtol):
+        return []
+    return found
 
 
 def has_right_gradients(case: Case) -> bool:

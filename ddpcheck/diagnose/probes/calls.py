@@ -41,10 +41,12 @@ from ddpcheck.trace import Reader
 class _Inputs:
     """What a module is called with, beside what the reference's was.
 
-    `worst` is relative; see ModuleCall for the others.
+    `worst` is relative; see ModuleCall for the others. `is_other`: some input is no
+    rows of what one process called it with, and could not be replaced.
     """
 
     worst: float = 0.0
+    is_other: bool = False
     repeats_first: bool = False
     keeps_some: bool = False
 
@@ -132,6 +134,7 @@ class Calls:
                 return actual
             rows, diff = closest(actual, reference, self.cursor.rows)
             if rows is None:
+                found.is_other |= _is_another(actual, reference)
                 return actual
             value = rows(reference)
             if is_renumbered(actual, value):
@@ -159,6 +162,7 @@ class Calls:
         numbers: list[tuple[float, float]] = []
         self.rows_first = True
         others = self._counterparts(key_of(name, call, ""), output)
+        is_fed = not self.inputs[f"{name}#{call}"].is_other
 
         def take(path: str, actual: Tensor) -> Tensor:
             nonlocal worst
@@ -177,7 +181,7 @@ class Calls:
             if rows is None or is_number:
                 if is_term(actual, reference) and (is_number or key not in self.inside):
                     numbers.extend(pairs(actual, reference))
-                elif reference.shape == actual.shape and not is_number:
+                elif reference.shape == actual.shape and not is_number and is_fed:
                     # No samples in it: the same on every rank or a shared quantity.
                     worst = max(worst or 0.0, distance(actual, reference))
                 return actual
@@ -307,6 +311,16 @@ class Calls:
         return micro.recorded(
             self.reader, self.windows, quantity, leaf.key, shape, rows
         )
+
+
+def _is_another(actual: Tensor, reference: Tensor) -> bool:
+    """Returns whether a call's input is as large as one process's, and another.
+
+    A module that is called for pieces of a batch (ghosts, chunks, steps in time) is
+    called for others on a rank: the same number of a call names another piece.
+    """
+    is_as_large = actual.shape == reference.shape and has_fractions(actual)
+    return is_as_large and distance(actual, reference) > SAME
 
 
 def _as_a_norm(call: with_buffers.Call, collectives: int) -> tuple[bool, bool]:

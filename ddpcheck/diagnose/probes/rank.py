@@ -220,8 +220,8 @@ class _Probe:
         return span.fitted(wrapped, self.reader, "direct")
 
     def _note_addends(self, loss: Tensor) -> None:
-        own = [leaf for leaf in self.calls.leaves if not leaf.module]
-        self.addends = addends.of_rank(loss, own, self.reader, self.addends)
+        found = self.calls.leaves, self.reader, self.addends
+        self.addends = addends.of_rank(loss, *found)
 
     def _constant(self, batch: Any) -> int | None:
         """Returns what the loss is divided by, where it is a count of all samples."""

@@ -35,7 +35,6 @@ from ddpcheck.diagnose.probes.teacher import (
     hooked,
     key_of,
     leaf_of,
-    module_of,
     paths_of,
     restore,
     snapshot,
@@ -110,7 +109,7 @@ class _Probe:
         self.built = DrawCounter()  # what a step draws that builds parts of the model
         self.attached: Attached | None = None
         self.after_backward = 1.0
-        self.outputs: dict[tuple[int, str], Tensor] = {}  # leaves of the pass
+        self.outputs: dict[tuple[int, str], Tensor] = {}  # leaves of the pass, all cuts
         self.addends = addends.Noted(self.writer)
         self.injected = Injected()
 
@@ -339,8 +338,7 @@ class _Probe:
         return grads, done.loss, self._direct()
 
     def _note_addends(self, loss: Tensor) -> None:
-        own = {k: t for (_, k), t in self.outputs.items() if not module_of(k)}
-        self.addends.note(loss, own)
+        self.addends.note(loss, {key: t for (_, key), t in self.outputs.items()})
 
     def _kinds_of_addends(self) -> tuple[str, ...]:
         is_one = not self.cuts.has_micros and self.after_backward == 1

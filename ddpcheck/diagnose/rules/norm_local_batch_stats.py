@@ -38,7 +38,11 @@ https://github.com/pytorch/pytorch/issues/49794
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.facts.buffers import has_right_gradients, silenced
+from ddpcheck.diagnose.facts.buffers import (
+    has_right_gradients,
+    silenced,
+    statistics_at_start,
+)
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase
 from ddpcheck.diagnose.facts.text import module, names, number
@@ -68,32 +72,28 @@ def detect(case: Case) -> Proposal | None:
     compiled = [m for m in calls if m.kind in _COMPILED]
     first = calls[0]
     layers = list(dict.fromkeys(m.name for m in calls))
+    synchronised = [] if _are_right_elsewhere(case, layers) else torchs
     fixes: tuple[str, ...] = tuple(
-        f"module.global:{m.name}" for m in calls if not m.is_batch_norm
+        f"module.global:{m.name}" for m in calls if m not in synchronised
     )
-    if torchs:
+    if synchronised:
         fixes = ("batch_norm.sync", *fixes)
+    at_start = statistics_at_start(case)
+    if at_start:
+        fixes = (*fixes, "ddp.broadcast")
     found = Proposal(
         slug=SLUG,
         link=LINK,
         summary=_of_compiled(compiled[0])
         if compiled
         else _summary(len(layers), are_torchs=len(torchs) == len(calls)),
-        facts=(
-            f"{module(first.name)} ({first.kind}) is multiplied by zero in the first step: its "
-            "running statistics differ after it, and gradients do"
-            if hidden
-            else f"{module(first.name)} ({first.kind}), fed with the reference's own input, returns "
-            f"other rows than in one process: relative difference {number(first.rel_diff or 0)}",
-            f"modules that differ so: {names(module(name) for name in layers)}",
-        ),
+        facts=_facts(first, layers, at_start, hidden=hidden),
         fix="torch.jit cannot compile a synchronised batch norm: train the model "
         "without it, with batch norm synchronised; or freeze it, or use GroupNorm"
         if compiled
         else "synchronise batch norm over ranks, freeze it, or use GroupNorm",
         code=("# without torch.jit\n" if compiled else "")
-        + _conversion(torchs)
-        + "\nmodel = DistributedDataParallel(model)",
+        + _conversion(torchs, one_by_one=not synchronised),
         code_rests_on="all that differ are batch norms of torch's"
         if len(torchs) == len(calls)
         else "",
@@ -104,7 +104,32 @@ def detect(case: Case) -> Proposal | None:
     )
     if len(torchs) < len(calls) or found.speculative:
         return found
-    return replaced(found, fallback=_frozen(found))
+    frozen = _frozen(found)
+    if synchronised:
+        return replaced(found, fallback=frozen)
+    every = replaced(found, fixes=("batch_norm.sync", *fixes), code=_conversion(torchs))
+    return replaced(found, fallback=replaced(every, fallback=frozen))
+
+
+def _facts(
+    first: ModuleCall, layers: list[str], at_start: list[str], *, hidden: bool
+) -> tuple[str, ...]:
+    """Returns what is seen; `at_start`: the statistics that ranks start from alone."""
+    layer = f"{module(first.name)} ({first.kind})"
+    found = [
+        f"{layer} is multiplied by zero in the first step: its running statistics differ "
+        "after it, and gradients do"
+        if hidden
+        else f"{layer}, fed with the reference's own input, returns other rows than in "
+        f"one process: relative difference {number(first.rel_diff or 0)}",
+        f"modules that differ so: {names(module(name) for name in layers)}",
+    ]
+    if at_start:
+        found.append(
+            f"before the first step {at_start[0]} is another one on all ranks: model() "
+            "calls batch norms, too"
+        )
+    return tuple(found)
 
 
 def _of_compiled(call: ModuleCall) -> str:
@@ -137,7 +162,7 @@ def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
         facts=("with batch norm frozen, in one process too, DataParallel equals it",),
         fix="use DistributedDataParallel with synchronised batch norm: DataParallel cannot "
         "synchronise it; or freeze it, or use GroupNorm",
-        code=_conversion([]) + "\nmodel = DistributedDataParallel(model)",
+        code=_conversion([]),
         fixes=(_FROZEN,),
         speculative=True,
     )
@@ -163,15 +188,50 @@ def _frozen(found: Proposal) -> Proposal:
     )
 
 
-def _conversion(torchs: list[ModuleCall]) -> str:
-    """Returns the line that converts: torch's own keeps nothing but batch norm."""
+def _are_right_elsewhere(case: Case, layers: list[str]) -> bool:
+    """Returns whether others of torch's batch norms return the single process's rows.
+
+    Those of a ghost batch norm, called for pieces of a shard: synchronised over ranks
+    they would not. Where pieces cannot be matched, what calls them is judged. One that
+    is multiplied by zero shows in its statistics.
+    """
+    known = {*layers, *(m.name for m in [*case.diverging(), *silenced(case)])}
+    judged: dict[str, float] = {}
+    for m in case.modules():
+        if m.rel_diff is not None:
+            judged[m.name] = max(m.rel_diff, judged.get(m.name, 0.0))
+    others = {
+        m.name: m.caller
+        for m in case.modules()
+        if m.is_batch_norm and m.writes_buffers and not m.is_synchronized
+        if m.name not in known
+    }
+    found = (judged.get(m, judged.get(by)) for m, by in others.items() if m or by)
+    return any(diff is not None and diff <= case.close for diff in found)
+
+
+def _conversion(torchs: list[ModuleCall], *, one_by_one: bool = False) -> str:
+    """Returns the lines that convert: torch's own keeps nothing but batch norm.
+
+    `one_by_one`: these alone, as there are others.
+    """
     derived = [m.kind for m in torchs if m.kind not in _PLAIN]
-    if not derived:
-        return "model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"
-    return (
-        f"# not torch's conversion: it loses what {derived[0]} adds to batch norm\n"
-        "model = timm.layers.convert_sync_batchnorm(model)  # or another"
-    )
+    if derived:
+        lines = [
+            f"# not torch's conversion: it loses what {derived[0]} adds to batch norm",
+            "model = timm.layers.convert_sync_batchnorm(model)  # or another",
+        ]
+    elif one_by_one and torchs:
+        layers = list(dict.fromkeys(m.name for m in torchs))
+        lines = [
+            f"for name in {layers!r}:  # not the others",
+            "    norm = model.get_submodule(name)",
+            "    norm = torch.nn.SyncBatchNorm.convert_sync_batchnorm(norm)",
+            "    model.set_submodule(name, norm)",
+        ]
+    else:
+        lines = ["model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"]
+    return "\n".join([*lines, "model = DistributedDataParallel(model)"])
 
 
 def _normalises(call: ModuleCall) -> bool:

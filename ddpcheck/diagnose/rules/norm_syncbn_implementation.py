@@ -64,11 +64,16 @@ LINK = "forward"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where a module that calls collectives differs, forward or backward."""
-    # Of torch's own, those whose rows are wrong: over which ranks may be.
+    # Of torch's own, those whose rows are wrong: over which ranks may be. A fix in force
+    # has synchronised others.
+    is_fixed = "batch_norm.sync" in case.outcome.spec.fixes
     calls = [
         m
         for m in case.modules()
-        if m.name and (m.collectives or (m.is_synchronized and _is_wrong(m, case)))
+        if m.name
+        and (
+            m.collectives or (m.is_synchronized and _is_wrong(m, case) and not is_fixed)
+        )
     ]
     inner = [
         m for m in calls if m.writes_buffers or m.is_batch_norm or m.is_scale_invariant

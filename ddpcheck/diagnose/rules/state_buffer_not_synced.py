@@ -53,7 +53,7 @@ from __future__ import annotations
 
 from ddpcheck import digests
 from ddpcheck.diagnose.facts import fitted, read_at_once
-from ddpcheck.diagnose.facts.buffers import diverging_buffers
+from ddpcheck.diagnose.facts.buffers import diverging_buffers, statistics_at_start
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.kept_beside import before_gradients
 from ddpcheck.diagnose.facts.text import names
@@ -77,6 +77,8 @@ def detect(case: Case) -> Proposal | None:
     buffers = "1 buffer" if len(found) == 1 else f"{len(found)} buffers"
     where = f"differs from one process in {buffers}: {names(found)}"
     states = case.rank_facts("start_buffers", None)
+    if _norms_differ(case) and statistics_at_start(case):
+        return None  # of norms that go by the shard: what these do in model(), too
     if None not in states and digests.is_same(states, case.rtol):
         return _built_otherwise(f"before the first step every rank {where}")
     return Proposal(
@@ -92,6 +94,12 @@ def detect(case: Case) -> Proposal | None:
         else "rank 0 starts from the buffers of the single process",
         fixes=("ddp.broadcast",),
     )
+
+
+def _norms_differ(case: Case) -> bool:
+    """Returns whether norms return other rows, and not because of what they keep."""
+    found = (m for m in case.diverging() if m.is_batch_norm or m.normalises)
+    return any(not m.through_buffers for m in found)
 
 
 def _written_by_some(case: Case) -> Proposal | None:

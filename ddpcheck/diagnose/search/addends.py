@@ -14,7 +14,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.shares import are_shares
 from ddpcheck.diagnose.probes.evidence import Couplings, Cut, RankEvidence, combined
 from ddpcheck.diagnose.search.parts import Detect
-from ddpcheck.run.fix_names import ADDENDS, arguments
+from ddpcheck.run import fix_names
 
 _SAME = 1e-6  # of a factor that is 1
 _NOTHING = 1e-9  # of the largest addend: rounding of what is zero, in the first step
@@ -90,16 +90,14 @@ def _is_known(case: Case) -> bool:
     if case.probed is None or case.loss_is_sound or case.is_part:
         return False
     told = [rank.addends for rank in case.probed.ranks]
-    return (
-        all(told)
-        and case.probed.reference.frontier == ("",)
-        and (case.probed.reference.direct_is_output or not case.probed.reference.direct)
+    return all(told) and (
+        case.probed.reference.direct_is_output or not case.probed.reference.direct
     )
 
 
 def _taken(case: Case) -> set[int]:
     """Returns the addends whose gradient a fix in force mends."""
-    return {int(number) for number in arguments(case.outcome.spec.fixes, ADDENDS)}
+    return set(fix_names.addends(case.outcome.spec.fixes))
 
 
 def _groups(case: Case) -> dict[_Kind, list[int]]:
@@ -137,6 +135,18 @@ def _kind(case: Case, number: int) -> _Kind:
     if all(abs(ratio - world) <= case.close * world for ratio, _ in fits):
         return ()
     return tuple(float(f"{ratio:.6g}") for ratio, _ in fits)
+
+
+def _within(case: Case, numbers: list[int]) -> set[str]:
+    """Returns where these addends begin, if some of it is within the model.
+
+    Else nothing: all is what the model returns.
+    """
+    assert case.probed is not None
+    told = (rank.addends[n] for rank in case.probed.ranks for n in numbers)
+    keys = {cut.key for cuts in told for cut in cuts if cut.norm or cut.residual}
+    is_within = any(not key.startswith("#") for key in keys)
+    return keys if is_within else set()
 
 
 def _is_nothing(cut: Cut, top: float) -> bool:
@@ -217,7 +227,7 @@ def _of_part(
             *proposal.facts,
             f"so it is with addend {shown} of the {every} that the loss is the sum of",
         ),
-        fixes=(f"{ADDENDS}:{','.join(map(str, numbers))}",),
+        fixes=(fix_names.addends_fix(numbers, _within(case, numbers)),),
         control=(),
         fallback=whole,
     )

@@ -66,7 +66,8 @@ changes one thing, so that a run with it proves or disproves one cause.
                            micro-batches and ranks; in the reference too
     target.accum_sums:COUNTABLE  the same where no loss is divided by their number
     target.addends:NUMBERS outputs get from some of what the loss adds up what they get
-                           in one process, which notes it
+                           in one process, which notes it; as NUMBER@KEY, the tensors of
+                           these keys do, within the model
     target.clip_last       clipping by norm once, when the optimizer steps; in the
                            reference too
     target.keep_sums       gradients are not written between two backwards of an

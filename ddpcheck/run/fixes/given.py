@@ -99,7 +99,7 @@ class Given:
         `parameters` gives what is trained, by name.
         """
         chosen, facts = self.spec.fixes, self.reader.index.facts
-        numbers = fix_names.arguments(chosen, fix_names.ADDENDS)
+        numbers = fix_names.addends(chosen)
         with contextlib.ExitStack() as stack:
             if "update.schedule" in chosen:
                 numbered, grouped = facts["schedule"], facts["members"]
@@ -109,9 +109,10 @@ class Given:
             if numbers and self.spec.mode in ("ddp", "averaged"):
                 addends = given_addends.given(
                     (model, self.bare),
+                    self.bare,
                     self.reader,
                     self.step,
-                    {int(number) for number in numbers},
+                    numbers,
                     self.rows,
                     self.spec.world_size,
                 )

@@ -3,18 +3,25 @@
 One process notes what each addend of a loss gives the model's outputs. On a rank
 nothing goes back through the graphs of some addends, and the outputs get that instead,
 W times the rank's rows of it. What else the loss adds up stays the rank's own.
+
+An addend may be made within the model, of what a module returns: a router's balance.
+Then it is known at which tensors it begins, as "MODULE#CALL/PATH", and these get what
+it gives them past the others.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from ddpcheck import tree
 from ddpcheck.run.fixes import backwards
+from ddpcheck.run.names import shortener
 from ddpcheck.run.watch import addends
 from ddpcheck.trace import Reader, Writer
 
@@ -23,26 +30,38 @@ _QUANTITY = "addend"  # of the trace; with the numbers of the backward and the a
 Shard = tuple[int, int, int]  # first sample, samples, samples of all ranks
 
 
+Numbers = Mapping[int, frozenset[str]]  # of addends, and where each begins within
+
+
 @contextlib.contextmanager
-def noted(model: nn.Module, writer: Writer, step: Callable[[], int]) -> Iterator[None]:
+def noted(
+    model: nn.Module, writer: Writer, step: Callable[[], int], numbers: Numbers
+) -> Iterator[None]:
     """Writes the gradients of all addends at the outputs of one process's model."""
 
     def note(number: int, loss: Tensor, outputs: dict[str, Tensor]) -> None:
-        every = addends.gradients(loss, list(outputs.values()))
-        for addend, found in enumerate(every):
-            named = zip(outputs, found, strict=True)
-            writer.add(_quantity(number, addend), step(), named)
+        own = {key: t for key, t in outputs.items() if not _is_inside(key)}
+        for addend, found in enumerate(addends.gradients(loss, list(own.values()))):
+            if not numbers.get(addend):
+                named = zip(own, found, strict=True)
+                writer.add(_quantity(number, addend), step(), named)
+        for addend, places in numbers.items():
+            if places:
+                here = {key: t for key, t in outputs.items() if key in places}
+                named = zip(here, _apart(loss, here, addend), strict=True)
+                writer.add(_quantity(number, addend), step(), named)
 
-    with _before_backwards([model], step, note):
+    with _before_backwards([model], model, step, numbers, note):
         yield
 
 
 @contextlib.contextmanager
 def given(
     models: Iterable[nn.Module],
+    bare: nn.Module,
     reader: Reader,
     step: Callable[[], int],
-    numbers: Collection[int],
+    numbers: Numbers,
     shard: Shard,
     world_size: int,
 ) -> Iterator[None]:
@@ -50,6 +69,7 @@ def given(
 
     Args:
         models: the model, and what wraps it.
+        bare: the model.
         reader: of one process's trace.
         step: gives the number of the current step.
         numbers: of the addends.
@@ -67,7 +87,7 @@ def given(
                 if own is not None:
                     output.register_hook(_adding(own))
 
-    with _before_backwards(models, step, replace):
+    with _before_backwards(models, bare, step, numbers, replace):
         yield
 
 
@@ -75,18 +95,49 @@ def _quantity(backward: int, addend: int) -> str:
     return f"{_QUANTITY}{backward}.{addend}"
 
 
+def _is_inside(key: str) -> bool:
+    """Returns whether a tensor is what a module within the model returns."""
+    return not key.startswith("#")
+
+
+def _apart(
+    loss: Tensor, tensors: dict[str, Tensor], number: int
+) -> list[Tensor | None]:
+    """Returns what an addend gives each of these, but for what goes through another.
+
+    Each is a copy, so that its gradient is known before it goes on.
+    """
+    nodes = (tensor.grad_fn for tensor in tensors.values())
+    hooks = [node.register_prehook(addends.zeros) for node in nodes if node is not None]
+    try:
+        found = addends.gradients(loss, list(tensors.values()))
+        return next(itertools.islice(found, number, None))
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 @contextlib.contextmanager
 def _before_backwards(
     models: Iterable[nn.Module],
+    bare: nn.Module,
     step: Callable[[], int],
+    numbers: Numbers,
     call: Callable[[int, Tensor, dict[str, Tensor]], None],
 ) -> Iterator[None]:
     """Calls back before each backward from a number, with its number within the step.
 
-    And with the tensors that outermost calls of the models returned in that step.
+    And with the tensors that outermost calls of the models returned in that step, and
+    calls of modules within that some addend begins at.
     """
-    outputs = _Outputs(step)
+    inside = frozenset(filter(_is_inside, frozenset().union(*numbers.values())))
+    outputs = _Outputs(step, inside)
     hooks = [hook for model in dict.fromkeys(models) for hook in outputs.attach(model)]
+    owners = {key.rpartition("#")[0] for key in inside}
+    short = shortener(bare)
+    for path, module in bare.named_modules() if owners else ():
+        if short(path) in owners:
+            hooks += outputs.attach_inside(short(path), module)
 
     def run(backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(tensors, Tensor) and tensors.numel() == 1:
@@ -103,10 +154,13 @@ def _before_backwards(
 
 
 class _Outputs:
-    """What the outermost calls of some modules return within a step, by name."""
+    """What the outermost calls of some modules return within a step, by key.
 
-    def __init__(self, step: Callable[[], int]) -> None:
-        self._step, self._depth = step, 0
+    And what modules within them return, of which `inside` is asked for.
+    """
+
+    def __init__(self, step: Callable[[], int], inside: frozenset[str]) -> None:
+        self._step, self._depth, self._inside = step, 0, inside
         self._begin()
 
     def attach(self, module: nn.Module) -> list[Any]:
@@ -116,17 +170,29 @@ class _Outputs:
             nn.Module.register_forward_hook(module, self._leave, always_call=True),
         ]
 
+    def attach_inside(self, name: str, module: nn.Module) -> list[Any]:
+        """Returns the hook on a module within the model."""
+
+        def leave(_: nn.Module, __: Any, output: Any) -> Any:
+            return self._taken(name, output, self._inside)
+
+        return [module.register_forward_hook(leave)]
+
     def before_backward(self) -> tuple[int, dict[str, Tensor]]:
         """Returns how many were before it in this step, and the outputs."""
-        if self._of != self._step():
-            self._begin()
+        self._begin_step()
         self._backwards += 1
         return self._backwards - 1, dict(self._found)
 
     def _begin(self) -> None:
         self._of = self._step()
-        self._calls = self._backwards = 0
+        self._backwards = 0
+        self._calls: Counter[str] = Counter()
         self._found: dict[str, Tensor] = {}
+
+    def _begin_step(self) -> None:
+        if self._of != self._step():
+            self._begin()
 
     def _enter(self, *_: Any) -> None:
         self._depth += 1
@@ -135,19 +201,23 @@ class _Outputs:
         self._depth -= 1
         if self._depth or output is None:
             return None
-        if self._of != self._step():
-            self._begin()
+        return self._taken("", output, None)
+
+    def _taken(self, name: str, output: Any, wanted: frozenset[str] | None) -> Any:
+        """Returns the output with copies of its tensors; `wanted`: of these alone."""
+        self._begin_step()
+        call = self._calls[name]
+        self._calls[name] += 1
 
         def take(path: str, tensor: Tensor) -> Tensor:
-            if not tensor.requires_grad:
+            key = f"{name}#{call}/{path or 'output'}"
+            if not tensor.requires_grad or (wanted is not None and key not in wanted):
                 return tensor
             # One output may be computed from another: of each what the loss takes.
-            own = self._found[f"{self._calls}/{path}"] = tensor.clone()
+            own = self._found[key] = tensor.clone()
             return own
 
-        replaced = tree.replace(output, take)
-        self._calls += 1
-        return replaced
+        return tree.replace(output, take)
 
 
 def _own(whole: Tensor, output: Tensor, shard: Shard, world_size: int) -> Tensor | None:

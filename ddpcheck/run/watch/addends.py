@@ -114,7 +114,7 @@ def divisors(found: Iterable[Constant]) -> Iterator[float]:
 def keep(every: Sequence[Any], kept: Collection[int]) -> list[Any]:
     """Lets gradients through these addends alone; returns the hooks."""
     return [
-        node.register_prehook(_zeros)
+        node.register_prehook(zeros)
         for number, node in enumerate(every)
         if number not in kept
     ]
@@ -148,5 +148,6 @@ def _behind(node: Any) -> list[Any]:
     return behind if is_stack and node.name() in _OF_A_STACK else []
 
 
-def _zeros(arrived: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+def zeros(arrived: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """Returns nothing in the place of what arrives at a node."""
     return tuple(None if g is None else torch.zeros_like(g) for g in arrived)

@@ -52,6 +52,7 @@ SOUND = {
     **outside.SOUND,
     **reduction.SOUND,
     **slopes.SOUND,
+    **statistics.SOUND,
     **summed.SOUND,
 }
 BUGS = {

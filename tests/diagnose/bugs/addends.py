@@ -5,6 +5,27 @@ from __future__ import annotations
 from tests.diagnose.bugs.step import STEP
 
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # One of them is made within the model, of what its router returns, and is no output
+    # with samples.
+    "balance-within-the-model-beside-a-count": (
+        """
+class Routed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(4, 3)
+        self.experts = nn.ModuleList([nn.Linear(4, 3) for _ in range(3)])
+    def forward(self, x):
+        shares = self.router(x).softmax(1)
+        chosen = nn.functional.one_hot(shares.argmax(1), 3).to(shares.dtype).mean(0)
+        mixed = torch.stack([e(x) for e in self.experts], 1) * shares[:, :, None]
+        return mixed.sum(1), 3 * (chosen * shares.mean(0)).sum()
+model = Routed()
+batch = torch.randn(8, 4), torch.tensor([0, -100, 2, -100, 1, 2, 0, 1])
+def loss(output, target):
+    return nn.functional.cross_entropy(output[0], target) + 0.2 * output[1]
+""",
+        [("loss/local-normalizer", True), ("loss/batch-coupled", True)],
+    ),
     # Pairs of the shard in one addend, and a count of the shard in the other.
     "pairs-beside-a-count": (
         """
@@ -204,6 +225,19 @@ def loss(output, target):
 }
 
 SOUND = {
+    # A term of the model's own samples, one by one, beside a mean.
+    "penalty-within-the-model-beside-a-mean": """
+class Routed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.head = nn.Linear(4, 3), nn.Linear(3, 3)
+    def forward(self, x):
+        found = self.router(x)
+        return self.head(found.tanh()), found.logsumexp(1).square().mean()
+model = Routed()
+def loss(output, target):
+    return nn.functional.cross_entropy(output[0], target) + 0.2 * output[1]
+""",
     # Terms that are right, each in its own way.
     "count-of-all-beside-a-mean": f"""
 model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))

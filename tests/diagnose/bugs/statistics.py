@@ -4,7 +4,41 @@ from __future__ import annotations
 
 from tests.diagnose.bugs.step import STEP
 
+# A batch norm for every two rows: shards of four hold whole ghosts.
+_GHOSTS = """
+class Ghosts(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+    def forward(self, x):
+        return torch.cat([self.norm(ghost) for ghost in x.split(2)])
+model = nn.Sequential(FIRST, nn.Linear(4, 6), Ghosts(6), nn.Tanh(), nn.Linear(6, 3))
+"""
+
 BUGS: dict[str, tuple[str, list[tuple[str, bool | None]]]] = {
+    # Synchronised with it, ghosts would be wrong: the norm of the shard is alone.
+    "norm-of-the-shard-before-ghosts-that-are-whole": (
+        _GHOSTS.replace("FIRST", "nn.BatchNorm1d(4)"),
+        [("norm/local-batch-stats", True)],
+    ),
+    # The statistics that all ranks start from are what the norm makes of more rows.
+    "norms-that-model-calls-before-it-returns": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        last = nn.SyncBatchNorm if world() > 1 else nn.BatchNorm1d
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh())
+        self.head = nn.Sequential(nn.Linear(6, 3), last(3))
+        self(torch.arange(8.0).view(2, 4))
+    def forward(self, x):
+        return self.head(self.body(x))
+def model():
+    torch.manual_seed(0)
+    return Net()
+""",
+        [("norm/local-batch-stats", True)],
+    ),
     # The call that counts reads the count.
     "samples-seen-that-anneal-in-the-same-call": (
         """
@@ -948,3 +982,5 @@ def loss(output, target):
         [("state/forward-writes-parameter", True)],
     ),
 }
+
+SOUND = {"ghosts-that-are-whole": _GHOSTS.replace("FIRST", "nn.Tanh()")}

@@ -46,7 +46,7 @@ def reader(tmp_path: Path) -> Reader:
     """Returns what one process notes in two steps, the second with two backwards."""
     writer = Writer(tmp_path / "trace")
     net, now = Net(), [0]
-    with given_addends.noted(net, writer, lambda: now[0]):
+    with given_addends.noted(net, writer, lambda: now[0], {}):
         loss_of(net, X).backward()
         now[0] = 1
         loss_of(net, X + 1).backward()
@@ -60,7 +60,9 @@ def given(reader: Reader, numbers: set[int], sizes: list[int]) -> list[Tensor]:
     every, start = [], 0
     for size in sizes:
         net, shard = Net(), (start, size, len(X))
-        with given_addends.given([net], reader, lambda: 0, numbers, shard, len(sizes)):
+        at = dict.fromkeys(numbers, frozenset[str]())
+        ranks = shard, len(sizes)
+        with given_addends.given([net], net, reader, lambda: 0, at, *ranks):
             loss_of(net, X[start : start + size]).backward()
         every.append(gradients(net))
         start += size
@@ -96,7 +98,8 @@ def test_what_is_not_given_stays_the_ranks_own(
 def test_every_backward_of_a_step_has_addends_of_its_own(reader: Reader) -> None:
     net, whole = Net(), Net()
     shard = (0, len(X), len(X))
-    with given_addends.given([net], reader, lambda: 1, {0, 1}, shard, 1):
+    at = dict.fromkeys((0, 1), frozenset[str]())
+    with given_addends.given([net], net, reader, lambda: 1, at, shard, 1):
         loss_of(net, 0 * X).backward()
         loss_of(net, 0 * X).backward()
     for shift in (1, 2):
@@ -108,9 +111,41 @@ def test_every_backward_of_a_step_has_addends_of_its_own(reader: Reader) -> None
 
 def test_nothing_is_left_on_the_model(reader: Reader) -> None:
     net = Net()
-    with given_addends.given([net], reader, lambda: 0, {0}, (0, 3, 6), 2):
+    at = {0: frozenset[str]()}
+    with given_addends.given([net], net, reader, lambda: 0, at, (0, 3, 6), 2):
         pass
     loss_of(net, X).backward()
     whole = Net()
     loss_of(whole, X).backward()
     torch.testing.assert_close(gradients(net), gradients(whole), rtol=0, atol=0)
+
+
+class Routed(Net):
+    """Returns rows and how evenly they are spread, of what a module within returns."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.rows(x)
+        shares = found.softmax(1)
+        return found * shares, shares.mean(0).square().sum()
+
+
+def routed_loss(net: nn.Module, x: Tensor) -> Tensor:
+    rows, spread = net(x)
+    value: Tensor = rows.square().sum(1).mean() + 0.5 * spread
+    return value
+
+
+def test_addend_made_within_the_model_is_given_where_it_begins(tmp_path: Path) -> None:
+    at = {1: frozenset({"rows#0/output"})}
+    writer, whole = Writer(tmp_path / "trace"), Routed()
+    with given_addends.noted(whole, writer, lambda: 0, at):
+        routed_loss(whole, X).backward()
+    writer.close()
+    reader, found = Reader(tmp_path / "trace"), []
+    for start in (0, 3):
+        net, shard = Routed(), (start, 3, len(X))
+        with given_addends.given([net], net, reader, lambda: 0, at, shard, 2):
+            routed_loss(net, X[start : start + 3]).backward()
+        found.append(gradients(net))
+    mean = [torch.stack(parts).mean(0) for parts in zip(*found, strict=True)]
+    torch.testing.assert_close(mean, gradients(whole), rtol=1e-12, atol=1e-12)
