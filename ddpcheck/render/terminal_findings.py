@@ -6,10 +6,11 @@ from rich.text import Text
 
 from ddpcheck.render import numbers, wording
 from ddpcheck.render.terminal_matrix import STYLES
-from ddpcheck.render.terminal_page import Page
+from ddpcheck.render.terminal_page import CUT, Page
 from ddpcheck.report import Finding, Fix, faults_first
 
 _SHOWN = 4  # last characters of a title that stand in one line, however it is wrapped
+_LEAST_NAME = 12  # characters of a file's name and line
 
 
 def findings(page: Page) -> list[list[Text]]:
@@ -62,10 +63,25 @@ def _end(page: Page, finding: Finding) -> list[Text]:
 
 
 def _title(page: Page, finding: Finding) -> list[Text]:
-    where = f" at {finding.where}" if finding.where else ""
     note = "accepted: " if finding.accepted is not None else ""
-    title = f"{note}{finding.slug}{where}{_in_runs(page, finding)}"
+    before, after = f"{note}{finding.slug}", _in_runs(page, finding)
+    places = _places(finding.where) if finding.where else [""]
+    # Of a title that is too long the place loses folders first, then the runs are cut.
+    titles = [f"{before}{place}{end}" for end in (after, CUT) for place in places]
+    title = next(filter(page.holds, titles), titles[-1])
+    if title.endswith(CUT):
+        title = title.removesuffix(CUT) + after
     return page.wrapped(title, style=STYLES["accepted" if note else "divergent"])
+
+
+def _places(where: str) -> list[str]:
+    """Returns " at file.py:3", whole, then with less and less of the path's left."""
+    parts = where.split("/")
+    shorter = ["/".join(["...", *parts[n:]]) for n in range(1, len(parts))]
+    name = parts[-1]
+    ends = [f"...{name[n:]}" for n in range(4, max(4, len(name) - _LEAST_NAME))]
+    found = [place for place in (*shorter, *ends) if len(place) < len(where)]
+    return [f" at {place}" for place in (where, *found)]
 
 
 def _in_runs(page: Page, finding: Finding) -> str:

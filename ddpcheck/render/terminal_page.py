@@ -12,7 +12,7 @@ from ddpcheck.render import numbers
 from ddpcheck.report import Report
 
 LABEL = 9  # width of "  facts  "
-_CUT = " ..."
+CUT = " ..."
 _ALL_ELSEWHERE = " ... (all with -v)"
 
 
@@ -62,7 +62,7 @@ class Page:
         hang: str = "  ",
         style: str = "",
         most: int | None = None,
-        end: str = _CUT,
+        end: str = CUT,
     ) -> list[Text]:
         """Returns `text` over `most` lines, by default what the budget allows.
 
@@ -78,6 +78,11 @@ class Page:
         )
         return [Text(line, style=style) for line in lines]
 
+    def holds(self, text: str) -> bool:
+        """Returns whether `wrapped` shows all of a text."""
+        rows = textwrap.wrap(one_line(text), self.width, subsequent_indent="  ")
+        return len(rows) <= self.budget.wrap
+
     def labelled(
         self,
         label: str,
@@ -85,7 +90,7 @@ class Page:
         *,
         style: str = "",
         most: int | None = None,
-        end: str = _CUT,
+        end: str = CUT,
     ) -> list[Text]:
         """Returns `text` beside its label, aligned with the other labelled texts."""
         indent = f"  {label}".ljust(LABEL)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -180,10 +180,13 @@ def all_reduce_sum(value: Tensor, group: dist.ProcessGroup | None = None) -> Ten
     return result
 
 
-def apply(model: nn.Module, mode: str, *, device: str = "cpu") -> nn.Module:
+def apply(
+    model: nn.Module, mode: str, *, device: str = "cpu", only: Collection[str] = ()
+) -> nn.Module:
     """Returns the model with its batch norm as `mode` says; changes it in place.
 
     On GPUs `sync` is torch's own SyncBatchNorm, where its conversion loses nothing.
+    With `only`, names of modules, `sync` leaves all others as they are.
     """
     if mode == "local":
         return submodules.replace(model, _is_synchronized, _to_local)
@@ -191,6 +194,13 @@ def apply(model: nn.Module, mode: str, *, device: str = "cpu") -> nn.Module:
         loses = any(
             _is_batch_norm(m) and _computes_more(m) for m in contents.modules(model)
         )
+        if only:
+            chosen = {id(nn.Module.get_submodule(model, name)) for name in only}
+            return submodules.replace(
+                model,
+                lambda m: _is_batch_norm(m) and id(m) in chosen,
+                _to_complete_sync,
+            )
         if device != "cpu" and not loses:
             return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return]
         model = submodules.replace(model, _is_batch_norm, _to_complete_sync)

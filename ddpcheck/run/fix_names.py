@@ -46,7 +46,9 @@ def _gathered(says: str) -> Said:
 
 # By the part of a name before ":".
 SAID: dict[str, Said] = {
-    "batch_norm.sync": Said(says="torch's batch norms synchronised over ranks"),
+    "batch_norm.sync": Said(
+        says="{names} synchronised over ranks", of_none="torch's batch norms"
+    ),
     "module.global": _gathered("the samples of all ranks given to {names}"),
     "module.in_group": _gathered(
         "the samples of all ranks given to {names}, which can still use collectives"

@@ -406,3 +406,22 @@ def test_letters_of_other_alphabets_stay_and_controls_are_written_out() -> None:
     assert one_line("m\u00f6del \u65e5\n\x1b[31m\u202e \udcff") == (
         "m\u00f6del \u65e5 \\x1b[31m\\u202e \\udcff"
     )
+
+
+@pytest.mark.parametrize(
+    ("where", "shown"),
+    [
+        ("mymodel.py:41", "mymodel.py:41"),
+        (f"{'folder/' * 3}my.py:41", "folder/folder/folder/my.py:41"),
+        (f"{'folder/' * 9}my.py:41", ".../folder/folder/folder/my.py:41"),
+        (f"folder/{'long_name' * 9}.py:41", f"...ong_name{'long_name' * 2}.py:41"),
+    ],
+    ids=["name", "folders", "many-folders", "long-name"],
+)
+def test_place_of_a_finding_is_cut_from_the_left(where: str, shown: str) -> None:
+    report = sample.ALL["two-findings"]
+    first, *rest = report.findings
+    report = replace(report, findings=(replace(first, where=where), *rest))
+    text = terminal.to_text(report, color=False, width=80, report_path=PATH)
+    (title,) = (row for row in text.splitlines() if row.startswith(first.slug))
+    assert title == f"{first.slug} at {shown} in ddp W=2, ddp W=4"

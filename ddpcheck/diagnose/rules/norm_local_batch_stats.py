@@ -10,7 +10,10 @@ How it was found
 The layer is fed with the reference's own rows and returns others, by more than
 1e-6; it is one of torch's batch norms, or writes buffers and returns the same,
 within 5 %, for twice the input. Where it is multiplied by zero in the first step, its
-buffers and the gradients differ after it. Synchronised batch norm decides. What
+buffers and the gradients differ after it. Synchronised batch norm decides; where others
+return the reference's rows, as those of a ghost batch norm do, the run in which these
+stay as they are. Running statistics that ranks start from, and
+one process does not, are those of norms that model() has called itself. What
 DataParallel alone has is found on ranks whose model sees no process group, as replicas
 have none, where their gradients are off by as much; or freezing it decides.
 
@@ -72,12 +75,13 @@ def detect(case: Case) -> Proposal | None:
     compiled = [m for m in calls if m.kind in _COMPILED]
     first = calls[0]
     layers = list(dict.fromkeys(m.name for m in calls))
-    synchronised = [] if _are_right_elsewhere(case, layers) else torchs
+    are_alone = _are_right_elsewhere(case, layers)
     fixes: tuple[str, ...] = tuple(
-        f"module.global:{m.name}" for m in calls if m not in synchronised
+        f"module.global:{m.name}" for m in calls if not m.is_batch_norm
     )
-    if synchronised:
-        fixes = ("batch_norm.sync", *fixes)
+    if torchs:
+        named = ",".join(dict.fromkeys(m.name for m in torchs)) if are_alone else ""
+        fixes = (f"batch_norm.sync:{named}" if named else "batch_norm.sync", *fixes)
     at_start = statistics_at_start(case)
     if at_start:
         fixes = (*fixes, "ddp.broadcast")
@@ -93,7 +97,7 @@ def detect(case: Case) -> Proposal | None:
         if compiled
         else "synchronise batch norm over ranks, freeze it, or use GroupNorm",
         code=("# without torch.jit\n" if compiled else "")
-        + _conversion(torchs, one_by_one=not synchronised),
+        + _conversion(torchs, one_by_one=are_alone),
         code_rests_on="all that differ are batch norms of torch's"
         if len(torchs) == len(calls)
         else "",
@@ -104,11 +108,7 @@ def detect(case: Case) -> Proposal | None:
     )
     if len(torchs) < len(calls) or found.speculative:
         return found
-    frozen = _frozen(found)
-    if synchronised:
-        return replaced(found, fallback=frozen)
-    every = replaced(found, fixes=("batch_norm.sync", *fixes), code=_conversion(torchs))
-    return replaced(found, fallback=replaced(every, fallback=frozen))
+    return replaced(found, fallback=_frozen(found))
 
 
 def _facts(

@@ -57,6 +57,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.diagnose.probes.evidence import ModuleCall
+from ddpcheck.run.fix_names import argument
 
 SLUG = "norm/syncbn-implementation"
 LINK = "forward"
@@ -66,7 +67,7 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it where a module that calls collectives differs, forward or backward."""
     # Of torch's own, those whose rows are wrong: over which ranks may be. A fix in force
     # has synchronised others.
-    is_fixed = "batch_norm.sync" in case.outcome.spec.fixes
+    is_fixed = argument(case.outcome.spec.fixes, "batch_norm.sync") is not None
     calls = [
         m
         for m in case.modules()

@@ -42,7 +42,8 @@ Let DDP send rank 0's buffers, or send them once by hand. The example is mended 
 
 Not this rule if
 Buffers are equal at the start and a forward writes them: state/buffer-broadcast-
-overwrites.
+overwrites. They are running statistics of norms that go by the shard, which model() has
+called: norm/local-batch-stats.
 
 References
 https://github.com/pytorch/pytorch/issues/63916

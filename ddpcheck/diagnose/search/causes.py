@@ -14,6 +14,7 @@ from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.registry import RULES, Rule
 from ddpcheck.diagnose.search import addends, parts
 from ddpcheck.report import Control, Run
+from ddpcheck.run import fix_names
 
 _PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
 _SCALES = {
@@ -209,7 +210,8 @@ def _shown(cause: Cause) -> list[str]:
     """
     named = [fix.partition(":") for fix in cause.proposal.fixes]
     shown = [name for head, _, name in named if head == "module.global"]
-    norms = "batch_norm.sync" in cause.proposal.fixes and cause.proposal.module
+    is_sync = fix_names.argument(cause.proposal.fixes, "batch_norm.sync") is not None
+    norms = is_sync and cause.proposal.module
     return [*shown, norms] if norms else shown
 
 

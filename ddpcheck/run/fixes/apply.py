@@ -3,7 +3,8 @@
 A `RunSpec` names them ("loss.scale:2.0"); the user's file is never touched. Each
 changes one thing, so that a run with it proves or disproves one cause.
 
-    batch_norm.sync        torch's batch norms synchronised over ranks
+    batch_norm.sync        torch's batch norms synchronised over ranks; with ":NAMES",
+                           these alone
     module.global:NAME     the module sees the rows of all ranks, as in one process
     module.in_group:NAME   the same, with the process group in sight
     model.alone            the model's forward sees no process group, as a replica of
@@ -179,8 +180,10 @@ def before_wrap(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
         model.forward = functools.partial(without_ranks, model.forward)
     if argument(fixes, "backward.alone") is not None:
         model.forward = functools.partial(without_ranks_in_backward, model.forward)
-    if argument(fixes, "batch_norm.sync") is not None:
-        model = batch_norm.apply(model, "sync")
+    norms = argument(fixes, "batch_norm.sync")
+    if norms is not None:
+        only = norms.split(",") if norms else ()
+        model = batch_norm.apply(model, "sync", only=only)
     for fix in fixes:
         head, _, name = fix.partition(":")
         if head in ("module.global", "module.in_group"):
