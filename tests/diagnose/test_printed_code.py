@@ -104,3 +104,20 @@ def test_code_beside_an_intervention_that_only_locates_names_its_evidence(
 def _is_proposal(node: ast.AST) -> TypeGuard[ast.Call]:
     is_named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     return is_named and node.func.id in ("Proposal", "replaced")  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("no_script")
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("sum-whose-gradient-is-clipped", SCALED),
+        ("labels-without-offset-in-forward", ""),
+    ],
+)
+def test_code_without_a_run_is_shown_where_evidence_alone_asks_for_it(
+    name: str, code: str, pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, tmp_path, HEAD + BUGS[name][0], fix=False)
+    shown = [f.fix for f in report.findings if f.fix]
+    assert all((f.proof, f.verified, f.intervention) == (None, None, "") for f in shown)
+    assert [f.code for f in shown[:1]] == [code]

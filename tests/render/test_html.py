@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from ddpcheck.render.html import to_html
-from ddpcheck.report import NotCompared, Quantity, Report, from_json, to_json
+from ddpcheck.report import NotCompared, Proof, Quantity, Report, from_json, to_json
 
 from . import sample
 
@@ -175,6 +175,22 @@ def test_html_tells_counts_cause_fix_and_proof() -> None:
         "9f2c" * 16,
     ):
         assert text in document
+
+
+@pytest.mark.parametrize(
+    ("proof", "status"), [("intervention", "equivalent"), ("located", "not-checked")]
+)
+def test_html_marks_as_passed_what_a_fix_has_mended_alone(
+    proof: Proof, status: str
+) -> None:
+    (finding,) = sample.divergent().findings
+    assert finding.fix is not None
+    changed = replace(finding, fix=replace(finding.fix, proof=proof))
+    document = to_html(replace(sample.divergent(), findings=(changed,)))
+    assert f'<p class="proof"><span class="{status}">' in document
+    assert ("located, no fix proven: with each rank" in document) == (
+        proof == "located"
+    )
 
 
 def test_html_escapes_hostile_names() -> None:

@@ -96,17 +96,20 @@ def _of_a_penalty(case: Case) -> Proposal | None:
         "their gradients",
         f"calls of torch.autograd.grad for an input: {slopes}; a backward through them "
         f"leaves out {names(left_out)}",
+        "loss = loss + 0 * sum(p.sum() for p in model.parameters())\n",
     )
 
 
-def _by_hand(summary: str, fact: str) -> Proposal:
+def _by_hand(summary: str, fact: str, *added: str) -> Proposal:
+    """Returns the proposal; `added` is code that comes before backward."""
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary=summary,
         facts=(fact,),
         fix="use backward(); for a gradient penalty add 0 * the sum of all parameters",
-        code="loss = loss + 0 * sum(p.sum() for p in model.parameters())\nloss.backward()",
+        code="".join(added) + "loss.backward()",
+        code_rests_on="the ranks' calls of torch.autograd.grad, and what these leave out",
         fixes=("autograd.averaged",),
         by_hand=True,
         # What the calls return cannot be averaged where they run under torch.vmap.

@@ -73,6 +73,7 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="copy values into the existing parameters, or wrap last",
         code="model = DistributedDataParallel(module)  # the last thing",
+        code_rests_on="trained tensors are not those that DDP was built with",
         fixes=("ddp.rewrap",),
         local=tuple(found),
         or_by_hand=True,

@@ -70,5 +70,6 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="find_unused_parameters=True, or remove the parameters",
         code="DistributedDataParallel(model, find_unused_parameters=True)",
+        code_rests_on="parameters without gradient, and DDP does not look for them",
         fixes=("ddp.find_unused",),
     )

@@ -174,5 +174,8 @@ def proposal(case: Case, facts: tuple[str, ...]) -> Proposal:
         facts=facts,
         fix="remove the factor; it belongs to a sum over a global count only",
         code="loss = criterion(output, target)  # without * world_size",
+        code_rests_on=""
+        if case.is_part
+        else "the gradient of the whole loss is W times too large on all ranks",
         evidence=ratio_evidence(case),
     )

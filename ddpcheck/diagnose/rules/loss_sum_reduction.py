@@ -81,6 +81,9 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="take the mean, or multiply the summed loss by the world size",
         code=f"{WORLD}loss = world * loss  # or reduction='mean'",
+        code_rests_on=""
+        if case.is_part
+        else "the whole loss doubles with the batch, and its gradient is 1/W on all ranks",
         evidence=ratio_evidence(case),
     )
     if case.direct():
