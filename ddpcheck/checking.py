@@ -20,11 +20,12 @@ from ddpcheck import (
     memory,
     noise_floor,
     plan,
+    raised,
     reporting,
     reproduce,
     tolerance,
 )
-from ddpcheck.diagnose import data_parallel, engine, shrink
+from ddpcheck.diagnose import data_parallel, engine, shrink, simulated
 from ddpcheck.diagnose.facts import kept_beside, unlike_numbers
 from ddpcheck.errors import SignalError, UsageError
 from ddpcheck.options import Options
@@ -64,6 +65,8 @@ _OPENED_AHEAD = 16  # ranks, forked before it is known whether they are wanted
 # That the search for the smallest run may take, or as long as the runs took.
 _LEAST_SHRINKING_S = 15.0
 
+# A run, a probe or a search of ours: what it was to find out is not known.
+_INTERNAL = "internal error of ddpcheck, please report it: "
 _MOST_OF_ROOM = 0.8  # the rest is for activations, which nobody knows before
 
 
@@ -263,9 +266,14 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
     diagnosis = made.diagnosis
     given_data.check_lists(session, outcomes, runs, limit.rtol)
     if any(run.verdict == "divergent" for run in runs):
-        engine.diagnose(
-            session, outcomes, runs, limit, options, made.progress, diagnosis
-        )
+        try:
+            engine.diagnose(
+                session, outcomes, runs, limit, options, made.progress, diagnosis
+            )
+        except (UsageError, CannotCheckError, ServerDiedError):
+            raise
+        except Exception as error:  # noqa: BLE001 (ours: the verdict is known)
+            _give_up(made, error)
     else:
         diagnosis.warnings += luck.warnings(session, runs, outcomes, limit)
         diagnosis.warnings += kept_beside.warnings(outcomes, runs)
@@ -274,6 +282,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
     findings, unused = reporting.accept(runs, every, options.accept)
     warnings = reporting.warnings_of(base, made.planned, outcomes)
     warnings += given_data.warnings(base)
+    warnings += [_INTERNAL + said for said in session.internal]
     return reporting.make(
         ref=session.ref,
         base=base,
@@ -288,6 +297,23 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
         seconds=time.perf_counter() - made.started,
         smallest=shrink.divergent(outcomes, runs),
     )
+
+
+def _give_up(made: Made, error: Exception) -> None:
+    """Leaves what is not explained yet unknown: the search for causes has failed."""
+    said = f"{type(error).__name__}: {raised.text_of(error)}"
+    made.session.internal[said] = raised.whole_stack(error)
+    found, runs = made.diagnosis.findings, made.runs or []
+    explained = {index for finding in found for index in finding.runs}
+    rest = [
+        index
+        for index, run in enumerate(runs)
+        if run.verdict == "divergent" and index not in explained
+    ]
+    if rest:
+        unknown = simulated.unknown(runs[rest[0]], rest)
+        summary = "the cause is unknown: ddpcheck itself failed while it looked for it"
+        found.append(dataclasses.replace(unknown, summary=summary))
 
 
 def _leave_room(session: Session, planned: plan.Plan, base: ReferenceResult) -> None:

@@ -75,9 +75,11 @@ def _failure_text(error: Exception, *, verbose: bool) -> str:
         from ddpcheck.ranks.failures import (  # noqa: PLC0415 (rarely needed)
             ServerDiedError,
         )
-        from ddpcheck.session import CannotCheckError  # noqa: PLC0415
+        from ddpcheck.session import CannotCheckError, InternalError  # noqa: PLC0415
     except Exception:  # noqa: BLE001 (what failed may be this import)
         return _internal_text(error, verbose=verbose)
+    if isinstance(error, InternalError):
+        return _internal_words(error.message, error.detail, verbose=verbose)
     if isinstance(error, CannotCheckError):
         return cannot_check_text(error.message, error.detail, verbose=verbose)
     if isinstance(error, ServerDiedError):
@@ -111,6 +113,10 @@ def cannot_check_text(message: str, detail: str, *, verbose: bool = False) -> st
 def _internal_text(error: Exception, *, verbose: bool) -> str:
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     text = "".join(traceback.format_exception(error))
+    return _internal_words(what, text, verbose=verbose)
+
+
+def _internal_words(what: str, text: str, *, verbose: bool) -> str:
     lines = [
         f"ddpcheck: not checked: internal error of ddpcheck: {what}",
         "  this is a bug of ddpcheck, not of the target",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -15,7 +16,19 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _MAIN = "in rank_main"  # the frame that only a rank's main thread has
 # What of this package handles tensors and calls nothing of the target's.
-_OWN_WORK = ("tree.py", "compare.py", "trace.py", "run/record/", "run/names.py")
+_OWN_WORK = (
+    *("tree.py", "compare.py", "trace.py", "run/record/", "run/names.py"),
+    *("summing.py", "run/contents.py", "run/private.py", "run/sizing.py"),
+)
+# What calls objects of the target's, or stands in for functions that the target calls:
+# what it raises without a frame of the target's may be the target's mistake.
+_CALLS_USERS = (
+    *("target.py", "importing.py", "shipping.py", "devices.py", "ranks/"),
+    *("run/user_code.py", "run/steps.py", "run/model.py", "run/batches.py"),
+    *("run/data_parallel.py", "run/averaged.py", "run/batch_norm.py", "run/noise.py"),
+    *("run/draws.py", "run/rounding.py", "run/overrides.py", "run/surroundings.py"),
+    *("run/virtual/", "run/fixes/", "run/watch/", "run/process/", "zoo/"),
+)
 # Where ranks wait for each other: collectives, what DDP exchanges beside its gradients,
 # and backwards, at whose end it waits for those.
 _EXCHANGES = (
@@ -144,9 +157,33 @@ def innermost(stack: str) -> Frame | None:
 
 
 def raised_in_own_work(stack: str) -> Frame | None:
-    """Returns where ddpcheck itself failed, whatever library it called; else None."""
-    frame = next((f for f in frames(stack) if not f.is_library), None)
-    return frame if frame is not None and frame.is_own_work else None
+    """Returns where ddpcheck itself failed, whatever library it called; else None.
+
+    That is in its work on what it has recorded, in a line of its own that hands no call
+    of the target's on, or in a library that no code of the target's has led to.
+    """
+    found = frames(stack)
+    frame = next((f for f in found if not f.is_library), None)
+    if frame is None or not frame.is_own:
+        return None
+    if frame.is_own_work:
+        return frame
+    inside = whose.inside_own(frame.file)
+    if found[0] is not frame:  # a library raises, in a probe for many a reason
+        may_be_users = any(f.is_users for f in found) or inside.startswith(
+            (*_CALLS_USERS, "diagnose/")
+        )
+        return None if may_be_users else frame
+    line = linecache.getline(frame.file, frame.line).strip()
+    # An exception that is raised on purpose says so itself; and what has any arguments
+    # hands them on to what the target, or a library, has called.
+    is_meant = line.startswith("raise ") or "*args" in line
+    return None if is_meant or _calls_users_directly(inside, line) else frame
+
+
+def _calls_users_directly(file: str, line: str) -> bool:
+    """Returns whether a line of ours may call what the target has defined."""
+    return file.startswith(_CALLS_USERS) and "(" in line
 
 
 def in_users(stack: str) -> str:

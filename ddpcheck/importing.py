@@ -89,6 +89,8 @@ def import_file(path: Path) -> types.ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:  # sys.exit in the file included
         del sys.modules[name]
+        if raised.is_own(error):
+            raise
         raise _import_problem(path, error) from error
     return module
 
@@ -101,6 +103,8 @@ def _import_part(path: Path, folder: str, name: str) -> types.ModuleType:
         return importlib.import_module(name)
     except BaseException as error:  # sys.exit in the file included
         sys.modules.pop(name, None)
+        if raised.is_own(error):
+            raise
         raise _import_problem(path, error) from error
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddpcheck import whose
 from ddpcheck.errors import shortened, visible
-from ddpcheck.frames import Frame
+from ddpcheck.frames import Frame, raised_in_own_work
 
 _MAX_LINES = 3
 # Of a message, wherever it is shown: libraries put a whole tensor or a page there.
@@ -104,6 +104,11 @@ def stack(error: BaseException) -> str:
         kept = [entry for entry in part.stack if not _is_hidden(entry.filename)]
         part.stack = traceback.StackSummary.from_list(kept)
     return _shown("".join(told.format()), error)
+
+
+def is_own(error: BaseException) -> bool:
+    """Returns whether ddpcheck itself failed, and not what the target does."""
+    return raised_in_own_work(whole_stack(error)) is not None
 
 
 def whole_stack(error: BaseException) -> str:

@@ -92,6 +92,13 @@ class CannotCheckError(Exception):
         return f"{self.message}\n{self.detail}".rstrip("\n")
 
 
+class InternalError(CannotCheckError):
+    """ddpcheck itself failed before anything could be compared.
+
+    `message` is what was raised, `detail` the stack of the rank.
+    """
+
+
 class Session:
     """A pool with one target loaded.
 
@@ -113,6 +120,8 @@ class Session:
         self.on_run = on_run
         self.progress = Silent()
         self._working: dict[int, tuple[RunSpec, Task]] = {}  # by the task's identity
+        # Failures of ddpcheck itself in ranks, by what they say: stacks.
+        self.internal: dict[str, str] = {}
         self.room: Room | None = None  # how much memory all ranks may take
         # The pool's deadline was chosen, and holds whatever the ranks need.
         self.is_bounded = False
@@ -319,8 +328,18 @@ class Session:
                 raise UsageError(result.problem)
         if any(r is None or not r.is_clean for r in results):
             self.pool.retire(*outcome.crew)
+        for rank, result in zip(outcome.ranks, results, strict=True):
+            if told := rank.raised or (result.raised if result else None):
+                self.note_failure(told.stack)
         if self.on_run:
             self.on_run(outcome)
+
+    def note_failure(self, stack: str) -> None:
+        """Notes a failure of ddpcheck itself in a rank, where the stack says so."""
+        frame = frames.raised_in_own_work(stack)
+        if frame is not None:
+            said = stack.rstrip().rpartition("\n")[2]
+            self.internal.setdefault(f"{said} ({frame.short})", stack)
 
     def _value(self, outcome: Outcome, seconds: float) -> ReferenceResult:
         if outcome.kind == "done":
@@ -334,6 +353,8 @@ class Session:
         if outcome.kind == "raised":
             assert outcome.raised is not None
             detail = outcome.raised.stack
+            if frames.raised_in_own_work(detail):
+                raise InternalError(_kind_and_words(outcome.raised), detail)
             raise CannotCheckError(_broke(outcome.raised), detail)
         if outcome.kind == "hung":
             # What waited for cores, or stood still, was given more by default.
@@ -357,6 +378,10 @@ def _place(spec: RunSpec, task: Task) -> str:
     return (
         place if spec.mode == "single" else f"{spec.mode} W={spec.world_size} {place}"
     )
+
+
+def _kind_and_words(raised: Raised) -> str:
+    return f"{raised.type_name}: {raised.message}".splitlines()[0]
 
 
 def _broke(raised: Raised) -> str:

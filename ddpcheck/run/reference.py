@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ddpcheck import devices, memory, tree
+from ddpcheck import devices, memory, raised, tree
 from ddpcheck.errors import UsageError
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context
@@ -101,7 +101,9 @@ def _attempts(
                 result = made.execute()
         except UsageError:
             raise
-        except Exception as error:  # noqa: BLE001 (user code)
+        except Exception as error:
+            if raised.is_own(error):
+                raise
             refused = error
             traceback.clear_frames(error.__traceback__)  # they hold the model
             fresh.renew()

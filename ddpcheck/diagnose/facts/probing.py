@@ -63,7 +63,9 @@ class References:
                 outcome = self._end(self._submit(key))
             value = outcome.value
             is_there = isinstance(value, ReferenceEvidence) and not value.failed
-            self._known[key] = (value, "") if is_there else (None, _why([outcome]))
+            self._known[key] = (
+                (value, "") if is_there else (None, _why(self._session, [outcome]))
+            )
         return self._known[key]
 
     def _end(self, task: Task) -> Outcome:
@@ -118,7 +120,7 @@ def probe(
                 world_size=spec.world_size, reference=reference, ranks=tuple(ranks)
             )
             return evidence, ""
-        failed = _why(told)
+        failed = _why(session, told)
         if not raised or any(f.kind == "raised" for f in run.faults):
             break
     return None, failed
@@ -169,11 +171,13 @@ def first_wrong_batch(run: Run, steps: int) -> int:
     return found if is_right else 0
 
 
-def _why(outcomes: list[Outcome]) -> str:
+def _why(session: Session, outcomes: list[Outcome]) -> str:
     """Returns what ended a probe: the last line of the first that failed."""
     stacks = [
         o.raised.stack if o.raised else getattr(o.value, "failed", "") for o in outcomes
     ]
+    for stack in stacks:
+        session.note_failure(stack)
     lines = [stack.rstrip().rpartition("\n")[2] for stack in stacks if stack]
     others = [o.kind for o in outcomes if o.kind != "done"]
     return (lines or others or [""])[0]
