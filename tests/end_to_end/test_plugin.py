@@ -378,7 +378,10 @@ def test_hang_is_one_failure_with_stacks_and_the_session_goes_on(
     text = targets.section("mixed.py: ddp-W4")
     assert text.startswith("divergent: ")
     for rank in range(4):
-        assert f"ddp W=4, rank {rank} hung: waited until the deadline\n" in text
+        said = (
+            rf"ddp W=4, rank {rank} hung: waited until the deadline, at mixed\.py:\d+"
+        )
+        assert re.search(rf"{said} in loss\n", text)
     assert re.search(r'File ".*mixed.py", line \d+ in loss', text)
     assert "mixed.py::ddp-W4" in targets.text.partition("slowest 1 dur")[2]
     assert targets.lines.count("PASSED mixed.py::ddp-W2-bn.frozen") == 1
