@@ -172,7 +172,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("cuda")
     if marker is None:
         return
-    from ddpcheck import devices  # noqa: PLC0415 (imports torch)
+    from ddpcheck.ranks import devices  # noqa: PLC0415 (imports torch)
 
     (needed,) = marker.args
     found = devices.count()

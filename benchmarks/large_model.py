@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ddpcheck import checking
-from ddpcheck.options import Options
+from ddpcheck.checking import checking
 from ddpcheck.ranks import journal
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO, Pool
-from ddpcheck.target import TargetRef
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,9 +11,9 @@ import time
 import gpt2
 import torch
 
-from ddpcheck import tree
+from ddpcheck.compare import tree
 from ddpcheck.ranks.worker import Context
-from ddpcheck.run.model import DTYPES, cast
+from ddpcheck.run.model.model import DTYPES, cast
 
 STEPS = 4
 

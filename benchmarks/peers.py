@@ -37,10 +37,10 @@ from warm import (
     warm_case,
 )
 
-from ddpcheck.checking import PRELOAD_MODULES
+from ddpcheck.checking.checking import PRELOAD_MODULES
 from ddpcheck.ranks.pool import Pool, Preload
-from ddpcheck.session import Session
-from ddpcheck.target import TargetRef
+from ddpcheck.run.session.session import Session
+from ddpcheck.target.target import TargetRef
 
 FOLDER = Path(__file__).parent
 FEW = 3

@@ -25,12 +25,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ddpcheck.checking import PRELOAD_MODULES
+from ddpcheck.checking.checking import PRELOAD_MODULES
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
+from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.session import Session
-from ddpcheck.target import TargetRef
+from ddpcheck.target.target import TargetRef
 
 STEPS = 3
 HERE = Path(__file__).parent

@@ -26,13 +26,13 @@ import torch
 from mlp import model
 from torch import Tensor, nn
 
-from ddpcheck import assemble
-from ddpcheck.checking import PRELOAD_MODULES
-from ddpcheck.errors import UsageError
+from ddpcheck.checking.checking import PRELOAD_MODULES
+from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool, Preload
+from ddpcheck.run.session import assemble
+from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.session import Session
-from ddpcheck.target import Target, TargetRef
+from ddpcheck.target.target import Target, TargetRef
 
 MODES = ("dp", "ddp", "averaged", "sim")
 KINDS = ("mean", "sum", "conv", "norm", "raises", "exits", "collective", "unseeded")

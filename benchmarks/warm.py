@@ -30,13 +30,13 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.checking import PRELOAD_MODULES
+from ddpcheck.checking.checking import PRELOAD_MODULES
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.ranks.worker import Context
+from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.session import Session
-from ddpcheck.target import TargetRef
+from ddpcheck.target.target import TargetRef
 
 STEPS = 3
 TARGET = str(Path(__file__).parent / "mlp.py")

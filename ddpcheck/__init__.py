@@ -20,8 +20,8 @@ if TYPE_CHECKING:
         check,
         warm_ranks,
     )
-    from ddpcheck.errors import UsageError
-    from ddpcheck.report import Finding, Report, Run
+    from ddpcheck.errors.problem import UsageError
+    from ddpcheck.report.data import Finding, Report, Run
 
 __all__ = [
     "CannotCheckError",
@@ -34,8 +34,11 @@ __all__ = [
     "check",
     "warm_ranks",
 ]
-_HOMES = {"Finding": "report", "Report": "report", "Run": "report"} | {
-    "UsageError": "errors"
+_HOMES = {
+    "Finding": "report.data",
+    "Report": "report.data",
+    "Run": "report.data",
+    "UsageError": "errors.problem",
 }
 
 

@@ -16,16 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ddpcheck import checking, libraries, settings, shipping
-from ddpcheck.budget import Budget
-from ddpcheck.errors import UsageError
-from ddpcheck.options import Options
+from ddpcheck.checking import checking
+from ddpcheck.errors.problem import UsageError
+from ddpcheck.ranks.budget import Budget
 from ddpcheck.ranks.failures import PreloadError
 from ddpcheck.ranks.pool import Pool, Preload
-from ddpcheck.render import failure
-from ddpcheck.report import Report
-from ddpcheck.session import CannotCheckError, Session
-from ddpcheck.target import Target, TargetRef
+from ddpcheck.report.data import Report
+from ddpcheck.report.render import failure
+from ddpcheck.run.session.session import CannotCheckError, Session
+from ddpcheck.target import libraries, settings, shipping
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import Target, TargetRef
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -73,7 +74,7 @@ class Settings(TypedDict, total=False):
     seed: int
 
 
-_UNPACK = "ddpcheck.target:unpack"
+_UNPACK = "ddpcheck.target.target:unpack"
 _PARTS = ("collate", "optimizer", "wrap", "train_step")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddpcheck import checking
+from ddpcheck.checking import checking
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.suite import runner
 

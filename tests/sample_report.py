@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from ddpcheck import pages, report
-from ddpcheck.checking import check_file
-from ddpcheck.options import Options
-from ddpcheck.render import html
-from ddpcheck.target import TargetRef
+from ddpcheck.checking.checking import check_file
+from ddpcheck.report import data as report
+from ddpcheck.report.pages import pages
+from ddpcheck.report.render import html
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "reports" / "sample"

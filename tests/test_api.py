@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ddpcheck
-from ddpcheck import api, fixture, options
-from ddpcheck.report import Report
+from ddpcheck import api
+from ddpcheck.plugin import fixture
+from ddpcheck.report.data import Report
+from ddpcheck.target import options
 
 TARGET = """\
 import torch

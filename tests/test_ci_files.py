@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddpcheck import arguments
+from ddpcheck.cli import arguments
 
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))

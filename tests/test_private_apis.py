@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 
 from ddpcheck.run import private
-from ddpcheck.run.data_parallel import DataParallelOnOneDevice
+from ddpcheck.run.modes.data_parallel import DataParallelOnOneDevice
 from tests.run import without
 
 pytestmark = pytest.mark.usefixtures("seeded")  # layers draw their weights
@@ -193,7 +193,7 @@ def _named(source: str) -> set[str]:
 
 # Not what knows torch by name only, and not the ranks: see ranks/forkserver.py.
 SOURCES = [*PACKAGE.glob("run/**/*.py"), *PACKAGE.glob("diagnose/**/*.py")]
-ELSEWHERE = [*PACKAGE.glob("*.py"), *PACKAGE.glob("zoo/*.py")]
+ELSEWHERE = [*PACKAGE.glob("*.py"), *PACKAGE.glob("suite/zoo/*.py")]
 KNOWN = {name.rpartition(".")[2] for name in MODULES} | set(ATTRIBUTES) | set(TEXTS)
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import checking
-from ddpcheck.cli import HELP
-from ddpcheck.options import Options
+from ddpcheck.checking import checking
+from ddpcheck.cli.main import HELP
+from ddpcheck.compare.tolerance import DEFAULT_RTOL, FLOOR_FACTOR
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.report import EXIT_CODES, EXIT_USAGE
-from ddpcheck.target import TargetRef
-from ddpcheck.tolerance import DEFAULT_RTOL, FLOOR_FACTOR
+from ddpcheck.report.data import EXIT_CODES, EXIT_USAGE
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 from tests.conftest import Digits
 
 ROOT = Path(__file__).parents[1]

@@ -20,14 +20,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpcheck import pages
-from ddpcheck.checking import PRELOAD_MODULES, check
-from ddpcheck.errors import UsageError
-from ddpcheck.options import Options
+from ddpcheck.checking.checking import PRELOAD_MODULES, check
+from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool, Preload
-from ddpcheck.report import Finding
-from ddpcheck.session import CannotCheckError
-from ddpcheck.target import TargetRef
+from ddpcheck.report.data import Finding
+from ddpcheck.report.pages import pages
+from ddpcheck.run.session.session import CannotCheckError
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 
 FOLDER = Path(__file__).parent
 # Findings that no run can prove, as their pages say, or not always.

@@ -12,7 +12,6 @@ import math
 from collections.abc import Container
 from dataclasses import dataclass
 
-from ddpcheck import assemble
 from ddpcheck.diagnose import without_group
 from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
 from ddpcheck.diagnose.facts.text import number
@@ -23,9 +22,10 @@ from ddpcheck.diagnose.registry import (
 )
 from ddpcheck.diagnose.rules.data_batch_layout import SLUG as BATCH_LAYOUT
 from ddpcheck.diagnose.rules.norm_local_batch_stats import SLUG as LOCAL_STATISTICS
-from ddpcheck.report import Finding, Run, Tolerance
+from ddpcheck.report.data import Finding, Run, Tolerance
+from ddpcheck.run.session import assemble
+from ddpcheck.run.session.session import RunOutcome, Session
 from ddpcheck.run.spec import ONE_SIDED, RunSpec
-from ddpcheck.session import RunOutcome, Session
 
 _SAME = 1e-3  # relative; DataParallel sums in another order than DDP
 _ROUNDING = 2.0  # of an excess: one for either side

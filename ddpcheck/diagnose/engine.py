@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ddpcheck import acceptance, assemble
 from ddpcheck.diagnose import data_parallel, shrink, simulated
 from ddpcheck.diagnose.search import findings
 from ddpcheck.diagnose.search.causes import Cause
 from ddpcheck.diagnose.search.loop import Search
-from ddpcheck.options import Options
-from ddpcheck.progress import Silent
-from ddpcheck.report import Finding, NotCompared, Run, Tolerance
-from ddpcheck.session import RunOutcome, Session
+from ddpcheck.report.data import Finding, NotCompared, Run, Tolerance
+from ddpcheck.report.progress import Silent
+from ddpcheck.run.session import acceptance, assemble
+from ddpcheck.run.session.session import RunOutcome, Session
+from ddpcheck.target.options import Options
 
 # A run that varies one that hung is given less time: no rank needs that many times
 # what one process did for the global batch. One that varies a run whose ranks waited

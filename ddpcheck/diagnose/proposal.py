@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddpcheck.report import Fix, Proof
+from ddpcheck.report.data import Fix, Proof
 from ddpcheck.run import fix_names
 
 BY_DDP = "with DistributedDataParallel in the place of DataParallel the runs are equal"
@@ -24,8 +24,9 @@ class Proposal:
     code the report points to.
 
     How it is proven:
-    `fixes`: names of run/fixes/apply.py, in force in the run that decides; `noise`:
-    its noise mode. `by_hand`: that run averages gradients by hand instead of by DDP;
+    `fixes`: names of interventions (run/interventions/apply.py), in force in the run
+    that decides; `noise`: its noise mode. `by_hand`: that run averages gradients by
+    hand instead of by DDP;
     `or_by_hand`: so may it (what is found is a fact about the wrapper, which user
     code may bring about again after `fixes` mended it); `local`: the parameters whose
     gradients it leaves to each rank, where it leaves others alone. `control`: fixes

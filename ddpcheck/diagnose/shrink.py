@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ddpcheck import assemble
 from ddpcheck.diagnose.facts.case import Case
-from ddpcheck.errors import UsageError
-from ddpcheck.report import Run, Tolerance
-from ddpcheck.reproduce import Smallest
+from ddpcheck.diagnose.reproduce import Smallest
+from ddpcheck.errors.problem import UsageError
+from ddpcheck.report.data import Run, Tolerance
+from ddpcheck.run.session import assemble
+from ddpcheck.run.session.session import CannotCheckError, RunOutcome, Session
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.session import CannotCheckError, RunOutcome, Session
 
 Mended = Callable[[RunSpec], RunSpec]  # the spec with the fixes in force
 

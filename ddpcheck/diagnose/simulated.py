@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck import assemble
 from ddpcheck.diagnose.facts.text import number
-from ddpcheck.report import Finding, Run, Tolerance
+from ddpcheck.report.data import Finding, Run, Tolerance
+from ddpcheck.run.session import assemble
+from ddpcheck.run.session.session import RunOutcome, Session
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.session import RunOutcome, Session
 
 _LARGEST_STAND_IN = 8
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ddpcheck import assemble
 from ddpcheck.diagnose.proposal import BY_DDP
 from ddpcheck.diagnose.search import findings
 from ddpcheck.diagnose.search.loop import Search
-from ddpcheck.report import Finding, Run, Tolerance
-from ddpcheck.session import RunOutcome, Session
+from ddpcheck.report.data import Finding, Run, Tolerance
+from ddpcheck.run.session import assemble
+from ddpcheck.run.session.session import RunOutcome, Session
 
 _ALONE = "model.alone"
 _SAME = 1e-3  # relative; the mean over ranks and one backward round otherwise

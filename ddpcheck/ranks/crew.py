@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpcheck import frames
+from ddpcheck.errors import frames
 from ddpcheck.ranks import pauses, starvation
 from ddpcheck.ranks.messages import Job, Message, Outcome, OwnTimeout
 from ddpcheck.ranks.rank import Rank

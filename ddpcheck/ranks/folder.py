@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from ddpcheck import space
+from ddpcheck.compare import space
 
 _PREFIX = "ddpcheck-"
 _LOCK = "lock"

@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from ddpcheck.errors import Problem
-from ddpcheck.launch import Group
+from ddpcheck.errors.problem import Problem
 from ddpcheck.ranks import wire
+from ddpcheck.ranks.launch import Group
 from ddpcheck.ranks.messages import Job, Message, Seat
 from ddpcheck.ranks.wire import Meeting
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck import frames
+from ddpcheck.errors import frames
 from ddpcheck.ranks import environment, preload, quiet, seats, signals
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.failures import NoMoreProcessesError, PreloadError, ServerDiedError

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddpcheck import raised
+from ddpcheck.errors import raised
 from ddpcheck.ranks import environment, leftovers, parent, signals
 from ddpcheck.ranks import folder as folders
 

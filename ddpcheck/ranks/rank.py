@@ -10,8 +10,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Protocol
 
-from ddpcheck import frames
-from ddpcheck.errors import shortened
+from ddpcheck.errors import frames
+from ddpcheck.errors.problem import shortened
 from ddpcheck.ranks import journal, signals
 from ddpcheck.ranks.forkserver import Server
 from ddpcheck.ranks.messages import Job, Message, Seat

@@ -22,7 +22,7 @@ from multiprocessing.connection import (
 )
 from typing import Any
 
-from ddpcheck.launch import Group
+from ddpcheck.ranks.launch import Group
 
 _KEY = "meeting"
 _LOOPBACK = "127.0.0.1"

@@ -24,8 +24,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ddpcheck import raised
-from ddpcheck.errors import UsageError
+from ddpcheck.errors import raised
+from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks import parent, pauses, preload, signals
 from ddpcheck.ranks.journal import Journal
 from ddpcheck.ranks.leftovers import Before
@@ -98,7 +98,7 @@ def _work(connection: Connection, seat: Seat) -> int:
         if is_large:
             _give_back_memory()
         if seat.device != "cpu":
-            from ddpcheck import devices  # noqa: PLC0415
+            from ddpcheck.ranks import devices  # noqa: PLC0415
 
             devices.free_memory()
 
@@ -215,7 +215,7 @@ def _join_group(seat: Seat) -> None:
         crew = seat.name.rsplit("-", 1)[0]
         path = Path(seat.folder) / f"{crew}.store"
         store = dist.FileStore(str(path), seat.world_size)
-    from ddpcheck import devices  # noqa: PLC0415
+    from ddpcheck.ranks import devices  # noqa: PLC0415
 
     if seat.device != "cpu" and (gpus := devices.count()):
         devices.use(seat.device, local_rank)

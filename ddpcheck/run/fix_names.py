@@ -1,7 +1,7 @@
 """Names of interventions, as a `RunSpec` holds them, and what each of them does.
 
-run/fixes/apply.py runs them; `SAID` says in plain words what has run, for people who
-read a finding.
+interventions/apply.py runs them; `SAID` says in plain words what has run, for people
+who read a finding.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ one of them no more.
     Module._forward_pre_hooks  the same, and an input that a hook makes is taken for one
                             that the module is called with
     _BatchNorm              the documented classes; BatchNorm1d as a base
-    _pytree                 ddpcheck.tree: it sees more, so that an output hides its
-                            tensors from DDP may not be told
+    _pytree                 ddpcheck.compare.tree: it sees more, so that an output hides
+                            its tensors from DDP may not be told
     DisableTorchFunction    nothing: torch has left ddpcheck's own mode by then
     _python_dispatch        no way: `--noise sample` is refused; draws of the target's
                             own generators are not told
@@ -64,7 +64,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ddpcheck import tree
+from ddpcheck.compare import tree
 
 
 class _ByName(MutableMapping[str, Any]):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddpcheck.errors import Problem
+from ddpcheck.errors.problem import Problem
 from ddpcheck.ranks.messages import Raised
-from ddpcheck.report import Quantity
+from ddpcheck.report.data import Quantity
 
 Digest = tuple[float, ...]  # see summing.digest
 NATIVE = "native"  # RunSpec.constants: no tensor of the target is cast
@@ -27,7 +27,7 @@ class RunSpec:
     the model. It is what DDP should have done. "sim" is DDP with all ranks played by
     one process.
 
-    `fixes` are interventions by name (see ddpcheck/run/fixes/apply.py).
+    `fixes` are interventions by name (see ddpcheck/run/interventions/apply.py).
     `permute` reorders the batch and rescales the backward pass: the same mathematics
     with other rounding, the measure of a run's own noise. 0: not at all; 1: samples at
     random; W: the W shards, last one first. `jitter` changes the batch, and weights

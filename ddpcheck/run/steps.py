@@ -19,17 +19,17 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ddpcheck import target as target_module
-from ddpcheck import tree
-from ddpcheck.errors import Problem, UsageError, cut
-from ddpcheck.run import model as models
-from ddpcheck.run import user_code
-from ddpcheck.run.names import Names
+from ddpcheck.compare import tree
+from ddpcheck.errors.problem import Problem, UsageError, cut
+from ddpcheck.run.model import model as models
+from ddpcheck.run.model import user_code
+from ddpcheck.run.model.names import Names
+from ddpcheck.run.observe import others, schedule
+from ddpcheck.run.observe.schedule import Group, Members
 from ddpcheck.run.private import version
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.run.watch import others, schedule
-from ddpcheck.run.watch.schedule import Group, Members
-from ddpcheck.target import Target
+from ddpcheck.target import target as target_module
+from ddpcheck.target.target import Target
 
 # Gradients at an update of what the model does not hold: a loss's own weights.
 OF_OTHERS = "gradients@other"

@@ -1,4 +1,4 @@
-"""What stands around a step: noise, and what is counted; see ddpcheck.run.user_code."""
+"""What stands around a step: noise, and what is counted; see model/user_code.py."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpcheck import devices
-from ddpcheck.run import contents, private
-from ddpcheck.run.names import shortener
-from ddpcheck.run.noise import SampleNoise
+from ddpcheck.ranks import devices
+from ddpcheck.run import private
+from ddpcheck.run.model import contents
+from ddpcheck.run.model.names import shortener
+from ddpcheck.run.model.noise import SampleNoise
 from ddpcheck.run.spec import (
     RunSpec,
 )
-from ddpcheck.target import Target
+from ddpcheck.target.target import Target
 
 
 @contextlib.contextmanager
@@ -113,7 +114,7 @@ def loss_function(target: Target, spec: RunSpec) -> Callable[[Any, Any], Any] | 
     """Returns the loss of a run: the target's own, or the built-in that replaces it."""
     if spec.loss == "asis":
         return target.loss
-    from ddpcheck.zoo import losses  # noqa: PLC0415 (only where asked for)
+    from ddpcheck.target import losses  # noqa: PLC0415 (only where asked for)
 
     builtin: Callable[[Any, Any], Any] = losses.BUILTIN[spec.loss]
     return builtin

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from ddpcheck.zoo import matrix
+from ddpcheck.suite.zoo import matrix
 
 # Few cases, with every model and every loss among them: where they differ from one
 # process at 2 ranks, they are compared with that itself.

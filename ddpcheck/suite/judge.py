@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ddpcheck import assemble
-from ddpcheck.report import Difference, Quantity, Run
-from ddpcheck.session import RunOutcome
+from ddpcheck.report.data import Difference, Quantity, Run
+from ddpcheck.run.session import assemble
+from ddpcheck.run.session.session import RunOutcome
 from ddpcheck.suite.cells import Cell
-from ddpcheck.zoo import matrix
+from ddpcheck.suite.zoo import matrix
 
 # A relative difference. The smallest of a differing cell is 0.037 (unet-dice at world
 # size 2, of all 860 such cells); equal cells in float64 stay below 2e-15.

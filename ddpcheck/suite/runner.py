@@ -8,27 +8,27 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from ddpcheck import space
-from ddpcheck.errors import UsageError
+from ddpcheck.compare import space
+from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.ranks.task import Task
+from ddpcheck.run.session.session import RunOutcome, crew_of
 from ddpcheck.run.spec import ReferenceResult, RunSpec
-from ddpcheck.session import RunOutcome, crew_of
 from ddpcheck.suite.cells import DIRECT_CASES, Cell, Row
 from ddpcheck.suite.judge import Result, judge
-from ddpcheck.target import TargetRef
-from ddpcheck.zoo import matrix
+from ddpcheck.suite.zoo import matrix
+from ddpcheck.target.target import TargetRef
 
 # What the fork server must have imported.
-PRELOAD_MODULES = ("torch", "ddpcheck.run.process.later", "ddpcheck.zoo.record")
+PRELOAD_MODULES = ("torch", "ddpcheck.run.process.later", "ddpcheck.suite.zoo.record")
 
 # Where a differing cell of cells.DIRECT_CASES is compared with one process itself. The
 # others equal their prediction, and that is compared: |c - r| >= |p - r| - |c - p|,
 # candidate c, reference r, prediction p.
 DIRECT_WORLD_SIZE = 2
 
-_RECORD = "ddpcheck.zoo.record"
+_RECORD = "ddpcheck.suite.zoo.record"
 
 
 class SuiteError(Exception):
@@ -267,7 +267,7 @@ def _ref(row: Row) -> TargetRef:
         ("loss", row.loss),
         ("dropout", row.noise == "sample"),
     )
-    return TargetRef(factory="ddpcheck.zoo.cases:target", arguments=arguments)
+    return TargetRef(factory="ddpcheck.suite.zoo.cases:target", arguments=arguments)
 
 
 def _why(outcome: Outcome) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ddpcheck.suite.judge import Result
-from ddpcheck.zoo import matrix
+from ddpcheck.suite.zoo import matrix
 
 _GAP = "  "
 NOISE = "+noise"

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddpcheck import devices
+from ddpcheck.ranks import devices
 from ddpcheck.ranks.worker import Context
-from ddpcheck.run import batch_norm
-from ddpcheck.run.data_parallel import DataParallelOnGPUs, DataParallelOnOneDevice
+from ddpcheck.run.model import batch_norm
+from ddpcheck.run.modes.data_parallel import DataParallelOnGPUs, DataParallelOnOneDevice
 
 _FEATURES = 3
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from ddpcheck import checking, devices
-from ddpcheck.options import Options
+from ddpcheck.checking import checking
+from ddpcheck.ranks import devices
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO, Pool
-from ddpcheck.report import Report
-from ddpcheck.target import TargetRef
+from ddpcheck.report.data import Report
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 
 # Workers of xdist would share the GPUs: one of them runs all of these.
 pytestmark = pytest.mark.xdist_group("cuda")

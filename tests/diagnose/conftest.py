@@ -23,7 +23,7 @@ def _early_question(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ranks that wait for each other are asked after 0.4 s; see ranks/quiet.py."""
-    monkeypatch.setattr("ddpcheck.session.LOOKS", 2)
+    monkeypatch.setattr("ddpcheck.run.session.session.LOOKS", 2)
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddpcheck import checking
+from ddpcheck.checking import checking
 from ddpcheck.diagnose.probes import coupling, order
 from ddpcheck.diagnose.probes.evidence import Couplings
-from ddpcheck.options import Options
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.target import TargetRef
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 from tests.diagnose.negative_controls import HEAD
 
 # Rows 2i and 2i + 1 are a pair; a shard of 3 rows cuts one, and no half of the batch.

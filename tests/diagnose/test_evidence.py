@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from ddpcheck import checking, pages
-from ddpcheck.options import Options
+from ddpcheck.checking import checking
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.target import TargetRef
+from ddpcheck.report.pages import pages
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 
 
 def _evidence(pool: Pool, folder: Path, slug: str) -> tuple[str, dict[str, Any]]:

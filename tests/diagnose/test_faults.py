@@ -8,11 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpcheck import output, pages
-from ddpcheck.output import Outputs
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.report import Finding, Report
+from ddpcheck.report import output
+from ddpcheck.report.data import Finding, Report
+from ddpcheck.report.output import Outputs
+from ddpcheck.report.pages import pages
 from tests.diagnose.test_rules import checked
 
 HEAD = """\

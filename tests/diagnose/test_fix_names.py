@@ -14,7 +14,7 @@ import pytest
 import ddpcheck.diagnose
 from ddpcheck.diagnose.proposal import BY_DDP, Proposal, fix_of
 from ddpcheck.run import fix_names
-from ddpcheck.run.fixes import apply
+from ddpcheck.run.interventions import apply
 
 FOLDER = Path(ddpcheck.diagnose.__file__).parent
 NAME = re.compile(r"[a-z_]+\.[a-z_0-9]+")

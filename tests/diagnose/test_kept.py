@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.diagnose.probes.kept import Kept
-from ddpcheck.target import Target
+from ddpcheck.target.target import Target
 
 pytestmark = pytest.mark.usefixtures("seeded")
 SMOOTHED = 1.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.render import wording
+from ddpcheck.report.render import wording
 from tests.diagnose.test_rules import checked
 
 HEAD = """\

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck import pages
 from ddpcheck.diagnose.registry import (
     DATA_PARALLEL_FAULT_RULES,
     DATA_PARALLEL_RULES,
     FAULT_RULES,
     RULES,
 )
+from ddpcheck.report.pages import pages
 
 _MAX_CODE = 15  # lines
 _MAX_WIDTH = 88  # a page is read on terminals

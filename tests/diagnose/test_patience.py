@@ -9,9 +9,9 @@ import pytest
 from ddpcheck.diagnose import engine
 from ddpcheck.ranks.messages import Outcome
 from ddpcheck.ranks.pool import Pool
+from ddpcheck.run.session.session import RunOutcome, Session
 from ddpcheck.run.spec import ReferenceResult, RunSpec
-from ddpcheck.session import RunOutcome, Session
-from ddpcheck.target import TargetRef
+from ddpcheck.target.target import TargetRef
 
 
 class Waiting:
@@ -54,5 +54,5 @@ def test_limit_that_was_chosen_bounds_the_trials_of_a_slow_target() -> None:
 def test_ranks_are_asked_early_after_some_waited_for_each_other(
     kind: str, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddpcheck.session.LOOKS", 6)
+    monkeypatch.setattr("ddpcheck.run.session.session.LOOKS", 6)
     assert _session(60.0, kind, 0.1).quiet_looks == looks

@@ -11,7 +11,7 @@ import pytest
 
 from ddpcheck.diagnose import rules
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.render.terminal_page import LABEL
+from ddpcheck.report.render.terminal_page import LABEL
 from ddpcheck.run import fix_names
 from tests.diagnose.bugs import BUGS
 from tests.diagnose.negative_controls import HEAD

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from ddpcheck import assemble
 from ddpcheck.diagnose.facts.probing import References
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.ranks.task import Task
+from ddpcheck.run.session import assemble
+from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import FINE_RTOL, RunSpec
-from ddpcheck.session import Session
-from ddpcheck.target import TargetRef
+from ddpcheck.target.target import TargetRef
 from tests.diagnose.bugs import BUGS
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked
@@ -124,7 +124,7 @@ def test_large_model_has_all_cores_to_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session, spec, references, run = _divergent(pool, tmp_path)
-    monkeypatch.setattr("ddpcheck.memory.LARGE", 1)
+    monkeypatch.setattr("ddpcheck.run.session.memory.LARGE", 1)
     submitted.clear()
     with references.ahead(spec, run):
         session.run([spec.but(mode="averaged")])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import pages
 from ddpcheck.ranks.pool import Pool
+from ddpcheck.report.pages import pages
 from tests.diagnose.bugs import BUGS, SOUND
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import assemble, tolerance
+from ddpcheck.compare import tolerance
 from ddpcheck.diagnose import shrink
 from ddpcheck.ranks.pool import Pool
+from ddpcheck.run.session import assemble
+from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.session import Session
-from ddpcheck.target import TargetRef
+from ddpcheck.target.target import TargetRef
 from tests.diagnose.negative_controls import HEAD
 from tests.diagnose.test_rules import checked, skip_where_too_new
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import checking, pages
-from ddpcheck.options import Options
+from ddpcheck.checking import checking
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.report import Report
-from ddpcheck.target import TargetRef
+from ddpcheck.report.data import Report
+from ddpcheck.report.pages import pages
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 from tests.diagnose.test_pages import SLUGS
 
 # Their examples raise under DataParallel.

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck import checking
-from ddpcheck.errors import UsageError
-from ddpcheck.options import Options
+from ddpcheck.checking import checking
+from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.report import Report
-from ddpcheck.target import TargetRef
+from ddpcheck.report.data import Report
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 
 
 def _check(
     pool: Pool, model: str, loss: str, simulate: tuple[int, ...], *, norm: str = "asis"
 ) -> Report:
     parts = (("model", model), ("loss", loss), ("dropout", False))
-    ref = TargetRef(factory="ddpcheck.zoo.cases:target", arguments=parts)
+    ref = TargetRef(factory="ddpcheck.suite.zoo.cases:target", arguments=parts)
     options = Options(
         world_sizes=(2,), modes=("ddp",), simulate=simulate, batch_norm=(norm,)
     )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ddpcheck.diagnose.probes import training
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.target import Target
+from ddpcheck.target.target import Target
 
 ROWS = torch.tensor([[3.0, -4.0], [0.5, 2.0], [1.0, -1.0], [2.0, 7.0]])
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from ddpcheck import checking
-from ddpcheck.options import Options
+from ddpcheck.checking import checking
 from ddpcheck.ranks.messages import Outcome
 from ddpcheck.ranks.pool import Pool
+from ddpcheck.run.session.session import RunOutcome, Session
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.session import RunOutcome, Session
-from ddpcheck.target import TargetRef
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 
 SUMMED = """
 import torch

@@ -129,7 +129,7 @@ class Terminal:
         script = self.folder / "bin" / "ddpcheck"
         script.parent.mkdir()
         script.write_text(
-            "import sys, ddpcheck.cli as c\nsys.exit(c.main())\n", "utf-8"
+            "import sys, ddpcheck.cli.main as c\nsys.exit(c.main())\n", "utf-8"
         )
         command = Command(
             list(arguments), self.folder, self.environment, (str(script),)
@@ -144,7 +144,7 @@ class Terminal:
     def run_in_line(self, *arguments: str) -> tuple[Ended, set[str]]:
         """Runs the command to its end; returns what its process had imported, too."""
         program = (
-            "import atexit, sys\nfrom ddpcheck.cli import main\n"
+            "import atexit, sys\nfrom ddpcheck.cli.main import main\n"
             "def note():\n"
             "    open('modules', 'w').write(' '.join(sys.modules))\n"
             "atexit.register(note)\n"

@@ -13,15 +13,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpcheck import checking, files, template
-from ddpcheck import report as reports
-from ddpcheck.options import Options
+from ddpcheck.checking import checking
+from ddpcheck.cli import template
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.target import TargetRef
+from ddpcheck.report import data as reports
+from ddpcheck.report import files
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 from tests.end_to_end.conftest import Command, Ended, Terminal
 from tests.end_to_end.wrong_files import target
-from tests.render import sample
-from tests.test_scripts import FLAT
+from tests.report.render import sample
+from tests.target.test_scripts import FLAT
 
 BROKEN = target(
     loss="def loss(output, target):\n"
@@ -212,7 +214,7 @@ def test_signal_ends_everything(
 def test_second_ctrl_c_while_python_shuts_down_changes_no_exit_code() -> None:
     source = (
         "import atexit, signal, sys\n"
-        "from ddpcheck import exits\n"
+        "from ddpcheck.checking import exits\n"
         # A shell's background job ignores it, and so would what it starts.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "atexit.register(signal.raise_signal, signal.SIGINT)\n"
@@ -398,8 +400,8 @@ def test_file_that_cannot_be_written_is_no_success(terminal: Terminal) -> None:
 
 def test_importing_the_whole_tool_leaves_torch_out() -> None:
     program = (
-        "import sys, ddpcheck.checking, ddpcheck.cli, ddpcheck.commands\n"
-        "import ddpcheck.demo\n"
+        "import sys, ddpcheck.checking.checking, ddpcheck.cli.main\n"
+        "import ddpcheck.cli.commands, ddpcheck.cli.demo\n"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)\n"
     )
     command = [sys.executable, "-c", program]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import report as reports
+from ddpcheck.report import data as reports
 from tests.end_to_end.conftest import DEADLINE_S, Terminal
 from tests.end_to_end.wrong_files import target
 from tests.ports import held_port

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import arguments, pytest_plugin
+from ddpcheck.cli import arguments
+from ddpcheck.plugin import options as pytest_plugin
 from ddpcheck.ranks.folder import base_folder
-from ddpcheck.target import NAMES
+from ddpcheck.target.target import NAMES
 from tests.end_to_end.conftest import processes_of
 
 ROOT = Path(__file__).parents[2]
@@ -542,14 +543,14 @@ import sys
 
 def test_it():
     ours = {name for name in sys.modules if name.split(".")[0] == "ddpcheck"}
-    assert ours == {"ddpcheck", "ddpcheck.pytest_plugin"}
+    assert ours == {"ddpcheck", "ddpcheck.plugin.options"}
     assert "torch" not in sys.modules
 
 
 def test_asserts_of_the_tool_are_not_rewritten():
-    import ddpcheck.report
+    import ddpcheck.report.data
 
-    assert "@pytest_ar" not in vars(ddpcheck.report)
+    assert "@pytest_ar" not in vars(ddpcheck.report.data)
     assert "@pytest_ar" in globals()
 """
     (tmp_path / "test_user.py").write_text(test, encoding="utf-8")

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import checking, exits, importing
-from ddpcheck.errors import UsageError
-from ddpcheck.options import Options
+from ddpcheck.checking import checking, exits
+from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.target import TargetRef
+from ddpcheck.target import importing
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 from tests.end_to_end.conftest import DATA
 from tests.end_to_end.wrong_files import CASES, Case
 from tests.end_to_end.wrong_files import target as good_target

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddpcheck import checking
-from ddpcheck import report as reports
-from ddpcheck.options import Options
+from ddpcheck.checking import checking
 from ddpcheck.ranks.pool import Pool, Preload
-from ddpcheck.target import TargetRef
+from ddpcheck.report import data as reports
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 from tests.conftest import Digits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.launch import Group
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks import hosts as hosts_module
 from ddpcheck.ranks import wire
 from ddpcheck.ranks.agent import Agent
 from ddpcheck.ranks.hosts import Hello, Hosts, LostRankError
+from ddpcheck.ranks.launch import Group
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 from ddpcheck.ranks.wire import Meeting

@@ -80,13 +80,15 @@ def test_folder_goes_where_a_socket_has_room(
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, _: path in writable)
     monkeypatch.setattr("tempfile.tempdir", temporary)
-    monkeypatch.setattr("ddpcheck.space.has_room", lambda *_: True)
+    monkeypatch.setattr("ddpcheck.compare.space.has_room", lambda *_: True)
     assert base_folder() == expected
 
 
 def test_folder_goes_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     full = {"/dev/shm"}  # noqa: S108
-    monkeypatch.setattr("ddpcheck.space.has_room", lambda p, _: str(p) not in full)
+    monkeypatch.setattr(
+        "ddpcheck.compare.space.has_room", lambda p, _: str(p) not in full
+    )
     monkeypatch.setattr("tempfile.tempdir", "/tmp")  # noqa: S108
     assert base_folder() == "/tmp"  # noqa: S108
 

@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from ddpcheck import assemble
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.ranks.quiet import LOOKS, Quiet
 from ddpcheck.ranks.starvation import Starvation, Turns
+from ddpcheck.run.session import assemble
+from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import FINE_RTOL, RunSpec
-from ddpcheck.session import Session
-from ddpcheck.target import TargetRef
+from ddpcheck.target.target import TargetRef
 from tests.conftest import LOOK_S
 from tests.diagnose.negative_controls import HEAD
 

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck.ranks.worker import Context
-from ddpcheck.run import averaged
-from ddpcheck.run.batch_norm import SynchronizedBatchNorm
-from ddpcheck.run.fixes import exact
+from ddpcheck.run.interventions import exact
+from ddpcheck.run.model import averaged
+from ddpcheck.run.model.batch_norm import SynchronizedBatchNorm
 from ddpcheck.run.process import dynamo
 from ddpcheck.run.spec import Defect
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import all_gather_into_tensor, get_world_size, is_initialized
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.target import Target
+from ddpcheck.target.target import Target
 
 SIZE = 12
 

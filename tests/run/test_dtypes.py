@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck import checking
-from ddpcheck.errors import UsageError
-from ddpcheck.options import Options
+from ddpcheck.checking import checking
+from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.report import Report
-from ddpcheck.target import TargetRef
+from ddpcheck.report.data import Report
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 
 TARGET = """
 import torch

@@ -12,18 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.errors import UsageError
-from ddpcheck.run import batch_norm, model, private, submodules, surroundings
-from ddpcheck.run.data_parallel import DataParallelOnOneDevice
-from ddpcheck.run.fixes import replicas as data_parallel_fixes
-from ddpcheck.run.fixes.unhooking import without_tensor_hooks
-from ddpcheck.run.noise import SampleNoise
+from ddpcheck.errors.problem import UsageError
+from ddpcheck.run import private, surroundings
+from ddpcheck.run.interventions import replicas as data_parallel_fixes
+from ddpcheck.run.interventions.unhooking import without_tensor_hooks
+from ddpcheck.run.model import batch_norm, model, submodules
+from ddpcheck.run.model.noise import SampleNoise
+from ddpcheck.run.modes.data_parallel import DataParallelOnOneDevice
+from ddpcheck.run.modes.virtual import ddp as virtual_ddp
+from ddpcheck.run.modes.virtual.group import World
+from ddpcheck.run.observe import held, observe
+from ddpcheck.run.observe.clipping import hooked_parameters
+from ddpcheck.run.observe.direct import scaled_direct_use
 from ddpcheck.run.process import fingerprint
-from ddpcheck.run.virtual import ddp as virtual_ddp
-from ddpcheck.run.virtual.group import World
-from ddpcheck.run.watch import held, observe
-from ddpcheck.run.watch.clipping import hooked_parameters
-from ddpcheck.run.watch.direct import scaled_direct_use
 from tests.run import without
 
 pytestmark = pytest.mark.usefixtures("seeded")  # layers draw their weights

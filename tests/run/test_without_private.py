@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddpcheck import checking
-from ddpcheck.errors import UsageError
-from ddpcheck.options import Options
+from ddpcheck.checking import checking
+from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool, Preload
-from ddpcheck.report import Report
+from ddpcheck.report.data import Report
 from ddpcheck.suite import runner
-from ddpcheck.target import TargetRef
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 
 pytestmark = [pytest.mark.corpus, pytest.mark.xdist_group("without")]
 OPTIONS = Options(world_sizes=(2,), modes=("ddp",), steps=2)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpcheck import digests
-from ddpcheck.agreement import ranks_differ
+from ddpcheck.compare import digests
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.facts.text import module, names, number
 from ddpcheck.diagnose.probes.evidence import ModuleCall
-from ddpcheck.report import Difference
+from ddpcheck.report.data import Difference
+from ddpcheck.run.session.agreement import ranks_differ
 
 
 @dataclass(frozen=True, slots=True)

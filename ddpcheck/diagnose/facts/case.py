@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ddpcheck.agreement import ranks_differ
+from ddpcheck.compare.tolerance import DEFAULT_RTOL
 from ddpcheck.diagnose.facts import other_rows
 from ddpcheck.diagnose.facts.shares import are_shares, make_the_whole
 from ddpcheck.diagnose.probes.evidence import (
@@ -19,10 +19,10 @@ from ddpcheck.diagnose.probes.evidence import (
     combined,
 )
 from ddpcheck.diagnose.proposal import Proposal
-from ddpcheck.report import Quantity, Run
+from ddpcheck.report.data import Quantity, Run
+from ddpcheck.run.session.agreement import ranks_differ
+from ddpcheck.run.session.session import RunOutcome
 from ddpcheck.run.spec import Defect
-from ddpcheck.session import RunOutcome
-from ddpcheck.tolerance import DEFAULT_RTOL
 
 __all__ = ["Case", "Proposal"]
 

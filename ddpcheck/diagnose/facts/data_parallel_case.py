@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpcheck.diagnose.proposal import Proposal
-from ddpcheck.report import Run
+from ddpcheck.report.data import Run
 
 __all__ = ["DataParallelCase", "Proposal"]
 

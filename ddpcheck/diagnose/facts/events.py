@@ -10,10 +10,10 @@ import itertools
 import math
 from collections.abc import Iterable
 
-from ddpcheck.agreement import first_parting, ranks_differ
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.probes.evidence import ModuleCall
-from ddpcheck.report import Difference
+from ddpcheck.report.data import Difference
+from ddpcheck.run.session.agreement import first_parting, ranks_differ
 from ddpcheck.run.spec import IDLE
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ddpcheck import frames
 from ddpcheck.diagnose.facts.case import Case
-from ddpcheck.report import Fault, Run
+from ddpcheck.errors import frames
+from ddpcheck.report.data import Fault, Run
+from ddpcheck.run.session.session import RunOutcome
 from ddpcheck.run.spec import (
     BackwardCount,
     CollectiveCount,
@@ -15,7 +16,6 @@ from ddpcheck.run.spec import (
     ForwardCount,
     StepResult,
 )
-from ddpcheck.session import RunOutcome
 
 # What a rank raises or writes because another one left, or called something else.
 _OF_OTHERS = re.compile(

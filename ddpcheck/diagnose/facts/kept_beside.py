@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.facts.text import names, number
-from ddpcheck.report import Run
+from ddpcheck.report.data import Run
+from ddpcheck.run.session.session import RunOutcome
 from ddpcheck.run.spec import FEW, KeptOtherwise
-from ddpcheck.session import RunOutcome
 
 _FIX = "state.beside"
 _FAR = 0.05  # relative: what no update of a step does

@@ -14,9 +14,9 @@ from ddpcheck.diagnose.probes.evidence import (
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.ranks.task import Task
-from ddpcheck.report import Run
+from ddpcheck.report.data import Run
+from ddpcheck.run.session.session import Session, is_quick
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.session import Session, is_quick
 
 
 class _Key(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpcheck import frames
 from ddpcheck.diagnose.facts import faults, rank_table
 from ddpcheck.diagnose.facts.case import Case, Proposal
-from ddpcheck.report import Fault
+from ddpcheck.errors import frames
+from ddpcheck.report.data import Fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ import os
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from ddpcheck import frames, raised
 from ddpcheck.diagnose.facts import faults
 from ddpcheck.diagnose.facts.case import Case
-from ddpcheck.report import Fault
+from ddpcheck.errors import frames, raised
+from ddpcheck.report.data import Fault
 from ddpcheck.run.spec import BackwardCount, CollectiveCount, StepResult
 
 _MAX_FACTS = 6

@@ -1,7 +1,7 @@
 """The data link: do the samples of all ranks make up those of one process, once each?
 
 Known where the target may choose its samples: then it runs once more, and each call of
-the model that trains tells a number for every sample (see run/watch/row_numbers.py).
+the model that trains tells a number for every sample (see run/observe/row_numbers.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from ddpcheck.diagnose.facts import faults
 from ddpcheck.diagnose.facts.case import Case
+from ddpcheck.run.session.session import RunOutcome
 from ddpcheck.run.spec import RowsSeen
-from ddpcheck.session import RunOutcome
 
 Rows = tuple[int, ...]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpcheck.errors import cut
+from ddpcheck.errors.problem import cut
 
 # The first line of code that multiplies by W: one process has no group.
 WORLD = "world = dist.get_world_size() if dist.is_initialized() else 1\n"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpcheck.diagnose.facts.text import listed
-from ddpcheck.report import Run
-from ddpcheck.session import RunOutcome
+from ddpcheck.report.data import Run
+from ddpcheck.run.session.session import RunOutcome
 
 _BEYOND_ROUNDING = 1e-6  # relative: numbers of Python are float64 in every dtype
 _DIGITS = 7  # that show what differs by this much

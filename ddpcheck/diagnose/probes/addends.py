@@ -7,11 +7,11 @@ from collections.abc import Callable, Container, Iterator
 import torch
 from torch import Tensor
 
+from ddpcheck.compare.trace import Reader, Writer
 from ddpcheck.diagnose.probes import fits
 from ddpcheck.diagnose.probes.evidence import Cut
 from ddpcheck.diagnose.probes.teacher import Leaf
-from ddpcheck.run.watch import addends
-from ddpcheck.trace import Reader, Writer
+from ddpcheck.run.observe import addends
 
 # Quantities of the trace: gradients of one addend, and on the batch taken twice.
 _ADDEND, _TWICE = "addend", "addend twice"

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddpcheck import tree
-from ddpcheck.run.fixes import backwards
+from ddpcheck.compare import tree
+from ddpcheck.run.interventions import backwards
 
 
 class _Seated(torch.autograd.Function):

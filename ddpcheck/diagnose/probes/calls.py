@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddpcheck import tree
+from ddpcheck.compare import tree
+from ddpcheck.compare.trace import Reader
 from ddpcheck.diagnose.probes import micro, modules, with_buffers
 from ddpcheck.diagnose.probes.attached import Attached
 from ddpcheck.diagnose.probes.evidence import ModuleCall
@@ -30,11 +31,11 @@ from ddpcheck.diagnose.probes.teacher import (
     leaf_of,
     pairs,
 )
-from ddpcheck.run import batch_norm, private
-from ddpcheck.run.noise import DrawCounter, SampleNoise
+from ddpcheck.run import private
+from ddpcheck.run.model import batch_norm
+from ddpcheck.run.model.noise import DrawCounter, SampleNoise
+from ddpcheck.run.observe import generators, observe
 from ddpcheck.run.record import lists
-from ddpcheck.run.watch import generators, observe
-from ddpcheck.trace import Reader
 
 
 @dataclass(slots=True)

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddpcheck import tree
+from ddpcheck.compare import tree
 from ddpcheck.diagnose.probes.evidence import Couplings
-from ddpcheck.run.watch import countables
+from ddpcheck.run.observe import countables
 
 Grads = dict[tuple[int, str], Tensor | None]  # by (micro-batch, key)
 Perturb = Callable[[str, Tensor], Tensor]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddpcheck import tree
+from ddpcheck.compare import tree
 from ddpcheck.diagnose.probes import fits
 from ddpcheck.diagnose.probes.coupling import Grads, Pass
 

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ddpcheck.run import averaged
-from ddpcheck.run import model as models
-from ddpcheck.run.fixes import apply as fixes
-from ddpcheck.run.names import Names
+from ddpcheck.run.interventions import apply as fixes
+from ddpcheck.run.model import averaged
+from ddpcheck.run.model import model as models
+from ddpcheck.run.model.names import Names
+from ddpcheck.run.observe import countables
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import Training
 from ddpcheck.run.surroundings import bound_noise, loss_function
-from ddpcheck.run.watch import countables
-from ddpcheck.target import Target
+from ddpcheck.target.target import Target
 
 Rows = tuple[int, int, int]  # first, how many, of how many
 

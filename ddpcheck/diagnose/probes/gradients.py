@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from ddpcheck.compare.trace import Reader
 from ddpcheck.diagnose.probes import fits
 from ddpcheck.diagnose.probes.evidence import Cut, Direct
 from ddpcheck.diagnose.probes.teacher import Leaf
-from ddpcheck.run import contents
-from ddpcheck.run.names import shortener
-from ddpcheck.trace import Reader
+from ddpcheck.run.model import contents
+from ddpcheck.run.model.names import shortener
 
 # (quantity, cut) -> the reference's tensor, micro-batches put together
 RecordedAt = Callable[[str, Leaf], Tensor | None]

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
 
-from ddpcheck import tree
+from ddpcheck.compare import tree
 from ddpcheck.diagnose.probes.evidence import Injected
-from ddpcheck.run import contents
-from ddpcheck.run.names import shortener
+from ddpcheck.run.model import contents
+from ddpcheck.run.model.names import shortener
 
 # By the names of their nodes: what makes probabilities of scores.
 _OF_SCORES = ("SoftmaxBackward", "LogSoftmaxBackward", "SigmoidBackward")

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ddpcheck.run import contents
-from ddpcheck.run.watch import sight
-from ddpcheck.run.watch.beside import MODULES_OWN
-from ddpcheck.target import Target
+from ddpcheck.run.model import contents
+from ddpcheck.run.observe import sight
+from ddpcheck.run.observe.beside import MODULES_OWN
+from ddpcheck.target.target import Target
 
 Undo = Callable[[], object]
 

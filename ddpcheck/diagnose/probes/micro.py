@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddpcheck import tree
+from ddpcheck.compare import tree
+from ddpcheck.compare.trace import Reader
 from ddpcheck.diagnose.probes.evidence import Micro
 from ddpcheck.diagnose.probes.teacher import key_of, part, tensors_of
-from ddpcheck.run.watch import countables
-from ddpcheck.target import Target
-from ddpcheck.trace import Reader
+from ddpcheck.run.observe import countables
+from ddpcheck.target.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ddpcheck import tree
+from ddpcheck.compare import tree
 from ddpcheck.diagnose.probes.segments import SAME
 from ddpcheck.diagnose.probes.teacher import distance, tensors_of
-from ddpcheck.run import contents, private
-from ddpcheck.run.names import shortener
+from ddpcheck.run import private
+from ddpcheck.run.model import contents
+from ddpcheck.run.model.names import shortener
 
 _INVARIANT = 0.05  # the norm's epsilon beside a small variance
 _SOME_ROWS = 256  # that are looked up in tables

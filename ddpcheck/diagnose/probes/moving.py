@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ddpcheck.run.observe.observe import Observed
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd
-from ddpcheck.run.watch.observe import Observed
 
 # What adds or compares, number by number, and what sends nothing.
 _REDUCTIONS = {"all_reduce", "all_reduce_coalesced", "barrier", "reduce"}

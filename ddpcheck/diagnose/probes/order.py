@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ddpcheck.diagnose.probes.coupling import Grads, Pass, Places, largest_gradients
+from ddpcheck.run.observe import countables
 from ddpcheck.run.process import isolation
-from ddpcheck.run.watch import countables
 
 _BLOCKS = 2  # in a shard
 

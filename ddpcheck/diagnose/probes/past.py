@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpcheck.run import contents
-from ddpcheck.run.averaged import PlainWrapper
-from ddpcheck.run.names import shortener
+from ddpcheck.run.model import contents
+from ddpcheck.run.model.averaged import PlainWrapper
+from ddpcheck.run.model.names import shortener
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ddpcheck import tree
+from ddpcheck.compare import tree
+from ddpcheck.compare.trace import Reader
 from ddpcheck.diagnose.probes import (
     addends,
     earlier,
@@ -31,22 +32,22 @@ from ddpcheck.diagnose.probes.moving import Moving
 from ddpcheck.diagnose.probes.teacher import restore, snapshot
 from ddpcheck.diagnose.probes.written import writing
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import averaged, shards, user_code
-from ddpcheck.run import model as models
-from ddpcheck.run.batches import batches_of
-from ddpcheck.run.fixes import apply as fixes
-from ddpcheck.run.fixes import exact
-from ddpcheck.run.names import Names
+from ddpcheck.run.interventions import apply as fixes
+from ddpcheck.run.interventions import exact
+from ddpcheck.run.model import averaged, user_code
+from ddpcheck.run.model import model as models
+from ddpcheck.run.model.names import Names
+from ddpcheck.run.modes import shards
+from ddpcheck.run.modes.batches import batches_of
+from ddpcheck.run.observe import countables, observe
+from ddpcheck.run.observe.addends import Constant, constants, divisors
 from ddpcheck.run.process import compiling, isolation
 from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.record import beginning
 from ddpcheck.run.spec import Defect, RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise
-from ddpcheck.run.watch import countables, observe
-from ddpcheck.run.watch.addends import Constant, constants, divisors
-from ddpcheck.target import Target, TargetRef
-from ddpcheck.trace import Reader
+from ddpcheck.target.target import Target, TargetRef
 
 
 def judge(

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ddpcheck import tree
+from ddpcheck.compare import tree
+from ddpcheck.compare.trace import Writer
 from ddpcheck.diagnose.probes import (
     addends,
     coupling,
@@ -42,20 +43,19 @@ from ddpcheck.diagnose.probes.teacher import (
 )
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context, describe
-from ddpcheck.run import contents, sizing, user_code
-from ddpcheck.run import model as models
-from ddpcheck.run.batches import batches_of
-from ddpcheck.run.fixes import apply as fixes
-from ddpcheck.run.names import Names
-from ddpcheck.run.noise import DrawCounter
+from ddpcheck.run.interventions import apply as fixes
+from ddpcheck.run.model import contents, sizing, user_code
+from ddpcheck.run.model import model as models
+from ddpcheck.run.model.names import Names
+from ddpcheck.run.model.noise import DrawCounter
+from ddpcheck.run.modes.batches import batches_of
+from ddpcheck.run.observe import countables, generators
 from ddpcheck.run.process import compiling, isolation
 from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise
-from ddpcheck.run.watch import countables, generators
-from ddpcheck.target import Target, TargetRef
-from ddpcheck.trace import Writer
+from ddpcheck.target.target import Target, TargetRef
 
 
 def record(

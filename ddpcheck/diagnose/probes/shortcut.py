@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddpcheck import tree
+from ddpcheck.compare import tree
 from ddpcheck.diagnose.probes.teacher import Hooks, key_of
 
 Grads = dict[tuple[int, str], Tensor | None]  # by (micro-batch, key)

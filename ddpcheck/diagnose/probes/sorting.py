@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddpcheck import tree
+from ddpcheck.compare import tree
 from ddpcheck.diagnose.probes.micro import RowCount
 from ddpcheck.diagnose.probes.teacher import Hooks, tensors_of
 

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddpcheck.compare.trace import Reader
 from ddpcheck.diagnose.probes.evidence import Span
-from ddpcheck.run import contents
-from ddpcheck.run.names import shortener
-from ddpcheck.run.watch.sketch import SIZE, sketch
-from ddpcheck.trace import Reader
+from ddpcheck.run.model import contents
+from ddpcheck.run.model.names import shortener
+from ddpcheck.run.observe.sketch import SIZE, sketch
 
 
 def fitted(model: nn.Module, reader: Reader, quantity: str) -> Span | None:

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ddpcheck import tree
+from ddpcheck.compare import tree
 from ddpcheck.diagnose.probes import segments
 from ddpcheck.diagnose.probes.segments import SAME
-from ddpcheck.run import contents, private
-from ddpcheck.run.averaged import PlainWrapper
-from ddpcheck.run.names import shortener
+from ddpcheck.run import private
+from ddpcheck.run.model import contents
+from ddpcheck.run.model.averaged import PlainWrapper
+from ddpcheck.run.model.names import shortener
 
 _FEW = 64  # numbers: a loss per quantizer, not statistics per channel
 

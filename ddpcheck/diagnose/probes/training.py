@@ -20,14 +20,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddpcheck import tree
-from ddpcheck.run import contents, user_code
-from ddpcheck.run import model as models
-from ddpcheck.run.fixes import backwards
+from ddpcheck.compare import tree
+from ddpcheck.run.interventions import backwards
+from ddpcheck.run.model import contents, user_code
+from ddpcheck.run.model import model as models
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import split
 from ddpcheck.run.surroundings import loss_function
-from ddpcheck.target import Target
+from ddpcheck.target.target import Target
 
 _MARK = 1e-30
 _SAME = 1e-6

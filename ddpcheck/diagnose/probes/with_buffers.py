@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ddpcheck.diagnose.probes import modules
 from ddpcheck.diagnose.probes.segments import SAME
 from ddpcheck.diagnose.probes.teacher import closest, key_of
-from ddpcheck.run import contents
+from ddpcheck.run.model import contents
 
 # (quantity, key, the rank's own) -> the reference's
 Recorded = Callable[[str, str, Tensor], Tensor | None]

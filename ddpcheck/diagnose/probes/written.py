@@ -15,8 +15,8 @@ from typing import Any
 from torch import nn
 
 from ddpcheck.diagnose.probes.modules import versions, versions_of_buffers
-from ddpcheck.run import contents
-from ddpcheck.run.names import shortener
+from ddpcheck.run.model import contents
+from ddpcheck.run.model.names import shortener
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,5 @@
-"""One rule, one file, one page: FAMILY_NAME.py is the rule FAMILY/NAME."""
+"""Detectors: FAMILY_NAME.py is the rule FAMILY/NAME.
+
+Lives here: one file per rule, which reads a case and proposes a cause or nothing.
+Not here: the order of rules (registry.py), facts that rules share (facts/).
+"""

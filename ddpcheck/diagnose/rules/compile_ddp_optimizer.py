@@ -1,46 +1,4 @@
-"""torch.compile and DDP's reducer do not go together.
-
-What it means
-Compiled training does not go together with DDP's reducer, and raises or is wrong.
-
-Why it happens
-Compiled graphs are split at DDP's buckets, which some models do not stand; and a
-compiled backward does not run the hooks of the C++ reducer.
-
-How it was found
-Something is compiled. Runs with DDP's Python reducer, where the backward is compiled
-too, with optimize_ddp=False, or without compiling decide.
-
-Example
-    import torch
-    from torch import nn
-    from torch._dynamo import config
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3)
-    batch = torch.randn(8, 4), torch.randn(8, 3)
-    def run(model, x, y):
-        nn.functional.mse_loss(model(x), y).backward()
-    def train_step(model, optimizer, batch):
-        config.compiled_autograd = True
-        torch.compile(run, backend="eager")(model, *batch)
-        optimizer.step()
-
-Fix
-optimize_ddp="python_reducer" before DDP is built, where the backward is compiled;
-optimize_ddp=False for a graph that cannot be split; else compile the DDP object, not
-what is inside. The example is mended by:
-
-    def wrap(model):
-        config.optimize_ddp = "python_reducer"
-        return nn.parallel.DistributedDataParallel(model)
-
-Not this rule if
-Nothing is compiled, or the run differs without compiling as well.
-
-References
-https://github.com/pytorch/pytorch/issues/109774
-https://github.com/pytorch/pytorch/issues/104674
-"""
+"""Detects compile/ddp-optimizer."""
 
 from __future__ import annotations
 

@@ -1,45 +1,4 @@
-"""Samples that belong together lie in different shards.
-
-What it means
-The loss, a module or the training step relates samples that lie in different shards.
-
-Why it happens
-Dimension 0 holds a structure, such as two views one after the other (n, n + B / 2),
-groups or augmentations. Contiguous shards cut it.
-
-How it was found
-d loss / d output at some samples changes with the outputs of others, or a module
-mixes samples, or the step gives the model other rows, or no factor per rank explains
-d loss / d output; the ranks agree; and a run with shards of every W-th sample is equal,
-in four random orders of the samples too: what belongs together by its place shares a
-rank then.
-
-Example
-    import torch
-    from torch import nn
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3)
-    views = torch.randn(2, 8, 4)
-    batch = views.flatten(0, 1), torch.zeros(16)
-    def loss(output, _):
-        first, second = output.chunk(2)
-        return -nn.functional.cosine_similarity(first, second).mean()
-
-Fix
-Make dimension 0 the sample, and the views a dimension of their own. The example is
-mended by:
-
-    batch = views.transpose(0, 1).contiguous(), torch.zeros(8)
-    def loss(output, _):
-        first, second = output.unbind(1)
-        return -nn.functional.cosine_similarity(first, second).mean()
-
-Not this rule if
-Strided shards differ too: the loss itself couples samples, loss/batch-coupled.
-
-References
--
-"""
+"""Detects data/batch-layout."""
 
 from __future__ import annotations
 

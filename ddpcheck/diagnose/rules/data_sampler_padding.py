@@ -1,48 +1,4 @@
-"""Samples are repeated, or left out, to make the shards equal.
-
-What it means
-Samples are repeated to fill the shards, or left out.
-
-Why it happens
-A sampler that gives every rank as many samples repeats the first ones, or the last,
-where the world size does not divide their number: in that epoch they count twice. Or
-it leaves the last few out, which no rank trains on then.
-
-How it was found
-Every rank trains on as many samples; together they are those of one process, and some
-more than once, at the end of a shard and at the beginning of another; or fewer than
-there are ranks are on none. Where torch's DistributedSampler repeats them, a run in
-which repeats do not count decides.
-
-Example
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.utils.data import DataLoader, DistributedSampler
-    torch.manual_seed(0)
-    model, rows = nn.Linear(4, 1), torch.randn(9, 4)
-    batch = rows[:8], rows[:8]
-    def train_step(model, optimizer, batch):
-        ranks = dist.is_initialized()
-        sampler = DistributedSampler(rows, shuffle=False) if ranks else None
-        for x in DataLoader(rows, 9, sampler=sampler):
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-
-Fix
-drop_last=True where one process drops as many, or a weight of 0 for repeats. The
-example is mended by:
-
-    rows = rows[:8]
-
-Not this rule if
-Ranks share samples that fill no shard: data/shard-overlap.
-
-References
-https://github.com/pytorch/pytorch/issues/25162
-https://github.com/pytorch/pytorch/issues/22584
-"""
+"""Detects data/sampler-padding."""
 
 from __future__ import annotations
 

@@ -1,48 +1,4 @@
-"""Shards overlap.
-
-What it means
-Shards overlap: ranks train on the same samples, and on others not at all.
-
-Why it happens
-Every rank shuffles with a seed of its own before it takes its part, or nothing shards
-the data: all ranks read them from the beginning.
-
-How it was found
-Samples by their bytes: some are on several ranks that one process has once. Runs in
-which the ranks shuffle as one process does, and in which its loaders' samples or
-batches are cut into parts, decide.
-
-Example
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    torch.manual_seed(0)
-    rows, model = torch.randn(32, 4), nn.Linear(4, 1)
-    batch = rows[:8], rows[:8]
-    def shard(rank=0, world_size=1):
-        generator = torch.Generator().manual_seed(5 + rank)
-        return rows[torch.randperm(32, generator=generator)[:16][rank::world_size]]
-    def train_step(model, optimizer, batch):
-        seat = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else ()
-        optimizer.zero_grad()
-        model(shard(*seat)).square().mean().backward()
-        optimizer.step()
-
-Fix
-One seed on all ranks, and every rank its own part. The example is mended by:
-
-    def shard(rank=0, world_size=1):
-        generator = torch.Generator().manual_seed(5)
-        return rows[torch.randperm(32, generator=generator)[:16][rank::world_size]]
-
-Not this rule if
-Repeats fill the shards: data/sampler-padding. Every rank has all samples: then each
-trains as one process does.
-
-References
-https://github.com/mlcommons/training/pull/625
-https://github.com/huggingface/datasets/issues/5360
-"""
+"""Detects data/shard-overlap."""
 
 from __future__ import annotations
 

@@ -1,47 +1,4 @@
-"""Gradients come from torch.autograd.grad.
-
-What it means
-The gradients that the optimizer uses were never reduced.
-
-Why it happens
-torch.autograd.grad and backward(inputs=...) return gradients without running the
-hooks of the leaves, where DDP's reducer sits.
-
-How it was found
-The step calls autograd.grad for parameters (torch's own calls are not counted),
-DDP's gradients are not the mean of the local ones, and averaging by hand makes the
-run equal. Where they are, the run in which autograd.grad gives means decides.
-
-Example
-    import torch
-    from torch import nn
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    def train_step(model, optimizer, batch):
-        parameters = list(model.parameters())
-        value = nn.functional.cross_entropy(model(batch[0]), batch[1])
-        for p, grad in zip(parameters, torch.autograd.grad(value, parameters)):
-            p.grad = grad
-        optimizer.step()
-
-Fix
-Call backward: only that runs DDP's hooks. The example is mended by:
-
-    def train_step(model, optimizer, batch):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
-        optimizer.step()
-
-Not this rule if
-autograd.grad makes a penalty on the input that a later backward() differentiates,
-and every parameter gets its gradient there. Two backwards are ddp/multi-backward.
-Gradients make a weight of the loss: loss/batch-coupled.
-
-References
-https://github.com/pytorch/pytorch/issues/47562
-https://github.com/pytorch/pytorch/issues/63740
-"""
+"""Detects ddp/autograd-grad."""
 
 from __future__ import annotations
 

@@ -1,42 +1,4 @@
-"""The model was converted after wrapping.
-
-What it means
-The model was converted to another dtype, device or memory format after wrapping.
-
-Why it happens
-.to() puts new storage under the parameters: gradient accumulators, on which DDP's
-hooks sit, are made anew, or gradients no longer have the layout of DDP's buckets
-and are copied in the wrong order.
-
-How it was found
-A parameter's dtype, strides or memory are not those that DDP saw when it was built, and
-gradients are not the mean of the local ones. Or they were others in between, which
-leaves its gradient with another node than the one that DDP's hook is on. DDP built anew
-on the model as it is decides, or averaging by hand.
-
-Example
-    import torch
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 3))
-    batch = torch.randn(8, 2, 4, 4), torch.arange(8) % 3
-    def wrap(model):
-        return DDP(model).to(memory_format=torch.channels_last)
-    loss = nn.CrossEntropyLoss()
-
-Fix
-Convert first, wrap last. The example is mended by:
-
-    def wrap(model):
-        return DDP(model.to(memory_format=torch.channels_last))
-
-Not this rule if
-The model was converted before wrapping.
-
-References
-https://github.com/pytorch/pytorch/issues/104336
-"""
+"""Detects ddp/converted-after-wrap."""
 
 from __future__ import annotations
 

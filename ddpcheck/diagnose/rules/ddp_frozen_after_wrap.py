@@ -1,48 +1,4 @@
-"""Parameters were frozen after wrapping.
-
-What it means
-Parameters that DDP waits for no longer get a gradient.
-
-Why it happens
-DDP sorts the parameters that require a gradient into buckets when it is built; a
-bucket is reduced when all of its parameters are ready. A frozen one never is: the
-rest of its bucket stays local, and the next forward raises.
-
-How it was found
-A parameter has requires_grad False and had it True when DDP was built. DDP built
-anew with find_unused_parameters=True decides, or averaging by hand where the step
-freezes again. Parameters that one process freezes and frees in turn, as GANs do, are
-named where nothing else mends the run.
-
-Example
-    import torch
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    def train_step(model, optimizer, batch):
-        (model.module if isinstance(model, DDP) else model)[0].requires_grad_(False)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
-        optimizer.step()
-    def wrap(model):
-        return DDP(model)
-
-Fix
-Freeze before wrapping, or find_unused_parameters=True. The example is mended by:
-
-    def wrap(model):
-        model[0].requires_grad_(False)
-        return DDP(model)
-
-Not this rule if
-The parameter was frozen before wrapping, or DDP looks for unused ones.
-
-References
-https://github.com/facebookresearch/ClassyVision/pull/398
-https://github.com/NVIDIA/apex/pull/46
-"""
+"""Detects ddp/frozen-after-wrap."""
 
 from __future__ import annotations
 

@@ -1,45 +1,4 @@
-"""Parameters were replaced after wrapping.
-
-What it means
-A parameter of the model is another tensor than the one DDP watches.
-
-Why it happens
-Hooks and buckets stay with the old tensor. An assignment,
-load_state_dict(assign=True) or a new layer after wrapping trains a tensor that
-nobody reduces.
-
-How it was found
-A trained parameter is in no DDP object and is not the tensor that the model was
-built with. DDP built anew decides, or averaging by hand where the step replaces
-again. Or DDP waits for the gradient of one that the model has no more, or ranks raise
-over one that has another shape than it had.
-
-Example
-    import torch
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    def wrap(model):
-        wrapped = DDP(model)
-        model[2].weight = nn.Parameter(model[2].weight.detach().clone())
-        return wrapped
-    loss = nn.CrossEntropyLoss()
-
-Fix
-Wrap last, or copy into the old parameter. The example is mended by:
-
-    def wrap(model):
-        model[2].weight = nn.Parameter(model[2].weight.detach().clone())
-        return DDP(model)
-
-Not this rule if
-The parameter was never in the wrapped module: ddp/wrapper-missing.
-
-References
-https://github.com/pytorch/pytorch/issues/12603
-"""
+"""Detects ddp/param-replaced-after-wrap."""
 
 from __future__ import annotations
 

@@ -1,44 +1,4 @@
-"""Weights are written on some ranks and not on others.
-
-What it means
-The ranks start from different weights, or part within a step.
-
-Why it happens
-DDP sends rank 0's weights once, when it is built. Loading, resetting or
-initialising on some ranks after that, or init_sync=False, is not undone; averaged
-gradients keep the difference for good.
-
-How it was found
-Before the first step a rank's weights are not the reference's; or the ranks' are equal
-and differ while user code alone is at work: before a step's forward, or after the
-optimizer. The run in which rank 0's weights are sent again decides.
-
-Example
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    def wrap(model):
-        wrapped = DDP(model)
-        if dist.get_rank() == 1:
-            nn.init.xavier_uniform_(model[2].weight)
-        return wrapped
-    loss = nn.CrossEntropyLoss()
-
-Fix
-Initialise and load before wrapping. The example is mended by:
-
-    wrap = DDP
-
-Not this rule if
-Weights differ only after a forward: state/forward-writes-parameter.
-
-References
-https://github.com/facebookresearch/detr/issues/544
-"""
+"""Detects ddp/rank-local-weights."""
 
 from __future__ import annotations
 

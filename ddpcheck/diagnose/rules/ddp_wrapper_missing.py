@@ -1,47 +1,4 @@
-"""Trained parameters are in no DDP object.
-
-What it means
-Trained parameters are in no DDP object.
-
-Why it happens
-What is not inside the wrapped module is not reduced: a head beside the backbone, a
-loss with weights, a learned temperature. Nor is what DDP is told to ignore.
-
-How it was found
-Parameters of the model that the optimizer changes belong to no DDP object, and
-averaging by hand makes the run equal.
-
-Example
-    import torch
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    torch.manual_seed(0)
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
-        def forward(self, x):
-            return self.head(self.body(x).tanh())
-    model, batch = Net(), (torch.randn(8, 4), torch.arange(8) % 3)
-    def wrap(model):
-        model.body = DDP(model.body)
-        return model
-    loss = nn.CrossEntropyLoss()
-
-Fix
-Wrap the module that holds all trained parameters. The example is mended by:
-
-    wrap = DDP
-
-Not this rule if
-The ranks have equal gradients, or those outside have the right ones from the start:
-something averages them. The parameter was inside and was replaced:
-ddp/param-replaced-after-wrap.
-
-References
-https://github.com/KevinMusgrave/pytorch-metric-learning/issues/710
-https://github.com/lucidrains/vector-quantize-pytorch/issues/222
-"""
+"""Detects ddp/wrapper-missing."""
 
 from __future__ import annotations
 

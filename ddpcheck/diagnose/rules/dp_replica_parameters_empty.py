@@ -1,44 +1,4 @@
-"""parameters() of a replica is empty.
-
-What it means
-parameters() is empty inside forward under nn.DataParallel.
-
-Why it happens
-Replicas hold copies of the parameters as plain attributes, so that gradients flow
-through them: they are no parameters any more, and a penalty over parameters() is 0.
-
-How it was found
-DataParallel differs where DDP does not. The run in which the replicas' parameters()
-are filled decides.
-
-Example
-    import torch
-    from torch import nn
-    torch.manual_seed(0)
-    class Net(nn.Linear):
-        def forward(self, x):
-            penalty = sum(p.square().sum() for p in self.parameters())
-            return super().forward(x), x.new_zeros(len(x)) + penalty
-    model, batch = Net(4, 3), (torch.randn(8, 4), torch.arange(8) % 3)
-    def loss(output, target):
-        return nn.functional.cross_entropy(output[0], target) + output[1].mean()
-
-Fix
-Use the attributes, or compute it outside forward. The example is mended by:
-
-    class SafeNet(nn.Linear):
-        def forward(self, x):
-            penalty = self.weight.square().sum() + self.bias.square().sum()
-            return super().forward(x), x.new_zeros(len(x)) + penalty
-    model = SafeNet(4, 3)
-
-Not this rule if
-DDP differs too.
-
-References
-https://github.com/pytorch/pytorch/issues/42327
-https://github.com/pytorch/pytorch/issues/36035
-"""
+"""Detects dp/replica-parameters-empty."""
 
 from __future__ import annotations
 

@@ -1,48 +1,4 @@
-"""What replicas write to themselves is thrown away.
-
-What it means
-What forward writes to the model vanishes under nn.DataParallel.
-
-Why it happens
-Replicas live for one forward. An attribute or a buffer that is assigned anew is the
-replica's; one written in place survives from replica 0 alone, which has seen 1 / W
-of the data.
-
-How it was found
-Buffers differ under DataParallel, the gradients of the first step do not, and no
-other rule explains the run. DDP at the same world size stands for the fix.
-
-Example
-    import torch
-    from torch import nn
-    torch.manual_seed(0)
-    class Net(nn.Linear):
-        def __init__(self):
-            super().__init__(4, 3)
-            self.register_buffer("calls", torch.zeros(()))
-        def forward(self, x):
-            self.calls = self.calls + 1
-            return super().forward(x)
-    model, batch = Net(), (torch.randn(8, 4), torch.arange(8) % 3)
-    loss = nn.CrossEntropyLoss()
-
-Fix
-Write the buffer in place: replica 0 shares it with the model. What belongs to samples,
-as a hidden state does, goes in as an argument and comes out. The example is mended by:
-
-    class SafeNet(Net):
-        def forward(self, x):
-            self.calls += 1
-            return nn.functional.linear(x, self.weight, self.bias)
-    model = SafeNet()
-
-Not this rule if
-DDP differs in the same buffers: state/buffer-broadcast-overwrites or norm/.
-
-References
-https://github.com/pytorch/pytorch/issues/2864
-https://github.com/Lightning-AI/pytorch-lightning/issues/565
-"""
+"""Detects dp/replica-state-lost."""
 
 from __future__ import annotations
 

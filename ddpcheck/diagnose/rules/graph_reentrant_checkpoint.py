@@ -1,48 +1,4 @@
-"""Reentrant checkpoints fire DDP's hooks inside a nested backward.
-
-What it means
-A backward runs inside the backward, and DDP's hooks fire early or twice.
-
-Why it happens
-torch.utils.checkpoint with use_reentrant=True calls backward for its segment in its
-own backward. What DDP saw of the graph in forward does not hold these parameters.
-
-How it was found
-backward was called from inside another backward. The run with use_reentrant=False
-decides; where it mends nothing, as with reversible layers, whose backward is their
-own, the run with static_graph=True.
-
-Example
-    import torch
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    from torch.utils.checkpoint import checkpoint
-    torch.manual_seed(0)
-    class Net(nn.ModuleDict):
-        def forward(self, x):
-            x = x.clone().requires_grad_()
-            return self["head"](checkpoint(self["body"], x, use_reentrant=True))
-    model = Net({"body": nn.Linear(4, 8), "head": nn.Linear(8, 3)})
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    loss = nn.CrossEntropyLoss()
-    def wrap(model):
-        return DDP(model, find_unused_parameters=True)
-
-Fix
-use_reentrant=False. The example is mended by:
-
-    class Safe(Net):
-        def forward(self, x):
-            return self["head"](checkpoint(self["body"], x, use_reentrant=False))
-    model = Safe(model)
-
-Not this rule if
-The same error without nested backwards: graph/shared-parameter.
-
-References
-https://github.com/huggingface/transformers/pull/4659
-https://github.com/pytorch/pytorch/issues/24005
-"""
+"""Detects graph/reentrant-checkpoint."""
 
 from __future__ import annotations
 

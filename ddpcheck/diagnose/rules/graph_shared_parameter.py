@@ -1,47 +1,4 @@
-"""A parameter is ready twice in one backward.
-
-What it means
-A parameter's gradient is ready twice in one backward.
-
-Why it happens
-With find_unused_parameters=True a parameter that the forward's graph does not hold
-is taken as ready at once; a loss that uses it outside forward makes it ready again.
-Several forwards or accumulations in one backward do the same.
-
-How it was found
-DDP itself raises that it marks a variable ready only once, no backward is nested,
-the output is visible, and averaging by hand makes the run equal.
-
-Example
-    import torch
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
-    model.classes = nn.Parameter(torch.randn(3, 8))
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    def wrap(model):
-        return DDP(model, find_unused_parameters=True)
-    def train_step(model, optimizer, batch):
-        table = (model.module if isinstance(model, DDP) else model).classes
-        optimizer.zero_grad()
-        logits = model(batch[0]) @ table.T
-        nn.functional.cross_entropy(logits, batch[1]).backward()
-        optimizer.step()
-
-Fix
-Use parameters inside forward, or leave find_unused_parameters off. The example is
-mended by:
-
-    wrap = DDP
-
-Not this rule if
-Nested backwards: graph/reentrant-checkpoint.
-
-References
-https://github.com/pytorch/pytorch/issues/105723
-https://github.com/huggingface/transformers/issues/24970
-"""
+"""Detects graph/shared-parameter."""
 
 from __future__ import annotations
 

@@ -1,45 +1,4 @@
-"""A parameter gets no gradient.
-
-What it means
-A parameter gets no gradient, and its bucket is not reduced.
-
-Why it happens
-DDP waits for all parameters of a bucket. One that no module uses, or none in this
-call, keeps it open: local gradients first, an error in the next forward.
-
-How it was found
-A backward leaves trainable parameters without gradient on every rank, and no output
-of DDP depends on them. DDP built anew with find_unused_parameters=True decides.
-
-Example
-    import torch
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    torch.manual_seed(0)
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head, self.pooler = nn.Linear(4, 3), nn.Linear(4, 4)
-        def forward(self, x):
-            return self.head(x)
-    model, batch = Net(), (torch.randn(8, 4), torch.arange(8) % 3)
-    wrap = DDP
-    loss = nn.CrossEntropyLoss()
-
-Fix
-Tell DDP to look for unused parameters, or remove them. The example is mended by:
-
-    def wrap(model):
-        return DDP(model, find_unused_parameters=True)
-
-Not this rule if
-find_unused_parameters=True is set already, or the model's output depends on them:
-graph/output-unused.
-
-References
-https://github.com/pytorch/pytorch/issues/8160
-https://github.com/pytorch/pytorch/issues/61470
-"""
+"""Detects graph/unused-parameter."""
 
 from __future__ import annotations
 

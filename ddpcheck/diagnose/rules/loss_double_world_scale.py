@@ -1,45 +1,4 @@
-"""A mean over the shard multiplied by the world size.
-
-What it means
-A loss that is a mean already is multiplied by the world size.
-
-Why it happens
-The factor W undoes DDP's mean. It belongs to a sum over a global count; on a mean
-it makes every gradient W times too large.
-
-How it was found
-d loss / d output is W * W times the reference's on every rank (W is right), and the
-ranks' losses differ. Numbers are equal within 1e-6, or 10 times the tolerance where
-that is more. The run with the loss divided by W decides. Or the gradients of some
-parameters are W times one process's and all others are right: a hook has multiplied
-them, or the factor makes up for gathered outputs whose gradient stays on their rank,
-and a temperature gets it too. The run with these gradients divided by W decides. Or a
-gradient that backward adds of its own is: then a run with that alone divided by W does.
-
-Example
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3)
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    def loss(output, target):
-        world_size = dist.get_world_size() if dist.is_initialized() else 1
-        return world_size * nn.functional.cross_entropy(output, target)
-
-Fix
-Leave the factor out: the loss is a mean already. The example is mended by:
-
-    loss = nn.CrossEntropyLoss()
-
-Not this rule if
-All ranks have the same reduced loss: collective/backward-double-count. Or the step sums
-gradients over ranks after backward: sync/comm-hook-semantics.
-
-References
-https://github.com/neuralmagic/sparseml/pull/135
-https://github.com/ultralytics/ultralytics/issues/18616
-"""
+"""Detects loss/double-world-scale."""
 
 from __future__ import annotations
 

@@ -1,43 +1,4 @@
-"""An embedding divides its gradient by local counts.
-
-What it means
-An embedding divides each row's gradient by how often the shard uses it.
-
-Why it happens
-scale_grad_by_freq=True divides by local counts: g_i / n_i per rank, where one
-process divides by the count of the batch.
-
-How it was found
-Outputs and d loss / d output are right, and only the weights of embeddings with
-scale_grad_by_freq differ. The run in which they see the indices of all ranks
-decides.
-
-Example
-    import torch
-    from torch import nn
-    torch.manual_seed(0)
-    class Bag(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words = nn.Embedding(5, 4, scale_grad_by_freq=True)
-            self.head = nn.Linear(4, 3)
-        def forward(self, ids):
-            return self.head(self.words(ids).mean(1))
-    model = Bag()
-    batch = torch.randint(0, 5, (8, 6)), torch.arange(8) % 3
-    loss = nn.CrossEntropyLoss()
-
-Fix
-Turn it off, or scale by the counts of all ranks. The example is mended by:
-
-    model.words.scale_grad_by_freq = False
-
-Not this rule if
-Other parameters differ too.
-
-References
--
-"""
+"""Detects loss/embedding-frequency."""
 
 from __future__ import annotations
 

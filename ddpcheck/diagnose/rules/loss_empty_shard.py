@@ -1,45 +1,4 @@
-"""A shard has nothing to count.
-
-What it means
-A shard holds no valid item.
-
-Why it happens
-S_r / n_r with n_r = 0 is 0/0: the loss is NaN. torch's cross entropy gives a
-gradient of 0 there, and the step is diluted; a masked mean written by hand gives
-NaN on all ranks.
-
-How it was found
-A rank's loss on the reference's outputs is NaN, or none of its rows has a gradient,
-in the reference neither; and the loss does not couple samples. The loss on all
-ranks' outputs decides.
-
-Example
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3)
-    batch = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, -100, -100, -100, -100])
-    loss = nn.CrossEntropyLoss()
-
-Fix
-Divide by the count of all ranks, which is never 0. The example is mended by:
-
-    def loss(output, target):
-        count, world_size = (target != -100).sum(), 1
-        if dist.is_initialized():
-            dist.all_reduce(count)
-            world_size = dist.get_world_size()
-        total = nn.functional.cross_entropy(output, target, reduction="sum")
-        return world_size * total / count
-
-Not this rule if
-Every shard has items, in different numbers: loss/local-normalizer.
-
-References
-https://github.com/allenai/OLMo-core/pull/657
-https://github.com/pytorch/pytorch/issues/70348
-"""
+"""Detects loss/empty-shard."""
 
 from __future__ import annotations
 

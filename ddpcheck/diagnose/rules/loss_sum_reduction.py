@@ -1,38 +1,4 @@
-"""The loss sums over samples, DDP divides by the world size.
-
-What it means
-The loss is a sum over the shard's samples.
-
-Why it happens
-DDP averages: (1 / W) sum_r S_r = S / W. Every gradient is 1 / W of one process's.
-
-How it was found
-d loss / d output is 1 times the reference's on every rank (W is right), within
-1e-6, and the batch taken twice doubles the gradient, within 1 %. The run with the
-loss times W decides. Where only one term is a sum, the batch taken twice tells its part
-of the gradient from a mean's, and W times the one plus the other is what ranks have.
-
-Example
-    import torch
-    from torch import nn
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3)
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    loss = nn.CrossEntropyLoss(reduction="sum")
-
-Fix
-Take the mean. The example is mended by:
-
-    loss = nn.CrossEntropyLoss()
-
-Not this rule if
-The loss is a mean: loss/missing-world-scale. Every rank has the whole loss:
-collective/no-autograd.
-
-References
-https://github.com/pytorch/pytorch/issues/5778
-https://github.com/nyu-mll/jiant/pull/989
-"""
+"""Detects loss/sum-reduction."""
 
 from __future__ import annotations
 

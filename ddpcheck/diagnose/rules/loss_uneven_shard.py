@@ -1,43 +1,4 @@
-"""A mean over shards of different sizes.
-
-What it means
-The loss is a mean over shards of different sizes, and DDP weighs them alike.
-
-Why it happens
-(1 / W) sum_r S_r / n_r with n_r the size of the shard.
-
-How it was found
-The shards differ in size, and d loss / d output is N / n_r with n_r that size,
-within 1e-6. The run with the global count decides. Or a step of the target's own deals
-the samples out again, in parts of several sizes: the run decides that weighs each
-backward by the samples that the model was given.
-
-Example
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3)
-    batch = torch.randn(9, 4), torch.arange(9) % 3
-    loss = nn.CrossEntropyLoss()
-
-Fix
-Weigh each rank's mean by its share of the samples. The example is mended by:
-
-    def loss(output, target):
-        count, world_size = torch.tensor(float(len(target))), 1
-        if dist.is_initialized():
-            dist.all_reduce(count)
-            world_size = dist.get_world_size()
-        total = nn.functional.cross_entropy(output, target, reduction="sum")
-        return world_size * total / count
-
-Not this rule if
-All ranks train on as many samples.
-
-References
-https://github.com/huggingface/transformers/issues/608
-"""
+"""Detects loss/uneven-shard."""
 
 from __future__ import annotations
 

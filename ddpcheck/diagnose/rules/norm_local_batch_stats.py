@@ -1,43 +1,4 @@
-"""Batch norm normalises with the statistics of the shard.
-
-What it means
-Batch norm normalises with the mean and variance of the rank's shard.
-
-Why it happens
-y = (x - mean(B_r)) / std(B_r), where one process has mean(B) and std(B).
-
-How it was found
-The layer is fed with the reference's own rows and returns others, by more than
-1e-6; it is one of torch's batch norms, or writes buffers and returns the same,
-within 5 %, for twice the input. Where it is multiplied by zero in the first step, its
-buffers and the gradients differ after it. Synchronised batch norm decides; where others
-return the reference's rows, as those of a ghost batch norm do, the run in which these
-stay as they are. Running statistics that ranks start from, and
-one process does not, are those of norms that model() has called itself. What
-DataParallel alone has is found on ranks whose model sees no process group, as replicas
-have none, where their gradients are off by as much; or freezing it decides.
-
-Example
-    import torch
-    from torch import nn
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    loss = nn.CrossEntropyLoss()
-
-Fix
-Normalise per sample, or synchronise batch norm (--batch-norm sync). The example is
-mended by:
-
-    model = nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3))
-
-Not this rule if
-It communicates itself (norm/syncbn-implementation), or normalises weights or single
-samples.
-
-References
-https://github.com/pytorch/pytorch/issues/49794
-"""
+"""Detects norm/local-batch-stats."""
 
 from __future__ import annotations
 

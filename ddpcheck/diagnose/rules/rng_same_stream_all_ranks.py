@@ -1,44 +1,4 @@
-"""All ranks draw the same random numbers.
-
-What it means
-All ranks draw the same random numbers for their shards.
-
-Why it happens
-With one seed, sample i of every shard gets the same mask: the noise of the batch
-has 1 / W of the draws.
-
-How it was found
-The forward draws, and the state of the generator is the same on all ranks when it
-begins. No equality is defined unless noise follows the sample, which is what the
-deciding run does. Or a generator of the target's own draws: then the run decides in
-which it draws for the global batch and each rank keeps its rows. Of one of numpy's or
-Python's that the model or its file holds, the run in which draws are constants does.
-
-Example
-    import torch
-    from torch import nn
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    def train_step(model, optimizer, batch):
-        torch.manual_seed(3)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
-        optimizer.step()
-
-Fix
-Seed with the rank after wrapping; for the check, switch the noise off. The example
-is mended by:
-
-    model = nn.Sequential(model[0], nn.Dropout(0.0), model[2])
-
-Not this rule if
-The ranks' generators differ: rng/stochastic-layer.
-
-References
-https://github.com/huggingface/transformers/issues/31412
-https://github.com/mlcommons/training/pull/844
-"""
+"""Detects rng/same-stream-all-ranks."""
 
 from __future__ import annotations
 

@@ -1,41 +1,4 @@
-"""The forward draws random numbers.
-
-What it means
-The forward draws random numbers, so that equality is not defined.
-
-Why it happens
-Dropout, stochastic depth, masking and sampling draw for the shard what one process
-draws for the batch.
-
-How it was found
-The forward draws, and the run differs. The run in which the draws are bound to the
-index of the sample (--noise sample) decides. A target that does not repeat itself in
-one process, though torch's generator rests, draws from elsewhere: no run decides. One
-that seeds numpy or random itself repeats itself: where a step makes the model's inputs,
-the run in which every random number is a constant decides. So it does for a torch
-generator, or one of numpy's or Python's that the model holds, that the target seeds by
-the rank, and for draws that ranks alone make.
-
-Example
-    import torch
-    from torch import nn
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    loss = nn.CrossEntropyLoss()
-
-Fix
-Switch the noise off for the check, or bind it to samples: --noise sample. The
-example is mended by:
-
-    model = nn.Sequential(model[0], nn.Dropout(0.0), model[2])
-
-Not this rule if
-All ranks have one seed: rng/same-stream-all-ranks.
-
-References
-https://github.com/pytorch/vision/issues/7722
-"""
+"""Detects rng/stochastic-layer."""
 
 from __future__ import annotations
 

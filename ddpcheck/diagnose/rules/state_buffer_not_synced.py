@@ -1,58 +1,8 @@
-"""Buffers differ between ranks from the start.
-
-What it means
-The ranks compute with different buffers from the first forward on.
-
-Why it happens
-broadcast_buffers=False leaves them to the ranks, in the constructor and before each
-forward. Or model() makes others where there is a group: all ranks have the same then.
-Or the step writes them on some ranks, before its forward. Or they are no part of the
-model that DDP wraps: the centre in a criterion, a table in a plain attribute.
-
-How it was found
-Before the first step a rank's buffer is not the reference's. The run in which rank
-0's state is sent after wrapping decides. Where the step writes them, a module returns
-other rows than in one process and the same with one process's buffers; there the run
-in which DDP broadcasts buffers decides. What is kept beside the model differs before
-gradients do: there the run with one process's values after every step decides.
-
-Example
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    torch.manual_seed(0)
-    class Shifted(nn.Linear):
-        def forward(self, x):
-            return super().forward(x + self.by)
-    model = Shifted(4, 3)
-    model.register_buffer("by", torch.zeros(4))
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    loss = nn.CrossEntropyLoss()
-    def wrap(model):
-        model.by += dist.get_rank()
-        return DDP(model, broadcast_buffers=False, init_sync=False)
-
-Fix
-Let DDP send rank 0's buffers, or send them once by hand. The example is mended by:
-
-    def wrap(model):
-        model.by += dist.get_rank()
-        return DDP(model)
-
-Not this rule if
-Buffers are equal at the start and a forward writes them: state/buffer-broadcast-
-overwrites. They are running statistics of norms that go by the shard, which model() has
-called: norm/local-batch-stats.
-
-References
-https://github.com/pytorch/pytorch/issues/63916
-https://github.com/pytorch/pytorch/issues/111138
-"""
+"""Detects state/buffer-not-synced."""
 
 from __future__ import annotations
 
-from ddpcheck import digests
+from ddpcheck.compare import digests
 from ddpcheck.diagnose.facts import fitted, read_at_once
 from ddpcheck.diagnose.facts.buffers import diverging_buffers, statistics_at_start
 from ddpcheck.diagnose.facts.case import Case, Proposal

@@ -1,48 +1,4 @@
-"""Gradients are divided by ranks that have joined.
-
-What it means
-Gradients are divided by the number of all ranks, also of those without data left.
-
-Why it happens
-join() shadows the reductions of ranks that are done, with zeros, and by default still
-divides by the world size: the last updates are smaller than they should be.
-
-How it was found
-join was entered, and ranks have different numbers of batches. A run that divides by
-the ranks that have not joined decides; one that divides by all, where join does not.
-
-Example
-    import contextlib
-    import torch
-    from torch import nn
-    torch.manual_seed(0)
-    model = nn.Linear(4, 1)
-    batch = torch.randn(8, 3, 4), torch.tensor([3] * 4 + [2] * 4)
-    def together(model):
-        return model.join() if hasattr(model, "join") else contextlib.nullcontext()
-    def train_step(model, optimizer, batch):
-        rows, lengths = batch
-        with together(model):
-            for i in range(int(lengths.max())):
-                optimizer.zero_grad()
-                model(rows[lengths > i, i]).square().mean().backward()
-                optimizer.step()
-
-Fix
-divide_by_initial_world_size=False. The example is mended by:
-
-    def together(model):
-        if not hasattr(model, "join"):
-            return contextlib.nullcontext()
-        return model.join(divide_by_initial_world_size=False)
-
-Not this rule if
-All ranks have as many batches, or gradients are wrong before the first rank joins.
-
-References
-https://github.com/pytorch/pytorch/issues/38174
-https://github.com/pytorch/pytorch/issues/44425
-"""
+"""Detects sync/join-divisor."""
 
 from __future__ import annotations
 

@@ -1,48 +1,4 @@
-"""no_sync covers the forward or the backward, not both.
-
-What it means
-no_sync covers a forward without its backward, or the reverse, or the whole step; or
-the step uses what a backward inside has left.
-
-Why it happens
-DDP reads the flag in forward: the last forward decides whether the next backward is
-reduced. Gradients made inside are the rank's own until a backward outside.
-
-How it was found
-A forward is inside no_sync and its backward outside, or the reverse: averaging by
-hand decides. Where both are inside, the run without no_sync decides.
-
-Example
-    import contextlib
-    import torch
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    def train_step(model, optimizer, batch):
-        optimizer.zero_grad()
-        with model.no_sync() if isinstance(model, DDP) else contextlib.nullcontext():
-            value = nn.functional.cross_entropy(model(batch[0]), batch[1])
-        value.backward()
-        optimizer.step()
-
-Fix
-Put a forward and its backward on the same side of no_sync. The example is mended
-by:
-
-    def train_step(model, optimizer, batch):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
-        optimizer.step()
-
-Not this rule if
-Each micro-batch has a no_sync, and the last one too: sync/no-sync-off-by-one.
-
-References
-https://github.com/pytorch/pytorch/issues/109191
-https://github.com/pytorch/pytorch/issues/108556
-"""
+"""Detects sync/no-sync-scope."""
 
 from __future__ import annotations
 

@@ -1,43 +1,4 @@
-"""A rank's process ends where one process does not.
-
-What it means
-The process of a rank ends in the middle of training, by a signal or by itself.
-
-Why it happens
-SIGSEGV: native code reads what is not there. SIGABRT: native code gave up. SIGKILL:
-often the kernel, out of memory. An exit code: the code called os._exit, or a library
-did. The other ranks lose their connection to it.
-
-How it was found
-One process trained on the global batch; the process of a rank ended, and no other rule
-names the cause. The facts have what every rank did last: its frame, its collective,
-its output. No fix is run: the death is the finding, why it dies is not known.
-
-Example
-    import os
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    def loss(output, target):
-        if dist.is_initialized() and dist.get_rank() == 1:
-            os._exit(7)
-        return nn.functional.cross_entropy(output, target)
-
-Fix
-Find what ends it where the facts say it was. The example is mended by:
-
-    def loss(output, target):
-        return nn.functional.cross_entropy(output, target)
-
-Not this rule if
-gloo aborts a rank whose collective met another one: sync/collective-mismatch.
-
-References
-https://docs.python.org/3/library/faulthandler.html
-"""
+"""Detects sync/rank-died."""
 
 from __future__ import annotations
 

@@ -1,48 +1,4 @@
-"""The ranks scale their losses differently.
-
-What it means
-The ranks scale their losses differently, and each divides by its own scale.
-
-Why it happens
-DDP averages s_r g_r, and rank r divides by s_r: the ranks get (1 / s_r) mean(s g).
-
-How it was found
-Every rank's own gradient is right once it is multiplied by what the step multiplies
-gradients by after backward, and that differs between ranks. Or the reduced gradients
-differ by one power of two for all parameters: its logarithm is whole within 1e-6. The
-run in which ranks that read a tensor's number read the mean over ranks decides; where
-the scale comes from otherwise cannot be known.
-
-Example
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    batch = torch.randn(8, 4), torch.arange(8) % 3
-    def train_step(model, optimizer, batch):
-        scale = 4.0 if dist.is_initialized() and dist.get_rank() == 1 else 2.0
-        optimizer.zero_grad()
-        (scale * nn.functional.cross_entropy(model(batch[0]), batch[1])).backward()
-        for p in model.parameters():
-            p.grad /= scale
-        optimizer.step()
-
-Fix
-One loss scale for all ranks. The example is mended by:
-
-    def train_step(model, optimizer, batch):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
-        optimizer.step()
-
-Not this rule if
-The factor between ranks is no power of two.
-
-References
-https://github.com/pytorch/pytorch/issues/136009
-https://github.com/pytorch/pytorch/issues/90057
-"""
+"""Detects sync/scaler-desync."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A loss that adds up terms that are wrong in several ways: each group judged alone.
 
 A coupled term and a mean over a count may meet in one output of the model. The gradient
-of each addend is known on its own (run/watch/addends.py), so rules see those that are
+of each addend is known on its own (run/observe/addends.py), so rules see those that are
 wrong alike, and an intervention mends these alone.
 """
 

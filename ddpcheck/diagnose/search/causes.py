@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from ddpcheck import assemble
 from ddpcheck.diagnose.facts import rows
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import input_diff
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.registry import RULES, Rule
 from ddpcheck.diagnose.search import addends, parts
-from ddpcheck.report import Control, Run
+from ddpcheck.report.data import Control, Run
 from ddpcheck.run import fix_names
+from ddpcheck.run.session import assemble
 
 _PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
 _SCALES = {

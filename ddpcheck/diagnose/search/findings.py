@@ -15,9 +15,9 @@ from ddpcheck.diagnose.search import magnitude
 from ddpcheck.diagnose.search.causes import Cause
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
-from ddpcheck.report import Finding
+from ddpcheck.report.data import Finding
+from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.session import Session
 
 UNKNOWN = "unknown"
 
@@ -104,7 +104,7 @@ def place(session: Session, spec: RunSpec, proposal: Proposal) -> str | None:
     if not keys or (keys[0] == "loss" and spec.loss != "asis"):
         return None  # a built-in loss ran in the place of the target's
     arguments = {"ref": session.ref, "keys": keys}
-    job = Job(function="ddpcheck.run.watch.places:find", arguments=arguments)
+    job = Job(function="ddpcheck.run.observe.places:find", arguments=arguments)
     value = session.pool.run(job, SOLO)[0].value
     return value if isinstance(value, str) else None
 

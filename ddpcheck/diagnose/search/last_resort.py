@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ddpcheck import assemble
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.rules import loss_batch_coupled
 from ddpcheck.diagnose.search.causes import Cause
 from ddpcheck.diagnose.search.trials import Trials
+from ddpcheck.run.session import assemble
 
 
 def cause(case: Case, causes: list[Cause], trials: Trials) -> Cause | None:

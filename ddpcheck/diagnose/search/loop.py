@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ddpcheck import assemble
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.faults import busy_ranks
 from ddpcheck.diagnose.facts.probing import References, first_wrong_batch, probe
@@ -39,9 +38,10 @@ from ddpcheck.diagnose.search.choosing import as_good
 from ddpcheck.diagnose.search.fallbacks import Fallbacks
 from ddpcheck.diagnose.search.hidden_causes import hidden
 from ddpcheck.diagnose.search.trials import Trials
-from ddpcheck.report import Tolerance
+from ddpcheck.report.data import Tolerance
+from ddpcheck.run.session import assemble
+from ddpcheck.run.session.session import RunOutcome, Session
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.session import RunOutcome, Session
 
 _MAX_ROUNDS = 8
 

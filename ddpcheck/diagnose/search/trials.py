@@ -6,13 +6,13 @@ import dataclasses
 import math
 from typing import Any
 
-from ddpcheck import assemble, noise_floor
 from ddpcheck.diagnose.facts.case import Proposal
 from ddpcheck.diagnose.search.causes import scaled_to
-from ddpcheck.errors import cut
-from ddpcheck.report import Run, Tolerance
+from ddpcheck.errors.problem import cut
+from ddpcheck.report.data import Run, Tolerance
+from ddpcheck.run.session import assemble, noise_floor
+from ddpcheck.run.session.session import RunOutcome, Session
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.session import RunOutcome, Session
 
 
 class Trials:

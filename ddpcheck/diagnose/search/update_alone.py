@@ -11,7 +11,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import rewritten
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.rules import state_ema_teacher_divergence, sync_control_desync
-from ddpcheck.report import Run
+from ddpcheck.report.data import Run
 
 _GIVEN = "gradients.one_process"
 

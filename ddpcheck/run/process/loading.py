@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ddpcheck import devices
-from ddpcheck import target as target_module
-from ddpcheck.errors import Problem, UsageError
-from ddpcheck.importing import UNLIKE_THE_FILE, file_of
-from ddpcheck.ranks import preload
+from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.ranks import devices, preload
 from ddpcheck.run.process import isolation, late_names, modules, rank_variables
 from ddpcheck.run.process.fingerprint import of_module
-from ddpcheck.target import Target, TargetRef
+from ddpcheck.target import target as target_module
+from ddpcheck.target.importing import UNLIKE_THE_FILE, file_of
+from ddpcheck.target.target import Target, TargetRef
 
 _MOST = 64  # modules of other folders that are looked at
 
@@ -59,7 +58,7 @@ def _without_group(ref: TargetRef) -> Target:
     It would be that of all ranks that are forked from here.
 
     Raises:
-        UsageError: target-import, or as ddpcheck.target.load.
+        UsageError: target-import, or as ddpcheck.target.target.load.
     """
     had_one = dist.is_initialized()
     target = target_module.load(ref)
@@ -105,7 +104,7 @@ def load(ref: TargetRef) -> Target:
     """Returns the target, from the fork server where it has imported it.
 
     Raises:
-        UsageError: as ddpcheck.target.load.
+        UsageError: as ddpcheck.target.target.load.
     """
     made = preload.RESULT
     if isinstance(made, Loaded) and made.ref == ref and not _has_changed:

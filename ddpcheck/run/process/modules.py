@@ -11,9 +11,9 @@ import sys
 import types
 from dataclasses import dataclass
 
-from ddpcheck import whose
-from ddpcheck.importing import file_of
+from ddpcheck.errors import code_origin as whose
 from ddpcheck.ranks import preload
+from ddpcheck.target.importing import file_of
 
 _MARK = "ddpcheck.run.process.modules.mark"  # in sys.modules: what follows came later
 

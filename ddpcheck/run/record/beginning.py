@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddpcheck import summing
-from ddpcheck.run import contents
-from ddpcheck.run import model as models
-from ddpcheck.run.names import Names, shortener
+from ddpcheck.compare import summing
+from ddpcheck.compare.trace import Reader, as_dense
+from ddpcheck.run.model import contents
+from ddpcheck.run.model import model as models
+from ddpcheck.run.model.names import Names, shortener
 from ddpcheck.run.record import laid
-from ddpcheck.target import Target
-from ddpcheck.trace import Reader, as_dense
+from ddpcheck.target.target import Target
 
 
 def _differing(reader: Reader, quantity: str, named: Mapping[str, Tensor]) -> list[str]:

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ddpcheck.run.observe import clipping, wrapping
+from ddpcheck.run.observe.held import Wrapped
+from ddpcheck.run.observe.observe import Observed
 from ddpcheck.run.process import compiling
 from ddpcheck.run.steps import Training
-from ddpcheck.run.watch import clipping, wrapping
-from ddpcheck.run.watch.held import Wrapped
-from ddpcheck.run.watch.observe import Observed
 
 
 def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ddpcheck.report import Quantity
-from ddpcheck.trace import PART
+from ddpcheck.compare.trace import PART
+from ddpcheck.report.data import Quantity
 
 
 def parts(references: dict[str, Tensor | None]) -> list[list[str]]:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddpcheck import compare
-from ddpcheck.trace import Reader
+from ddpcheck.compare import comparison as compare
+from ddpcheck.compare.trace import Reader
 
 if TYPE_CHECKING:
     import numpy.typing as npt

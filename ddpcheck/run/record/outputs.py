@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from torch import Tensor
 
-from ddpcheck import tree
+from ddpcheck.compare import tree
 from ddpcheck.run.record import groups, lists
 from ddpcheck.run.spec import ONE_SIDED
 

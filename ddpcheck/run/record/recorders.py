@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ddpcheck import compare, summing
-from ddpcheck.report import Difference, Quantity
+from ddpcheck.compare import comparison as compare
+from ddpcheck.compare import summing
+from ddpcheck.compare.trace import PART, Reader
+from ddpcheck.report.data import Difference, Quantity
 from ddpcheck.run.record import groups, laid, lists, outputs, scales
 from ddpcheck.run.record.sharing import Sharing, least_move
 from ddpcheck.run.record.updates import Updates
 from ddpcheck.run.spec import ONE_SIDED, StepResult
-from ddpcheck.trace import PART, Reader
 
 # DataParallel adds up what its copies of a parameter got: zeros, where that is nothing.
 _UNUSED = (

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ddpcheck.run import contents, private
-from ddpcheck.run.names import shortener
-from ddpcheck.trace import Writer, max_abs
+from ddpcheck.compare.trace import Writer, max_abs
+from ddpcheck.run import private
+from ddpcheck.run.model import contents
+from ddpcheck.run.model.names import shortener
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ddpcheck import summing
+from ddpcheck.compare import summing
+from ddpcheck.compare.trace import Reader
 from ddpcheck.run.spec import Digest
-from ddpcheck.trace import Reader
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddpcheck.compare.trace import Writer
 from ddpcheck.run.steps import Training
-from ddpcheck.trace import Writer
 
 
 @dataclass(frozen=True, slots=True)

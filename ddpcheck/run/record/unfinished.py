@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddpcheck.compare.trace import Writer
+from ddpcheck.run.observe.naming_steps import names_a_step
 from ddpcheck.run.steps import Training
-from ddpcheck.run.watch.naming_steps import names_a_step
-from ddpcheck.trace import Writer
 
 
 @dataclass(frozen=True, slots=True)

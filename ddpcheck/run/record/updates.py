@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ddpcheck.trace import Reader
+from ddpcheck.compare.trace import Reader
 
 _GRADIENTS = "gradients"
 _MOST = 8  # updates that a rank may have left out

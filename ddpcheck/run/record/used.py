@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpcheck.run import contents
+from ddpcheck.compare.trace import Index
+from ddpcheck.run.model import contents
 from ddpcheck.run.steps import OF_OTHERS, Training
-from ddpcheck.trace import Index
 
 
 @dataclass(frozen=True, slots=True)

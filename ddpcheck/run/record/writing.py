@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ddpcheck.trace import Writer
+from ddpcheck.compare.trace import Writer
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import torch.utils.checkpoint
 
 from ddpcheck.ranks import preload
 from ddpcheck.run.process import ahead, dynamo
-from ddpcheck.target import TargetRef
+from ddpcheck.target.target import TargetRef
 
 _SYMBOLS = "torch.fx.experimental.symbolic_shapes"
 _BACKENDS = "torch._dynamo.backends.common"

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddpcheck import checking, session
-from ddpcheck import report as reports
-from ddpcheck.options import Options
+from ddpcheck.checking import checking
 from ddpcheck.ranks.pool import SOLO, Pool
-from ddpcheck.report import Report
+from ddpcheck.report import data as reports
+from ddpcheck.report.data import Report
 from ddpcheck.run.process import fingerprint, isolation
-from ddpcheck.target import TargetRef
+from ddpcheck.run.session import session
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 
 HEAD = """\
 import os, random, subprocess, sys, warnings

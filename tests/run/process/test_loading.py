@@ -12,7 +12,7 @@ import pytest
 
 from ddpcheck.ranks import preload
 from ddpcheck.run.process import loading, modules
-from ddpcheck.target import TargetRef
+from ddpcheck.target.target import TargetRef
 
 SOURCE = """\
 import loading_sibling

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddpcheck import checking
-from ddpcheck.errors import UsageError
-from ddpcheck.options import Options
+from ddpcheck.checking import checking
+from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.report import Report
+from ddpcheck.report.data import Report
 from ddpcheck.run.record import beginning
-from ddpcheck.target import TargetRef
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 
 ONE_ULP = {
     torch.float64: 2.0**-52,

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddpcheck import compare
-from ddpcheck.report import Quantity
+from ddpcheck.compare import comparison as compare
+from ddpcheck.compare.trace import Reader, Writer
+from ddpcheck.report.data import Quantity
 from ddpcheck.run.record import laid
 from ddpcheck.run.record.recorders import ComparingRecorder
 from ddpcheck.run.record.writing import WritingRecorder
-from ddpcheck.trace import Reader, Writer
 
 Named = dict[str, Tensor | None]
 REFERENCES: Named = {

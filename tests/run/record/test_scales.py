@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ddpcheck import compare
-from ddpcheck.report import Quantity
+from ddpcheck.compare import comparison as compare
+from ddpcheck.compare.trace import Writer
+from ddpcheck.report.data import Quantity
 from ddpcheck.run.record import scales
 from ddpcheck.run.record.scales import Kind
-from ddpcheck.trace import Writer
 
 
 def test_buffers_of_one_name_have_one_scale() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ddpcheck import summing
+from ddpcheck.compare import summing
 from ddpcheck.run.record.sharing import Sharing
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from ddpcheck.compare.trace import Reader, Writer, opened
 from ddpcheck.run.record.updates import Named, Updates
-from ddpcheck.trace import Reader, Writer, opened
 
 ONE = torch.ones(2)
 # Hooks that update one parameter after the other, each as its gradient is there.

@@ -1,0 +1,57 @@
+"""Runs that are equal by luck: what their data cannot show, as warnings."""
+
+from __future__ import annotations
+
+from ddpcheck.report.data import Run, Tolerance
+from ddpcheck.run.session import assemble
+from ddpcheck.run.session.session import RunOutcome, Session
+
+
+def warnings(
+    session: Session, runs: list[Run], outcomes: list[RunOutcome], limit: Tolerance
+) -> list[str]:
+    """Returns what to say of runs that would be equal with a fault in them, too."""
+    mine = [
+        o
+        for o, run in zip(outcomes, runs, strict=True)
+        if run.mode == "ddp" and run.verdict == "equivalent"
+    ]
+    if not mine:
+        return []
+    facts = mine[0].reference.facts
+    found = []
+    if facts["at_rest"]:
+        found.append(
+            f"no weight moves in {mine[0].spec.steps} steps of one process: gradients "
+            "are compared, and nothing of what the optimizer makes of them"
+        )
+    if facts["alike"]:
+        found.append(
+            "all samples of the batch are equal, so that all shards are, too: what a "
+            "norm or a loss makes of the rank's own samples cannot show; let batch() "
+            "return samples that differ"
+        )
+        return found
+    return found + _of_order(session, mine[0], limit)
+
+
+def _of_order(session: Session, outcome: RunOutcome, limit: Tolerance) -> list[str]:
+    """Says so where the run is equal only because of how the samples fall on shards.
+
+    A mean over valid items is right whenever all shards hold the same number of them.
+    """
+    # One step shows it: what counts differ in, the first gradients differ in.
+    shuffled = outcome.spec.but(shuffle=True, steps=1)
+    if not session.trains(shuffled):
+        return []
+    again = session.run([shuffled])[0]
+    run = assemble.to_run(again, limit.rtol)
+    worst = run.gradients.worst
+    if run.verdict != "divergent" or run.faults or worst is None or worst.excess <= 1:
+        return []
+    return [
+        "equal because of how this batch falls on the shards: with its samples in "
+        f"another order {worst.name} differs by {worst.rel_diff:.3g} at world size "
+        f"{run.world_size}; the shards happen to hold the same counts, or belong "
+        "together"
+    ]

@@ -1,0 +1,222 @@
+"""The matrix: which runs a check makes, and what it leaves out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.report.data import NotCompared
+from ddpcheck.run.spec import RunSpec
+from ddpcheck.target.options import DEFAULT_WORLD_SIZES, Options
+from ddpcheck.target.settings import MODES
+
+_DATA_PARALLEL = "DataParallel"
+_NO_BATCH_NORM = "the model has no batch norm of torch's"
+_ONE_RANK = (
+    "one rank has the whole batch: nothing is divided, averaged or synchronised, so "
+    "what is wrong on several ranks cannot show; ask for --world-sizes 2"
+)
+SIMULATED = "sim"  # the mode of DDP played by one process
+# What cannot synchronise batch norm.
+_SKIPPED = {
+    "dp": NotCompared(
+        what="DataParallel with synchronised batch norm",
+        why="nn.SyncBatchNorm needs one process per device",
+    ),
+    SIMULATED: NotCompared(
+        what="simulated ranks with synchronised batch norm",
+        why="it is a collective inside forward, which one process cannot answer",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run of the matrix, before anything is known of the target."""
+
+    mode: str
+    world_size: int
+    batch_norm: str = "asis"
+    loss: str = "asis"
+
+    def __str__(self) -> str:
+        """Returns a name without spaces: "ddp-W2", "ddp-W2-bn.sync-loss.sum"."""
+        parts = [self.mode, f"W{self.world_size}"]
+        listed = (("bn", self.batch_norm), ("loss", self.loss))
+        return "-".join(parts + [f"{k}.{v}" for k, v in listed if v != "asis"])
+
+
+def cells(options: Options) -> list[Cell]:
+    """Returns the runs that options ask for, in order, whatever the target is.
+
+    `make` leaves out what a target cannot do, and adds nothing.
+    """
+    pairs = [
+        (mode, world_size)
+        for mode in options.modes or MODES
+        for world_size in options.world_sizes or DEFAULT_WORLD_SIZES
+    ]
+    pairs += [(SIMULATED, world_size) for world_size in options.simulate or ()]
+    return [
+        Cell(mode=mode, world_size=world_size, batch_norm=batch_norm, loss=loss)
+        for batch_norm in options.batch_norm
+        for loss in options.loss
+        for mode, world_size in pairs
+        if not (mode in _SKIPPED and batch_norm == "sync")
+    ]
+
+
+@dataclass(slots=True)
+class Plan:
+    """The specs to run, in order."""
+
+    specs: list[RunSpec] = field(default_factory=list)
+    not_compared: list[NotCompared] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def skip(self, what: NotCompared) -> None:
+        """Lists what is left out, once."""
+        if what not in self.not_compared:
+            self.not_compared.append(what)
+
+    def drop(self, spec: RunSpec, why: str) -> None:
+        """Leaves out one run, and lists it."""
+        self.specs.remove(spec)
+        self.skip(NotCompared(what=str(_cell(spec)), why=why))
+
+    def keep(self, only: Sequence[Cell], facts: dict[str, Any]) -> None:
+        """Leaves out all runs but these; those that are not planned are listed."""
+        planned = {_cell(spec): spec for spec in self.specs}
+        self.specs = [planned[cell] for cell in only if cell in planned]
+        self.not_compared += [
+            NotCompared(what=str(cell), why=_why_not(cell, self, facts))
+            for cell in only
+            if cell not in planned
+        ]
+
+
+def _why_not(cell: Cell, plan: Plan, facts: dict[str, Any]) -> str:
+    if cell.batch_norm != "asis" and not facts["has_batch_norm"]:
+        return _NO_BATCH_NORM
+    whole_mode = [n.why for n in plan.not_compared if n.what == _DATA_PARALLEL]
+    if cell.mode == "dp" and whole_mode:
+        return whole_mode[0]
+    size = facts["batch_size"]
+    return f"the batch of {size} is not divided by {cell.world_size}"
+
+
+def _cell(spec: RunSpec) -> Cell:
+    return Cell(
+        mode=spec.mode,
+        world_size=spec.world_size,
+        batch_norm=spec.batch_norm,
+        loss=spec.loss,
+    )
+
+
+def make(
+    options: Options,
+    base: RunSpec,
+    facts: dict[str, Any],
+    only: Sequence[Cell] | None = None,
+) -> Plan:
+    """Returns the runs for a target of which the reference told `facts`.
+
+    Args:
+        options: what the user asked for.
+        base: the reference's spec, with the dtype that worked.
+        facts: of the reference run.
+        only: the runs to keep; all by default.
+
+    Raises:
+        UsageError: option-world-size.
+    """
+    plan = _make(options, base, facts)
+    if only is not None:
+        plan.keep(only, facts)
+    return plan
+
+
+def _make(options: Options, base: RunSpec, facts: dict[str, Any]) -> Plan:
+    plan = Plan()
+    size = facts["batch_size"]
+    sizes = _world_sizes(options, size, plan)
+    modes = _modes(options, facts, plan)
+    pairs = [(mode, world_size) for mode in modes for world_size in sizes]
+    if set(sizes) == {1}:
+        plan.warnings.append(_ONE_RANK)
+    simulated = options.simulate or ()
+    _check_sizes(simulated, size, "--simulate")
+    pairs += [(SIMULATED, world_size) for world_size in simulated]
+    for batch_norm in options.batch_norm:
+        if batch_norm != "asis" and not facts["has_batch_norm"]:
+            what = f"batch norm mode {batch_norm}"
+            plan.not_compared.append(NotCompared(what=what, why=_NO_BATCH_NORM))
+            continue
+        for loss in options.loss:
+            for mode, world_size in pairs:
+                if mode in _SKIPPED and batch_norm == "sync":
+                    plan.skip(_SKIPPED[mode])
+                    continue
+                spec = base.but(
+                    mode=mode, world_size=world_size, batch_norm=batch_norm, loss=loss
+                )
+                plan.specs.append(spec)
+    return plan
+
+
+def _world_sizes(options: Options, size: int, plan: Plan) -> tuple[int, ...]:
+    if options.world_sizes is not None:
+        _check_sizes(options.world_sizes, size, "--world-sizes")
+        return options.world_sizes
+    even = tuple(w for w in DEFAULT_WORLD_SIZES if size % w == 0 and w <= size)
+    if even:
+        return even
+    possible = tuple(w for w in DEFAULT_WORLD_SIZES if w <= size)
+    if possible:
+        plan.warnings.append(
+            f"none of the default world sizes divides the batch of {size}: "
+            "the shards are uneven, which a plain mean loss does not survive"
+        )
+        return possible
+    raise UsageError(
+        Problem(
+            slug="target-batch-small",
+            message="the batch has one sample and cannot be sharded",
+            expected="a global batch of at least 2 samples",
+            found=f"a batch of {size}",
+            fix="return more samples from batch()",
+        )
+    )
+
+
+def _check_sizes(sizes: tuple[int, ...], size: int, option: str) -> None:
+    too_large = [w for w in sizes if w > size]
+    if not too_large:
+        return
+    raise UsageError(
+        Problem(
+            slug="option-world-size",
+            message=f"world size {too_large[0]} needs more samples than the batch has",
+            expected=f"world sizes from 1 to {size}, one sample a rank at least",
+            found=f"a batch of {size}",
+            fix=f"smaller {option}, or a larger batch",
+        )
+    )
+
+
+def _modes(options: Options, facts: dict[str, Any], plan: Plan) -> tuple[str, ...]:
+    if options.modes is not None:
+        return options.modes
+    why = ""
+    if facts["has_wrap"]:
+        why = "the target has a `wrap` of its own, for ranks"
+    elif facts["asks_distributed"]:
+        why = "the target asks torch.distributed, so it is written for ranks"
+    if why:
+        why += "; --modes dp,ddp runs it all the same"
+        plan.not_compared.append(NotCompared(what=_DATA_PARALLEL, why=why))
+        return ("ddp",)
+    return ("dp", "ddp")

@@ -1,0 +1,223 @@
+"""Arguments into values by name, and what is said of those that fit nowhere."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import shlex
+import sys
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from ddpcheck.cli import commands
+from ddpcheck.errors.problem import Problem, UsageError, cut
+
+NAMES = ("model", "batch", "collate", "loss", "optimizer", "wrap", "train-step")
+SETTINGS = (
+    "world-sizes",
+    "modes",
+    "simulate",
+    "batch-norm",
+    "loss",
+    "noise",
+    "steps",
+    "dtype",
+    "device",
+    "tolerance",
+    "timeout-s",
+    "max-memory",
+    "seed",
+)
+
+_PATHS = ("json", "junit-xml", "sarif", "report-dir", "baseline")
+_USAGE = "ddpcheck TARGET [options]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A way in other than TARGET: how it is written, and the options it has."""
+
+    usage: str
+    options: tuple[str, ...] = ()
+    slug: str = "option-usage"
+
+
+_OF_SUITE = (
+    "--world-sizes",
+    "--modes",
+    "--batch-norm",
+    "--loss",
+    "--dtype",
+    "--device",
+    "--tolerance",
+    "--timeout-s",
+)
+WAYS = {
+    "demo": Way(
+        usage="ddpcheck --demo [--report-dir reports] [-q | -v]",
+        options=("--report-dir", "--quiet", "--verbose"),
+    ),
+    "suite": Way(
+        usage=f"ddpcheck --suite with some of {', '.join(_OF_SUITE)}, -q and -v",
+        options=(*_OF_SUITE, "--quiet", "--verbose"),
+        slug="option-suite",
+    ),
+    "rules": Way(usage="ddpcheck --rules"),
+    "version": Way(usage="ddpcheck --version"),
+    "init": Way(usage="ddpcheck --init [PATH]"),
+    "explain": Way(usage="ddpcheck --explain SLUG"),
+    "render": Way(
+        usage="ddpcheck --render report.json [--format FORMAT]; -q or -v on a terminal",
+        options=("--format", "--quiet", "--verbose"),
+    ),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser; values are checked by ddpcheck.target.settings."""
+    made = _Parser(prog="ddpcheck", add_help=False, allow_abbrev=False)
+    made.add_argument("target", nargs="?")
+    for name in SETTINGS:
+        made.add_argument(f"--{name}")
+    made.add_argument("--accept", action="append")
+    made.add_argument("--no-fix", action="store_true")
+    for name in NAMES:
+        made.add_argument(f"--{name}-fn")
+    for name in _PATHS:
+        made.add_argument(f"--{name}")
+    made.add_argument("--github", action="store_true")
+    volume = made.add_mutually_exclusive_group()
+    volume.add_argument("-q", "--quiet", action="store_true")
+    volume.add_argument("-v", "--verbose", action="store_true")
+    _add_ways_in(made)
+    return made
+
+
+def _add_ways_in(made: argparse.ArgumentParser) -> None:
+    ways = made.add_mutually_exclusive_group()
+    for name in ("demo", "suite", "rules", "version"):
+        ways.add_argument(f"--{name}", action="store_true")
+    ways.add_argument("--init", nargs="?", const="mymodel.py")
+    ways.add_argument("--explain")
+    ways.add_argument("--render")
+    made.add_argument("-h", "--help", action="store_true")
+    made.add_argument("--format", choices=commands.RENDER_FORMATS)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse's words in the shape of all other usage errors."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses, and asks for exactly one thing to do, with options that it has."""
+        given = list(sys.argv[1:] if args is None else args)
+        parsed, unknown = self.parse_known_args(given, namespace)
+        self._refuse_unknown(parsed, unknown, given)
+        self._refuse_empty(parsed)
+        if parsed.help:
+            return parsed
+        way = next((name for name in WAYS if self._is_given(parsed, name)), "")
+        if parsed.target is None and not way:
+            self.error("no TARGET was given")
+        if parsed.target is not None and way:
+            self.error(f"{parsed.target} was given beside another way in")
+        self._refuse_further(parsed, unknown)
+        if parsed.format and way != "render":
+            self.error("--format is an option of --render alone")
+        if way:
+            self._refuse_idle(parsed, way)
+        return parsed
+
+    def _refuse_empty(self, parsed: argparse.Namespace) -> None:
+        """Refuses a path of no letters: in a script it is a variable nobody has set."""
+        for name in _PATHS:
+            if getattr(parsed, name.replace("-", "_")) == "":
+                problem = _problem(
+                    f"--{name} is empty",
+                    expected="a path",
+                    found="''",
+                    fix=f"give --{name} a path, or leave it out",
+                )
+                raise UsageError(problem)
+
+    def _is_given(self, parsed: argparse.Namespace, name: str) -> bool:
+        return getattr(parsed, name) is not self.get_default(name)
+
+    def _refuse_idle(self, parsed: argparse.Namespace, way: str) -> None:
+        """Refuses options that would have no effect: whoever gives one expects it."""
+        has, name = WAYS[way].options, f"--{way}"
+        if way == "render" and parsed.format not in (None, "terminal"):
+            has, name = ("--format",), f"--render --format {parsed.format}"
+        options = {
+            action.option_strings[-1]
+            for action in self._actions
+            if action.option_strings and self._is_given(parsed, action.dest)
+        }
+        idle = sorted(options - {*has, f"--{way}"})
+        if not idle:
+            return
+        told = "is no option" if len(idle) == 1 else "are no options"
+        problem = _problem(
+            f"{cut(idle)} {told} of {name}",
+            expected=WAYS[way].usage,
+            fix=f"leave {'it' if len(idle) == 1 else 'them'} out",
+        )
+        raise UsageError(replace(problem, slug=WAYS[way].slug))
+
+    def _refuse_unknown(
+        self, parsed: argparse.Namespace, unknown: list[str], given: list[str]
+    ) -> None:
+        end = given.index("--") if "--" in given else len(given)
+        options = [a for a in given[:end] if a in (parsed.target, *unknown)]
+        options = [a for a in options if a.startswith("-") and a != "-"]
+        # argparse takes what holds a blank for no option.
+        if blank := next((a for a in options if re.search(r"\s", a)), ""):
+            self._refuse_blank(blank)
+        if options:
+            close = self._closest(options[0])
+            fix = f"did you mean {close}?" if close else "ddpcheck --help"
+            self.error(f"unknown option {options[0]}", fix=fix)
+
+    def _refuse_further(self, parsed: argparse.Namespace, unknown: list[str]) -> None:
+        """Refuses a second TARGET, which an option after -- is as well."""
+        further = [a for a in unknown if a != "--"]
+        if not further:
+            return
+        known = self._option_string_actions
+        if late := next((a for a in further if a.partition("=")[0] in known), ""):
+            message = f"{late} stands after --, where no option is read"
+            self.error(message, fix=f"write {late} before --")
+        targets = [parsed.target, *further]
+        several = f"pytest --ddpcheck {shlex.join(targets)}"
+        message = "one target is checked at a time"
+        fix = f"one after the other, or all in one: {several}"
+        raise UsageError(_problem(message, found=cut(targets), fix=fix))
+
+    def _refuse_blank(self, argument: str) -> NoReturn:
+        name, *value = argument.split(maxsplit=1)
+        parts = [self._closest(name) or name, *value]
+        self.error(
+            f"{argument!r} is one argument, with a blank in it",
+            fix=f"{'two arguments' if value else 'no blank'}: {shlex.join(parts)}",
+        )
+
+    def error(self, message: str, *, fix: str = "ddpcheck --help") -> NoReturn:
+        """Raises a usage error.
+
+        Raises:
+            UsageError: option-usage.
+        """
+        raise UsageError(_problem(re.sub(r"^arguments? ", "", message), fix=fix))
+
+    def _closest(self, option: str) -> str:
+        known = list(self._option_string_actions)
+        close = difflib.get_close_matches(option.partition("=")[0], known, 1, 0.7)
+        return close[0] if close else ""
+
+
+def _problem(
+    message: str, *, fix: str, expected: str = _USAGE, found: str = ""
+) -> Problem:
+    return Problem(
+        slug="option-usage", message=message, expected=expected, found=found, fix=fix
+    )

@@ -1,0 +1,121 @@
+"""ddpcheck --demo: a broken target and its fixed twin, checked one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import shutil
+import sys
+from pathlib import Path
+
+from ddpcheck.checking import checking, places
+from ddpcheck.errors.problem import UsageError
+from ddpcheck.ranks.failures import PreloadError
+from ddpcheck.ranks.pool import Pool, Preload
+from ddpcheck.report import output, streams
+from ddpcheck.report.data import EXIT_EQUIVALENT, EXIT_NOT_CHECKED, Report
+from ddpcheck.report.output import Outputs
+from ddpcheck.report.progress import Progress
+from ddpcheck.run.session.session import CannotCheckError, preload_problem
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
+
+_HERE = Path(__file__).parent
+TARGETS = {"broken": _HERE / "demo_broken.py", "fixed": _HERE / "demo_fixed.py"}
+_OPTIONS = Options(world_sizes=(2, 4), modes=("ddp",))
+
+_INTRO = """\
+A tagger learns from sentences of unequal length. Its loss is the sum over the tokens
+divided by their number. Under DistributedDataParallel every rank divides by the
+number of its own tokens, and DDP averages the gradients: tokens of short sentences
+weigh more than in one process.
+
+1. {broken}
+
+"""
+_BETWEEN = """
+2. {fixed}: the counts are summed over the ranks
+
+{difference}
+"""
+_END = """
+The first is caught, the second passes. Now yours: ddpcheck --init, ddpcheck --help
+"""
+_UNEXPECTED = """
+This is not what the demo should show: the broken target must be divergent, the fixed
+one equivalent. Please report it with the output above.
+"""
+
+
+def main(wanted: Outputs) -> int:
+    """Checks both targets; returns 0 where they turn out as they should.
+
+    Raises:
+        UsageError: the environment has no torch, or the folder would lie in a file.
+        CannotCheckError: torch cannot be imported.
+    """
+    folder = Path(wanted.report_dir or "reports") / "demo"
+    if wanted.report_dir:
+        places.check_folder(folder, "ddpcheck --demo")
+    paths = {name: _copy(path, folder / f"{name}.py") for name, path in TARGETS.items()}
+    preload = Preload(modules=checking.PRELOAD_MODULES)
+    with Pool(preload, timeout_s=_OPTIONS.limit_s) as pool:
+        with output.importing_ahead(wanted), Progress(sys.stderr) as progress:
+            progress("importing torch")
+            _import(pool)
+            broken = _check(pool, paths["broken"], progress)
+        streams.say(_INTRO.format(broken=paths["broken"]))
+        _show(broken, folder, wanted)
+        streams.say(_BETWEEN.format(fixed=paths["fixed"], difference=_difference()))
+        with Progress(sys.stderr) as progress:
+            fixed = _check(pool, paths["fixed"], progress)
+        _show(fixed, folder, wanted)
+    as_told = (broken.verdict, fixed.verdict) == ("divergent", "equivalent")
+    streams.say(_END if as_told else _UNEXPECTED)
+    return EXIT_EQUIVALENT if as_told else EXIT_NOT_CHECKED
+
+
+def _copy(path: Path, to: Path) -> Path:
+    """Puts the target where its reader can change it, if that is possible."""
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, to)
+    except OSError as error:
+        streams.warn(f"cannot write {to}: {error.strerror}")
+        return path
+    return to
+
+
+def _import(pool: Pool) -> None:
+    try:
+        pool.wait_for_imports()
+    except PreloadError as error:
+        problem = preload_problem(error, "the demo")
+        if problem is not None:
+            raise UsageError(problem) from error
+        message = f"importing torch {error.kind}"
+        raise CannotCheckError(message, error.detail) from error
+
+
+def _check(pool: Pool, path: Path, progress: Progress) -> Report:
+    ref = TargetRef(path=str(path.absolute()))
+    report = checking.check(pool, ref, _OPTIONS, progress=progress)
+    target = dataclasses.replace(report.target, path=str(path))
+    command = f"ddpcheck {path} --world-sizes 2,4 --modes ddp"
+    return dataclasses.replace(report, target=target, command=command)
+
+
+def _show(report: Report, folder: Path, wanted: Outputs) -> None:
+    place = output.folder_of(report.target.path, str(folder))
+    path = output.write_report(report, place)
+    streams.say(output.terminal(report, wanted, path))
+
+
+def _difference() -> str:
+    """Returns the changed lines of the loss."""
+    broken, fixed = (
+        path.read_text(encoding="utf-8").partition("def loss")[2].splitlines()
+        for path in TARGETS.values()
+    )
+    lines = list(difflib.unified_diff(broken, fixed, lineterm="", n=0))[2:]
+    return "\n".join(f"    {line}" for line in lines if not line.startswith("@@"))

@@ -1,0 +1,185 @@
+"""The command line: arguments in, exit code out; no logic."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ddpcheck.checking import exits, places
+from ddpcheck.cli import arguments, commands
+from ddpcheck.ranks import launch
+from ddpcheck.report import output, streams
+
+if TYPE_CHECKING:
+    from ddpcheck.cli.nodes import Member
+
+HELP = """\
+usage: ddpcheck TARGET [options]
+       ddpcheck --demo | --suite | --init [PATH] | --explain SLUG | --rules
+       ddpcheck --render report.json [--format FORMAT]
+
+Is data-parallel training of this model the same as one process on the global
+batch? If not: what is the cause, and does the fix remove it?
+
+TARGET is a Python file that defines `model`, `batch` and `loss`; --init writes
+one. file.py:Net picks the model.
+
+what runs:
+  --world-sizes 2,4,8     numbers of ranks; those of 2,4,8 that divide the batch
+  --modes dp,ddp          DataParallel, DistributedDataParallel
+  --simulate 256,1024     DDP at world sizes beyond the machine, in one process
+  --batch-norm asis,sync  asis, local, sync, frozen
+  --loss asis             asis, or built-in: mean, sum, masked, iou
+  --noise asis            asis, or sample: dropout follows the global sample
+  --steps 3               training steps of every run
+  --dtype auto            auto, float64, float32, bfloat16, float16
+  --device auto           auto, cpu, cuda
+  --timeout-s 60          deadline of the import and of every run; slow ranks
+                          get longer where it is not given
+  --max-memory GIB        refuse what needs more; default: what is free
+  --seed 0                seed of every run
+
+what it is compared with:
+  --tolerance RTOL        relative tolerance; default 1e-9 in float64
+  --accept SLUG[=REASON]  do not fail because of this finding; repeatable
+  --baseline report.json  fail only on what is not in that report
+  --no-fix                do not confirm causes by runs with an intervention
+
+names in the file, where they are other than these:
+  --model-fn NAME         model() -> nn.Module
+  --batch-fn NAME         batch() -> (inputs, targets)
+  --collate-fn NAME       collate(samples) -> (inputs, targets)
+  --loss-fn NAME          loss(output, target) -> scalar
+  --optimizer-fn NAME     optimizer(params) -> Optimizer
+  --wrap-fn NAME          wrap(model) -> what a rank trains
+  --train-step-fn NAME    train_step(model, optimizer, batch)
+
+what is written:
+  --json PATH             the report as JSON; - for standard output, alone there
+  --junit-xml PATH        a test case per run
+  --sarif PATH            a result per finding, for code scanning
+  --github                annotations, and the job summary
+  --report-dir reports    on divergence: report.html, report.json, reproduce.py
+  -q, --quiet             the verdict only
+  -v, --verbose           everything, with stacks
+
+other ways in:
+  --demo                  a broken model and its fixed twin, explained
+  --suite                 the conformance matrix on this machine
+  --init [PATH]           write a target template (mymodel.py); - prints it
+  --explain SLUG          the page of a finding or of an error
+  --rules                 all slugs, one line each
+  --render report.json    a stored report again
+  --format FORMAT         terminal, html, junit, github or sarif, of --render
+  --version
+  -h, --help
+
+Under torchrun, on one machine or several, the ranks are those of its group and
+rank 0 reports. How, and under SLURM: ddpcheck --explain group-world-size
+
+Settings may also stand in the target file (world_sizes, simulate, tolerance,
+accept) and in [tool.ddpcheck] of pyproject.toml; options win, then the target
+file.
+
+examples:
+  ddpcheck mymodel.py
+  ddpcheck mymodel.py:Net --world-sizes 3 --modes ddp
+  ddpcheck mymodel.py --accept norm/local-batch-stats="frozen after warm-up"
+  ddpcheck mymodel.py --json - | jq .verdict
+
+exit codes:
+  0  equivalent: every comparison is within the tolerance
+  1  divergent: the cause is in the report, where one is known
+  2  usage error: the target file or an option is wrong
+  3  could not check: hang, crash, nothing compared; a file cannot be written
+  130, 143  interrupted, terminated; the report has the runs made
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    streams.open_closed_streams()
+    given = list(sys.argv[1:] if argv is None else argv)
+    member = _member()
+    speaks = member is None or member.is_leader
+    code = exits.guarded(
+        lambda: member.run(lambda: _run(given, member)) if member else _run(given),
+        verbose="-v" in given or "--verbose" in given,
+        github=speaks and "--github" in given,
+    )
+    return member.leave(code) if member else code
+
+
+def _member() -> Member | None:
+    if launch.given(os.environ) is None:
+        if found := launch.unusable(os.environ):
+            streams.warn(
+                f"{found}: no group is joined, ddpcheck starts ranks of its own"
+            )
+        return None
+    from ddpcheck.cli import nodes  # noqa: PLC0415 (only where there is a group)
+
+    return nodes.member()
+
+
+def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR0911 (one per way in)
+    args = arguments.parser().parse_args(given)
+    if member is not None and (args.target is None or args.help) and member.is_idle():
+        return 0  # --help, --demo and the like are rank 0's
+    wanted = output.Outputs(
+        json=args.json or "",
+        junit_xml=args.junit_xml or "",
+        sarif=args.sarif or "",
+        github=args.github,
+        report_dir=args.report_dir or "",
+        quiet=args.quiet,
+        verbose=args.verbose,
+    )
+    if args.help:
+        streams.say(HELP)
+        return 0
+    if args.version:
+        return commands.version()
+    if args.explain is not None:
+        return commands.explain(args.explain)
+    if args.rules:
+        return commands.rules()
+    places.check_working_folder()
+    if args.demo:
+        return commands.demo(wanted)
+    if args.init is not None:
+        return commands.init(args.init)
+    if args.render is not None:
+        return commands.render(args.render, args.format or "terminal", wanted)
+    if args.suite:
+        return commands.suite(_given(args), wanted)
+    command = shlex.join(["ddpcheck", *given])
+    return commands.check(
+        args.target,
+        _names(args),
+        _given(args),
+        wanted,
+        command=command,
+        baseline=args.baseline or "",
+        member=member,
+    )
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    keys = [name.replace("-", "_") for name in arguments.SETTINGS]
+    given = {key: getattr(args, key) for key in keys if getattr(args, key) is not None}
+    if args.accept:
+        given["accept"] = args.accept
+    if args.no_fix:
+        given["fix"] = False
+    return given
+
+
+def _names(args: argparse.Namespace) -> dict[str, str]:
+    keys = [name.replace("-", "_") for name in arguments.NAMES]
+    chosen = {key: getattr(args, f"{key}_fn") for key in keys}
+    return {key: value for key, value in chosen.items() if value is not None}

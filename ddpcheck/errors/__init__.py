@@ -1,0 +1,5 @@
+"""Errors in words: usage errors, exceptions of user code, stacks.
+
+Lives here: what describes an error, and whose code raised it.
+Not here: exit codes (checking/exits.py), pages of errors (report/pages/).
+"""

@@ -1,0 +1,68 @@
+"""Whose code a file holds: torch's, ours, an installed package's, or the user's.
+
+By where it lies, here or on the machine that a report comes from; a folder of the
+user's may have the name of a package. Nothing is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from pathlib import PurePath
+
+# Debian's Python, and with it many a container, has the second.
+_PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
+_INTERPRETERS = re.compile(r"/lib(64)?/python3")
+_OWN = str(PurePath(__file__).parents[1]) + "/"
+
+
+def inside_packages(file: str) -> str:
+    """Returns the part behind the folder of installed packages; "" for other files.
+
+    >>> inside_packages("/usr/lib/python3/dist-packages/yaml/nodes.py")
+    'yaml/nodes.py'
+    """
+    found = _PACKAGES.match(file)
+    return file[found.end() :] if found else ""
+
+
+def inside_own(file: str) -> str:
+    """Returns the part behind ddpcheck's folder; "" for other files."""
+    if file.startswith(_OWN):
+        return file[len(_OWN) :]
+    package, _, inside = inside_packages(file).partition("/")
+    return inside if package == "ddpcheck" else ""
+
+
+def inside_torch(file: str) -> str:
+    """Returns the part behind torch's folder; "" for other files."""
+    built = _folder_of_torch()
+    if built and file.startswith(built):
+        return file[len(built) :]
+    package, _, inside = inside_packages(file).partition("/")
+    return inside if package == "torch" else ""
+
+
+def is_library(file: str) -> bool:
+    """Returns whether it is installed code that is not ours, or the interpreter's."""
+    if inside_own(file):
+        return False
+    installed = inside_packages(file) or _INTERPRETERS.search(file)
+    return bool(installed or inside_torch(file)) or file.startswith("<")
+
+
+def is_users(file: str) -> bool:
+    """Returns whether it is neither installed code, nor the interpreter's, nor ours."""
+    return not is_library(file) and not inside_own(file)
+
+
+@functools.cache
+def _folder_of_torch() -> str:
+    """Returns torch's folder here: one that was built from source lies anywhere."""
+    try:
+        found = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        return ""
+    places = found.submodule_search_locations if found else None
+    return f"{places[0]}/" if places else ""

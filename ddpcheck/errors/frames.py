@@ -1,0 +1,218 @@
+"""Stacks of ranks, as Python and faulthandler write them: where a rank was."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from ddpcheck.errors import code_origin as whose
+from ddpcheck.errors.problem import visible
+
+# 'File "x.py", line 3, in f' in a traceback, without the second comma in the stacks
+# of faulthandler.
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_MAIN = "in rank_main"  # the frame that only a rank's main thread has
+# What of this package handles tensors and calls nothing of the target's.
+_OWN_WORK = (
+    *("tree.py", "compare.py", "trace.py", "run/record/", "run/model/names.py"),
+    *("summing.py", "run/model/contents.py", "run/private.py", "run/model/sizing.py"),
+)
+# What calls objects of the target's, or stands in for functions that the target calls:
+# what it raises without a frame of the target's may be the target's mistake.
+_CALLS_USERS = (
+    *("target.py", "importing.py", "shipping.py", "devices.py", "ranks/"),
+    *(
+        "run/model/user_code.py",
+        "run/steps.py",
+        "run/model/model.py",
+        "run/modes/batches.py",
+    ),
+    *(
+        "run/modes/data_parallel.py",
+        "run/model/averaged.py",
+        "run/model/batch_norm.py",
+        "run/model/noise.py",
+    ),
+    *(
+        "run/model/draws.py",
+        "run/modes/rounding.py",
+        "run/interventions/overrides.py",
+        "run/surroundings.py",
+    ),
+    *(
+        "run/modes/virtual/",
+        "run/interventions/",
+        "run/observe/",
+        "run/process/",
+        "zoo/",
+    ),
+)
+# Where ranks wait for each other: collectives, what DDP exchanges beside its gradients,
+# and backwards, at whose end it waits for those.
+_EXCHANGES = (
+    "distributed/distributed_c10d.py",
+    "distributed/utils.py",
+    "distributed/nn/functional.py",
+    "distributed/_functional_collectives.py",
+    "nn/parallel/distributed.py",
+    "autograd/graph.py",
+    "autograd/__init__.py",
+)
+# What of torch ends where other ranks, or DDP, are at fault.
+_DISTRIBUTED = ("distributed/", "nn/parallel/")
+# And where ddpcheck does, by a group itself.
+_OWN_EXCHANGES = ("run/interventions/exact.py",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One frame of a stack."""
+
+    file: str
+    line: int
+    name: str
+
+    @property
+    def place(self) -> str:
+        """The file and line: "/home/me/mymodel.py:12"."""
+        return f"{self.file}:{self.line}"
+
+    @property
+    def short(self) -> str:
+        """What a sentence says of it: "mymodel.py:12 in loss"."""
+        file = whose.inside_packages(self.file) or PurePath(self.file).name
+        return f"{file}:{self.line} in {self.name}"
+
+    @property
+    def is_torch(self) -> bool:
+        """Whether it is code of torch."""
+        return bool(whose.inside_torch(self.file))
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether it is code of torch for several processes."""
+        return whose.inside_torch(self.file).startswith(_DISTRIBUTED)
+
+    @property
+    def is_exchange(self) -> bool:
+        """Whether it is code of torch, or ours, in which ranks wait for each other."""
+        is_torchs = whose.inside_torch(self.file) in _EXCHANGES
+        return is_torchs or whose.inside_own(self.file) in _OWN_EXCHANGES
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is code of ddpcheck."""
+        return bool(whose.inside_own(self.file))
+
+    @property
+    def is_own_work(self) -> bool:
+        """Whether it is code of ddpcheck with which the target has nothing to do."""
+        return whose.inside_own(self.file).startswith(_OWN_WORK)
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is installed code that is not ours, or the interpreter's."""
+        return whose.is_library(self.file)
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is neither installed code, nor the interpreter's, nor ours."""
+        return whose.is_users(self.file)
+
+
+def main_first(dump: str) -> str:
+    """Returns what faulthandler has written, with the main thread before the others.
+
+    It writes the newest thread first, and the main thread last.
+    """
+    starts = [found.start() for found in _THREAD.finditer(dump)]
+    if len(starts) < 2:  # noqa: PLR2004
+        return dump
+    ends = [*starts[1:], len(dump)]
+    threads = [dump[a:b].strip("\n") for a, b in zip(starts, ends, strict=True)]
+    main = next((t for t in threads if _MAIN in t), None)
+    main = main or next((t for t in threads if t.startswith("Current")), threads[-1])
+    others = [t for t in threads if t is not main]
+    return dump[: starts[0]] + "\n\n".join([main, *others]) + "\n"
+
+
+def frames(stack: str) -> list[Frame]:
+    """Returns the frames of a rank's main thread, the innermost first."""
+    parts = _THREAD.split(stack)
+    is_dump = len(parts) > 1
+    text = next((part for part in parts if _MAIN in part), parts[-1])
+    return _frames(text) if is_dump else _frames(text)[::-1]
+
+
+def _frames(text: str) -> list[Frame]:
+    return [
+        Frame(file=m["file"], line=int(m["line"]), name=m["name"])
+        for m in _FRAME.finditer(text)
+    ]
+
+
+def exchanges(stack: str) -> bool:
+    """Returns whether the rank does nothing but wait in an exchange with others.
+
+    In torch's own code or ours, that is; and no other thread is in code of the user's,
+    which might send what is waited for.
+    """
+    found = frames(stack)
+    is_ours = bool(found) and found[0].is_own and found[0].is_exchange
+    frame = found[0] if is_ours else innermost(stack)
+    others = [_frames(part) for part in _THREAD.split(stack) if _MAIN not in part]
+    is_busy = any(
+        f.is_users or f.file == "<string>"  # what was given to exec
+        for thread in others
+        for f in thread
+    )
+    return frame is not None and frame.is_exchange and not is_busy
+
+
+def innermost(stack: str) -> Frame | None:
+    """Returns the frame that runs, whosever code it is, but for ours."""
+    return next((f for f in frames(stack) if not f.is_own), None)
+
+
+def raised_in_own_work(stack: str) -> Frame | None:
+    """Returns where ddpcheck itself failed, whatever library it called; else None.
+
+    That is in its work on what it has recorded, in a line of its own that hands no call
+    of the target's on, or in a library that no code of the target's has led to.
+    """
+    found = frames(stack)
+    frame = next((f for f in found if not f.is_library), None)
+    if frame is None or not frame.is_own:
+        return None
+    if frame.is_own_work:
+        return frame
+    inside = whose.inside_own(frame.file)
+    if found[0] is not frame:  # a library raises, in a probe for many a reason
+        may_be_users = any(f.is_users for f in found) or inside.startswith(
+            (*_CALLS_USERS, "diagnose/")
+        )
+        return None if may_be_users else frame
+    line = linecache.getline(frame.file, frame.line).strip()
+    # An exception that is raised on purpose says so itself; and what has any arguments
+    # hands them on to what the target, or a library, has called.
+    is_meant = line.startswith("raise ") or "*args" in line
+    return None if is_meant or _calls_users_directly(inside, line) else frame
+
+
+def _calls_users_directly(file: str, line: str) -> bool:
+    """Returns whether a line of ours may call what the target has defined."""
+    return file.startswith(_CALLS_USERS) and "(" in line
+
+
+def in_users(stack: str) -> str:
+    """Returns ", at mymodel.py:12 in loss", the user's innermost line; "" for none."""
+    frame = users(stack)
+    return f", at {visible(frame.short)}" if frame else ""
+
+
+def users(stack: str) -> Frame | None:
+    """Returns the user's innermost frame."""
+    return next((f for f in frames(stack) if f.is_users), None)

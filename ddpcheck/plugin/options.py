@@ -1,0 +1,147 @@
+"""The pytest plugin: the fixture `ddpcheck`, and target files as tests.
+
+It costs nothing where it is not used: nothing of torch, and nothing of ddpcheck but
+this module, is imported before a test asks for the fixture or --ddpcheck is given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from ddpcheck.api import WarmRanks
+    from ddpcheck.plugin.fixture import Checker
+
+# Those of the command that take a value; a test compares them.
+SETTINGS = (
+    "world-sizes",
+    "modes",
+    "simulate",
+    "batch-norm",
+    "loss",
+    "noise",
+    "steps",
+    "dtype",
+    "device",
+    "tolerance",
+    "timeout-s",
+    "max-memory",
+    "seed",
+)
+NAMES = ("model", "batch", "collate", "loss", "optimizer", "wrap", "train-step")
+_FIXTURE = "ddpcheck"
+_RANKS: pytest.StashKey[WarmRanks] = pytest.StashKey()
+
+
+def pytest_addoption(
+    parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager
+) -> None:
+    """Adds --ddpcheck, and the command's options under the same names."""
+    _leave_as_it_is(pluginmanager)
+    group = parser.getgroup("ddpcheck", "data-parallel training equals one process")
+    group.addoption(
+        "--ddpcheck",
+        action="store_true",
+        help="collect target files (model, batch, loss) as tests, one per run",
+    )
+    for name in SETTINGS:
+        text = f"as --{name} of the command ddpcheck"
+        group.addoption(f"--ddpcheck-{name}", metavar="VALUE", help=text)
+    for name in NAMES:
+        text = f"what target files call `{name.replace('-', '_')}`"
+        group.addoption(f"--ddpcheck-{name}-fn", metavar="NAME", help=text)
+    group.addoption(
+        "--ddpcheck-accept",
+        action="append",
+        metavar="SLUG=REASON",
+        help="runs with this finding alone are xfail; repeatable",
+    )
+    group.addoption(
+        "--ddpcheck-no-fix",
+        action="store_true",
+        help="do not confirm causes by runs with an intervention",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declares the marker that tests which start ranks get by themselves."""
+    text = "ddpcheck: starts data-parallel ranks; set by the plugin"
+    config.addinivalue_line("markers", text)
+
+
+def _leave_as_it_is(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Spares pytest from rewriting the `assert`s of this package, as of any plugin's.
+
+    They state invariants, not expectations; rewriting them takes a second per worker.
+    pytest has no public word for it: where it has another, it rewrites them.
+    """
+    hook = getattr(pluginmanager, "rewrite_hook", None)
+    marked = getattr(hook, "_must_rewrite", None)
+    if isinstance(marked, set):
+        marked.discard("ddpcheck")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(
+    file_path: Path, parent: pytest.Collector
+) -> Generator[None, Any, Any]:
+    """Collects target files under --ddpcheck, in place of what pytest would make."""
+    found = yield
+    if not parent.config.getoption("ddpcheck"):
+        return found
+    from ddpcheck.plugin import items as pytest_items  # noqa: PLC0415
+
+    if not pytest_items.is_target(file_path, parent):
+        return found
+    return [pytest_items.TargetFile.from_parent(parent, path=file_path)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests that use the fixture, so that -m can choose them."""
+    for item in items:
+        if _uses_fixture(item):
+            item.add_marker(pytest.mark.ddpcheck)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begins to import torch where this process will surely need it."""
+    config = session.config
+    if config.getoption("collectonly"):
+        return
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    using = sum(map(_uses_fixture, session.items))
+    # Every worker of pytest-xdist collects all tests, and is given some of them.
+    if using and using >= workers:
+        _ranks(config)
+
+
+def _uses_fixture(item: pytest.Item) -> bool:
+    return _FIXTURE in getattr(item, "fixturenames", ())
+
+
+def _ranks(config: pytest.Config) -> WarmRanks:
+    """Returns the ranks of this process, which stay warm over its session."""
+    if _RANKS not in config.stash:
+        from ddpcheck.plugin.fixture import open_ranks  # noqa: PLC0415
+
+        config.stash[_RANKS] = ranks = open_ranks()
+        config.add_cleanup(ranks.close)
+    return config.stash[_RANKS]
+
+
+@pytest.fixture
+def ddpcheck(request: pytest.FixtureRequest) -> Checker:
+    """Returns `check(model, batch, loss, world_sizes=[2, 4], ...)`.
+
+    It takes what a target file defines, and raises DivergenceError with the terminal
+    report as its text where data-parallel training is not that of one process.
+    """
+    from ddpcheck.plugin.fixture import Checker  # noqa: PLC0415
+
+    return Checker(_ranks(request.config), name=request.node.name)

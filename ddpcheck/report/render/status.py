@@ -1,0 +1,111 @@
+"""What a run, a quantity or a whole report came to, in one word each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ddpcheck.report.data import Quantity, Report, Run
+from ddpcheck.report.render import numbers
+
+Status = Literal["equivalent", "divergent", "accepted", "not-checked"]
+QuantityState = Literal["pass", "fail", "none"]
+
+WORDS: dict[Status, str] = {
+    "equivalent": "equivalent",
+    "divergent": "divergent",
+    "accepted": "accepted",
+    "not-checked": "not checked",
+}
+SYMBOLS: dict[Status, str] = {
+    "equivalent": "=",
+    "divergent": "x",
+    "accepted": "~",
+    "not-checked": "?",
+}
+# In the order in which one training step computes them; buffers move in the forward.
+KINDS = ("outputs", "buffers", "losses", "gradients", "weights")
+KIND_WORDS = {
+    "outputs": "outputs",
+    "losses": "loss",
+    "gradients": "gradients",
+    "weights": "weights",
+    "buffers": "buffers",
+}
+
+
+def quantity(run: Run, kind: str) -> Quantity:
+    """Returns one kind of tensors of a run; `kind` is one of `KINDS`."""
+    found: Quantity = getattr(run, kind)
+    return found
+
+
+def compared(run: Run) -> int:
+    """Returns how many tensor comparisons the run's verdict rests on."""
+    return sum(quantity(run, kind).compared for kind in KINDS)
+
+
+def mismatched(run: Run) -> int:
+    """Returns how many of the run's comparisons were above tolerance."""
+    return sum(quantity(run, kind).mismatched for kind in KINDS)
+
+
+def run_status(report: Report, index: int) -> Status:
+    """Returns the status of a run; a run that compared nothing is never equivalent."""
+    run = report.runs[index]
+    if run.verdict == "equivalent":
+        return "equivalent" if compared(run) else "not-checked"
+    if run.verdict == "divergent" and accepted_reasons(report, index):
+        return "accepted"
+    return run.verdict
+
+
+def accepted_reasons(report: Report, index: int) -> tuple[str, ...]:
+    """Returns the user's reasons, empty unless every finding of the run is accepted."""
+    found = [finding.accepted for finding in report.findings if index in finding.runs]
+    return tuple(r for r in found if r is not None) if None not in found else ()
+
+
+def report_status(report: Report) -> Status:
+    """Returns the report's verdict; nothing compared is never equivalent.
+
+    One that passes though runs differ passes by what is accepted.
+    """
+    if report.verdict != "equivalent":
+        return report.verdict
+    if not any(map(compared, report.runs)):
+        return "not-checked"
+    return "accepted" if differing(report) else "equivalent"
+
+
+def passes(report: Report) -> bool:
+    """Returns whether it needs nobody: runs equal, or differ by what is accepted."""
+    return report_status(report) in ("equivalent", "accepted")
+
+
+def differing(report: Report) -> int:
+    """Returns how many runs differ, accepted or not."""
+    return sum(run.verdict == "divergent" for run in report.runs)
+
+
+def run_why(report: Report, index: int) -> str:
+    """Returns why a run was not checked, "" for a run that was."""
+    if run_status(report, index) != "not-checked":
+        return ""
+    return report.runs[index].why or "nothing was compared"
+
+
+def quantity_state(found: Quantity) -> QuantityState:
+    """Returns "none" where nothing was compared, which is no pass."""
+    if found.mismatched:
+        return "fail"
+    return "pass" if found.compared else "none"
+
+
+def quantity_text(found: Quantity) -> str:
+    """Returns the worst excess as text, "-" where nothing was compared."""
+    state = quantity_state(found)
+    if state == "none":
+        return "-"
+    if found.worst is None:
+        return "<=1" if state == "pass" else ">1"
+    return numbers.excess(found.worst.excess)

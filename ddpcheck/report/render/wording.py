@@ -1,0 +1,415 @@
+"""The sentences that more than one renderer prints, each defined once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddpcheck.errors import frames, raised
+from ddpcheck.report.data import Control, Difference, Fault, Finding, Fix, Report, Run
+from ddpcheck.report.render import numbers, status
+
+_MAX_NAMED_RUNS = 3
+EXCESS_FORMULA = "excess = max |candidate - reference| / (atol + rtol * |reference|)"
+
+
+def run_labels(report: Report) -> tuple[str, ...]:
+    """Returns a short name for each run: "ddp W=2 bn=sync"."""
+    return labels(report.runs)
+
+
+def labels(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Returns a short name for each of a report's runs: "ddp W=2 bn=sync"."""
+    named = zip(runs, _every_setting(runs), strict=True)
+    return tuple(f"{r.mode} W={r.world_size} {told}".rstrip() for r, told in named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unchecked:
+    """Runs that were not checked for one reason, or one whose ranks failed.
+
+    `head`: "dp W=2, dp W=4 not checked"; `why` is "" for one with failed ranks alone.
+    """
+
+    indices: tuple[int, ...]
+    head: str
+    why: str
+
+
+def unchecked(report: Report) -> list[Unchecked]:
+    """Returns the runs that were not checked, a reason once; then whose ranks failed.
+
+    A run that has failed ranks stands alone: they belong to it.
+    """
+    reasons: dict[tuple[str, int], list[int]] = {}
+    for index, run in enumerate(report.runs):
+        why = status.run_why(report, index)
+        if why or run.faults:
+            alone = index if run.faults else -1
+            reasons.setdefault((why, alone), []).append(index)
+    return [_unchecked(report, why, found) for (why, _), found in reasons.items()]
+
+
+def _unchecked(report: Report, why: str, indices: list[int]) -> Unchecked:
+    total = len(report.runs)
+    head = named_runs(report, indices)
+    head += " not checked" if why else " had ranks that failed"
+    if len(indices) == total > 1:
+        head = f"none of the {numbers.count(total)} runs was checked"
+    return Unchecked(indices=tuple(indices), head=head, why=why)
+
+
+def named_runs(report: Report, indices: Sequence[int]) -> str:
+    """Returns the labels of runs, the first few of many."""
+    labels = run_labels(report)
+    named = [labels[index] for index in indices if index < len(labels)]
+    if len(named) > _MAX_NAMED_RUNS:
+        more = len(named) - _MAX_NAMED_RUNS
+        named[_MAX_NAMED_RUNS:] = [f"and {numbers.count(more)} more"]
+    return ", ".join(named)
+
+
+def run_settings(report: Report) -> tuple[str, ...]:
+    """Returns what sets each run apart but mode and world size: "bn=sync float32".
+
+    Settings left as they are go unsaid, and so does a dtype that all runs share.
+    """
+    return _every_setting(report.runs)
+
+
+def _every_setting(runs: Sequence[Run]) -> tuple[str, ...]:
+    several = len({run.dtype for run in runs}) > 1
+    return tuple(_settings(run, with_dtype=several) for run in runs)
+
+
+def _settings(run: Run, *, with_dtype: bool) -> str:
+    listed = (("bn", run.batch_norm), ("loss", run.loss), ("noise", run.noise))
+    told = [f"{key}={value}" for key, value in listed if value != "asis"]
+    return " ".join([*told, run.dtype] if with_dtype else told)
+
+
+def agreement(run: Run) -> str:
+    """Returns whether the ranks ended with the same tensors.
+
+    "failed" where one did not end, and those that are left have nothing to differ in.
+    """
+    if not status.compared(run):
+        return "not compared"
+    if not run.ranks_agree:
+        return "differ"
+    return "failed" if run.faults else "agree"
+
+
+def dtypes(report: Report) -> str:
+    """Returns the dtypes of the runs, "no run" without any."""
+    return ", ".join(dict.fromkeys(run.dtype for run in report.runs)) or "no run"
+
+
+def tolerance(report: Report) -> str:
+    """Returns the criterion and its origin: "rtol 1e-09 (float64 default)"."""
+    found = report.tolerance
+    return f"rtol {numbers.number(found.rtol)} ({found.origin})"
+
+
+def model(report: Report) -> str:
+    """Returns the model in words: "Net, 1,234 parameters in 12 tensors"."""
+    target = report.target
+    size = numbers.counted(target.num_parameters, "parameter")
+    tensors = numbers.counted(target.num_tensors, "tensor")
+    return ", ".join(filter(None, [target.model, f"{size} in {tensors}"]))
+
+
+def verdict_line(report: Report) -> str:
+    """Returns the verdict with the counts it rests on, in one line.
+
+    Nothing compared reads "NOT CHECKED: nothing was compared", whatever the verdict.
+    """
+    word = status.WORDS[status.report_status(report)].upper()
+    return f"{word}: {_counts(report)}"
+
+
+def _counts(report: Report) -> str:
+    compared = sum(map(status.compared, report.runs))
+    mismatched = sum(map(status.mismatched, report.runs))
+    told = status.report_status(report)
+    if not compared and told == "not-checked":
+        return "; ".join(filter(None, ("nothing was compared", report.ended)))
+    if report.ended and told == "not-checked":
+        return f"{report.ended}; {_comparisons(compared, mismatched)} so far"
+    unchecked = _statuses(report).count("not-checked")
+    parts = _judged(report, compared, mismatched)
+    if told == "not-checked" and not mismatched:
+        verb = "proves" if compared == 1 else "prove"
+        equal = numbers.counted(compared, "equal comparison")
+        return f"{_runs(report)}; {equal} {verb} nothing"
+    if told == "accepted":
+        verb = "differs" if status.differing(report) == 1 else "differ"
+        parts[0] += f" {verb} by accepted causes alone"
+    if mismatched and told == "equivalent" and not _accepted(report):
+        equal = f"{numbers.count(compared - mismatched)} comparisons equal"
+        differ = f"{numbers.count(mismatched)} of loss or outputs differ (not judged)"
+        parts[1:] = [equal, differ]
+    if unchecked and told != "not-checked":
+        parts.append(f"{numbers.count(unchecked)} not checked")
+    if accepted := _accepted(report):
+        parts.append(f"{numbers.count(accepted)} accepted")
+    if _is_by_noise_alone(report):
+        parts.append("by random numbers alone")
+    if report.ended:
+        parts.append(report.ended)
+    return ", ".join(parts)
+
+
+def _judged(report: Report, compared: int, mismatched: int) -> list[str]:
+    """Returns how many runs came to the verdict, and by what."""
+    comparisons = [_comparisons(compared, mismatched)] if compared else []
+    if _failed(report):
+        return [f"{_runs(report)} failed on ranks", *comparisons]
+    if status.report_status(report) == "divergent" and not compared:
+        return [_runs(report), "ranks differ from each other"]
+    return [_runs(report), _comparisons(compared, mismatched)]
+
+
+def _runs(report: Report) -> str:
+    """Returns how many runs came to the report's own status: "2 of 4 runs"."""
+    statuses, told = _statuses(report), status.report_status(report)
+    count = status.differing(report) if told == "accepted" else statuses.count(told)
+    return f"{numbers.count(count)} of {numbers.counted(len(statuses), 'run')}"
+
+
+def _failed(report: Report) -> bool:
+    """Returns whether runs diverge by ranks that failed, and by no number."""
+    found = [
+        run
+        for run, told in zip(report.runs, _statuses(report), strict=True)
+        if told == "divergent"
+    ]
+    is_by_number = any(map(status.mismatched, found))
+    return not is_by_number and any(run.faults for run in found)
+
+
+def _comparisons(compared: int, mismatched: int) -> str:
+    if not compared:
+        return "nothing was compared"
+    total = numbers.counted(compared, "comparison")
+    if not mismatched:
+        return f"{total} equal"
+    verb = "differs" if mismatched == 1 else "differ"
+    return f"{numbers.count(mismatched)} of {total} {verb}"
+
+
+def _statuses(report: Report) -> list[status.Status]:
+    return [status.run_status(report, index) for index in range(len(report.runs))]
+
+
+def verdict_sentence(report: Report) -> str:
+    """Returns the verdict as one full sentence, counts included."""
+    if report.ended:
+        return f"{ended(report)}. {_verdict_sentence(report)}"
+    return _verdict_sentence(report)
+
+
+def reference(report: Report) -> str:
+    """Returns what ranks are compared with, and whose micro-batches it trains on."""
+    count = report.target.backwards
+    if count < 2:  # noqa: PLR2004
+        return "one process"
+    return f"one process, by the step's own {count} backwards an update"
+
+
+def scope(report: Report) -> str:
+    """Returns what the verdict speaks of and what not, "" where nobody recorded it."""
+    told = report.scope
+    if not told.checked:
+        return ""
+    left = f"; not {', '.join(told.not_checked)}" if told.not_checked else ""
+    return f"{', '.join(told.checked)}{left}"
+
+
+def ended(report: Report) -> str:
+    """Returns why a check is not complete, "" for one that is."""
+    return f"Not complete: {report.ended}" if report.ended else ""
+
+
+def _verdict_sentence(report: Report) -> str:
+    compared = sum(map(status.compared, report.runs))
+    mismatched = sum(map(status.mismatched, report.runs))
+    told = status.report_status(report)
+    if not compared and told == "not-checked":
+        return "Nothing was compared, so this report says nothing about the model."
+    total = numbers.counted(compared, "tensor comparison")
+    tensors = f"{numbers.count(mismatched)} of {total} above tolerance"
+    if not compared:
+        tensors = "nothing compared"
+    sentence = _SENTENCES[told]
+    if _failed(report):
+        sentence = _FAILED if compared else _FAILED_AT_ONCE
+    first = sentence.format(runs=_runs(report), tensors=tensors)
+    return " ".join([first, *_reservations(report)])
+
+
+def _reservations(report: Report) -> list[str]:
+    """Returns what weakens the verdict: findings accepted, runs not checked."""
+    found = []
+    if _is_by_noise_alone(report):
+        found.append(
+            "It is by random numbers alone: with the same ones for the same samples "
+            "there is no difference."
+        )
+    if accepted := _accepted(report):
+        verb = "is" if accepted == 1 else "are"
+        found.append(f"{numbers.counted(accepted, 'finding')} {verb} accepted.")
+    unchecked = _statuses(report).count("not-checked")
+    if unchecked and status.report_status(report) != "not-checked":
+        verb = "was" if unchecked == 1 else "were"
+        found.append(f"{numbers.counted(unchecked, 'run')} {verb} not checked.")
+    return found
+
+
+def _is_by_noise_alone(report: Report) -> bool:
+    """Returns whether training needs no change, as runs have proved."""
+    found = [finding for finding in report.findings if finding.accepted is None]
+    return bool(found) and all(
+        finding.benign and finding.fix is not None and finding.fix.verified is True
+        for finding in found
+    )
+
+
+def _accepted(report: Report) -> int:
+    return sum(finding.accepted is not None for finding in report.findings)
+
+
+_SENTENCES: dict[status.Status, str] = {
+    "equivalent": "Data-parallel training equals one process in {runs}, "
+    "with {tensors}.",
+    "divergent": "Data-parallel training differs from one process in {runs}, "
+    "with {tensors}.",
+    "accepted": "Data-parallel training differs from one process by accepted causes "
+    "alone in {runs}, with {tensors}.",
+    "not-checked": "No verdict: {runs} could not be checked. What was compared: "
+    "{tensors}.",
+}
+
+
+_FAILED = "One process trains, but ranks failed in {runs}, with {tensors}."
+_FAILED_AT_ONCE = "One process trains, but ranks failed in {runs} before anything was "
+_FAILED_AT_ONCE += "compared."
+
+
+def fault_line(fault: Fault) -> str:
+    """Returns one rank's failure in one line.
+
+    What a rank raised belongs to its last step; one that died or hung had ended that.
+    """
+    when = "at" if fault.kind == "raised" else "after"
+    step = "" if fault.step is None else f" {when} {step_name(fault.step)}"
+    said = raised.without_source(fault.summary)
+    where = frames.in_users(fault.stack) if fault.kind == "hung" else ""
+    return f"rank {fault.rank} {fault.kind}{step}: {said}{where}"
+
+
+def step_name(step: int) -> str:
+    """Returns a step as people count them: "step 1" for 0; reports count from 0."""
+    return f"step {step + 1}"
+
+
+def place(difference: Difference) -> str:
+    """Returns where a difference is: "step 1, rank 1"."""
+    rank = "" if difference.rank is None else f", rank {difference.rank}"
+    return f"{step_name(difference.step)}{rank}"
+
+
+def size(difference: Difference) -> str:
+    """Returns how large a difference is: "rel diff 0.333, excess 4e+13"."""
+    parts = [
+        f"rel diff {numbers.number(difference.rel_diff)}",
+        f"excess {numbers.excess(difference.excess)}",
+    ]
+    if difference.ratio is not None:
+        parts.append(f"ratio {numbers.number(difference.ratio)}")
+    if difference.why is not None:
+        parts.append(difference.why)
+    return ", ".join(parts)
+
+
+def safety(fix: Fix) -> str:
+    """Returns what the fix does to one-process training."""
+    if fix.safe:
+        return "safe: one-process training stays what it is"
+    return "unsafe: it also changes one-process training"
+
+
+def proof(finding: Finding) -> str:
+    """Returns what ran, and what it showed; "not confirmed" where nothing ran.
+
+    "Verified" is said of a file that ran, and of nothing else.
+    """
+    fix = finding.fix
+    if fix is None:
+        return "no fix is known"
+    if fix.verified is None:
+        is_covered = fix.excess_before is not None and fix.excess_before <= 1
+        why = "another cause's fix removes it too" if is_covered else "nothing was run"
+        return f"not confirmed: {why}"
+    said, numbers_told = fix.intervention, _before_and_after(fix)
+    if said and numbers_told:
+        said = f"{said} ({numbers_told})"
+    line = ": ".join(filter(None, (proven(fix), said or numbers_told)))
+    others = _controls(finding.controls)
+    return f"{line}; {others}" if others else line
+
+
+def proven(fix: Fix) -> str:
+    """Returns in a word or two what is known of a fix: "confirmed".
+
+    A report of an earlier version does not say by which intervention.
+    """
+    if fix.verified is None:
+        return "not confirmed"
+    if not fix.verified:
+        return "the fix did not remove it"
+    if fix.proof == "file":
+        return "verified"
+    if fix.proof == "located":
+        return "located, no fix proven"
+    return "confirmed" if fix.intervention else "confirmed by an intervention"
+
+
+def code_title(fix: Fix) -> str:
+    """Returns what stands before the code of a fix."""
+    if fix.proof == "file":
+        return f"from {fix.file}, which ran"
+    return "suggested code, not run"
+
+
+def _before_and_after(fix: Fix) -> str:
+    parts = []
+    if fix.excess_before is not None:
+        parts.append(f"{numbers.excess(fix.excess_before)} before")
+    if fix.excess_after is not None:
+        parts.append(f"{numbers.excess(fix.excess_after)} after")
+    return "excess " + ", ".join(parts) if parts else ""
+
+
+def _controls(controls: tuple[Control, ...]) -> str:
+    """Returns what the fixes of look-alikes did in the place of this one."""
+    removing = [control.slug for control in controls if control.excess_after <= 1]
+    leaving = [c.excess_after for c in controls if not c.excess_after <= 1]
+    parts = []
+    if removing:
+        parts.append(f"the fix of {' or '.join(removing)} removes it, too")
+    if len(leaving) == 1:
+        parts.append(f"the fix of another cause leaves {_least(leaving)}")
+    elif leaving:
+        count = numbers.count(len(leaving))
+        parts.append(f"the fixes of {count} other causes leave {_least(leaving)}")
+    return f"tried instead, {', '.join(parts)}" if parts else ""
+
+
+def _least(values: list[float]) -> str:
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return "nan"
+    least = numbers.at_least(min(known))
+    return least if len(values) == 1 else f"{least} or more"

@@ -1,1 +1,0 @@
-"""Interventions: what a fix would do, applied in the ranks to a run (apply.py)."""

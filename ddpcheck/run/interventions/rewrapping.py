@@ -1,0 +1,92 @@
+"""Interventions that build DDP anew: with other settings, or as it was."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpcheck.run.fix_names import argument
+from ddpcheck.run.interventions import hooks_on_means
+from ddpcheck.run.interventions.hands_on import handing_on
+from ddpcheck.run.interventions.plain_output import with_plain_output
+from ddpcheck.run.model import contents, submodules
+from ddpcheck.run.model.averaged import is_ddp
+
+# What a DDP object is built anew with.
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "ddp.find_unused": {"find_unused_parameters": True},
+    "ddp.static_off": {"static_graph": False},
+    "ddp.static_on": {"static_graph": True},
+    "ddp.no_buffer_broadcast": {"broadcast_buffers": False},
+    "ddp.buffer_broadcast": {"broadcast_buffers": True},
+    "ddp.no_bucket_view": {"gradient_as_bucket_view": False},
+    "ddp.rewrap_trainable": {"find_unused_parameters": True},
+    "ddp.no_comm_hook": {"hooks": ()},
+}
+
+
+def rewrapped(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
+    """Returns the model with the DDP objects in it as the interventions want them."""
+    settings: dict[str, Any] = {}
+    for name, setting in _SETTINGS.items():
+        if argument(fixes, name) is not None:
+            settings |= setting
+    if argument(fixes, "collectives.exact") is not None:
+        settings["process_group"] = dist.new_group(backend="gloo")
+    if argument(fixes, "ddp.hooks_on_means") is not None:
+        model = submodules.replace(
+            model, is_ddp, lambda ddp: _rebuilt(ddp, hooks_on_means.hooks_of(ddp))
+        )
+    if settings or argument(fixes, "ddp.rewrap") is not None:
+        trainable = argument(fixes, "ddp.rewrap_trainable") is not None
+        with _all_trainable(model) if trainable else contextlib.nullcontext():
+            model = submodules.replace(
+                model, is_ddp, lambda ddp: _rebuilt(ddp, **settings)
+            )
+    if argument(fixes, "ddp.plain_output") is not None:
+        model = submodules.replace(model, is_ddp, with_plain_output)
+    if argument(fixes, "ddp.hands_on") is not None:
+        model = handing_on(model)
+    return model
+
+
+@contextlib.contextmanager
+def _all_trainable(model: nn.Module) -> Iterator[None]:
+    before = [(p, p.requires_grad) for p in contents.parameters(model)]
+    for parameter, _ in before:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter, required in before:
+            parameter.requires_grad_(required)
+
+
+def _rebuilt(
+    ddp: DistributedDataParallel, hooks: Sequence[Any] | None = None, **changes: Any
+) -> DistributedDataParallel:
+    """Returns a new DDP around the same module, settings kept but for `changes`.
+
+    `hooks` are (hook, state) pairs, by default those that were registered.
+    """
+    if hooks is None:
+        hooks = getattr(ddp, "_comm_hooks", ())
+    settings: dict[str, Any] = {
+        "find_unused_parameters": ddp.find_unused_parameters,
+        "static_graph": ddp.static_graph,
+        "broadcast_buffers": ddp.broadcast_buffers,
+        "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
+        "process_group": ddp.process_group,
+        **changes,
+    }
+    if settings["static_graph"] and "find_unused_parameters" in changes:
+        settings["static_graph"] = False
+    made = DistributedDataParallel(ddp.module, **settings)
+    for hook, state in hooks:
+        made.register_comm_hook(state, hook)
+    return made

@@ -1,0 +1,160 @@
+"""Interventions on how the target's own data loaders shard its data.
+
+data.stride     a rank takes every W-th sample of what a loader's sampler gives
+data.part       a rank takes its part of every batch of a loader
+data.unpadded   what DistributedSampler repeats to fill the shards does not count
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+from ddpcheck.compare import tree
+from ddpcheck.run.observe import row_numbers
+
+
+@contextlib.contextmanager
+def stride() -> Iterator[None]:
+    """Every W-th sample of a loader's sampler, from the rank's own on."""
+
+    def strided(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def batches(self: Any) -> Iterator[Any]:
+            before = self.sampler
+            rank, world_size = dist.get_rank(), dist.get_world_size()
+            # Not drawn ahead: a permutation more would shift all that follow.
+            self.sampler = itertools.islice(before, rank, None, world_size)
+            try:
+                yield from plain(self)
+            finally:
+                self.sampler = before
+
+        return batches
+
+    with _replaced(BatchSampler, strided):
+        yield
+
+
+@contextlib.contextmanager
+def part() -> Iterator[None]:
+    """The rank's part of every batch of a loader, in equal contiguous parts."""
+
+    def parts(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def batches(self: Any) -> Iterator[Any]:
+            rank, world_size = dist.get_rank(), dist.get_world_size()
+            for batch in plain(self):
+                yield tree.shard(batch, rank, world_size)
+
+        return batches
+
+    with _replaced(DataLoader, parts):
+        yield
+
+
+@contextlib.contextmanager
+def unpadded(model: nn.Module) -> Iterator[Callable[[], float]]:
+    """No repeats in shards; yields what gives the factor of the next backward.
+
+    That is W * n_r / N, the samples that count in the batch that was given last. A
+    batch of repeats alone is run: other ranks wait for it. It counts as none.
+    """
+    shard = _Unpadded()
+    watching = row_numbers.watch(model, shard.called)
+    try:
+        with (
+            _replaced(BatchSampler, shard.batches),
+            _replaced(DistributedSampler, shard.indices),
+            _replaced(DataLoader, _without_workers),
+        ):
+            yield shard.factor
+    finally:
+        watching.remove()
+
+
+def _without_workers(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Makes a loader give each batch as it is drawn; workers draw several ahead."""
+
+    def batches(self: Any) -> Iterator[Any]:
+        before, self.num_workers = self.num_workers, 0
+        try:
+            yield from plain(self)
+        finally:
+            self.num_workers = before
+
+    return batches
+
+
+class _Unpadded:
+    """How many samples count in the last batch, of a loader or of a call."""
+
+    def __init__(self) -> None:
+        self.rows = 0  # of the model's last call
+        self.kept: int | None = None  # in a loader's last batch
+        self.in_loader = False
+
+    def called(self, numbers: row_numbers.Numbers) -> None:
+        """Notes a call of the model."""
+        self.rows = len(numbers)
+
+    def factor(self) -> float:
+        """Returns W * n_r / N: a collective."""
+        mine = float(self.rows if self.kept is None else self.kept)
+        every = torch.tensor(mine)
+        dist.all_reduce(every)
+        return dist.get_world_size() * mine / float(every)
+
+    def indices(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns how a sampler gives its shard: no repeats, but within a loader."""
+
+        def own(sampler: Any) -> Iterator[int]:
+            every = plain(sampler)
+            yield from (
+                every if self.in_loader else itertools.islice(every, _own(sampler))
+            )
+
+        return own
+
+    def batches(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns how a loader batches a shard; one of repeats alone counts none."""
+
+        def kept(batch_sampler: Any) -> Iterator[list[int]]:
+            left = _own(batch_sampler.sampler)
+            self.in_loader = True
+            try:
+                for batch in plain(batch_sampler):
+                    self.kept = max(min(left, len(batch)), 0)
+                    left -= len(batch)
+                    yield batch[: self.kept] or batch
+            finally:
+                self.in_loader = False
+
+        def batches(batch_sampler: Any) -> Iterator[list[int]]:
+            is_padded = isinstance(batch_sampler.sampler, DistributedSampler)
+            yield from (kept if is_padded else plain)(batch_sampler)
+
+        return batches
+
+
+def _own(sampler: Any) -> int:
+    """Returns how many samples of a rank's shard are no repeats."""
+    return len(range(sampler.rank, len(sampler.dataset), sampler.num_replicas))
+
+
+@contextlib.contextmanager
+def _replaced(
+    owner: type, change: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
+) -> Iterator[None]:
+    """Puts how objects of the class are iterated through `change`."""
+    plain: Any = owner.__iter__  # type: ignore[attr-defined]
+    owner.__iter__ = change(plain)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        owner.__iter__ = plain  # type: ignore[attr-defined]

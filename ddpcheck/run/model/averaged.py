@@ -1,0 +1,266 @@
+"""Data parallelism by hand: what DDP should have done, without its reducer.
+
+The wrapper is built as the target builds it, for what it does to the model (broadcast
+of weights, freezing, replacing), then every DistributedDataParallel in it gives way
+to a `PlainWrapper`, and after each backward all gradients are averaged over ranks.
+So a run in this mode shares every link with the DDP run but the reducer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ddpcheck.run.model import contents, submodules
+from ddpcheck.run.model.waiting import Gradients, Window, gradients
+
+# On a DDP object: the names of the attributes that its constructor gave it.
+AS_BUILT = "_ddpcheck_as_built"
+_BUCKET = 1 << 20  # elements: what is copied to be reduced together
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+class PlainWrapper(nn.Module):
+    """Stands where a DDP object stood: `.module`, `no_sync()`, buffer broadcast.
+
+    `isinstance(model, DistributedDataParallel)` holds, as training code unwraps by it;
+    `is_ddp` tells the two apart.
+    """
+
+    before_forward: ClassVar[Callable[[PlainWrapper], None]] = staticmethod(_nothing)
+    after_forward: ClassVar[Callable[[PlainWrapper, Any], None]] = staticmethod(
+        _nothing
+    )
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        super().__init__()
+        self.module: nn.Module = ddp.module
+        self.broadcasts_buffers = bool(ddp.broadcast_buffers)
+        self.stands_for = type(ddp)
+        # Its settings, and what has been hung on it since; its reducer has to go.
+        held = vars(ddp)
+        hung = held.keys() - held.get(AS_BUILT, held) - {AS_BUILT}
+        for name in {n for n in held if _is_setting(n, held[n])} | hung:
+            vars(self).setdefault(name, held[name])
+        self.require_backward_grad_sync = True
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what a class of the user's, made of DDP's, has besides."""
+        own = self.__dict__.get("stands_for", DistributedDataParallel)
+        kinds = own.__mro__[: own.__mro__.index(DistributedDataParallel)]
+        for kind in kinds:
+            if name in vars(kind):
+                found = vars(kind)[name]
+                return found.__get__(self, own) if hasattr(found, "__get__") else found
+        inner = self.__dict__.get("_modules", {}).get("module")
+        hands_on = any("__getattr__" in vars(kind) for kind in kinds)
+        if hands_on and inner is not None and hasattr(inner, name):
+            return getattr(inner, name)
+        return super().__getattr__(name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What isinstance asks for besides the type."""
+        return DistributedDataParallel
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the module's output, after rank 0's buffers went to all."""
+        PlainWrapper.before_forward(self)
+        if self.broadcasts_buffers and self.training and torch.is_grad_enabled():
+            broadcast_buffers(self.module)
+        output = self.module(*args, **kwargs)
+        PlainWrapper.after_forward(self, output)
+        return output
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """As DDP's; gradients are averaged after each backward, which is the same."""
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    @contextlib.contextmanager
+    def join(self, *_: Any, **__: Any) -> Iterator[None]:
+        """As DDP's on ranks with as many steps as the others."""
+        yield
+
+    def register_comm_hook(self, *_: Any, **__: Any) -> None:
+        """Does nothing: no bucket is ever reduced."""
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    """Returns whether training code may read or set it: `find_unused_parameters`."""
+    plain = bool | int | float | str | torch.device | None
+    return not name.startswith("_") and name != "training" and isinstance(value, plain)
+
+
+def is_ddp(model: Any) -> bool:
+    """Returns whether the model is a DDP object, and no stand-in."""
+    return issubclass(type(model), DistributedDataParallel)
+
+
+def broadcast_buffers(module: nn.Module) -> None:
+    """Gives all ranks the buffers of rank 0."""
+    with torch.no_grad():
+        for buffer in contents.buffers(module):
+            dist.broadcast(buffer, 0)
+
+
+def replace_ddp(model: nn.Module) -> nn.Module:
+    """Returns the wrapped model with every DDP object replaced, in place below it."""
+    return submodules.replace(model, is_ddp, PlainWrapper)
+
+
+@contextlib.contextmanager
+def averaging(
+    parameters: Callable[[], dict[str, Tensor]], unused: Callable[[], dict[str, bool]]
+) -> Iterator[None]:
+    """Averages all gradients over ranks after each outermost backward.
+
+    Both are asked at that moment; `unused` takes the names that no backward has reached
+    when the optimizer steps, or when their wrapper is called again after a backward:
+    then DDP has waited for them. True: an output depends on them.
+
+    Averaging twice is harmless, so gradients that accumulate over several backwards
+    come out right. Gradients made by `torch.autograd.grad` reach `.grad` by hand:
+    averaged before the optimizer steps.
+    """
+    outermost = _Averaging(parameters, unused)
+    backward = torch.autograd.backward
+    torch.autograd.backward = functools.partial(outermost.run, backward)
+    PlainWrapper.before_forward = staticmethod(outermost.before_forward)
+    PlainWrapper.after_forward = staticmethod(outermost.window.after_forward)
+    hooks = (
+        register_optimizer_step_pre_hook(outermost.before_update),
+        register_optimizer_step_post_hook(outermost.after_update),
+    )
+    try:
+        yield
+    finally:
+        torch.autograd.backward = backward
+        PlainWrapper.before_forward = staticmethod(_nothing)
+        PlainWrapper.after_forward = staticmethod(_nothing)
+        for hook in hooks:
+            hook.remove()
+
+
+class _Averaging:
+    """Counts how deep in backward passes and updates we are: the outermost counts."""
+
+    def __init__(
+        self,
+        parameters: Callable[[], dict[str, Tensor]],
+        unused: Callable[[], dict[str, bool]],
+    ) -> None:
+        self.window = Window()
+        self._parameters, self._unused = parameters, unused
+        self._depth = 0
+        self._updates = 0  # that have begun and not ended: one may hand on to another
+
+    def run(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Runs a backward; averages after the outermost."""
+        before: Gradients = {} if self._depth else gradients(self._parameters())
+        self._depth += 1
+        try:
+            backward(*args, **kwargs)
+        finally:
+            self._depth -= 1
+        if self._depth == 0:
+            self.window.after_backward(before, self._parameters())
+            average(self._parameters())
+
+    def before_forward(self, wrapper: PlainWrapper) -> None:
+        """Notes what the backward passes since the wrapper's last call left unused."""
+        found = self.window.before_forward(wrapper, self._parameters())
+        self._unused().update(found)
+
+    def before_update(self, *_: Any) -> None:
+        """Averages before the outermost update."""
+        self._updates += 1
+        self._unused().update(self.window.take(self._parameters()))
+        if self._updates == 1:
+            average(self._parameters())
+
+    def after_update(self, *_: Any) -> None:
+        """Ends an update."""
+        self._updates -= 1
+
+
+def average(parameters: Mapping[str, Tensor]) -> None:
+    """Replaces every gradient by its mean over ranks; None counts as zero.
+
+    A parameter without gradient on any rank keeps None.
+    """
+    names = sorted(parameters)
+    has = torch.tensor([float(parameters[n].grad is not None) for n in names])
+    dist.all_reduce(has, dist.ReduceOp.MAX)
+    gradients = []
+    for name, any_rank in zip(names, has.tolist(), strict=True):
+        parameter = parameters[name]
+        if not any_rank:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradients.append(_as_dense(parameter))
+    for bucket in _buckets(gradients):
+        _mean(bucket)
+
+
+def _as_dense(parameter: Tensor) -> Tensor:
+    """Returns the parameter's gradient, real and dense: gloo reduces no other."""
+    grad = parameter.grad
+    assert grad is not None
+    if grad.is_sparse:
+        parameter.grad = grad = grad.to_dense()
+    grad = grad.detach()
+    return torch.view_as_real(grad) if grad.is_complex() else grad
+
+
+def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Yields neighbours of one kind together: each collective takes a millisecond.
+
+    All ranks cut alike, as devices change between the same two parameters on each.
+    """
+    bucket: list[Tensor] = []
+    for gradient in gradients:
+        size = sum(g.numel() for g in bucket) + gradient.numel()
+        is_kin = {(g.dtype, g.device) for g in bucket} <= {
+            (gradient.dtype, gradient.device)
+        }
+        if bucket and not (is_kin and size <= _BUCKET):
+            yield bucket
+            bucket = []
+        bucket.append(gradient)
+    if bucket:
+        yield bucket
+
+
+def _mean(bucket: list[Tensor]) -> None:
+    if len(bucket) == 1 and bucket[0].is_contiguous():
+        flat = bucket[0]
+    else:
+        flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    if flat is bucket[0]:
+        return
+    parts = flat.split([gradient.numel() for gradient in bucket])
+    for gradient, part in zip(bucket, parts, strict=True):
+        gradient.copy_(part.view(gradient.shape))

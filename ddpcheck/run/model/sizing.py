@@ -1,0 +1,65 @@
+"""How large the tensors of a target are, and how many threads they are worth."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddpcheck.ranks import budget
+from ddpcheck.run.model import contents
+from ddpcheck.run.session.memory import LARGE, Sizes
+
+
+def of(model: nn.Module, optimizer: Any, steps: int) -> Sizes:
+    """Returns the bytes of a model's tensors; `recorded` of all that a run records."""
+    parameters = sum(map(_size, contents.parameters(model)))
+    gradients = sum(_size(p) for p in contents.parameters(model) if p.requires_grad)
+    buffers = sum(map(_size, contents.buffers(model)))
+    return Sizes(
+        parameters=parameters + buffers,
+        gradients=gradients,
+        optimizer=gradients * _copies(optimizer),
+        recorded=(steps + 1) * (parameters + buffers) + steps * gradients,
+    )
+
+
+def use_cores(model: nn.Module) -> None:
+    """Computes with as many threads as one process that makes a run is worth."""
+    count = threads(sum(map(_size, contents.tensors(model))))
+    if count > 1:
+        torch.set_num_threads(count)
+
+
+def threads(size: int) -> int:
+    """Returns how many threads a model of this size in bytes is worth.
+
+    Small models are done sooner with one. Ranks have one each: they share the cores.
+    """
+    if size < LARGE:
+        return 1
+    sharing = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return max(1, budget.cores() // sharing)
+
+
+def with_place(sizes: Sizes, in_memory: bool) -> Sizes:  # noqa: FBT001
+    """Returns the sizes without what is recorded, where that goes to a disk."""
+    return sizes if in_memory else dataclasses.replace(sizes, recorded=0)
+
+
+def _copies(optimizer: Any) -> int:
+    """Returns how many tensors of a parameter's size an optimizer keeps for each.
+
+    Two, as Adam, where nothing says otherwise; momentum is one.
+    """
+    groups = getattr(optimizer, "param_groups", [{}])
+    if type(optimizer).__name__ == "SGD":
+        return 1 if any(group.get("momentum") for group in groups) else 0
+    return 2
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,253 @@
+"""Which runs an accepted finding covers: the one definition for all ways to accept.
+
+A finding covers a run only if it is a finding of that very run, and all that is worse
+there than a difference of numbers belongs to it, or to another accepted finding: ranks
+that fail, values that are not finite, ranks that disagree. What it does not cover
+becomes a finding of its own, which fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from ddpcheck.errors.problem import cut
+from ddpcheck.report.data import JUDGED, Finding, Run, Verdict
+from ddpcheck.report.render import status, wording
+
+# Slugs under which one process trains and ranks fail: to accept one accepts that.
+ABOUT_FAILED_RANKS = (
+    "compile/ddp-optimizer",
+    "data/uneven-batches",
+    "ddp/forward-bypassed",
+    "ddp/frozen-after-wrap",
+    "ddp/param-replaced-after-wrap",
+    "dp/replica-parameters-empty",
+    "dp/scalar-gather",
+    "dp/scatter-semantics",
+    "dp/variable-length-gather",
+    "graph/opaque-output",
+    "graph/output-unused",
+    "graph/rank-dependent-branch",
+    "graph/reentrant-checkpoint",
+    "graph/shared-parameter",
+    "graph/skipped-backward",
+    "graph/static-graph-violated",
+    "graph/unused-parameter",
+    "state/inplace-buffer-version",
+    "sync/collective-mismatch",
+    "sync/rank-died",
+    "sync/rank-hung",
+    "sync/rank-raised",
+    "sync/static-graph-no-sync",
+)
+# Slugs under which one process has numbers, and ranks have NaN or infinities.
+ABOUT_NOT_FINITE = ("loss/empty-shard",)
+
+_FAR = 10.0  # excess of what is no rounding at the edge of the tolerance
+
+Held = Callable[[Finding, int], str | None]  # the reason, None where it is not held
+Refused = Callable[[Finding, int], str]  # why it does not cover the run, "" if it does
+
+
+def accept(
+    runs: Sequence[Run], findings: Sequence[Finding], reasons: Mapping[str, str]
+) -> list[Finding]:
+    """Returns the findings, accepted for the runs that they cover.
+
+    Args:
+        runs: of the report.
+        findings: of these runs.
+        reasons: of the user, by slug.
+    """
+    return marked(
+        runs,
+        findings,
+        lambda finding, _: reasons.get(finding.slug),
+        lambda finding, index: _beyond(runs[index], index, findings, finding, reasons),
+    )
+
+
+def marked(
+    runs: Sequence[Run], findings: Sequence[Finding], held: Held, refused: Refused
+) -> list[Finding]:
+    """Returns the findings; one that covers some of its runs alone becomes two.
+
+    Args:
+        runs: of the report.
+        findings: of these runs; those that are accepted stay so.
+        held: the reason to accept a finding in a run, None without one.
+        refused: why the finding does not cover the run all the same.
+    """
+    found: list[Finding] = []
+    for finding in findings:
+        found += _marked(runs, finding, held, refused)
+    return found
+
+
+def _marked(
+    runs: Sequence[Run], finding: Finding, held: Held, refused: Refused
+) -> list[Finding]:
+    if finding.accepted is not None:
+        return [finding]
+    reasons = {i: held(finding, i) for i in finding.runs}
+    why = {i: refused(finding, i) for i, told in reasons.items() if told is not None}
+    covered = tuple(i for i in finding.runs if why.get(i) == "")
+    if not covered:
+        return [_open(runs, finding, finding.runs, why)]
+    accepted = _of_runs(finding, covered, accepted=reasons[covered[0]])
+    left = tuple(i for i in finding.runs if i not in covered)
+    return [accepted, _open(runs, finding, left, why)] if left else [accepted]
+
+
+def _open(
+    runs: Sequence[Run],
+    finding: Finding,
+    left: tuple[int, ...],
+    why: Mapping[int, str],
+) -> Finding:
+    """Returns the finding of the runs that it does not cover, with the reasons."""
+    labels = wording.labels(runs)
+    by_reason: dict[str, list[str]] = {}
+    for index in left:
+        if why.get(index):
+            by_reason.setdefault(why[index], []).append(labels[index])
+    facts = [
+        f"not accepted in {cut(named)}: {told}" for told, named in by_reason.items()
+    ]
+    return _of_runs(finding, left, facts=(*finding.facts, *facts))
+
+
+def _of_runs(finding: Finding, indices: tuple[int, ...], **changes: object) -> Finding:
+    proven = tuple(i for i in finding.proven_runs if i in indices)
+    return dataclasses.replace(
+        finding,
+        runs=indices,
+        proven_runs=proven,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def _beyond(
+    run: Run,
+    index: int,
+    findings: Sequence[Finding],
+    finding: Finding,
+    reasons: Collection[str],
+) -> str:
+    """Returns what in a run no accepted slug speaks of, "" where there is nothing."""
+    slugs = {f.slug for f in findings if index in f.runs and f.slug in reasons}
+    if run.faults and slugs.isdisjoint(ABOUT_FAILED_RANKS):
+        return f"{failed(run)}, which {finding.slug} does not cover"
+    name = not_finite(run)
+    if name and slugs.isdisjoint(ABOUT_NOT_FINITE):
+        return f"{name} is not finite, which {finding.slug} does not cover"
+    if not run.ranks_agree and index not in finding.proven_runs:
+        return (
+            "the ranks disagree, and no run shows that they do so by this cause alone"
+        )
+    return ""
+
+
+def failed(run: Run) -> str:
+    """Returns what a rank that failed did: "rank 1 raised: KeyError: 'x'"."""
+    first = min(run.faults, key=lambda f: (f.kind == "hung", f.rank))
+    return f"rank {first.rank} {first.kind}: {first.summary}"
+
+
+def not_finite(run: Run) -> str:
+    """Returns what holds NaN or an infinity on ranks alone, "" where nothing does.
+
+    A tensor that is missing, or of another shape, is off by infinity and holds none.
+    """
+    for kind in status.KINDS:
+        found = status.quantity(run, kind)
+        worst = () if found.worst is None else (found.worst,)
+        for row in (*worst, *found.tensors):
+            is_number = row.why is not None or math.isfinite(row.abs_diff)
+            if row.why == "NaN" or not is_number:
+                what = "the loss" if kind == "losses" else f"{kind} of {row.name}"
+                return f"{what} in step {row.step + 1}"
+    return ""
+
+
+def worse(run: Run, before: Run) -> list[str]:
+    """Returns in what a run is worse than it was, whatever its finding; as words.
+
+    Sizes aside: see `ddpcheck.checking.baseline`.
+    """
+    found = []
+    if not set(_failures(run)) <= set(_failures(before)):
+        found.append(f"{failed(run)}, which no rank did")
+    name = not_finite(run)
+    if name and not not_finite(before):
+        found.append(f"{name} is not finite, and was")
+    if before.ranks_agree and not run.ranks_agree:
+        found.append("the ranks disagree, and did not")
+    if new := _new_tensors(run, before):
+        found.append(f"{cut(new, limit=3)} did not differ")
+    return found
+
+
+def _failures(run: Run) -> list[str]:
+    """Returns how ranks failed; one that waits for them is told by them.
+
+    What is raised names what it is about, and addresses: its type alone is compared.
+    """
+    kinds = [f.summary.partition(":")[0] for f in run.faults if f.kind != "hung"]
+    return kinds or ["hung" for _ in run.faults]
+
+
+def _new_tensors(run: Run, before: Run) -> list[str]:
+    """Returns what is far off now and did not differ; of many the worst are listed."""
+    found = []
+    for kind in JUDGED:
+        now, then = status.quantity(run, kind), status.quantity(before, kind)
+        known = [r.name for r in then.tensors if not r.excess <= 1]
+        if len(known) < then.mismatched:
+            continue  # others differed, too
+        far = dict.fromkeys(r.name for r in now.tensors if not r.excess <= _FAR)
+        found += [f"{kind} of {name}" for name in far if name not in known]
+    return found
+
+
+def unproven(runs: Sequence[Run], findings: Sequence[Finding]) -> list[str]:
+    """Returns a warning on the runs that pass, where no run proves that they may."""
+    labels = wording.labels(runs)
+    fails = {i for f in findings if f.accepted is None for i in f.runs}
+    told: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.accepted is None:
+            continue
+        left = [i for i in finding.runs if i not in {*finding.proven_runs, *fails}]
+        if left:
+            told.setdefault(finding.slug, []).extend(labels[i] for i in left)
+    return [
+        f"accepted without a proof: {slug} in {cut(named)}; no run with its fix shows "
+        "that nothing else differs there"
+        for slug, named in told.items()
+    ]
+
+
+def verdict(
+    runs: Sequence[Run],
+    findings: Sequence[Finding],
+    known: Callable[[int], bool] = lambda _: False,
+) -> Verdict:
+    """Returns the verdict: divergent unless accepted findings cover what differs.
+
+    Args:
+        runs: of the report.
+        findings: of these runs.
+        known: whether a divergent run without a finding passes.
+    """
+    for index, run in enumerate(runs):
+        if run.verdict != "divergent":
+            continue
+        told = [f.accepted for f in findings if index in f.runs]
+        if None in told or not (told or known(index)):
+            return "divergent"
+    if any(run.verdict != "not-checked" for run in runs):
+        return "equivalent"
+    return "not-checked"

@@ -1,0 +1,152 @@
+"""Whether ranks have the same tensors, told from digests and from what they are off by.
+
+And whether they have by something else than DDP: an average of weights after an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ddpcheck.compare import digests
+from ddpcheck.report.data import Difference
+from ddpcheck.run.session.session import RunOutcome
+from ddpcheck.run.spec import StepResult
+
+OF_RANKS = ("gradients", "weights")  # what all ranks must have alike
+# Times the tolerance: an update so large would have shown a wrong gradient.
+_VISIBLE = 1e3
+# Excess above which rounding is far below what a tensor is off by, and what part of
+# that ranks that agree may differ by.
+_FAR_OFF, _ALIKE = 100.0, 0.01
+
+
+def by_step(outcome: RunOutcome) -> list[list[StepResult]]:
+    """Returns what the ranks say of each step, as far as any came."""
+    steps: dict[int, list[StepResult]] = {}
+    for rank in range(len(outcome.ranks)):
+        for result in outcome.steps(rank):
+            steps.setdefault(result.step, []).append(result)
+    return [steps[step] for step in sorted(steps)]
+
+
+def ranks_agree(
+    outcome: RunOutcome, rtol: float, names: tuple[str, ...] = OF_RANKS
+) -> bool:
+    """Returns whether ranks have the same after every step, by name of the quantity."""
+    world = len(outcome.ranks)
+    if world < 2:  # noqa: PLR2004
+        return True
+    for results in by_step(outcome):
+        for name in names:
+            found = [s.digests.get(name) for s in results]
+            rows = [
+                {t.name: t for t in s.quantities[name].tensors}
+                for s in results
+                if name in s.quantities
+            ]
+            if not digests.is_same(found, rtol) or not are_off_alike(rows):
+                return False
+    return True
+
+
+def are_off_alike(ranks: Sequence[Mapping[str, Difference]]) -> bool:
+    """Returns whether what is not one process's is so alike on all ranks, if told.
+
+    A digest of all tensors does not show a small one among large ones.
+
+    Args:
+        ranks: what each rank says of its tensors that are far off, by name.
+    """
+    for name in set.intersection(*map(set, ranks)) if ranks else ():
+        told = [rank[name] for rank in ranks]
+        factors = [t.ratio for t in told if t.ratio is not None]
+        if len(factors) < len(told) or min(t.excess for t in told) < _FAR_OFF:
+            continue
+        off = max(max(t.rel_diff, abs((t.ratio or 0.0) - 1)) for t in told)
+        if max(factors) - min(factors) > _ALIKE * off:
+            return False
+    return True
+
+
+def ranks_differ(outcome: RunOutcome, quantity: str, step: int, rtol: float) -> bool:
+    """Returns whether the ranks' tensors of a quantity differ after a step."""
+    told = [
+        s.digests.get(quantity)
+        for r in range(len(outcome.ranks))
+        for s in outcome.steps(r)
+        if s.step == step
+    ]
+    return not digests.is_same(told, rtol)
+
+
+def first_parting(outcome: RunOutcome, fact: str, rtol: float) -> int | None:
+    """Returns the first step within which ranks' weights part, None where none does.
+
+    Args:
+        outcome: of a run with gradients averaged by hand, which notes the weights.
+        fact: "rewritten_before": from the beginning of a step to its first forward;
+            "rewritten_after": from the optimizer's step to the end.
+        rtol: of digests that are the same.
+    """
+    told = [outcome.facts(r).get(fact, {}) for r in range(len(outcome.ranks))]
+    for step in sorted(set.intersection(*(set(t) for t in told)) if told else ()):
+        first, later = zip(*(t[step] for t in told), strict=True)
+        if digests.is_same(first, rtol) and not digests.is_same(later, rtol):
+            return int(step)
+    return None
+
+
+def averages_weights(outcome: RunOutcome) -> bool:
+    """Returns whether ranks step with gradients of their own, and then share weights.
+
+    As local SGD with an average after every step: the weights are one process's after
+    each, though they moved by far more than the tolerance, no two ranks have the
+    gradients of all, and ranks whose weights part at the update write them after it.
+    """
+    steps = by_step(outcome)
+    wrong = [s for s in steps if any(_mismatched(r, "gradients") for r in s)]
+    if outcome.spec.mode != "ddp" or not wrong:
+        return False
+    if any(_mismatched(result, "weights") for results in steps for result in results):
+        return False
+    rtol = outcome.spec.rtol
+    return all(
+        result.least_move > _VISIBLE * rtol
+        for results in wrong
+        for result in results
+        if _mismatched(result, "gradients")
+    ) and not any(
+        digests.is_same([r.digests.get("gradients") for r in results], rtol)
+        or not _share_weights(results, rtol)
+        for results in wrong
+    )
+
+
+def _share_weights(ranks: list[StepResult], rtol: float) -> bool:
+    """Returns whether ranks part at an update, and something writes the weights then.
+
+    Or ranks with wrong gradients take the weights of one that has one process's, as
+    from a server of parameters. Or the update itself made something of all ranks'
+    gradients, or those that are wrong are of ranks without an update, which get their
+    weights from others (join).
+    Else an optimizer that looks at signs alone, or divides by the size, may hide wrong
+    gradients.
+    """
+    if all(result.reduces_in_update for result in ranks):
+        return True
+    wrong = [result for result in ranks if _mismatched(result, "gradients")]
+    if not any(result.parted for result in wrong):
+        return True
+    if len(wrong) < len(ranks):  # the others' are one process's, and theirs are taken
+        told = [parted for result in wrong for parted in result.parted]
+        return all(after != left for after, left in told)
+    updates = list(zip(*(result.parted for result in ranks), strict=False))
+    return bool(updates) and all(
+        not digests.is_same([after for after, _ in told], rtol)
+        and any(after != left for after, left in told)
+        for told in updates
+    )
+
+
+def _mismatched(result: StepResult, name: str) -> bool:
+    return name in result.quantities and bool(result.quantities[name].mismatched)

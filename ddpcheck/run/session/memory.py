@@ -1,0 +1,182 @@
+"""How much memory a run needs, and whether the machine has it.
+
+An estimate of tensors alone: parameters, gradients, DDP's buckets, optimizer state and
+what is recorded. Activations are the target's own and are not known before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpcheck.errors.problem import Problem, UsageError
+
+GIB = 1 << 30
+LARGE = 64 << 20  # bytes of a model that one process computes with all cores
+_CGROUP = Path("/sys/fs/cgroup")
+_NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" by a number near 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Bytes of one model's tensors.
+
+    `recorded` is what the reference writes into memory, 0 where it goes to a disk.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    recorded: int
+
+    @property
+    def is_large(self) -> bool:
+        """Whether one process computes with all cores."""
+        return self.parameters >= LARGE
+
+    @property
+    def trained(self) -> int:
+        """Bytes of a model in training, without any wrapper."""
+        return self.parameters + self.gradients + self.optimizer
+
+    def needed(self, mode: str, world_size: int) -> int:
+        """Returns the bytes of all processes of a run."""
+        return self.recorded + self.at_work(mode, world_size)
+
+    def at_work(self, mode: str, world_size: int) -> int:
+        """Returns the bytes of a run without what was recorded before.
+
+        Source: DDP copies gradients into buckets of their size
+        (https://docs.pytorch.org/docs/stable/notes/ddp.html); DataParallel holds a
+        copy of the parameters and of their gradients for each replica; played ranks
+        share a sum of gradients.
+        """
+        if mode in ("ddp", "averaged"):
+            return world_size * (self.trained + self.gradients)
+        if mode == "dp":
+            return self.trained + (world_size - 1) * (self.parameters + self.gradients)
+        return self.trained + (self.gradients if mode == "sim" else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How many bytes a check may use, and who says so."""
+
+    limit: int
+    origin: str  # "--max-memory 4", "the 3.2 GiB that are free"
+
+
+def room(max_memory: float | None) -> Room | None:
+    """Returns the limit: the one asked for (GiB), else what is free.
+
+    None where neither is known.
+    """
+    if max_memory is not None:
+        return Room(limit=int(max_memory * GIB), origin=f"--max-memory {max_memory:g}")
+    free = available()
+    if free is None:
+        return None
+    return Room(limit=free, origin=f"the {gib(free)} GiB that are free")
+
+
+def available(
+    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP
+) -> int | None:
+    """Returns the bytes that can be had without swapping, None where nothing tells.
+
+    The least of what the machine has available and what the container is allowed.
+    """
+    found = [_machine(meminfo), _container(cgroup)]
+    known = [value for value in found if value is not None]
+    return max(0, min(known)) if known else None
+
+
+def _machine(meminfo: Path) -> int | None:
+    try:
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    told = dict(line.split(":", 1) for line in lines if ":" in line)
+    value = told.get("MemAvailable", "").split()
+    return int(value[0]) * 1024 if value else None
+
+
+def _container(cgroup: Path) -> int | None:
+    """Returns what a container may still take: limits of cgroup v2, then of v1."""
+    for limit, used, files in (
+        ("memory.max", "memory.current", "memory.stat"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+        ),
+    ):
+        most, now = _number(cgroup / limit), _number(cgroup / used)
+        if most is not None and now is not None and most < _NO_LIMIT:
+            return most - now + _reclaimable(cgroup / files)
+    return None
+
+
+def _reclaimable(path: Path) -> int:
+    """Returns the page cache, which counts as used and can be taken back."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    told = dict(line.split() for line in lines if len(line.split()) == 2)  # noqa: PLR2004
+    return int(told.get("inactive_file", 0))
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # "max": no limit
+        return None
+
+
+def check(
+    name: str, sizes: Sizes, runs: Sequence[tuple[str, int]], within: Room | None
+) -> None:
+    """Refuses runs that do not fit, each alone.
+
+    Args:
+        name: of the target.
+        sizes: of its tensors.
+        runs: (mode, world size).
+        within: the limit, None for none.
+
+    Raises:
+        UsageError: option-max-memory.
+    """
+    if within is None or not runs:
+        return
+    mode, world_size = max(runs, key=lambda run: sizes.needed(*run))
+    needed = sizes.needed(mode, world_size)
+    if needed <= within.limit:
+        return
+    fitting = [w for m, w in runs if m == mode and sizes.needed(m, w) <= within.limit]
+    smaller = f"--world-sizes {max(fitting)}" if fitting else "a smaller model"
+    steps = ", fewer --steps" if sizes.recorded else ""
+    what = {"single": "in one process", "sim": f"for {world_size} simulated ranks"}
+    where = what.get(mode, f"for {mode} at world size {world_size}")
+    raise UsageError(
+        Problem(
+            slug="option-max-memory",
+            message=f"{name} needs about {gib(needed)} GiB {where}",
+            expected=f"at most {gib(within.limit)} GiB: {within.origin}",
+            found=f"{gib(sizes.parameters)} GiB of parameters, "
+            f"{gib(sizes.gradients)} of gradients, {gib(sizes.optimizer)} of optimizer "
+            f"state in each process, {gib(sizes.recorded)} of recorded steps",
+            fix=f"{smaller}{steps}, or --max-memory {_up(needed)} if there is more",
+        )
+    )
+
+
+def gib(size: int) -> str:
+    """Returns bytes as GiB in 3 significant digits: "0.463"."""
+    return f"{size / GIB:.3g}"
+
+
+def _up(size: int) -> int:
+    return -(-size // GIB)

@@ -1,0 +1,502 @@
+"""Runs of one target on one pool: references made once, specs in, outcomes out.
+
+The tool's own process: no torch here, only plain results of ranks.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.compare import space
+from ddpcheck.errors import frames
+from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.ranks import folder
+from ddpcheck.ranks.budget import Budget, cores
+from ddpcheck.ranks.failures import PreloadError
+from ddpcheck.ranks.messages import Job, Outcome, Raised
+from ddpcheck.ranks.pool import SOLO, Pool
+from ddpcheck.ranks.quiet import LOOKS
+from ddpcheck.ranks.task import Task
+from ddpcheck.report.progress import Silent, about
+from ddpcheck.run.session.memory import Room
+from ddpcheck.run.spec import (
+    FINE_RTOL,
+    RankResult,
+    ReferenceResult,
+    RunSpec,
+    StepBegin,
+    StepResult,
+)
+from ddpcheck.target.target import TargetRef
+
+# Ranks at work at the same time, over all crews. More only makes them wait.
+_MAX_BUSY_RANKS = 16
+# Seconds that one process takes: then ranks are busy with mathematics, and runs side by
+# side take longer than one after the other.
+_SLOW_S = 1.0
+# A rank may take that many times what one process took for the global batch.
+_SLOWDOWN = 4.0
+_LEAST_S = 1.0  # for a job that begins in time
+_LEAST_SLOWDOWN = 2.0  # that is nothing unusual
+_MOST_STARVED = 0.5  # of its time may a rank wait for a core, and yet hang in the rest
+_LAST_LINES = 4  # of output before a stack
+
+
+@dataclass(slots=True)
+class RunOutcome:
+    """What all ranks said of one run."""
+
+    spec: RunSpec
+    reference: ReferenceResult
+    ranks: list[Outcome] = field(default_factory=list)
+    seconds: float = 0.0
+    cut_off: str = ""  # why nothing follows from its not having ended in time
+    crew_index: int = 0  # of the crew that does it among those of its world size
+
+    @property
+    def crew(self) -> tuple[int, int]:
+        """The world size and the index of the crew that does it."""
+        return crew_of(self.spec), self.crew_index
+
+    def results(self) -> list[RankResult | None]:
+        """Returns each rank's closing words, None where it has none."""
+        return [
+            o.value if isinstance(o.value, RankResult) else None for o in self.ranks
+        ]
+
+    def steps(self, rank: int) -> list[StepResult]:
+        """Returns the steps that this rank told of."""
+        return [s for s in self.ranks[rank].progress if isinstance(s, StepResult)]
+
+    def facts(self, rank: int = 0) -> dict[str, Any]:
+        """Returns the rank's facts, empty where it told none."""
+        result = self.results()[rank] if rank < len(self.ranks) else None
+        return result.facts if result else {}
+
+
+class CannotCheckError(Exception):
+    """The target could not be run at all, and not by a mistake in its file."""
+
+    def __init__(self, message: str, detail: str) -> None:
+        super().__init__(message)
+        self.message, self.detail = message, detail
+
+    def __str__(self) -> str:
+        """What happened, and below it the stack or the last output."""
+        return f"{self.message}\n{self.detail}".rstrip("\n")
+
+
+class InternalError(CannotCheckError):
+    """ddpcheck itself failed before anything could be compared.
+
+    `message` is what was raised, `detail` the stack of the rank.
+    """
+
+
+class Session:
+    """A pool with one target loaded.
+
+    Its records lie in shared memory. The end of the pool removes them; before that,
+    where the pool goes on with another target, `close` does.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        ref: TargetRef,
+        *,
+        on_run: Callable[[RunOutcome], None] | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        self.pool, self.ref, self._budget = pool, ref, budget
+        self._slots: dict[int, tuple[int, ...]] = {}  # of the runs in progress
+        self._references: dict[RunSpec, ReferenceResult] = {}
+        self.on_run = on_run
+        self.progress = Silent()
+        self._working: dict[int, tuple[RunSpec, Task]] = {}  # by the task's identity
+        # Failures of ddpcheck itself in ranks, by what they say: stacks.
+        self.internal: dict[str, str] = {}
+        self.room: Room | None = None  # how much memory all ranks may take
+        # The pool's deadline was chosen, and holds whatever the ranks need.
+        self.is_bounded = False
+        self.deadline: float | None = None  # of all jobs together, monotonic
+        # Deadline of the ranks' jobs where it is not the pool's.
+        self.timeout_s: float | None = None
+        self.quiet_looks = LOOKS  # of the ranks' jobs, see Pool.submit
+
+    def reference(self, spec: RunSpec) -> ReferenceResult:
+        """Returns the reference that a run of this spec is compared with.
+
+        Raises:
+            UsageError: the target is wrong.
+            CannotCheckError: the reference died, hung or broke the tool.
+        """
+        key = spec.but(
+            mode="single",
+            world_size=1,
+            batch_norm="frozen" if spec.batch_norm == "frozen" else "asis",
+            permute=0,
+            jitter=0.0,
+            reround=False,
+            fixes=tuple(f for f in spec.fixes if f.startswith("target.")),
+            tile=spec.tile,
+            floors=(),
+            rtol=FINE_RTOL,  # a reference is compared with nothing
+        )
+        if key not in self._references:
+            job = Job(
+                function="ddpcheck.run.jobs:reference",
+                arguments={"ref": self.ref, "spec": key, "room": self.room},
+            )
+            with self._budget.taken(1) if self._budget else contextlib.nullcontext():
+                made = self._value(*self._solo(job, key))
+            self._references[key] = made
+            if made.spec is not None:  # the dtype that worked stands for "auto"
+                self._references.setdefault(made.spec, made)
+        return self._references[key]
+
+    def _solo(self, job: Job, spec: RunSpec) -> tuple[Outcome, float]:
+        """Returns the outcome of one process, and the seconds that it took."""
+        task = self.pool.submit(
+            job,
+            SOLO,
+            timeout_s=self._in_time(self.pool.timeout_s),
+            is_bounded=self.is_bounded,
+        )
+        self._working[id(task)] = (spec, task)
+        try:
+            self.pool.wait([task])
+        finally:
+            del self._working[id(task)]
+        return task.outcomes[0], task.seconds
+
+    def where(self) -> str:
+        """Returns in which training step the work is, "" where none is going on.
+
+        May be asked in another thread: it reads what ranks have written.
+        """
+        return "; ".join(_place(spec, task) for spec, task in [*self._working.values()])
+
+    def trains(self, spec: RunSpec) -> bool:
+        """Returns whether one process trains as the spec has it.
+
+        One that trains on its batch may not on the same in another order, or weighed
+        otherwise: a class without a sample, a divisor of zero.
+        """
+        try:
+            self.reference(spec)
+        except (UsageError, CannotCheckError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Removes what one process computed, for runs and for probes."""
+        self._references.clear()
+        space.clear([self.pool.folder, folder.on_disk(self.pool.folder)])
+
+    def run(self, specs: Iterable[RunSpec], *, apart: bool = False) -> list[RunOutcome]:
+        """Returns the outcome of every spec, in order; runs side by side.
+
+        The cheapest that can diverge is started first: who ends the check early has
+        seen that.
+
+        Args:
+            specs: what to run.
+            apart: those of one world size are run side by side as well, each on a crew
+                of its own: for ranks that take no core and are waited for. Not in a
+                given group, which has one rank of each process.
+        """
+        outcomes = [
+            RunOutcome(spec=spec, reference=self.reference(spec)) for spec in specs
+        ]
+        if apart and not self.pool.is_given:
+            _part(outcomes)
+        waiting = sorted(range(len(outcomes)), key=lambda i: _cost(outcomes[i].spec))
+        running: dict[int, tuple[int, Task]] = {}
+        try:
+            while waiting or running:
+                for index in list(waiting):
+                    if not self._may_start(outcomes[index], running, outcomes):
+                        continue
+                    if not self._take(index, outcomes[index].spec, wait=not running):
+                        break
+                    waiting.remove(index)
+                    task = self._submit(outcomes[index])
+                    running[id(task)] = (index, task)
+                    self._working[id(task)] = (outcomes[index].spec, task)
+                done = next(iter(self.pool.as_done([t for _, t in running.values()])))
+                index, _ = running.pop(id(done))
+                self._working.pop(id(done))
+                self._give_back(index)
+                self._finish(outcomes[index], done)
+        finally:
+            self._working.clear()
+            for index in list(self._slots):
+                self._give_back(index)
+        return outcomes
+
+    def _take(self, index: int, spec: RunSpec, *, wait: bool) -> bool:
+        """Takes slots of the machine's budget; waits only while holding none."""
+        if self._budget is not None:
+            ranks = _busy_ranks(spec)
+            budget = self._budget
+            slots = budget.take(ranks) if wait else budget.try_take(ranks)
+            if slots is None:
+                return False
+            self._slots[index] = slots
+        return True
+
+    def _give_back(self, index: int) -> None:
+        slots = self._slots.pop(index, ())
+        if self._budget is not None:
+            self._budget.give_back(slots)
+
+    def _may_start(
+        self,
+        outcome: RunOutcome,
+        running: dict[int, tuple[int, Task]],
+        outcomes: list[RunOutcome],
+    ) -> bool:
+        others = [outcomes[i] for i, _ in running.values()]
+        if any(other.crew == outcome.crew for other in others):
+            return False
+        specs = [outcome.spec, *(other.spec for other in others)]
+        if others and not self._fits_beside(outcomes, specs):
+            return False
+        return not others or _have_cores([outcome, *others])
+
+    def _fits_beside(self, outcomes: list[RunOutcome], specs: list[RunSpec]) -> bool:
+        sizes = outcomes[0].reference.facts.get("sizes")
+        if self.room is None or sizes is None:
+            return True
+        needed = sum(sizes.at_work(s.mode, s.world_size) for s in specs)
+        return bool(needed + sizes.recorded <= self.room.limit)
+
+    def _submit(self, outcome: RunOutcome) -> Task:
+        spec, reference = outcome.spec, outcome.reference
+        function = "simulated" if spec.mode == "sim" else "candidate"
+        job = Job(
+            function=f"ddpcheck.run.jobs:{function}",
+            arguments={
+                "ref": self.ref,
+                "spec": spec,
+                "trace": reference.trace,
+                "find_unused": bool(reference.facts["idle"]),
+            },
+            files=("trace",),
+        )
+        return self.pool.submit(
+            job,
+            *outcome.crew,
+            timeout_s=self._in_time(self.timeout_s or self._patience_s(outcome)),
+            quiet_looks=self.quiet_looks,
+            is_bounded=self.is_bounded,
+        )
+
+    def is_late(self) -> bool:
+        """Returns whether the time for all jobs is over."""
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+    def _in_time(self, limit_s: float) -> float:
+        """Returns the limit of a job, or what is left for all if that is less."""
+        if self.deadline is None:
+            return limit_s
+        return min(limit_s, max(_LEAST_S, self.deadline - time.monotonic()))
+
+    def _patience_s(self, outcome: RunOutcome) -> float:
+        """Returns the deadline of a run: the setting, by default more where it is slow.
+
+        Ranks that share a core with others take turns: a slow run is no hang.
+        """
+        needed_s = _SLOWDOWN * _turns(outcome.spec) * outcome.reference.seconds
+        usual_s = self.pool.timeout_s
+        return usual_s if self.is_bounded else max(usual_s, needed_s)
+
+    def _finish(self, outcome: RunOutcome, task: Task) -> None:
+        outcome.ranks, outcome.seconds = task.outcomes, task.seconds
+        if self.is_bounded and any(rank.kind == "hung" for rank in task.outcomes):
+            outcome.cut_off = _cut_off(outcome, task)
+        results = outcome.results()
+        for result in results:
+            if result is not None and result.problem is not None:
+                raise UsageError(result.problem)
+        if any(r is None or not r.is_clean for r in results):
+            self.pool.retire(*outcome.crew)
+        for rank, result in zip(outcome.ranks, results, strict=True):
+            if told := rank.raised or (result.raised if result else None):
+                self.note_failure(told.stack)
+        if self.on_run:
+            self.on_run(outcome)
+
+    def note_failure(self, stack: str) -> None:
+        """Notes a failure of ddpcheck itself in a rank, where the stack says so."""
+        frame = frames.raised_in_own_work(stack)
+        if frame is not None:
+            said = stack.rstrip().rpartition("\n")[2]
+            self.internal.setdefault(f"{said} ({frame.short})", stack)
+
+    def _value(self, outcome: Outcome, seconds: float) -> ReferenceResult:
+        if outcome.kind == "done":
+            made: ReferenceResult = outcome.value
+            if made.problem is not None:
+                raise UsageError(made.problem)
+            if not made.is_clean:
+                self.pool.retire(SOLO)
+            return made
+        self.pool.retire(SOLO)
+        if outcome.kind == "raised":
+            assert outcome.raised is not None
+            detail = outcome.raised.stack
+            if frames.raised_in_own_work(detail):
+                raise InternalError(_kind_and_words(outcome.raised), detail)
+            raise CannotCheckError(_broke(outcome.raised), detail)
+        if outcome.kind == "hung":
+            # What waited for cores, or stood still, was given more by default.
+            limit_s = self.pool.timeout_s
+            more = seconds > 1.1 * limit_s + 1
+            message = (
+                f"one process did not end within {seconds if more else limit_s:.3g} s"
+                f"{frames.in_users(outcome.stack)}; if it needs longer: --timeout-s"
+            )
+            raise CannotCheckError(message, outcome.stack)
+        message = f"one process on the global batch {describe_exit(outcome.exit_code)}"
+        raise CannotCheckError(message, _last_words(outcome))
+
+
+def _place(spec: RunSpec, task: Task) -> str:
+    told = task.crew.ranks[0].progress()
+    begun = [event.step for event in told if isinstance(event, StepBegin)]
+    ended = sum(isinstance(event, StepResult) for event in told)
+    step = begun[-1] if begun else min(ended, spec.steps - 1)
+    place = f"step {step + 1} of {spec.steps}"
+    return (
+        place if spec.mode == "single" else f"{spec.mode} W={spec.world_size} {place}"
+    )
+
+
+def _kind_and_words(raised: Raised) -> str:
+    return f"{raised.type_name}: {raised.message}".splitlines()[0]
+
+
+def _broke(raised: Raised) -> str:
+    """Returns what ended the reference run, in words."""
+    if raised.type_name != "SystemExit":
+        return "the reference run broke: " + raised.message
+    code = "" if raised.message == "None" else raised.message
+    plain = code if code.lstrip("-").isdecimal() or not code else repr(code)
+    where = f" at {Path(raised.where).name}" if raised.where else ""
+    return f"sys.exit({plain}) was called{where}"
+
+
+def crew_of(spec: RunSpec) -> int:
+    """Returns the world size of the crew that does a run."""
+    return spec.world_size if spec.mode in ("ddp", "averaged") else SOLO
+
+
+def expected_s(spec: RunSpec, reference: ReferenceResult) -> float:
+    """Returns about how long a run takes, by what one process took for all samples.
+
+    Ranks share the cores; that of a simulated rank is no shorter than a small batch's.
+    """
+    if spec.mode == "sim":
+        return reference.seconds * (spec.world_size + 1) / 2
+    return reference.seconds * max(1.0, crew_of(spec) / cores())
+
+
+def _cost(spec: RunSpec) -> tuple[bool, int, bool]:
+    """Returns what orders runs: one rank last, which has nothing to divide."""
+    return spec.world_size < 2, spec.world_size, spec.mode != "ddp"  # noqa: PLR2004
+
+
+def _turns(spec: RunSpec) -> float:
+    """Returns how many passes a core makes, as long as a whole batch's at most."""
+    if spec.mode == "sim":  # a shard takes no longer than the whole batch
+        return spec.world_size + 1.0
+    return max(1.0, crew_of(spec) / (os.cpu_count() or 1))
+
+
+def _cut_off(outcome: RunOutcome, task: Task) -> str:
+    """Returns why a run may have needed more than the limit, "" where it hung in it."""
+    did = f"it did not end within --timeout-s {task.limit_s:g}, which is no hang: "
+    needed_s = _LEAST_SLOWDOWN * _turns(outcome.spec) * outcome.reference.seconds
+    if needed_s > task.limit_s:
+        return did + f"by what one process took it may need {about(needed_s)}"
+    if task.starved_s > task.limit_s * _MOST_STARVED:
+        return did + f"its ranks waited for a core for {task.starved_s:.3g} s"
+    return ""
+
+
+def is_quick(reference: ReferenceResult) -> bool:
+    """Returns whether mathematics is so little that others' ranks may be at work."""
+    sizes = reference.facts.get("sizes")
+    is_large = sizes is not None and sizes.is_large
+    return reference.seconds <= _SLOW_S and not is_large
+
+
+def _have_cores(runs: list[RunOutcome]) -> bool:
+    """Returns whether runs are sooner done side by side."""
+    is_slow = any(run.reference.seconds > _SLOW_S for run in runs)
+    most = min(cores(), _MAX_BUSY_RANKS) if is_slow else _MAX_BUSY_RANKS
+    return sum(map(_busy_cores, runs)) <= most
+
+
+def _busy_cores(run: RunOutcome) -> int:
+    sizes = run.reference.facts.get("sizes")
+    uses_all = crew_of(run.spec) == SOLO and sizes is not None and sizes.is_large
+    return cores() if uses_all else _busy_ranks(run.spec)
+
+
+def _busy_ranks(spec: RunSpec) -> int:
+    return max(1, crew_of(spec))
+
+
+def _part(outcomes: list[RunOutcome]) -> None:
+    """Gives every run a crew of its own."""
+    seen: collections.Counter[int] = collections.Counter()
+    for outcome in outcomes:
+        size = crew_of(outcome.spec)
+        outcome.crew_index = seen[size]
+        seen[size] += 1
+
+
+def _last_words(outcome: Outcome) -> str:
+    """Returns where a dead process was, if it could say so, after what it wrote."""
+    if not outcome.stack:
+        return outcome.stderr
+    last = outcome.stderr.splitlines()[-_LAST_LINES:]
+    return "\n".join([*last, outcome.stack])
+
+
+def describe_exit(code: int | None) -> str:
+    """Returns how a process ended: "was killed by SIGSEGV", "exited with code 3"."""
+    import signal  # noqa: PLC0415
+
+    if code is None:
+        return "ended"
+    if code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"exited with code {code}"
+
+
+def preload_problem(error: PreloadError, name: str) -> Problem | None:
+    """Returns the usage error behind a failed import, None for hangs and deaths."""
+    if error.kind != "raised" or error.of_user:
+        return None
+    last = error.detail.strip().splitlines()[-1]
+    return Problem(
+        slug="environment-import",
+        message=f"ddpcheck cannot start for {name}",
+        expected="an environment in which torch can be imported",
+        found=last,
+        fix="python -c 'import torch, ddpcheck.run.jobs'",
+    )

@@ -1,1 +1,0 @@
-"""Ranks that one process plays one after another: their DDP, group and state."""

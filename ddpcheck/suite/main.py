@@ -1,0 +1,125 @@
+"""The conformance matrix from the installed package: `ddpcheck --suite`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator
+from itertools import groupby
+
+from ddpcheck.compare import tolerance
+from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.ranks.failures import PreloadError
+from ddpcheck.ranks.pool import SOLO, Pool, Preload
+from ddpcheck.report.progress import Progress
+from ddpcheck.suite import cells as cells_module
+from ddpcheck.suite import table
+from ddpcheck.suite.cells import Cell
+from ddpcheck.suite.judge import Result
+from ddpcheck.suite.runner import PRELOAD_MODULES, Runner, SuiteError
+from ddpcheck.suite.zoo import matrix
+from ddpcheck.target.options import Options
+
+__all__ = ["main"]
+
+_NOTHING_RAN = 3
+
+
+def main(options: Options, *, is_quiet: bool = False) -> int:
+    """Runs the matrix, prints a table; returns 0, 1 (a cell failed) or 3 (none ran).
+
+    Args:
+        options: world_sizes, modes, batch_norm, loss, dtype, device, tolerance and
+            timeout_s choose and set cells; ("asis",) for batch_norm and loss means all.
+        is_quiet: prints failures and the last line, and no progress.
+
+    Raises:
+        UsageError: option-suite, option-value, environment-no-gpu.
+    """
+    chosen = list(_chosen(options))
+    results: list[Result] = []
+    broken = ""
+    settings = _settings(options)
+    what = Preload(modules=PRELOAD_MODULES)
+    with (
+        Progress(sys.stderr, wanted=not is_quiet) as say,
+        Pool(what, timeout_s=options.limit_s) as pool,
+    ):
+        try:
+            pool.device = options.run_device
+            pool.start()
+            say("importing torch")
+            pool.wait_for_imports()
+            _open_crews(pool, chosen)
+            _run(Runner(pool, settings), chosen, results, say)
+        except (PreloadError, SuiteError) as error:
+            broken = str(error).rstrip() + "\n"
+    if results:
+        show = table.short if is_quiet else table.render
+        sys.stdout.write(show(results))
+    if broken:
+        sys.stdout.write(
+            f"stopped after {len(results)} of {len(chosen)} cells\n{broken}"
+        )
+        return _NOTHING_RAN
+    if not results:
+        sys.stdout.write(table.summary(results))
+        return _NOTHING_RAN
+    return int(any(result.status == "FAILED" for result in results))
+
+
+def _run(
+    runner: Runner, chosen: list[Cell], results: list[Result], say: Progress
+) -> None:
+    for case, group in groupby(chosen, key=lambda c: (c.row.model, c.row.loss)):
+        say(f"{len(results)} of {len(chosen)} cells: {' '.join(case)}")
+        results += runner.run(group)
+
+
+def _open_crews(pool: Pool, chosen: list[Cell]) -> None:
+    pool.open(SOLO)
+    for size in sorted({c.world_size for c in chosen if c.row.mode == "ddp"}):
+        pool.open(size)
+
+
+def _chosen(options: Options) -> Iterator[Cell]:
+    sizes = options.world_sizes or matrix.WORLD_SIZES
+    _check("world size", "--world-sizes", sizes, matrix.WORLD_SIZES)
+    modes = options.modes or matrix.MODES
+    _check("mode", "--modes", modes, matrix.MODES)
+    batch_norms = _all_if_default(options.batch_norm, matrix.BATCH_NORMS)
+    _check("batch norm mode", "--batch-norm", batch_norms, matrix.BATCH_NORMS)
+    losses = _all_if_default(options.loss, matrix.CLASS_LOSSES)
+    _check("loss", "--loss", losses, matrix.CLASS_LOSSES)
+    for row in cells_module.rows():
+        if row.mode in modes and row.batch_norm in batch_norms and row.loss in losses:
+            yield from cells_module.cells(row, sizes)
+
+
+def _all_if_default(given: tuple[str, ...], every: tuple[str, ...]) -> tuple[str, ...]:
+    return every if given == ("asis",) else given
+
+
+def _check(
+    what: str, option: str, given: Collection[object], known: Collection[object]
+) -> None:
+    for value in given:
+        if value not in known:
+            names = ", ".join(map(str, known))
+            raise UsageError(
+                Problem(
+                    slug="option-suite",
+                    message=f"the suite has no {what} {value}",
+                    expected=f"{option} from: {names}",
+                    found=str(value),
+                    fix=f"leave {option} out",
+                )
+            )
+
+
+def _settings(options: Options) -> dict[str, object]:
+    dtype = "float64" if options.dtype == "auto" else options.dtype
+    _check("dtype", "--dtype", (dtype,), ("float64", "float32"))
+    if options.tolerance is not None:
+        tolerance.check_chosen(options.tolerance, dtype)
+    rtol = options.tolerance or tolerance.DEFAULT_RTOL[dtype]
+    return {"dtype": dtype, "device": options.run_device, "rtol": rtol}

@@ -1,0 +1,141 @@
+"""Objects of the caller's process into ranks: what they cannot import goes by value.
+
+Ranks have the caller's sys.path, so an installed package, or a module beside the
+test, is imported there. A test module is not: importing it again would run it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import sys
+import types
+from collections import ChainMap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.target import importing, libraries
+
+_TESTS = ("test_", "conftest")
+
+
+def pack(thing: Any, path: Path) -> None:
+    """Writes an object to a file that `unpack` reads in another process.
+
+    Raises:
+        UsageError: target-pickle.
+    """
+    import cloudpickle  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    with _by_value(cloudpickle):
+        try:
+            data = _pickled(cloudpickle, thing)
+        except Exception as error:
+            raise _unpicklable(error) from error
+    path.write_bytes(data)
+
+
+def _pickled(cloudpickle: Any, thing: Any) -> bytes:
+    """Returns the pickle, in which code says what file it is from.
+
+    cloudpickle 3.1.3 leaves that out; findings and stacks need it.
+    """
+    known = getattr(cloudpickle.Pickler, "dispatch_table", {})
+    usual = known.get(types.CodeType)
+    if usual is None:
+        data: bytes = cloudpickle.dumps(thing)
+        return data
+
+    def reduce(code: types.CodeType) -> Any:
+        make, arguments = usual(code)[:2]
+        return _code_of_file, (make, arguments, code.co_filename)
+
+    table = ChainMap({types.CodeType: reduce}, known)
+    # A pickler reads its class's table when it is made.
+    kind = type("Pickler", (cloudpickle.Pickler,), {"dispatch_table": table})
+    stream = io.BytesIO()
+    kind(stream).dump(thing)
+    return stream.getvalue()
+
+
+def _code_of_file(
+    make: Callable[..., types.CodeType], arguments: tuple[Any, ...], path: str
+) -> types.CodeType:
+    return make(*arguments).replace(co_filename=path)
+
+
+def unpack(path: str) -> Any:
+    """Returns a new copy of what `pack` wrote."""
+    import cloudpickle  # noqa: PLC0415
+
+    return cloudpickle.loads(Path(path).read_bytes())
+
+
+@contextlib.contextmanager
+def _by_value(cloudpickle: Any) -> Iterator[None]:
+    """Lets pickles hold the code of the modules that ranks are not to import."""
+    modules = [m for m in list(sys.modules.values()) if _goes_by_value(m)]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _goes_by_value(module: Any) -> bool:
+    if not isinstance(module, ModuleType) or module.__name__ == "__main__":
+        return False  # cloudpickle itself sends __main__ by value
+    path = importing.file_of(module)
+    if not path or libraries.is_installed(module):
+        return False
+    stem = Path(path).stem
+    is_test = stem.startswith(_TESTS) or stem.endswith("_test")
+    return is_test or not _is_importable(module.__name__, path, tuple(sys.path))
+
+
+@functools.cache
+def _is_importable(name: str, path: str, sys_path: tuple[str, ...]) -> bool:
+    """Returns whether another process with this sys.path finds the same file.
+
+    importlib.util.find_spec would return what this process has, which pytest's import
+    mode "importlib" loads from anywhere.
+    """
+    del sys_path  # the finders read it; here it is the key of the cache
+    where: Any = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        spec = _found(".".join(parts[:count]), where)
+        if spec is None:
+            return False
+        where = spec.submodule_search_locations
+    return spec is not None and spec.origin == path
+
+
+def _found(name: str, where: Any) -> Any:
+    for finder in sys.meta_path:
+        # pytest's own finder rewrites what it finds; the others are in ranks too.
+        if type(finder).__module__.startswith("_pytest"):
+            continue
+        with contextlib.suppress(Exception):
+            spec = finder.find_spec(name, where)
+            if spec is not None:
+                return spec
+    return None
+
+
+def _unpicklable(error: Exception) -> UsageError:
+    return UsageError(
+        Problem(
+            slug="target-pickle",
+            message="the target cannot be sent to ranks",
+            expected="functions and objects that can be pickled",
+            found=f"{type(error).__name__}: {error}".splitlines()[0],
+            fix="make inside model(), batch() or loss() what cannot be pickled",
+        )
+    )

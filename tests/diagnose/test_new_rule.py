@@ -1,0 +1,89 @@
+"""The command that writes the files of a new rule."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.diagnose import new_rule
+from ddpcheck.report.pages.pages import HEADINGS
+
+ROOT = Path(__file__).parents[2]
+REGISTRY = Path("ddpcheck/diagnose/registry.py")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / REGISTRY).parent.mkdir(parents=True)
+    shutil.copy(ROOT / REGISTRY, tmp_path / REGISTRY)
+    return tmp_path
+
+
+def names(checkout: Path) -> list[str]:
+    """Returns what the tuple RULES of the registry lists."""
+    tree = ast.parse((checkout / REGISTRY).read_text(encoding="utf-8"))
+    (value,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "RULES"
+    )
+    assert isinstance(value, ast.Tuple)
+    return [ast.unparse(item) for item in value.elts]
+
+
+def test_new_rule_has_page_detector_test_and_a_place(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(checkout)
+    arguments = ["loss/half-shard", "--after", "loss/uneven-shard", "--link", "loss"]
+    assert new_rule.main(arguments) == 0
+    assert capsys.readouterr().out == (
+        "ddpcheck/report/pages/rules/loss/half-shard.md\n"
+        "ddpcheck/diagnose/rules/loss_half_shard.py\n"
+        "tests/diagnose/rules/test_loss_half_shard.py\n"
+        "ddpcheck/diagnose/registry.py\n"
+    )
+    page = (checkout / "ddpcheck/report/pages/rules/loss/half-shard.md").read_text()
+    assert tuple(line[3:] for line in page.splitlines() if line[:3] == "## ") == (
+        HEADINGS
+    )
+    for path in ("ddpcheck/diagnose/rules", "tests/diagnose/rules"):
+        (file,) = (checkout / path).glob("*.py")
+        assert "loss/half-shard" in ast.unparse(ast.parse(file.read_text()))
+    listed = names(checkout)
+    assert listed[listed.index("loss_uneven_shard") + 1] == "loss_half_shard"
+    assert len(listed) == len(names(ROOT)) + 1
+    imported = (checkout / REGISTRY).read_text().partition("class Rule")[0]
+    order = [line for line in imported.splitlines() if line.startswith("    loss_")]
+    assert "    loss_half_shard," in order
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize(
+    ("slug", "after", "told"),
+    [
+        ("half-shard", "loss/uneven-shard", "'half-shard' is no slug"),
+        ("loss/Half", "loss/uneven-shard", "'loss/Half' is no slug"),
+        ("loss/half-shard", "loss/no-such", "there is no rule loss_no_such"),
+    ],
+)
+def test_wrong_arguments_write_nothing(
+    checkout: Path, slug: str, after: str, told: str
+) -> None:
+    before = (checkout / REGISTRY).read_text()
+    with pytest.raises(ValueError, match=told):
+        new_rule.create(slug, after=after, link="loss", root=checkout)
+    assert (checkout / REGISTRY).read_text() == before
+    assert [p for p in checkout.rglob("*") if p.is_file()] == [checkout / REGISTRY]
+
+
+def test_rule_that_exists_is_not_written_over(checkout: Path) -> None:
+    arguments = {"after": "loss/uneven-shard", "link": "loss", "root": checkout}
+    first, *_ = new_rule.create("loss/half-shard", **arguments)  # type: ignore[arg-type]
+    first.write_text("mine", encoding="utf-8")
+    with pytest.raises(ValueError, match="there is a rule loss/half-shard already"):
+        new_rule.create("loss/half-shard", **arguments)  # type: ignore[arg-type]
+    assert first.read_text(encoding="utf-8") == "mine"
