@@ -63,7 +63,14 @@ def diagnose(
         diagnosis.removable = diagnosis.removable or shrink.removable(search.case)
         diagnosis.mended = diagnosis.mended or search.mended(causes)
         of_runs = sorted(same | {index})
-        found = findings.make(causes, search.case, search.rest, of_runs, proven)
+        found = findings.make(
+            causes,
+            search.case,
+            search.rest,
+            of_runs,
+            proven,
+            unknown_at=search.unknown_at,
+        )
         diagnosis.findings = findings.merge(diagnosis.findings, found)
     _diagnose_simulated(
         session, outcomes, limit, options, progress, diagnosis, explained
@@ -196,7 +203,13 @@ def _diagnose_simulated(
             progress(f"diagnosing ddp at world size {stand_in.spec.world_size}")
             search = Search(session, stand_in, limit, fix=options.fix)
             causes = search.run()
-            found = findings.make(causes, search.case, search.rest, indices)
+            found = findings.make(
+                causes,
+                search.case,
+                search.rest,
+                indices,
+                unknown_at=search.unknown_at,
+            )
             found = [simulated.said(f, stand_in.spec.world_size, spec) for f in found]
         diagnosis.findings = findings.merge(diagnosis.findings, found)
 

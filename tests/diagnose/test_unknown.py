@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ddpcheck.ranks.pool import Pool
 from tests.diagnose.bugs import BUGS
 from tests.diagnose.negative_controls import HEAD
@@ -25,6 +27,47 @@ def test_module_that_asks_for_its_rank_mixes_no_samples(
     assert (finding.slug, finding.link) == ("unknown", "forward")
     expected = "the cause is unknown; it starts in the forward link, at 1"
     assert finding.summary == expected
+    lines = (HEAD + ASKS_FOR_ITS_RANK).splitlines()
+    line = 1 + lines.index("class Shifted(nn.Module):")
+    assert finding.where is not None
+    assert finding.where.endswith(f"target.py:{line}")
+
+
+GROUPS_OF_ONE = """
+model = nn.Linear(4, 3)
+def wrap(model):
+    own = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    return DDP(model, process_group=own[dist.get_rank()])
+"""
+STEPS_WHEN_BUILT = """
+model = nn.Linear(4, 3)
+def optimizer(params):
+    made = torch.optim.Adam(params)
+    if dist.is_initialized():
+        for p in made.param_groups[0]["params"]:
+            p.grad = torch.zeros_like(p)
+        made.step()
+    return made
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "link", "definition"),
+    [
+        (GROUPS_OF_ONE, "reduce", "def wrap(model):"),
+        (STEPS_WHEN_BUILT, "update", "def optimizer(params):"),
+    ],
+    ids=["reduce", "update"],
+)
+def test_unknown_cause_is_placed_where_its_link_is_written(
+    source: str, link: str, definition: str, pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, tmp_path, HEAD + source)
+    (finding,) = report.findings
+    line = 1 + (HEAD + source).splitlines().index(definition)
+    assert (finding.slug, finding.link) == ("unknown", link)
+    assert finding.where is not None
+    assert finding.where.endswith(f"target.py:{line}")
 
 
 LOOKS_AT_HOOKS = """

@@ -28,12 +28,15 @@ def make(
     rest: Case | None,
     runs: list[int],
     proven: Collection[int] = (),
+    *,
+    unknown_at: str | None = None,
 ) -> list[Finding]:
     """Returns one finding per cause, and an honest last one for what none explains.
 
     That is what happened where a rank raised, died or hung, and else an unknown.
 
-    `rest` is the run with all fixes where it still differs. `proven` are those of
+    `rest` is the run with all fixes where it still differs, and `unknown_at` the line
+    of an unknown. `proven` are those of
     `runs` that all fixes mend.
     """
     assert case is not None
@@ -41,7 +44,8 @@ def make(
     alone = len(causes) == 1
     found = [_finding(c, case, runs, sized=is_one, alone=alone) for c in causes]
     if rest is not None or not causes:
-        found.append(_unexplained(rest or case, runs))
+        last = _unexplained(rest or case, runs)
+        found.append(dataclasses.replace(last, where=last.where or unknown_at))
     mended = tuple(i for i in runs if i in proven)
     return [dataclasses.replace(f, proven_runs=mended) for f in found]
 
@@ -100,7 +104,10 @@ def _finding(
 
 def place(session: Session, spec: RunSpec, proposal: Proposal) -> str | None:
     """Returns the line that a proposal is about: "file.py:3"."""
-    keys = _place_keys(proposal)
+    return _found_at(session, spec, _place_keys(proposal.link, proposal.module))
+
+
+def _found_at(session: Session, spec: RunSpec, keys: tuple[str, ...]) -> str | None:
     if not keys or (keys[0] == "loss" and spec.loss != "asis"):
         return None  # a built-in loss ran in the place of the target's
     arguments = {"ref": session.ref, "keys": keys}
@@ -109,17 +116,38 @@ def place(session: Session, spec: RunSpec, proposal: Proposal) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _place_keys(proposal: Proposal) -> tuple[str, ...]:
+def place_of_unknown(session: Session, spec: RunSpec, case: Case) -> str | None:
+    """Returns the line of the target's that holds the link which breaks first."""
+    if any(rule.detect(case) for rule in FAULT_RULES):
+        return None  # they say where a rank was
+    link, module = _link(case), None
+    if link == "forward":
+        module = next((m.name for m in case.diverging()), None)
+    return _found_at(session, spec, _place_keys(link, module))
+
+
+def _place_keys(link: str, module: str | None) -> tuple[str, ...]:
     """Returns what to look up for a finding's place, the best first."""
-    if proposal.module is not None:
-        return (f"module {proposal.module}",)
-    if proposal.link == "loss":
+    if module is not None:
+        return (f"module {module}",)
+    if link == "loss":
         return ("loss", "train_step")
-    if proposal.link == "data":
+    if link == "data":
         return ("train_step", "batch")
-    if proposal.link in ("reduce", "backward"):
+    if link in ("reduce", "backward"):
         return ("train_step", "wrap")
-    return ()
+    return ("train_step", "optimizer") if link == "update" else ()
+
+
+def _link(case: Case) -> str:
+    """Returns the link that breaks first."""
+    return "data" if _moment(case) else _where(case)[0]
+
+
+def _moment(case: Case) -> rows.Moment | None:
+    """Returns the step whose samples are others, None where the ranks make them so."""
+    moment = rows.first_wrong(case)
+    return None if moment is None or rows.foreign(case, moment) else moment
 
 
 def modules(case: Case) -> list[dict[str, object]]:
@@ -145,10 +173,8 @@ def _unexplained(case: Case, runs: list[int]) -> Finding:
 
 
 def _unknown(case: Case, runs: list[int]) -> Finding:
-    moment = rows.first_wrong(case)
+    moment = _moment(case)
     link, where = _where(case)
-    if moment is not None and rows.foreign(case, moment):
-        moment = None  # ranks may make other inputs of the same samples
     if moment is not None:
         link, where = "data", f", in step {moment.step + 1}"
     worst = next(

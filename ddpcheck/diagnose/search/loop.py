@@ -58,6 +58,7 @@ class Search:
         self.references = References(session)
         self.case: Case | None = None
         self.rest: Case | None = None  # what no cause explains
+        self.unknown_at: str | None = None  # and the line that holds it
         self.refuted: set[str] = set()
         self.repeats = True
         self.falls_back = False
@@ -91,6 +92,10 @@ class Search:
             causes += hidden(self.case, causes)
         for cause in causes:
             cause.where = findings.place(self.session, self.spec, cause.proposal)
+        open_case = self.rest or (None if causes else self.case)
+        if open_case is not None:
+            given = self.session, self.spec, open_case
+            self.unknown_at = findings.place_of_unknown(*given)
         return causes
 
     def _explaining_more(self, causes: list[Cause]) -> list[Cause]:
