@@ -60,6 +60,7 @@ class Settings(TypedDict, total=False):
     train_step: Callable[..., Any] | None
     world_sizes: Sequence[int] | None
     modes: Sequence[str] | None
+    ps_reduce: str | None
     simulate: Sequence[int] | None
     batch_norm: Sequence[str]
     noise: str
@@ -266,7 +267,8 @@ def check(
             wrap         a function (model) -> what a rank trains
             train_step   a function (model, optimizer, batch)
             world_sizes  numbers of ranks, [2, 4, 8]
-            modes        some of ["dp", "ddp"]
+            modes        some of ["dp", "ddp", "ps"]; the first two
+            ps_reduce    "mean" or "sum": what a parameter server makes of gradients
             simulate     world sizes beyond the machine, [256, 1024]
             batch_norm   some of ["asis", "local", "sync", "frozen"]
             noise        "asis", or "sample": dropout follows the global sample

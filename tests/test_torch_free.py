@@ -19,6 +19,7 @@ TOOL_SIDE = (
     "ranks.pool",
     "report.data",
     "report.output",
+    "run.modes.registry",
     "run.session.assemble",
     "run.session.session",
     "run.spec",

@@ -56,6 +56,7 @@ class Case:
     fixed: Path
     causes: list[list[str]]
     world_sizes: tuple[int, ...]
+    modes: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -95,6 +96,7 @@ def corpus(folder: Path) -> Iterator[Case]:
             fixed=fixed,
             causes=[[slug]],
             world_sizes=(2,),
+            modes=("ps",) if slug.startswith("ps/") else None,
         )
 
 
@@ -125,7 +127,7 @@ def main(wanted: list[str]) -> int:
 def judge(case: Case, pool: Pool, totals: Totals) -> None:
     """Runs both targets of a case and counts what came out."""
     totals.cases += 1
-    verdict, findings = outcome(case.broken, case.world_sizes, pool)
+    verdict, findings = outcome(case.broken, case, pool)
     slugs = [finding.slug for finding in findings]
     totals.detected += verdict == "divergent"
     first = bool(slugs) and slugs[0] in case.causes[0]
@@ -141,21 +143,18 @@ def judge(case: Case, pool: Pool, totals: Totals) -> None:
     totals.confirmed += sum(f.fix.proof == "intervention" for f in proven if f.fix)
     if not every or len(proven) < len(provable):
         print(f"{case.name}: {verdict}, {slugs or 'no finding'}, not {case.causes}")
-    verdict, findings = outcome(case.fixed, case.world_sizes, pool)
+    verdict, findings = outcome(case.fixed, case, pool)
     if verdict != "equivalent" or findings:
         totals.false_alarms += 1
         print(f"{case.name}, fixed: {verdict}, {[f.slug for f in findings]}")
     sys.stdout.flush()
 
 
-def outcome(
-    path: Path, world_sizes: tuple[int, ...], pool: Pool
-) -> tuple[str, tuple[Finding, ...]]:
-    """Returns the verdict and the findings of one target."""
+def outcome(path: Path, case: Case, pool: Pool) -> tuple[str, tuple[Finding, ...]]:
+    """Returns the verdict and the findings of one target of a case."""
+    options = Options(world_sizes=case.world_sizes, modes=case.modes)
     try:
-        report = check(
-            pool, TargetRef(path=str(path)), Options(world_sizes=world_sizes)
-        )
+        report = check(pool, TargetRef(path=str(path)), options)
     except (UsageError, CannotCheckError) as error:
         return str(error), ()
     return report.verdict, report.findings

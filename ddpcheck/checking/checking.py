@@ -24,7 +24,10 @@ from ddpcheck.ranks.hosts import Hosts
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 from ddpcheck.report.data import EXIT_SIGNAL, Report
 from ddpcheck.report.progress import Silent
-from ddpcheck.run.session import assemble, memory, noise_floor
+from ddpcheck.run.modes import memory
+from ddpcheck.run.modes.registry import mode_of
+from ddpcheck.run.modes.single import SINGLE
+from ddpcheck.run.session import assemble, noise_floor
 from ddpcheck.run.session.session import (
     CannotCheckError,
     RunOutcome,
@@ -245,7 +248,8 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
     floor = noise_floor.measure(session, options.tolerance, base.spec, outcomes)
     outcomes, limit = floor.apply(session, outcomes), floor.limit
     runs = [assemble.to_run(outcome, limit.rtol) for outcome in outcomes]
-    is_asked = options.modes == ("dp",)  # for DataParallel, and nothing else
+    asked = [mode_of(name) for name in options.modes or ()]
+    is_asked = bool(asked) and all(mode.cannot_run for mode in asked)
     runs, broken_off = data_parallel.explain_faults(
         session, outcomes, runs, limit, is_asked=is_asked
     )
@@ -309,7 +313,7 @@ def _leave_room(session: Session, planned: plan.Plan, base: ReferenceResult) -> 
     sizes, room = base.facts["sizes"], session.room
     if room is None:
         return
-    needed = {s: sizes.needed(s.mode, s.world_size) for s in planned.specs}
+    needed = {s: memory.needed(sizes, s.mode, s.world_size) for s in planned.specs}
     too_large = [s for s in planned.specs if needed[s] > _MOST_OF_ROOM * room.limit]
     if len(too_large) == len(planned.specs):
         return
@@ -373,14 +377,15 @@ def _open_ahead(pool: Pool, options: Options, only: Sequence[Cell] | None) -> No
     """
     pool.open(SOLO)
     cells = plan.cells(options) if only is None else only
-    for world_size in dict.fromkeys(c.world_size for c in cells if c.mode == "ddp"):
-        if world_size <= _OPENED_AHEAD:
-            pool.open(world_size)
+    crews = (mode_of(c.mode).processes(c.world_size) for c in cells)
+    for size in dict.fromkeys(filter(None, crews)):
+        if size <= _OPENED_AHEAD:
+            pool.open(size)
 
 
 def _base_spec(options: Options) -> RunSpec:
     return RunSpec(
-        mode="single",
+        mode=SINGLE.name,
         dtype=options.dtype,
         noise=options.noise,
         steps=options.steps,

@@ -8,6 +8,7 @@ from ddpcheck.compare import digests
 from ddpcheck.errors.problem import Problem, UsageError, cut
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report.data import Run
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import RunOutcome, Session
 from ddpcheck.run.spec import ReferenceResult
@@ -73,7 +74,8 @@ def check_lists(
     """
     for outcome, run in zip(outcomes, runs, strict=True):
         lists = outcome.reference.facts["lists"]
-        if not lists or (run.mode, run.verdict) != ("ddp", "divergent"):
+        is_ranks = mode_of(run.mode).is_ranks
+        if not lists or not is_ranks or run.verdict != "divergent":
             continue
         spec = outcome.spec.but(fixes=(*outcome.spec.fixes, "data.lists"))
         mended = assemble.to_run(session.run([spec])[0], rtol)

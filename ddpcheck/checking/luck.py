@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.report.data import Run, Tolerance
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import RunOutcome, Session
 
@@ -14,7 +15,7 @@ def warnings(
     mine = [
         o
         for o, run in zip(outcomes, runs, strict=True)
-        if run.mode == "ddp" and run.verdict == "equivalent"
+        if mode_of(run.mode).is_ranks and run.verdict == "equivalent"
     ]
     if not mine:
         return []

@@ -8,28 +8,18 @@ from typing import Any
 
 from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.report.data import NotCompared
+from ddpcheck.run.modes.registry import MODES, mode_of
+from ddpcheck.run.modes.sim import SIM
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target.options import DEFAULT_WORLD_SIZES, Options
-from ddpcheck.target.settings import MODES
 
-_DATA_PARALLEL = "DataParallel"
 _NO_BATCH_NORM = "the model has no batch norm of torch's"
 _ONE_RANK = (
     "one rank has the whole batch: nothing is divided, averaged or synchronised, so "
     "what is wrong on several ranks cannot show; ask for --world-sizes 2"
 )
-SIMULATED = "sim"  # the mode of DDP played by one process
-# What cannot synchronise batch norm.
-_SKIPPED = {
-    "dp": NotCompared(
-        what="DataParallel with synchronised batch norm",
-        why="nn.SyncBatchNorm needs one process per device",
-    ),
-    SIMULATED: NotCompared(
-        what="simulated ranks with synchronised batch norm",
-        why="it is a collective inside forward, which one process cannot answer",
-    ),
-}
+_NO_SERVER = "--ps-reduce {}: no run has a parameter server; --modes ps asks for one"
+_DEFAULTS = tuple(mode.name for mode in MODES if mode.is_default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +45,16 @@ def cells(options: Options) -> list[Cell]:
     """
     pairs = [
         (mode, world_size)
-        for mode in options.modes or MODES
+        for mode in options.modes or _DEFAULTS
         for world_size in options.world_sizes or DEFAULT_WORLD_SIZES
     ]
-    pairs += [(SIMULATED, world_size) for world_size in options.simulate or ()]
+    pairs += [(SIM.name, world_size) for world_size in options.simulate or ()]
     return [
         Cell(mode=mode, world_size=world_size, batch_norm=batch_norm, loss=loss)
         for batch_norm in options.batch_norm
         for loss in options.loss
         for mode, world_size in pairs
-        if not (mode in _SKIPPED and batch_norm == "sync")
+        if not (batch_norm == "sync" and mode_of(mode).unsynchronised)
     ]
 
 
@@ -100,8 +90,9 @@ class Plan:
 def _why_not(cell: Cell, plan: Plan, facts: dict[str, Any]) -> str:
     if cell.batch_norm != "asis" and not facts["has_batch_norm"]:
         return _NO_BATCH_NORM
-    whole_mode = [n.why for n in plan.not_compared if n.what == _DATA_PARALLEL]
-    if cell.mode == "dp" and whole_mode:
+    title = mode_of(cell.mode).title
+    whole_mode = [n.why for n in plan.not_compared if n.what == title]
+    if whole_mode:
         return whole_mode[0]
     size = facts["batch_size"]
     return f"the batch of {size} is not divided by {cell.world_size}"
@@ -149,7 +140,7 @@ def _make(options: Options, base: RunSpec, facts: dict[str, Any]) -> Plan:
         plan.warnings.append(_ONE_RANK)
     simulated = options.simulate or ()
     _check_sizes(simulated, size, "--simulate")
-    pairs += [(SIMULATED, world_size) for world_size in simulated]
+    pairs += [(SIM.name, world_size) for world_size in simulated]
     for batch_norm in options.batch_norm:
         if batch_norm != "asis" and not facts["has_batch_norm"]:
             what = f"batch norm mode {batch_norm}"
@@ -157,13 +148,20 @@ def _make(options: Options, base: RunSpec, facts: dict[str, Any]) -> Plan:
             continue
         for loss in options.loss:
             for mode, world_size in pairs:
-                if mode in _SKIPPED and batch_norm == "sync":
-                    plan.skip(_SKIPPED[mode])
+                unsynchronised = mode_of(mode).unsynchronised
+                if unsynchronised is not None and batch_norm == "sync":
+                    plan.skip(unsynchronised)
                     continue
                 spec = base.but(
-                    mode=mode, world_size=world_size, batch_norm=batch_norm, loss=loss
+                    mode=mode,
+                    world_size=world_size,
+                    batch_norm=batch_norm,
+                    loss=loss,
+                    ps_reduce=options.ps_reduce or base.ps_reduce,
                 )
                 plan.specs.append(spec)
+    if options.ps_reduce and not any(mode_of(s.mode).servers for s in plan.specs):
+        plan.warnings.append(_NO_SERVER.format(options.ps_reduce))
     return plan
 
 
@@ -210,13 +208,13 @@ def _check_sizes(sizes: tuple[int, ...], size: int, option: str) -> None:
 def _modes(options: Options, facts: dict[str, Any], plan: Plan) -> tuple[str, ...]:
     if options.modes is not None:
         return options.modes
-    why = ""
-    if facts["has_wrap"]:
-        why = "the target has a `wrap` of its own, for ranks"
-    elif facts["asks_distributed"]:
-        why = "the target asks torch.distributed, so it is written for ranks"
-    if why:
-        why += "; --modes dp,ddp runs it all the same"
-        plan.not_compared.append(NotCompared(what=_DATA_PARALLEL, why=why))
-        return ("ddp",)
-    return ("dp", "ddp")
+    wanted = []
+    for name in _DEFAULTS:
+        mode = mode_of(name)
+        why = next((why for fact, why in mode.left_out_where if facts[fact]), "")
+        if not why:
+            wanted.append(name)
+            continue
+        why += f"; --modes {','.join(_DEFAULTS)} runs it all the same"
+        plan.not_compared.append(NotCompared(what=mode.title, why=why))
+    return tuple(wanted)

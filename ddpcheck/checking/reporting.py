@@ -22,9 +22,10 @@ from ddpcheck.report.data import (
     TargetInfo,
     Tolerance,
 )
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import acceptance
 from ddpcheck.run.session.session import RunOutcome
-from ddpcheck.run.spec import ReferenceResult
+from ddpcheck.run.spec import REMARKS, ReferenceResult
 from ddpcheck.target import target as targets
 from ddpcheck.target.target import TargetRef
 
@@ -184,7 +185,7 @@ def _rounded_starts(outcomes: list[RunOutcome]) -> list[str]:
 
 def _is_one_stream(outcome: RunOutcome) -> bool:
     """Returns whether the ranks' own noise, which the run replaced, is all the same."""
-    if outcome.spec.mode != "ddp":
+    if not mode_of(outcome.spec.mode).is_ranks:
         return False
     streams = {outcome.facts(r).get("stream") for r in range(len(outcome.ranks))}
     return len(outcome.ranks) > 1 and len(streams) == 1 and streams != {None}
@@ -231,6 +232,7 @@ def warnings_of(
 ) -> list[str]:
     """Returns what to say about the way in which the target was run."""
     found = [*base.warnings, *planned.warnings, *_rounded_starts(outcomes)]
+    found += [told for o in outcomes for told in o.facts().get(REMARKS, ())]
     if any(_is_one_stream(outcome) for outcome in outcomes):
         found.append(_ONE_STREAM)
     if any(not o.reference.facts.get("masks", True) for o in outcomes):

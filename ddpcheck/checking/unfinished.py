@@ -15,6 +15,7 @@ from ddpcheck.diagnose import engine, shrink
 from ddpcheck.errors.problem import SignalError
 from ddpcheck.report.data import Finding, NotCompared, Report, Run, Tolerance
 from ddpcheck.report.progress import Silent, about
+from ddpcheck.run.modes.sim import SIM
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import RunOutcome, Session, expected_s
 from ddpcheck.run.spec import ReferenceResult, RunSpec
@@ -153,7 +154,7 @@ def _how_long(
     sizes = {spec.world_size for spec in planned.specs}
     modes = {spec.mode for spec in planned.specs}
     advice = {
-        "--world-sizes 2": max(sizes) > 2 and modes != {plan.SIMULATED},  # noqa: PLR2004
+        "--world-sizes 2": max(sizes) > 2 and modes != {SIM.name},  # noqa: PLR2004
         "--modes ddp": len(modes) > 1,
         "--no-fix": options.fix,
         "a smaller batch": True,

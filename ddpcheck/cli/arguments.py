@@ -17,6 +17,7 @@ NAMES = ("model", "batch", "collate", "loss", "optimizer", "wrap", "train-step")
 SETTINGS = (
     "world-sizes",
     "modes",
+    "ps-reduce",
     "simulate",
     "batch-norm",
     "loss",
@@ -46,6 +47,7 @@ class Way:
 _OF_SUITE = (
     "--world-sizes",
     "--modes",
+    "--ps-reduce",
     "--batch-norm",
     "--loss",
     "--dtype",

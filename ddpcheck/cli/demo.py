@@ -16,13 +16,14 @@ from ddpcheck.report import output, streams
 from ddpcheck.report.data import EXIT_EQUIVALENT, EXIT_NOT_CHECKED, Report
 from ddpcheck.report.output import Outputs
 from ddpcheck.report.progress import Progress
+from ddpcheck.run.modes.ddp import DDP
 from ddpcheck.run.session.session import CannotCheckError, preload_problem
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 
 _HERE = Path(__file__).parent
 TARGETS = {"broken": _HERE / "demo_broken.py", "fixed": _HERE / "demo_fixed.py"}
-_OPTIONS = Options(world_sizes=(2, 4), modes=("ddp",))
+_OPTIONS = Options(world_sizes=(2, 4), modes=(DDP.name,))
 
 _INTRO = """\
 A tagger learns from sentences of unequal length. Its loss is the sum over the tokens

@@ -30,7 +30,8 @@ one. file.py:Net picks the model.
 
 what runs:
   --world-sizes 2,4,8     numbers of ranks; those of 2,4,8 that divide the batch
-  --modes dp,ddp          DataParallel, DistributedDataParallel
+  --modes dp,ddp          DataParallel, DistributedDataParallel; also: ps
+  --ps-reduce mean        mean or sum of gradients, in a parameter server (ps)
   --simulate 256,1024     DDP at world sizes beyond the machine, in one process
   --batch-norm asis,sync  asis, local, sync, frozen
   --loss asis             asis, or built-in: mean, sum, masked, iou

@@ -23,6 +23,7 @@ from ddpcheck.diagnose.registry import (
 from ddpcheck.diagnose.rules.data_batch_layout import SLUG as BATCH_LAYOUT
 from ddpcheck.diagnose.rules.norm_local_batch_stats import SLUG as LOCAL_STATISTICS
 from ddpcheck.report.data import Finding, Run, Tolerance
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import RunOutcome, Session
 from ddpcheck.run.spec import ONE_SIDED, RunSpec
@@ -50,7 +51,7 @@ def twin_of(runs: list[Run], run: Run, findings: list[Finding]) -> Twin | None:
     settings = run.world_size, run.batch_norm, run.loss, run.noise
     for index, other in enumerate(runs):
         found = other.world_size, other.batch_norm, other.loss, other.noise
-        if other.mode == "ddp" and found == settings:
+        if mode_of(other.mode).explained_by == "ranks" and found == settings:
             told = [f for f in findings if index in f.runs]
             proven = bool(told) and all(index in f.proven_runs for f in told)
             return Twin(
@@ -185,7 +186,7 @@ def explain_faults(
     under DataParallel is its author's business. `is_asked`: it is this one's, who wants
     nothing else of it; then they are divergent.
     """
-    faulty = [i for i, r in enumerate(runs) if r.mode == "dp" and r.faults]
+    faulty = [i for i, r in enumerate(runs) if mode_of(r.mode).cannot_run and r.faults]
     if not faulty or any(map(assemble.not_the_targets, runs[faulty[0]].faults)):
         return runs, []
     case = DataParallelCase(run=runs[faulty[0]])
@@ -199,7 +200,8 @@ def explain_faults(
         return list(diverge), [_broken_off(case, proposal, after, faulty)]
     if proposal is None:
         return runs, []
-    why = f"{assemble.CANNOT_RUN}: {proposal.summary} ({proposal.slug}); "
+    cannot_run = mode_of(case.run.mode).cannot_run
+    why = f"{cannot_run}: {proposal.summary} ({proposal.slug}); "
     return [
         dataclasses.replace(r, why=why + r.faults[0].summary) if i in faulty else r
         for i, r in enumerate(runs)
@@ -267,7 +269,7 @@ def _own(
     explain both.
     """
     run, spec = runs[rest[0]], outcomes[rest[0]].spec
-    same = [r for r in runs if r.mode == "ddp" and r.world_size == run.world_size]
+    same = [r for r in runs if _is_searched(r) and r.world_size == run.world_size]
     ddp_is_fine = bool(same) and all(r.verdict == "equivalent" for r in same)
     facts = outcomes[rest[0]].reference.facts
     case = DataParallelCase(
@@ -306,6 +308,10 @@ def _own(
             return made
     unknown = _unknown(outcomes[rest[0]], run, rest, ddp_is_fine=ddp_is_fine)
     return unproven[:1] or [unknown]
+
+
+def _is_searched(run: Run) -> bool:
+    return mode_of(run.mode).explained_by == "ranks"
 
 
 def _fine(run: Run) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ddpcheck.diagnose import data_parallel, shrink, simulated
+from ddpcheck.diagnose import data_parallel, parameter_server, shrink, simulated
 from ddpcheck.diagnose.search import findings
 from ddpcheck.diagnose.search.causes import Cause
 from ddpcheck.diagnose.search.loop import Search
 from ddpcheck.report.data import Finding, NotCompared, Run, Tolerance
 from ddpcheck.report.progress import Silent
+from ddpcheck.run.modes.ddp import DDP
+from ddpcheck.run.modes.registry import mode_of
+from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.session import acceptance, assemble
 from ddpcheck.run.session.session import RunOutcome, Session
 from ddpcheck.target.options import Options
@@ -48,7 +51,7 @@ def diagnose(
     diagnosis.runs = list(runs)
     limit_patience(session, outcomes)
     explained: set[int] = set()
-    for index in _by_world_size(runs, "ddp"):
+    for index in _by_world_size(runs, "ranks"):
         if index in explained:
             continue
         progress(f"diagnosing ddp at world size {runs[index].world_size}")
@@ -75,8 +78,10 @@ def diagnose(
     _diagnose_simulated(
         session, outcomes, limit, options, progress, diagnosis, explained
     )
+    for index in _by_world_size(runs, "server"):
+        _diagnose_server(session, outcomes, limit, options, progress, diagnosis, index)
     # Those that DataParallel broke off have findings of their own.
-    of_replicas = (i for i in _by_world_size(runs, "dp") if not runs[i].faults)
+    of_replicas = (i for i in _by_world_size(runs, "replicas") if not runs[i].faults)
     rest = [i for i in of_replicas if i not in explained]
     for group in _groups(runs, rest, one_by_one=bool(options.accept)):
         _diagnose_replicas(
@@ -105,7 +110,8 @@ def _diagnose_replicas(
     runs, known = diagnosis.runs, diagnosis.findings
     mine, made, first = known, runs, runs[group[0]]
     twin = data_parallel.twin_of(runs, first, known)
-    has_others = any(run.mode in ("ddp", "sim") for run in runs)
+    kinds = {mode_of(run.mode).explained_by for run in runs}
+    has_others = not kinds.isdisjoint(("ranks", "stand-in"))
     if not has_others or (options.accept and twin is None):
         mine, twin = _under_ddp(session, outcomes, group, limit, options, progress)
         made = [*runs, twin.run]
@@ -157,7 +163,7 @@ def _under_ddp(
     Most causes show under both, and what only DataParallel has is told by DDP's being
     right.
     """
-    spec = outcomes[rest[0]].spec.but(mode="ddp")
+    spec = outcomes[rest[0]].spec.but(mode=DDP.name)
     outcome = session.run([spec])[0]
     run = assemble.to_run(outcome, limit.rtol)
     if run.verdict != "divergent":
@@ -214,6 +220,54 @@ def _diagnose_simulated(
         diagnosis.findings = findings.merge(diagnosis.findings, found)
 
 
+def _diagnose_server(
+    session: Session,
+    outcomes: list[RunOutcome],
+    limit: Tolerance,
+    options: Options,
+    progress: Silent,
+    diagnosis: Diagnosis,
+    index: int,
+) -> None:
+    """Adds the findings of a run with a parameter server."""
+    outcome, run = outcomes[index], diagnosis.runs[index]
+    progress(f"diagnosing {run.mode} at world size {run.world_size}")
+    if options.fix:
+        found = parameter_server.found(session, outcome, run, index, limit)
+    else:
+        found = parameter_server.unverified(outcome, run, index)
+    stand_in = None
+    known = [] if found else _known_of_ranks(diagnosis, outcome, index)
+    if known:
+        diagnosis.findings = simulated.joined(diagnosis.findings, known, [index])
+        return
+    if not found:
+        stand_in = parameter_server.stand_in(session, outcome, run, limit)
+        found = [parameter_server.unknown(outcome, run, index)]
+    if stand_in is not None:
+        search = Search(session, stand_in, limit, fix=options.fix)
+        causes = search.run()
+        made = findings.make(causes, search.case, search.rest, [index])
+        found = parameter_server.explained(
+            session, outcome, run, index, limit, (search, made)
+        )
+    diagnosis.findings = findings.merge(diagnosis.findings, found)
+
+
+def _known_of_ranks(diagnosis: Diagnosis, outcome: RunOutcome, index: int) -> list[int]:
+    """Returns the run of ranks that diverges as this one with a server, if any does."""
+    run = diagnosis.runs[index]
+    if outcome.spec.ps_reduce != "mean":
+        return []
+    return [
+        i
+        for i in _by_world_size(diagnosis.runs, "ranks")
+        if simulated.is_alike(diagnosis.runs[i], run)
+        and diagnosis.runs[i].world_size == run.world_size
+        and parameter_server.are_off_alike(run, diagnosis.runs[i])
+    ]
+
+
 def _repeats(session: Session, outcome: RunOutcome, limit: Tolerance) -> bool:
     """Returns whether one process, seeded otherwise, computes the same again.
 
@@ -226,13 +280,15 @@ def _repeats(session: Session, outcome: RunOutcome, limit: Tolerance) -> bool:
     facts = outcome.reference.facts
     if facts["draws"] or facts["draws_later"]:
         return True
-    again = session.run([outcome.spec.but(mode="single", world_size=1)])[0]
+    again = session.run([outcome.spec.but(mode=SINGLE.name, world_size=1)])[0]
     return assemble.worst_excess(assemble.to_run(again, limit.rtol)) <= 1
 
 
-def _by_world_size(runs: list[Run], mode: str) -> list[int]:
+def _by_world_size(runs: list[Run], kind: str) -> list[int]:
     found = [
-        i for i, r in enumerate(runs) if r.mode == mode and r.verdict == "divergent"
+        i
+        for i, r in enumerate(runs)
+        if mode_of(r.mode).explained_by == kind and r.verdict == "divergent"
     ]
     # Probes judge the first step: a run that differs from there on says more.
     return sorted(found, key=lambda i: (_is_late(runs[i]), runs[i].world_size, i))
@@ -293,7 +349,7 @@ def _alike(runs: list[Run], index: int, *, faults_apart: bool) -> list[int]:
     run = runs[index]
     found = [
         i
-        for i in _by_world_size(runs, "ddp")
+        for i in _by_world_size(runs, "ranks")
         if i != index
         and runs[i].batch_norm == run.batch_norm
         and runs[i].loss == run.loss

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase
+from ddpcheck.diagnose.facts.server_case import ServerCase
 from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.diagnose.rules import (
     collective_backend_defect,
@@ -63,6 +64,7 @@ from ddpcheck.diagnose.rules import (
     norm_local_batch_stats,
     norm_running_stats_rank0,
     norm_syncbn_implementation,
+    ps_reduce_mismatch,
     rng_same_stream_all_ranks,
     rng_stochastic_layer,
     state_buffer_broadcast_overwrites,
@@ -109,6 +111,19 @@ class DataParallelRule(Protocol):
     def detect(self, case: DataParallelCase, /) -> Proposal | None:
         """Returns what may be the cause of a run that differs; runs nothing."""
 
+
+class ServerRule(Protocol):
+    """The same for what a parameter server does by itself."""
+
+    SLUG: str
+    LINK: str
+
+    def detect(self, case: ServerCase, /) -> Proposal | None:
+        """Returns what may be the cause of a run that differs; runs nothing."""
+
+
+# For what a parameter server alone gets wrong; these take a ServerCase.
+SERVER_RULES: tuple[ServerRule, ...] = (ps_reduce_mismatch,)
 
 # For what DataParallel alone gets wrong; these take a DataParallelCase.
 DATA_PARALLEL_RULES: tuple[DataParallelRule, ...] = (

@@ -10,6 +10,7 @@ from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.reproduce import Smallest
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.report.data import Run, Tolerance
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import CannotCheckError, RunOutcome, Session
 from ddpcheck.run.spec import RunSpec
@@ -36,7 +37,7 @@ def divergent(outcomes: list[RunOutcome], runs: list[Run]) -> Smallest | None:
     found = [
         (run.world_size, i)
         for i, run in enumerate(runs)
-        if run.mode == "ddp" and run.verdict == "divergent"
+        if mode_of(run.mode).explained_by == "ranks" and run.verdict == "divergent"
     ]
     return _outcome(outcomes[min(found)[1]], runs[min(found)[1]]) if found else None
 

@@ -10,6 +10,8 @@ import dataclasses
 
 from ddpcheck.diagnose.facts.text import number
 from ddpcheck.report.data import Finding, Run, Tolerance
+from ddpcheck.run.modes.ddp import DDP
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import RunOutcome, Session
 from ddpcheck.run.spec import RunSpec
@@ -21,7 +23,8 @@ def groups(runs: list[Run]) -> list[list[int]]:
     """Returns the divergent simulated runs, those of the same settings together."""
     found: list[list[int]] = []
     for i, run in enumerate(runs):
-        if run.mode != "sim" or run.verdict != "divergent":
+        kind = mode_of(run.mode).explained_by
+        if kind != "stand-in" or run.verdict != "divergent":
             continue
         for group in found:
             if is_alike(runs[group[0]], run):
@@ -63,7 +66,7 @@ def stand_in(
     if uneven:
         chosen += [w for w in possible if size % w == 0][:1]
     for world_size in chosen:
-        spec = outcome.spec.but(mode="ddp", world_size=world_size)
+        spec = outcome.spec.but(mode=DDP.name, world_size=world_size)
         made = session.run([spec])[0]
         if assemble.to_run(made, limit.rtol).verdict == "divergent":
             return made

@@ -14,6 +14,7 @@ from ddpcheck.diagnose.proposal import BY_DDP
 from ddpcheck.diagnose.search import findings
 from ddpcheck.diagnose.search.loop import Search
 from ddpcheck.report.data import Finding, Run, Tolerance
+from ddpcheck.run.modes.ddp import DDP
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import RunOutcome, Session
 
@@ -42,7 +43,7 @@ def found(
         ddp: the run of DDP at this world size, equivalent.
     """
     fixes = (*outcome.spec.fixes, _ALONE)
-    spec = outcome.spec.but(mode="ddp", fixes=fixes)
+    spec = outcome.spec.but(mode=DDP.name, fixes=fixes)
     stand_in = session.run([spec])[0]
     if not _differs_alike(run, assemble.to_run(stand_in, limit.rtol)):
         return []

@@ -24,6 +24,8 @@ from ddpcheck.ranks import budget
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.data import Report
 from ddpcheck.report.render import numbers, status, terminal
+from ddpcheck.run.modes.ddp import DDP
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session.assemble import worst_excess
 from ddpcheck.run.session.session import CannotCheckError, Session
 from ddpcheck.target import settings
@@ -190,7 +192,8 @@ class RunItem(pytest.Item):
         told = status.run_status(report, 0)
         if told == "accepted":
             pytest.xfail(_reason(report))
-        if told == "not-checked" and cell.mode == "dp" and self.options.modes is None:
+        is_left_to_others = mode_of(cell.mode).cannot_run and self.options.modes is None
+        if told == "not-checked" and is_left_to_others:
             # As in the whole matrix, where DistributedDataParallel decides.
             pytest.skip(status.run_why(report, 0))
         if told != "equivalent":
@@ -286,9 +289,10 @@ class Bench:
         if cell is None:
             return check()
         report = check(cell)
-        if cell.mode == "dp" and any(run.verdict == "divergent" for run in report.runs):
+        by_replicas = mode_of(cell.mode).explained_by == "replicas"
+        if by_replicas and any(run.verdict == "divergent" for run in report.runs):
             # What breaks both is diagnosed under DDP, where each rank can be asked.
-            report = check(cell, replace(cell, mode="ddp"))
+            report = check(cell, replace(cell, mode=DDP.name))
         return _without_unused_acceptances(report)
 
     def _opened(self, ref: TargetRef, options: Options) -> Session:

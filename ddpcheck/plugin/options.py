@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SETTINGS = (
     "world-sizes",
     "modes",
+    "ps-reduce",
     "simulate",
     "batch-norm",
     "loss",

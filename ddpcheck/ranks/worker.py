@@ -59,7 +59,7 @@ def rank_main(connection: Connection, seat: Seat) -> None:
         sys.path[:] = dict.fromkeys([*preload.SEARCH, *sys.path])
         _take_turns()
         _open_files(seat)
-        _join_group(seat)
+        join_group(seat)
         connection.send(Message(kind="ready", payload=os.getpid()))
         is_seated = True
         code = _work(connection, seat)
@@ -197,7 +197,26 @@ def _open_files(seat: Seat) -> None:
     faulthandler.enable(file=stack)
 
 
-def _join_group(seat: Seat) -> None:
+def group_s(seat: Seat) -> float:
+    """Returns the seconds that an exchange may take.
+
+    The pool's deadline comes first: it has the stacks. Later jobs may have more time
+    than the first.
+    """
+    return max(_GROUP_S, 2 * seat.timeout_s)
+
+
+def leave_group() -> None:
+    """Leaves the process group, and takes back what says that there is one."""
+    import torch.distributed as dist  # noqa: PLC0415
+
+    dist.destroy_process_group()
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+
+
+def join_group(seat: Seat) -> None:
+    """Joins the process group of the seat's crew, if it has one."""
     # Inherited by the fork; the pool never imports it.
     if seat.world_size:
         import torch.distributed as dist  # noqa: PLC0415
@@ -226,7 +245,5 @@ def _join_group(seat: Seat) -> None:
         store=store,
         rank=seat.rank,
         world_size=seat.world_size,
-        # The pool's deadline comes first: it has the stacks. Later jobs may have more
-        # time than the first.
-        timeout=timedelta(seconds=max(_GROUP_S, 2 * seat.timeout_s)),
+        timeout=timedelta(seconds=group_s(seat)),
     )

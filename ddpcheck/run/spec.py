@@ -15,6 +15,8 @@ FINE_RTOL = 1e-9  # that of float64; at it rounding in float32 is a difference
 SAMPLES = "samples"  # the countable that is the size of a shard
 EMULATED = "under which DataParallel is emulated on one device"  # what torch may lack
 ONE_SIDED = "only one side returns it"  # why an output is not compared
+REFUSED = "refused"  # fact: why this run says nothing of the target
+REMARKS = "remarks"  # fact: sentences on the run, for the warnings of the report
 IDLE = -2  # for the number of the DDP object, of a forward under no_grad
 
 
@@ -25,7 +27,7 @@ class RunSpec:
     `mode` "averaged" is data parallelism done by hand, without DDP's reducer: every
     rank computes its local gradients, then all gradients are averaged, whatever wraps
     the model. It is what DDP should have done. "sim" is DDP with all ranks played by
-    one process.
+    one process, "ps" a parameter server with workers (ddpcheck/run/modes/).
 
     `fixes` are interventions by name (see ddpcheck/run/interventions/apply.py).
     `permute` reorders the batch and rescales the backward pass: the same mathematics
@@ -66,6 +68,10 @@ class RunSpec:
     fixes: tuple[str, ...] = ()
     # Tell which samples are trained on, in the reference too: see RowsSeen.
     watch: bool = False
+    # Of a parameter server: "mean" or "sum" of the gradients, and what multiplies its
+    # learning rates.
+    ps_reduce: str = "mean"
+    ps_lr: float = 1.0
     rtol: float = FINE_RTOL
     # (name, rtol) of weights and buffers that are judged by an rtol of their own.
     floors: tuple[tuple[str, float], ...] = ()
@@ -73,6 +79,10 @@ class RunSpec:
     def but(self, **changes: Any) -> RunSpec:
         """Returns the spec with some fields changed."""
         return replace(self, **changes)
+
+
+class RefusedError(Exception):
+    """A mode cannot do what this target asks of it; nothing is said of the target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,10 +41,17 @@ class Row:
     batch_norm: str
     mode: str
     noise: str = "asis"
+    reduce: str = ""  # what a parameter server makes of the gradients
+
+    @property
+    def column(self) -> str:
+        """What heads its column in the table: "ddp sync", "ps sum"."""
+        return f"{self.mode} {self.reduce or self.batch_norm}"
 
     def __str__(self) -> str:
         """Returns the row's name: "conv_bn-mean-sync-ddp"."""
         parts = [self.model, self.loss, self.batch_norm, self.mode]
+        parts += [self.reduce] if self.reduce else []
         return "-".join(parts + ["sample"] * (self.noise == "sample"))
 
 
@@ -60,7 +67,12 @@ class Cell:
         """What theory says of it."""
         row = self.row
         return matrix.expected(
-            row.model, row.loss, row.batch_norm, row.mode, self.world_size
+            row.model,
+            row.loss,
+            row.batch_norm,
+            row.mode,
+            self.world_size,
+            row.reduce,
         )
 
     def __str__(self) -> str:
@@ -73,8 +85,14 @@ def rows() -> Iterator[Row]:
     for model, loss in matrix.CASES:
         for batch_norm in matrix.BATCH_NORM_MODES[model]:
             for mode in matrix.MODES:
-                row = Row(model=model, loss=loss, batch_norm=batch_norm, mode=mode)
-                yield row
+                for reduce in matrix.reductions(model, mode):
+                    yield Row(
+                        model=model,
+                        loss=loss,
+                        batch_norm=batch_norm,
+                        mode=mode,
+                        reduce=reduce,
+                    )
         if model in matrix.HAS_DROPOUT:
             yield from _with_dropout(model, loss)
 
@@ -82,6 +100,8 @@ def rows() -> Iterator[Row]:
 def _with_dropout(model: str, loss: str) -> Iterator[Row]:
     for batch_norm in matrix.BATCH_NORM_MODES[model]:
         for mode in matrix.MODES:
+            if not matrix.reductions(model, mode):
+                continue
             if matrix.expected(model, loss, batch_norm, mode, 2) == "equal":
                 yield Row(
                     model=model,
@@ -93,5 +113,6 @@ def _with_dropout(model: str, loss: str) -> Iterator[Row]:
 
 
 def cells(row: Row, world_sizes: Collection[int] = matrix.WORLD_SIZES) -> list[Cell]:
-    """Returns the cells of a row at these world sizes, of matrix.WORLD_SIZES."""
-    return [Cell(row=row, world_size=size) for size in world_sizes]
+    """Returns the cells of a row at these world sizes, as far as its mode has them."""
+    sizes = matrix.world_sizes(row.mode)
+    return [Cell(row=row, world_size=size) for size in world_sizes if size in sizes]

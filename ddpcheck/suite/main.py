@@ -11,6 +11,7 @@ from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.ranks.failures import PreloadError
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 from ddpcheck.report.progress import Progress
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.suite import cells as cells_module
 from ddpcheck.suite import table
 from ddpcheck.suite.cells import Cell
@@ -28,8 +29,9 @@ def main(options: Options, *, is_quiet: bool = False) -> int:
     """Runs the matrix, prints a table; returns 0, 1 (a cell failed) or 3 (none ran).
 
     Args:
-        options: world_sizes, modes, batch_norm, loss, dtype, device, tolerance and
-            timeout_s choose and set cells; ("asis",) for batch_norm and loss means all.
+        options: world_sizes, modes, ps_reduce, batch_norm, loss, dtype, device,
+            tolerance and timeout_s choose and set cells; ("asis",) for batch_norm and
+            loss means all.
         is_quiet: prints failures and the last line, and no progress.
 
     Raises:
@@ -77,7 +79,9 @@ def _run(
 
 def _open_crews(pool: Pool, chosen: list[Cell]) -> None:
     pool.open(SOLO)
-    for size in sorted({c.world_size for c in chosen if c.row.mode == "ddp"}):
+    modes = ((mode_of(c.row.mode), c.world_size) for c in chosen)
+    crews = {mode.processes(size) for mode, size in modes if not mode.servers}
+    for size in sorted(crews - {SOLO}):
         pool.open(size)
 
 
@@ -91,6 +95,8 @@ def _chosen(options: Options) -> Iterator[Cell]:
     losses = _all_if_default(options.loss, matrix.CLASS_LOSSES)
     _check("loss", "--loss", losses, matrix.CLASS_LOSSES)
     for row in cells_module.rows():
+        if options.ps_reduce and row.reduce not in ("", options.ps_reduce):
+            continue
         if row.mode in modes and row.batch_norm in batch_norms and row.loss in losses:
             yield from cells_module.cells(row, sizes)
 

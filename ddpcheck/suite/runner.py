@@ -13,6 +13,8 @@ from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.ranks.task import Task
+from ddpcheck.run.modes.registry import mode_of
+from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.session.session import RunOutcome, crew_of
 from ddpcheck.run.spec import ReferenceResult, RunSpec
 from ddpcheck.suite.cells import DIRECT_CASES, Cell, Row
@@ -142,6 +144,7 @@ class Runner:
             world_size=cell.world_size,
             batch_norm=cell.row.batch_norm,
             noise=cell.row.noise,
+            ps_reduce=cell.row.reduce or "mean",
             steps=matrix.STEPS,
             **self.settings,
         )
@@ -151,7 +154,7 @@ class Runner:
         for key in [key for key in rows if key not in self._references]:
             is_frozen, noise = key
             spec = RunSpec(
-                mode="single",
+                mode=SINGLE.name,
                 batch_norm="frozen" if is_frozen else "asis",
                 noise=noise,
                 steps=matrix.STEPS,
@@ -200,24 +203,39 @@ class Runner:
 
     def _execute(self, runs: list[_Planned]) -> None:
         """Gives every run its outcome; all crews work side by side."""
-        waiting: dict[int, list[_Planned]] = {}
+        waiting: dict[tuple[int, int], list[_Planned]] = {}
         for run in runs:
-            waiting.setdefault(crew_of(run.spec), []).append(run)
-        tasks: dict[int, tuple[Task, list[_Planned]]] = {}
+            waiting.setdefault(_crew(run.spec), []).append(run)
+        tasks: dict[tuple[int, int], tuple[Task, list[_Planned]]] = {}
         while waiting or tasks:
             for crew, batch in waiting.items():
-                tasks[crew] = self.pool.submit(_batch_job(batch), crew), batch
+                job = _batch_job(batch[:1] if _is_used_once(crew) else batch)
+                tasks[crew] = self.pool.submit(job, *crew), batch
             waiting = {}
             task = next(self.pool.as_done([t for t, _ in tasks.values()]))
-            crew = task.crew.world_size
+            crew = next(key for key, (other, _) in tasks.items() if other is task)
             _, batch = tasks.pop(crew)
-            ended = _distribute(batch, task.outcomes)
+            if _is_used_once(crew):
+                self.pool.retire(*crew)
+                ended = _distribute(batch[:1], task.outcomes)
+            else:
+                ended = _distribute(batch, task.outcomes)
             if batch[ended:]:
                 waiting = {crew: batch[ended:]}
 
     def _remove(self, traces: list[str]) -> None:
         for trace in traces:
             space.give_back(trace)
+
+
+def _crew(spec: RunSpec) -> tuple[int, int]:
+    """Returns the number of processes and the index of the crew that does a run."""
+    return crew_of(spec), min(mode_of(spec.mode).servers, 1)
+
+
+def _is_used_once(crew: tuple[int, int]) -> bool:
+    """Returns whether its processes are replaced after each run: one has a server."""
+    return crew[1] > 0
 
 
 def _batch_job(batch: list[_Planned]) -> Job:
@@ -235,7 +253,13 @@ def _distribute(batch: list[_Planned], outcomes: list[Outcome]) -> int:
     ended = len(batch) if is_done else min(complete + 1, len(batch))
     for position, run in enumerate(batch[:ended]):
         ranks = [_part(outcome, position) for outcome in outcomes]
-        run.outcome = RunOutcome(spec=run.spec, reference=run.reference, ranks=ranks)
+        count = len(ranks) - mode_of(run.spec.mode).servers
+        run.outcome = RunOutcome(
+            spec=run.spec,
+            reference=run.reference,
+            ranks=ranks[:count],
+            servers=ranks[count:],
+        )
     return ended
 
 

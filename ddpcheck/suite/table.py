@@ -53,7 +53,7 @@ def _table(results: list[Result]) -> str:
         row = result.cell.row
         model = row.model + NOISE * (row.noise == "sample")
         line = cells.setdefault((model, row.loss), {})
-        line.setdefault(f"{row.mode} {row.batch_norm}", []).append(result)
+        line.setdefault(row.column, []).append(result)
     columns = [
         name for name in _COLUMNS if any(name in line for line in cells.values())
     ]
@@ -71,7 +71,9 @@ def _table(results: list[Result]) -> str:
 
 
 _COLUMNS = tuple(
-    f"{mode} {batch_norm}" for mode in matrix.MODES for batch_norm in matrix.BATCH_NORMS
+    f"{mode} {name}"
+    for mode in matrix.MODES
+    for name in (*matrix.BATCH_NORMS, *matrix.REDUCTIONS)
 )
 
 

@@ -16,13 +16,15 @@ class Options:
 
     `accept` maps slugs to the user's reasons. `tolerance` is an rtol. `project` holds
     world_sizes, simulate and tolerance of pyproject.toml, which come after the target's
-    own. `simulate` has world sizes of DDP played by one process. `max_memory` in GiB.
-    `timeout_s` is the bound of every run where it was chosen: a run that needs more
-    gets more only by default.
+    own. `ps_reduce` is what a parameter server makes of the workers' gradients: "mean",
+    the default, or "sum". `simulate` has world sizes of DDP played by one process.
+    `max_memory` in GiB. `timeout_s` is the bound of every run where it was chosen: a
+    run that needs more gets more only by default.
     """
 
     world_sizes: tuple[int, ...] | None = None
     modes: tuple[str, ...] | None = None
+    ps_reduce: str | None = None
     simulate: tuple[int, ...] | None = None
     batch_norm: tuple[str, ...] = ("asis",)
     loss: tuple[str, ...] = ("asis",)

@@ -8,6 +8,7 @@ option, target file (it has some of the settings), pyproject.toml.
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from ddpcheck.errors.problem import Problem, UsageError, cut
 from ddpcheck.report.pages import pages
 from ddpcheck.target.options import Options
 
-MODES = ("dp", "ddp")
+REDUCTIONS = ("mean", "sum")
 BATCH_NORM_MODES = ("asis", "local", "sync", "frozen")
 LOSSES = ("asis", "mean", "sum", "masked", "iou")
 NOISE_MODES = ("asis", "sample")
@@ -40,7 +41,7 @@ class Setting:
     """
 
     name: str
-    expected: str
+    expected: str | Callable[[], str]
     example: str
     read: Callable[[Any], Any]
 
@@ -48,6 +49,11 @@ class Setting:
     def option(self) -> str:
         """The option on the command line: "--world-sizes"."""
         return "--no-fix" if self.name == "fix" else "--" + self.name.replace("_", "-")
+
+    @property
+    def allowed(self) -> str:
+        """What it may be, in words."""
+        return self.expected if isinstance(self.expected, str) else self.expected()
 
 
 def _whole(value: Any, least: int, most: float = math.inf) -> int:
@@ -151,6 +157,13 @@ def _or(choices: tuple[str, ...]) -> str:
     return ", ".join(choices[:-1]) + " or " + choices[-1]
 
 
+def _modes() -> tuple[str, ...]:
+    """Returns what --modes may name; the modes are listed in a higher layer."""
+    module = importlib.import_module("ddpcheck.run.modes.registry")
+    names: tuple[str, ...] = module.CHOICES
+    return names
+
+
 SETTINGS = (
     Setting(
         name="world_sizes",
@@ -160,9 +173,15 @@ SETTINGS = (
     ),
     Setting(
         name="modes",
-        expected="dp, ddp, or both parted by a comma",
+        expected=lambda: f"some of {_or(_modes())}, separated by commas",
         example="dp,ddp",
-        read=_some_of(MODES),
+        read=lambda value: tuple(map(_one_of(_modes()), _items(value))),
+    ),
+    Setting(
+        name="ps_reduce",
+        expected=_or(REDUCTIONS),
+        example="sum",
+        read=_one_of(REDUCTIONS),
     ),
     Setting(
         name="simulate",
@@ -255,7 +274,7 @@ def read(name: str, value: Any, *, origin: str, fix: str = "") -> Any:
             Problem(
                 slug="option-value",
                 message=f"{origin} names no cause: {_short(error.slug)}",
-                expected=setting.expected,
+                expected=setting.allowed,
                 found=_short(value),
                 fix=pages.suggestion(error.slug),
             )
@@ -265,7 +284,7 @@ def read(name: str, value: Any, *, origin: str, fix: str = "") -> Any:
             Problem(
                 slug="option-value",
                 message=f"{origin} cannot be {_short(value)}",
-                expected=setting.expected,
+                expected=setting.allowed,
                 found=_short(value),
                 fix=fix or f"{setting.option} {_closest(value, setting)}",
             )
@@ -279,7 +298,7 @@ def _short(value: Any) -> str:
 
 def _closest(value: Any, setting: Setting) -> str:
     """Returns the choice that was probably meant, else the example."""
-    choices = [w.strip(",") for w in setting.expected.split() if w.strip(",").isalnum()]
+    choices = [w.strip(",") for w in setting.allowed.split() if w.strip(",").isalnum()]
     choices = [word for word in choices if not word.isdigit()]
     close = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.7)
     return close[0] if close else setting.example

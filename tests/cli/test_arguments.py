@@ -97,8 +97,8 @@ def test_help_is_given_with_anything() -> None:
             ["--suite", "--model-fn", "net"],
             "ddpcheck: --model-fn is no option of --suite [option-suite]\n"
             "  expected   ddpcheck --suite with some of --world-sizes, --modes, "
-            "--batch-norm, --loss, --dtype, --device, --tolerance, --timeout-s, -q and "
-            "-v\n"
+            "--ps-reduce, --batch-norm, --loss, --dtype, --device, --tolerance, "
+            "--timeout-s, -q and -v\n"
             "  fix        leave it out\n"
             "  more       ddpcheck --explain option-suite",
         ),

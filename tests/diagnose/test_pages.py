@@ -9,6 +9,7 @@ from ddpcheck.diagnose.registry import (
     DATA_PARALLEL_RULES,
     FAULT_RULES,
     RULES,
+    SERVER_RULES,
 )
 from ddpcheck.report.pages import pages
 
@@ -17,7 +18,7 @@ _MAX_WIDTH = 88  # a page is read on terminals
 _OF_DATA_PARALLEL = (*DATA_PARALLEL_RULES, *DATA_PARALLEL_FAULT_RULES)
 SLUGS = list(
     dict.fromkeys(
-        [rule.SLUG for rule in (*RULES, *FAULT_RULES)]
+        [rule.SLUG for rule in (*RULES, *FAULT_RULES, *SERVER_RULES)]
         + [rule.SLUG for rule in _OF_DATA_PARALLEL]
     )
 )
@@ -47,7 +48,7 @@ def faults(text: str) -> list[str]:
 
 def test_registry_and_files_are_the_same_rules() -> None:
     assert sorted(SLUGS) == list(pages.rule_slugs())
-    every = (*RULES, *FAULT_RULES, *_OF_DATA_PARALLEL)
+    every = (*RULES, *FAULT_RULES, *SERVER_RULES, *_OF_DATA_PARALLEL)
     assert len({id(rule) for rule in every}) == len(SLUGS)
 
 

@@ -74,7 +74,8 @@ def checked(
 
 def modes_of(slug: str) -> tuple[str, ...]:
     """Returns the modes that a rule is about."""
-    return ("dp", "ddp") if slug.startswith("dp/") else ("ddp",)
+    of = {"dp": ("dp", "ddp"), "ps": ("ps",)}
+    return of.get(slug.partition("/")[0], ("ddp",))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 from ddpcheck.checking import checking
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.report import data as reports
+from ddpcheck.target import settings
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 from tests.conftest import Digits
@@ -28,6 +29,7 @@ MODULES = {"scikit-learn": "sklearn", "scikit-image": "skimage"}
 @dataclass(frozen=True, kw_only=True)
 class Row:
     file: str
+    options: dict[str, str]
     packages: tuple[str, ...]
     exit_code: int
     slug: str | None
@@ -38,11 +40,14 @@ def _rows() -> list[Row]:
     found = []
     for line in text.splitlines():
         cells = [cell.strip().strip("`") for cell in line.strip("|").split("|")]
-        if cells[0].endswith(".py"):
-            file, _, packages, code, slug = cells
+        file, *given = cells[0].split()[:3] or [""]
+        if file.endswith(".py"):
+            _, _, packages, code, slug = cells
+            names = [name.removeprefix("--").replace("-", "_") for name in given[::2]]
             found.append(
                 Row(
                     file=file,
+                    options=dict(zip(names, given[1::2], strict=True)),
                     packages=tuple(re.findall(r"[\w-]{2,}", packages)),
                     exit_code=int(code),
                     slug=None if slug == "-" else slug,
@@ -80,7 +85,8 @@ OTHERS = [row for row in ROWS if row.file != "digits_conv.py"]
     "row", [row for row in OTHERS if not row.packages], ids=lambda row: row.file
 )
 def test_light_example_gives_what_the_table_says(row: Row, pool: Pool) -> None:
-    report = checking.check(pool, TargetRef(path=str(EXAMPLES / row.file)), Options())
+    options = settings.make(row.options, {})
+    report = checking.check(pool, TargetRef(path=str(EXAMPLES / row.file)), options)
     _assert_as_told(row, report.exit_code, reports.to_json(report), str(report))
 
 

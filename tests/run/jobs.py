@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from ddpcheck.ranks.worker import Context
 from ddpcheck.run.interventions import exact
 from ddpcheck.run.model import averaged
 from ddpcheck.run.model.batch_norm import SynchronizedBatchNorm
+from ddpcheck.run.modes import ps
+from ddpcheck.run.modes.candidate import candidate
 from ddpcheck.run.process import dynamo
 from ddpcheck.run.spec import Defect
 
@@ -217,3 +220,32 @@ def averaged_by_hand(context: Context, *, bucket: int) -> dict[str, Any]:
     grads = {name: p.grad for name, p in parameters.items()}
     told = {n: None if g is None else g.tolist() for n, g in grads.items()}
     return {"gradients": told, "reduced": reduced}
+
+
+def without_rpc(context: Context, **arguments: Any) -> Any:
+    """Runs a worker or the server as with a torch that was built without rpc."""
+    ps.has_rpc = lambda: False
+    return candidate(context, **arguments)
+
+
+def listeners_of_a_server(context: Context) -> list[str]:
+    """Returns the addresses at which this process listens, once all are connected.
+
+    Of the last of three processes, which is the server: [] for the others.
+    """
+    is_server = context.seat.rank == 2
+    ps._connected(context.seat, 2, is_server=is_server)  # noqa: SLF001
+    descriptors = Path("/proc/self/fd").iterdir()
+    sockets = {str(path.readlink()) for path in descriptors if path.is_symlink()}
+    found = []
+    for name in ("tcp", "tcp6"):
+        table = Path(f"/proc/self/net/{name}")
+        lines = table.read_text("ascii").splitlines()[1:] if table.exists() else []
+        for line in lines:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == _LISTENS and f"socket:[{inode}]" in sockets:
+                found.append(local.partition(":")[0])
+    return found
+
+
+_LISTENS = "0A"

@@ -3,12 +3,14 @@
 A cell is one of these at one world size. Theory says of each whether it must equal one
 process or the training that is predicted for it (zoo.predict), and that is asserted.
 
-World size 2 has all cells: 374 rows, of which 26 keep dropout. World size 3 has the 15
+World size 2 has all cells: 410 rows, of which 26 keep dropout. World size 3 has the 15
 cases of `cells.DIRECT_CASES`, every model and every loss among them, but for dropout
 and batch norm mode "local", "asis" to a model of plain batch norms. These have world
 sizes 1, 4 and 8, too, and 5 of them, LARGEST_CASES, 16: a slow test makes those, but
-for FIRST_CASES. The other 1704 cells are left out here, as they differ from their
-neighbours in the number of ranks alone. `ddpcheck --suite` runs them.
+for FIRST_CASES. A parameter server has every loss with both reductions at world sizes
+2, 3, 4 and 8: 144 cells, of which SERVER_CASES at 2 are made with every run, as each
+cell takes processes of its own. The other 1704 cells are left out here, as they differ
+from their neighbours in the number of ranks alone. `ddpcheck --suite` runs them.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ pytestmark = pytest.mark.xdist_group("conformance")
 
 ROWS = tuple(cells.rows())
 FIRST_CASES = (("mlp", "mean"), ("conv_bn", "mean"))
+SERVER_CASES = (("mlp", "mean"), ("mlp", "sum"), ("regression", "sum_global"))
 LARGEST_CASES = (
     *FIRST_CASES,
     ("unet", "iou"),
@@ -34,6 +37,8 @@ LARGEST_CASES = (
 
 def _cells(row: cells.Row) -> list[cells.Cell]:
     """Returns the cells of a row that are made here."""
+    if row.reduce:
+        return cells.cells(row)
     case = row.model, row.loss
     is_plain = row.noise == "asis" and row.batch_norm != "local"
     if case not in cells.DIRECT_CASES or not is_plain:
@@ -45,6 +50,9 @@ def _cells(row: cells.Row) -> list[cells.Cell]:
 
 def _quick_cells(row: cells.Row) -> list[cells.Cell]:
     """Returns those of them that are made with every run of the tests."""
+    if row.reduce:
+        is_quick = (row.model, row.loss) in SERVER_CASES
+        return [c for c in _cells(row) if is_quick and c.world_size == 2]
     is_first = (row.model, row.loss) in FIRST_CASES
     return [c for c in _cells(row) if is_first or c.world_size in (2, 3)]
 
@@ -63,7 +71,7 @@ def _check(wanted: list[cells.Cell], suite_runner: runner.Runner) -> None:
     assert found == [(c.world_size, expected[c.expected]) for c in wanted]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", [r for r in ROWS if _quick_cells(r)], ids=str)
 def test_row_comes_out_as_theory_says(
     row: cells.Row, suite_runner: runner.Runner
 ) -> None:
@@ -79,14 +87,41 @@ def test_row_comes_out_so_at_other_world_sizes(
 
 
 def test_rows_are_the_whole_product() -> None:
-    plain = {(r.model, r.loss, r.batch_norm, r.mode) for r in ROWS if r.noise == "asis"}
+    served = {(r.model, r.loss, r.reduce) for r in ROWS if r.mode == "ps"}
+    rows = [r for r in ROWS if r.mode != "ps"]
+    plain = {(r.model, r.loss, r.batch_norm, r.mode) for r in rows if r.noise == "asis"}
     assert plain == {
         (model, loss, batch_norm, mode)
         for model, loss in matrix.CASES
         for batch_norm in matrix.BATCH_NORM_MODES[model]
         for mode in ("dp", "ddp")
     }
+    assert served == {
+        (model, loss, reduce)
+        for model in ("mlp", "regression")
+        for loss in matrix.LOSSES_OF[model]
+        for reduce in ("mean", "sum")
+    }
     assert len(ROWS) == len(set(ROWS))
+
+
+def test_server_is_expected_to_equal_one_process_where_the_reduction_fits() -> None:
+    told = {
+        (row.loss, row.reduce): [c.expected for c in cells.cells(row)]
+        for row in ROWS
+        if row.mode == "ps" and row.model == "regression"
+    }
+    equal = {
+        ("mean", "mean"),
+        ("sum", "sum"),
+        ("mean_global", "mean"),
+        ("sum_global", "mean"),
+        ("masked_global", "mean"),
+    }
+    assert {key for key, found in told.items() if set(found) == {"equal"}} == equal
+    others = {key: found for key, found in told.items() if key not in equal}
+    assert len(others) == 7
+    assert all(found == ["differs"] * 4 for found in others.values())
 
 
 def test_left_out_cells_are_as_many_as_documented() -> None:

@@ -20,6 +20,8 @@ from ddpcheck.target.target import TargetRef
         ("world_sizes", "2,4,8", (2, 4, 8)),
         ("world_sizes", " 3 , 3", (3,)),
         ("modes", "ddp", ("ddp",)),
+        ("modes", "ps, dp", ("ps", "dp")),
+        ("ps_reduce", "sum", "sum"),
         ("batch_norm", "asis,sync", ("asis", "sync")),
         ("loss", "iou", ("iou",)),
         ("simulate", "256,4096", (256, 4096)),
@@ -54,6 +56,7 @@ def test_text_is_read(name: str, text: Any, value: Any) -> None:
         ("world_sizes", "", "--world-sizes 2,4,8"),
         ("world_sizes", "two", "--world-sizes 2,4,8"),
         ("modes", "dpp", "--modes dp"),
+        ("ps_reduce", "max", "--ps-reduce sum"),
         ("batch_norm", "synced", "--batch-norm sync"),
         ("loss", "mse", "--loss mean,masked"),
         ("noise", "off", "--noise sample"),
@@ -142,6 +145,18 @@ def test_wrong_text_is_told_whole() -> None:
     )
 
 
+def test_unknown_mode_is_told_whole() -> None:
+    with pytest.raises(UsageError) as caught:
+        settings.make({"modes": "fsdp"}, {})
+    assert str(caught.value) == (
+        "ddpcheck: --modes cannot be 'fsdp' [option-value]\n"
+        "  expected   some of dp, ddp or ps, separated by commas\n"
+        "  found      'fsdp'\n"
+        "  fix        --modes dp,ddp\n"
+        "  more       ddpcheck --explain option-value"
+    )
+
+
 def test_tolerance_out_of_range_is_told_whole() -> None:
     with pytest.raises(UsageError) as caught:
         settings.make({"tolerance": "0.5"}, {})
@@ -214,7 +229,8 @@ def test_unknown_key_is_told_whole(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "ddpcheck: [tool.ddpcheck] has no setting 'world_size' [settings-unknown]\n"
         "  expected   accept, batch_norm, device, dtype, fix, loss, max_memory, modes, "
-        "noise, report_dir, seed, simulate, steps, timeout_s, tolerance, world_sizes\n"
+        "noise, ps_reduce, report_dir, seed, simulate, steps, timeout_s, tolerance, "
+        "world_sizes\n"
         f"  found      'world_size' in {tmp_path}/pyproject.toml\n"
         "  fix        did you mean world_sizes?\n"
         "  more       ddpcheck --explain settings-unknown"

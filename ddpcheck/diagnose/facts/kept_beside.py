@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.report.data import Run
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session.session import RunOutcome
 from ddpcheck.run.spec import FEW, KeptOtherwise
 
@@ -118,7 +119,7 @@ def warnings(outcomes: Sequence[RunOutcome], runs: Sequence[Run]) -> list[str]:
     Not of single numbers: a loss for the log is the rank's own.
     """
     for outcome, run in zip(outcomes, runs, strict=True):
-        if run.mode != "ddp" or run.verdict != "equivalent":
+        if not mode_of(run.mode).is_ranks or run.verdict != "equivalent":
             continue
         worst: dict[str, float] = {}
         for rank in range(len(outcome.ranks)):

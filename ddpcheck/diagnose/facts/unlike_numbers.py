@@ -13,6 +13,7 @@ from typing import Any
 
 from ddpcheck.diagnose.facts.text import listed
 from ddpcheck.report.data import Run
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session.session import RunOutcome
 
 _BEYOND_ROUNDING = 1e-6  # relative: numbers of Python are float64 in every dtype
@@ -30,7 +31,7 @@ def warnings(
         rtol: of the criterion: what a number may follow (a loss) rounds as much.
     """
     for outcome, run in zip(outcomes, runs, strict=True):
-        if run.mode != "ddp" or run.verdict != "equivalent":
+        if not mode_of(run.mode).is_ranks or run.verdict != "equivalent":
             continue
         for told in other_numbers(outcome, rtol):
             return [

@@ -38,6 +38,7 @@ from ddpcheck.run.model import averaged, user_code
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model.names import Names
 from ddpcheck.run.modes import shards
+from ddpcheck.run.modes.averaged import AVERAGED
 from ddpcheck.run.modes.batches import batches_of
 from ddpcheck.run.observe import countables, observe
 from ddpcheck.run.observe.addends import Constant, constants, divisors
@@ -143,7 +144,7 @@ class _Probe:
 
     def _train(self, trained: earlier.Trained, batches: list[Any]) -> None:
         """Trains the steps before; nothing is told of them."""
-        mine = shards.of_rank(batches, self.spec.but(mode="averaged"), self.rank)
+        mine = shards.of_rank(batches, self.spec.but(mode=AVERAGED.name), self.rank)
         size = batch_size(self.target, batches[0])
         rows = (*tree.shard_range(size, self.rank, self.spec.world_size), size)
         earlier.train(self.target, self.spec, trained, mine, rows)

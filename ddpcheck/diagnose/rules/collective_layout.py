@@ -11,6 +11,7 @@ from ddpcheck.diagnose.facts.loss import (
 from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.diagnose.facts.unused import reduces_by_hand
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.modes.averaged import AVERAGED
 from ddpcheck.run.spec import Defect
 
 SLUG = "collective/layout"
@@ -73,7 +74,7 @@ def _are_labels(case: Case) -> bool:
     if not case.reduce_is_broken:
         return False
     fixes = (*case.outcome.spec.fixes, _offset(case))
-    return bool(case.vary(mode="averaged", fixes=fixes).verdict == "equivalent")
+    return bool(case.vary(mode=AVERAGED.name, fixes=fixes).verdict == "equivalent")
 
 
 def _of_the_own_rows(case: Case, found: Proposal) -> Proposal | None:

@@ -39,6 +39,7 @@ from ddpcheck.diagnose.search.fallbacks import Fallbacks
 from ddpcheck.diagnose.search.hidden_causes import hidden
 from ddpcheck.diagnose.search.trials import Trials
 from ddpcheck.report.data import Tolerance
+from ddpcheck.run.modes.averaged import AVERAGED
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import RunOutcome, Session
 from ddpcheck.run.spec import RunSpec
@@ -62,6 +63,7 @@ class Search:
         self.refuted: set[str] = set()
         self.repeats = True
         self.falls_back = False
+        self.causes: list[Cause] = []  # what `run` has returned
         # Proposals of all rounds that can be run; narrow ones may be on trial, and none
         # would mend many causes.
         self.firm: dict[str, Proposal] = {}
@@ -96,6 +98,7 @@ class Search:
         if open_case is not None:
             given = self.session, self.spec, open_case
             self.unknown_at = findings.place_of_unknown(*given)
+        self.causes = causes
         return causes
 
     def _explaining_more(self, causes: list[Cause]) -> list[Cause]:
@@ -195,7 +198,7 @@ class Search:
 
     def _case(self, spec: RunSpec) -> Case:
         self.session.progress.detail("looking where the ranks part")
-        by_hand, watched = spec.but(mode="averaged"), self._watched(spec)
+        by_hand, watched = spec.but(mode=AVERAGED.name), self._watched(spec)
         specs = dict.fromkeys((spec, by_hand, *watched))
         wanted = [s for s in specs if s != self.spec]
         made = dict(zip(wanted, self._beside_the_probe(spec, wanted), strict=True))

@@ -10,6 +10,7 @@ from ddpcheck.diagnose.facts.case import Proposal
 from ddpcheck.diagnose.search.causes import scaled_to
 from ddpcheck.errors.problem import cut
 from ddpcheck.report.data import Run, Tolerance
+from ddpcheck.run.modes.averaged import AVERAGED
 from ddpcheck.run.session import assemble, noise_floor
 from ddpcheck.run.session.session import RunOutcome, Session
 from ddpcheck.run.spec import RunSpec
@@ -31,7 +32,7 @@ class Trials:
         """Returns the spec with the interventions of these proposals."""
         fixes = tuple(dict.fromkeys(f for p in proposals for f in p.fixes))
         noise = next((p.noise for p in proposals if p.noise), spec.noise)
-        mode = "averaged" if any(p.by_hand for p in proposals) else spec.mode
+        mode = AVERAGED.name if any(p.by_hand for p in proposals) else spec.mode
         scaled = tuple(
             scaled_to(f, self.spec.world_size, spec.world_size) for f in fixes
         )

@@ -51,6 +51,7 @@ class Given:
     batches: list[Any]
     rows: tuple[int, int, int]
     step: Callable[[], int]
+    is_rank: bool  # has a shard; else the global batch
 
     def around_model(self, wrapped: nn.Module, names: Names) -> nn.Module:
         """Returns the model to train, which may begin as another or see all rows."""
@@ -106,7 +107,7 @@ class Given:
                 stack.enter_context(schedule.enforced(numbered, grouped, parameters))
             if "target.orders" in chosen:
                 stack.enter_context(orders.repeated(facts["orders"], self.step))
-            if numbers and self.spec.mode in ("ddp", "averaged"):
+            if numbers and self.is_rank:
                 addends = given_addends.given(
                     (model, self.bare),
                     self.bare,

@@ -22,13 +22,14 @@ from ddpcheck.run.interventions.gather import between_steps
 from ddpcheck.run.interventions.given import Given
 from ddpcheck.run.interventions.given_gradients import GivingRecorder
 from ddpcheck.run.interventions.rewriting import Rewrites
-from ddpcheck.run.model import averaged, contents, sizing, user_code
+from ddpcheck.run.model import contents, sizing, user_code
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model.names import Names
 from ddpcheck.run.model.noise import SampleNoise, bound, undefined
 from ddpcheck.run.modes import rounding, shards
 from ddpcheck.run.modes.batches import digests, order_of
-from ddpcheck.run.modes.data_parallel import data_parallel
+from ddpcheck.run.modes.mode import InRank
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.observe import (
     beside,
     calls,
@@ -42,7 +43,7 @@ from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, left, load
 from ddpcheck.run.record import beginning, closing
 from ddpcheck.run.record.recorders import ComparingRecorder
-from ddpcheck.run.spec import RankResult, RowsSeen, RunSpec
+from ddpcheck.run.spec import REFUSED, RankResult, RefusedError, RowsSeen, RunSpec
 from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.run.surroundings import (
     count_calls,
@@ -64,7 +65,12 @@ def candidate(
 
     Every step's result is emitted as it ends: it survives whatever comes after.
     """
-    started, rank = time.perf_counter(), context.seat.rank
+    started = time.perf_counter()
+    entered = mode_of(spec.mode).enter(context, ref, spec)
+    if isinstance(entered, RankResult):
+        return entered
+    is_changed, context = entered is not context, entered
+    rank = context.seat.rank
     try:
         target = load(ref)
     except UsageError as error:  # this rank's own: the reference could load it
@@ -85,7 +91,7 @@ def candidate(
         dtype=spec.dtype,
         facts=run.facts,
         seconds=time.perf_counter() - started,
-        is_clean=run.raised is None and clean == fingerprint(target),
+        is_clean=not is_changed and run.raised is None and clean == fingerprint(target),
     )
 
 
@@ -100,7 +106,7 @@ def _are_collated(batches: list[Any]) -> bool:
 
 
 class _Candidate:
-    """This rank's part of a dp, ddp, averaged or repeated single run."""
+    """This rank's part of a run of any mode but simulated ranks."""
 
     def __init__(
         self,
@@ -113,7 +119,8 @@ class _Candidate:
         self.context, self.target, self.spec = context, target, spec
         self.reader, self.find_unused = reader, find_unused
         self.rank = context.seat.rank
-        self.is_rank = spec.mode in ("ddp", "averaged")
+        self.mode = mode_of(spec.mode)
+        self.is_rank = self.mode.is_ranks
         self.raised: Any = None
         self.facts: dict[str, Any] = {}
         self.seen = observe.Observed()
@@ -152,6 +159,7 @@ class _Candidate:
             batches=batches,
             rows=self._rows(size),
             step=lambda: self._step,
+            is_rank=self.is_rank,
         )
         wrapped = self._wrap(model, names, size)
         count_new_calls(wrapped, counts)
@@ -163,7 +171,7 @@ class _Candidate:
             rank=self.rank,
             rows=self._rows(size),
             floors=dict(spec.floors),
-            zeros_are_none=spec.mode == "dp",
+            zeros_are_none=self.mode.has_replicas,
             calls_itself=self.target.train_step is not None,
         )
         training = self._training(wrapped, names, recorder, size)
@@ -178,28 +186,20 @@ class _Candidate:
         self.facts["sample_lists"] = sorted(recorder.sample_lists)
         self.facts["epsilon"] = self._precision.epsilon
         self.facts |= closing.facts(self.seen, training, self._bare)
-        if spec.mode == "ddp":
+        if self.mode.is_wrapped:
             self.facts |= self._wrapping(training)
 
     def _wrap(self, model: nn.Module, names: Names, size: int) -> nn.Module:
-        spec = self.spec
-        if spec.mode == "single":
-            return model
-        if spec.mode == "dp":
-            return data_parallel(
-                model,
-                spec.world_size,
-                spec.device,
-                lambda a, b: self._replica(a, b, size),
-                fixes=spec.fixes,
-            )
-        with fixes.around_wrap(spec.fixes):
-            wrapped = models.wrap(
-                self.target, spec, model, find_unused=self.find_unused
-            )
-        if spec.mode == "averaged":
-            wrapped = averaged.replace_ddp(wrapped)
-        return self._given.around_model(wrapped, names)
+        self._in_rank = InRank(
+            target=self.target,
+            spec=self.spec,
+            seat=self.context.seat,
+            facts=self.facts,
+            find_unused=self.find_unused,
+            around_replica=lambda a, b: self._replica(a, b, size),
+        )
+        wrapped = self.mode.wrap(self._in_rank, model)
+        return self._given.around_model(wrapped, names) if self.is_rank else wrapped
 
     def _training(
         self, wrapped: nn.Module, names: Names, recorder: ComparingRecorder, size: int
@@ -223,7 +223,7 @@ class _Candidate:
                 held, reduces=self.seen.reduces_in_update
             ),
             unfinished=self.reader.index.facts["unfinished"],
-            vector_loss=self.spec.world_size if self.spec.mode == "dp" else 0,
+            vector_loss=self.spec.world_size if self.mode.has_replicas else 0,
         )
 
     def _after_step(
@@ -276,6 +276,9 @@ class _Candidate:
                 training.run(emitting())
         except UsageError:
             raise
+        except RefusedError as error:
+            self.facts[REFUSED] = str(error)
+            return
         except Exception as error:  # noqa: BLE001 (user code, told as data)
             self.raised = describe(error)
             self.facts |= undefined(error) | wrapping.lacking(error)
@@ -289,21 +292,16 @@ class _Candidate:
 
     def _backward(self, training: Training) -> Any:
         """Returns what stands around the backward passes of this mode."""
-        if self.spec.mode == "averaged":
-            unused: dict[int, dict[str, bool]] = {}
-            self.facts["local_none"] = unused
+        if self.mode.notes_rewrites:
             self._rewrites = Rewrites(self._bare, training.optimizer)
             self.facts["rewritten_before"] = self._rewrites.before
             self.facts["rewritten_after"] = self._rewrites.after
-            return averaged.averaging(
-                training.parameters, lambda: unused.setdefault(training.step, {})
-            )
         if self.spec.permute:
             return rounding.rescaled(training.parameters)
-        return contextlib.nullcontext()
+        return self.mode.around_training(self._in_rank, training)
 
     def _emit(self, training: Training, recorder: ComparingRecorder, step: int) -> None:
-        if self.spec.mode == "ddp":
+        if self.mode.is_wrapped:
             self._note_turned(training)
         loss = training.losses[step] if step < len(training.losses) else None
         self.context.emit(recorder.finish(step, loss))
@@ -337,7 +335,7 @@ class _Candidate:
         if self._rewrites is not None:
             self._rewrites.begin(step)
         noise = None
-        if self.spec.mode != "dp":
+        if not self.mode.has_replicas:
             start, rows, _ = self._rows(size)
             noise = self._noise(step, start, rows, size)
         samples = self.spec.noise == "sample"
@@ -375,7 +373,7 @@ class _Candidate:
             calls,
             steps=self.spec.steps,
             done=self._step + 1,
-            replicas=self.spec.world_size if self.spec.mode == "dp" else 1,
+            replicas=self.mode.replicas(self.spec.world_size),
         )
         if found:
             self.facts["uncomparable"] = found

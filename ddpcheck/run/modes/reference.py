@@ -28,6 +28,7 @@ from ddpcheck.run.model import model as models
 from ddpcheck.run.model.draws import Shape
 from ddpcheck.run.model.names import Names
 from ddpcheck.run.model.noise import SampleNoise, bound
+from ddpcheck.run.modes import memory
 from ddpcheck.run.modes.batches import (
     batches_of,
     check_collate,
@@ -36,6 +37,7 @@ from ddpcheck.run.modes.batches import (
     given,
     has_masked,
 )
+from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.observe import (
     beside,
     countables,
@@ -48,7 +50,6 @@ from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, forget, load
 from ddpcheck.run.record import scales, standstill, unfinished, used
 from ddpcheck.run.record.writing import WritingRecorder
-from ddpcheck.run.session import memory
 from ddpcheck.run.spec import (
     NATIVE,
     ReferenceResult,
@@ -252,7 +253,7 @@ class _Reference:
         sizes = sizing.of(model, optimizer, self.spec.steps)
         folder = folders.place(self.folder, sizes.recorded)
         self.sizes = sizing.with_place(sizes, folder == self.folder)
-        memory.check(self.target.name, self.sizes, [("single", 1)], self.room)
+        memory.check(self.target.name, self.sizes, [(SINGLE.name, 1)], self.room)
         sizing.use_cores(model)  # until `isolated` ends
         writer = Writer(folder / self.name, folders.on_disk(self.folder))
         try:

@@ -9,6 +9,7 @@ from ddpcheck.run import fix_names
 from ddpcheck.run.interventions.gather import alone
 from ddpcheck.run.modes import rounding
 from ddpcheck.run.modes.batches import batches_of
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.observe import undivided
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target.target import Target
@@ -25,7 +26,7 @@ def whole(target: Target, spec: RunSpec) -> list[Any]:
 def of_rank(batches: list[Any], spec: RunSpec, rank: int) -> list[Any]:
     """Returns what this rank trains on in every step: all of it, in one process."""
     sees_all = any(f.startswith(("loss.global", "data.whole")) for f in spec.fixes)
-    if spec.mode not in ("ddp", "averaged") or sees_all:
+    if not mode_of(spec.mode).is_ranks or sees_all:
         return [rounding.jittered(batch, spec.jitter) for batch in batches]
     if fix_names.argument(spec.fixes, "data.lists") is not None:
         batches = [_with_cut_lists(batch, rank, spec.world_size) for batch in batches]

@@ -45,7 +45,13 @@ from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, load
 from ddpcheck.run.record import beginning
 from ddpcheck.run.record.recorders import ComparingRecorder
-from ddpcheck.run.spec import CollectiveCount, CollectiveEnd, RankResult, RunSpec
+from ddpcheck.run.spec import (
+    REFUSED,
+    CollectiveCount,
+    CollectiveEnd,
+    RankResult,
+    RunSpec,
+)
 from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.run.surroundings import (
     count_calls,
@@ -69,7 +75,7 @@ def simulated(
 ) -> RankResult:
     """Runs all ranks of a run and compares them with the reference's trace.
 
-    The fact "not_simulated" says why it cannot be done. `rank` of the result is the
+    The fact `REFUSED` says why it cannot be done. `rank` of the result is the
     one that raised.
     """
     started = time.perf_counter()
@@ -95,19 +101,19 @@ def simulated(
     except NoiseMismatchError as error:
         facts = undefined(error)
     except NotSimulatedError as error:
-        facts = {"not_simulated": str(error)}
+        facts = {REFUSED: str(error)}
     except Exception as error:  # noqa: BLE001 (user code; told as data)
         if _NO_BACKEND not in str(error):
             return RankResult(
                 rank=rank, raised=describe(error), dtype=spec.dtype, is_clean=False
             )
-        facts = {"not_simulated": "the target uses a collective of torch.distributed"}
+        facts = {REFUSED: "the target uses a collective of torch.distributed"}
     return RankResult(
         rank=0,
         dtype=spec.dtype,
         facts=facts,
         seconds=time.perf_counter() - started,
-        is_clean=facts.keys().isdisjoint(("not_simulated", "noise_undefined")),
+        is_clean=facts.keys().isdisjoint((REFUSED, "noise_undefined")),
     )
 
 

@@ -96,6 +96,7 @@ class Observed:
     early_clips: int = 0  # clippings that a backward of the same step followed
     reduced_after_clip: bool = False  # whatever it was
     has_clipped: bool = False
+    clips: int = 0  # how often gradients were clipped by norm
     hooked: set[int] = field(default_factory=set)  # ids of parameters, by user code
     hooked_others: int = 0  # tensor hooks on what is no parameter, by user code
     late_hooks: int = 0  # post-accumulate hooks by user code
@@ -105,6 +106,7 @@ class Observed:
     def clipped(self) -> None:
         """Notes that gradients were clipped by norm."""
         self.has_clipped = True
+        self.clips += 1
 
     def updated(self) -> None:
         """Notes the beginning of an optimizer step."""

@@ -29,6 +29,7 @@ def facts(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]
         "schedule": training.schedule,
         "members": training.members,
         "backwards_in_forward": seen.backwards_in_forward,
+        "clips": seen.clips,
         "early_clips": seen.early_clips,
         "reduced_after_clip": seen.reduced_after_clip,
         "early_changes": seen.written.early,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ddpcheck.compare import digests
 from ddpcheck.report.data import Difference
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session.session import RunOutcome
 from ddpcheck.run.spec import StepResult
 
@@ -105,7 +106,7 @@ def averages_weights(outcome: RunOutcome) -> bool:
     """
     steps = by_step(outcome)
     wrong = [s for s in steps if any(_mismatched(r, "gradients") for r in s)]
-    if outcome.spec.mode != "ddp" or not wrong:
+    if not mode_of(outcome.spec.mode).is_wrapped or not wrong:
         return False
     if any(_mismatched(result, "weights") for results in steps for result in results):
         return False

@@ -10,14 +10,14 @@ from ddpcheck.compare import tolerance
 from ddpcheck.errors import frames
 from ddpcheck.errors.problem import cut
 from ddpcheck.report.data import JUDGED, Difference, Fault, NotCompared, Quantity, Run
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import agreement
-from ddpcheck.run.session.session import RunOutcome, describe_exit
-from ddpcheck.run.spec import EMULATED
+from ddpcheck.run.session.session import RunOutcome, describe_exit, result_of
+from ddpcheck.run.spec import EMULATED, REFUSED, StepResult
 
 _MAX_ROWS = 50
 
 
-CANNOT_RUN = "DataParallel cannot run this target"
 _AVERAGED_LATER = (
     "each rank's own when the optimizer steps; the ranks share their weights after it, "
     "and these are one process's after every step"
@@ -84,8 +84,8 @@ def _refusal(outcome: RunOutcome) -> str:
         if "noise_undefined" in facts:
             told = facts["noise_undefined"]
             return f"noise cannot follow the sample in this step: {told}"
-        if "not_simulated" in facts:
-            return str(facts["not_simulated"])
+        if REFUSED in facts:
+            return str(facts[REFUSED])
     return ""
 
 
@@ -149,8 +149,9 @@ def _judge(run: Run, never: str) -> Run:
     """Returns the run with its verdict; `never`: why it cannot be equivalent."""
     if run.why:
         return run
-    if run.faults and run.mode == "dp":
-        why = f"{CANNOT_RUN}: {run.faults[0].summary}"
+    cannot_run = mode_of(run.mode).cannot_run
+    if run.faults and cannot_run:
+        why = f"{cannot_run}: {run.faults[0].summary}"
         return dataclasses.replace(run, why=why)
     why = next((told for f in run.faults if (told := not_the_targets(f))), "")
     if why:
@@ -270,9 +271,12 @@ def _losses(outcome: RunOutcome, rtol: float) -> Quantity:
 
 
 def _faults(outcome: RunOutcome) -> Iterable[Fault]:
-    for rank in outcome.ranks:
-        step = max((s.step for s in outcome.steps(rank.rank)), default=None)
-        result = outcome.results()[rank.rank]
+    for rank in (*outcome.ranks, *outcome.servers):
+        is_server = rank in outcome.servers
+        of = "parameter server: " * is_server
+        told = (s for s in rank.progress if isinstance(s, StepResult))
+        step = max((s.step for s in told), default=None)
+        result = result_of(rank)
         raised = rank.raised or (result.raised if result else None)
         if raised is not None:
             first = raised.message.strip().splitlines()
@@ -280,7 +284,7 @@ def _faults(outcome: RunOutcome) -> Iterable[Fault]:
                 kind="raised",
                 rank=result.rank if result else rank.rank,
                 step=step,
-                summary=": ".join((raised.type_name, *first[:1])),
+                summary=of + ": ".join((raised.type_name, *first[:1])),
                 stack=raised.stack,
                 stderr=rank.stderr,
             )
@@ -289,11 +293,11 @@ def _faults(outcome: RunOutcome) -> Iterable[Fault]:
                 kind="died",
                 rank=rank.rank,
                 step=step,
-                summary=describe_exit(rank.exit_code),
+                summary=of + describe_exit(rank.exit_code),
                 stack=rank.stack,
                 stderr=rank.stderr,
             )
-        elif rank.kind in _WAITED:
+        elif rank.kind in _WAITED and not is_server:
             yield Fault(
                 kind="hung",
                 rank=rank.rank,
@@ -306,9 +310,4 @@ def _faults(outcome: RunOutcome) -> Iterable[Fault]:
 
 def _shard_sizes(outcome: RunOutcome) -> tuple[int, ...]:
     size = outcome.reference.facts.get("batch_size", 0)
-    world_size = outcome.spec.world_size
-    if outcome.spec.mode == "dp":
-        chunk = -(-size // world_size)
-        return tuple(min(chunk, size - s) for s in range(0, size, chunk))
-    base, extra = divmod(size, world_size)
-    return tuple(base + (rank < extra) for rank in range(world_size))
+    return mode_of(outcome.spec.mode).shard_sizes(size, outcome.spec.world_size)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ddpcheck.compare import tolerance
 from ddpcheck.errors.problem import cut
 from ddpcheck.report.data import Run, Tolerance
+from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import RunOutcome, Session
 from ddpcheck.run.spec import FINE_RTOL, RunSpec
@@ -126,7 +127,7 @@ def where_changed(session: Session, outcome: RunOutcome, limit: Tolerance) -> To
         or not limit.rtol < off <= tolerance.LARGEST_FLOOR[run.dtype]
     ):
         return limit
-    base = outcome.spec.but(mode="single", world_size=1, fixes=fixes)
+    base = outcome.spec.but(mode=SINGLE.name, world_size=1, fixes=fixes)
     made = _made(session, base, [run])
     if made is None or not made.is_rounding:
         return limit
@@ -225,7 +226,9 @@ class _Repetition:
     ) -> Self | None:
         """Returns the repetition, None where it failed or nothing was compared."""
         # In every tensor, however little it differs.
-        again = base.but(mode="single", permute=permute, jitter=jitter, reround=reround)
+        again = base.but(
+            mode=SINGLE.name, permute=permute, jitter=jitter, reround=reround
+        )
         fine = again.but(rtol=FINE_RTOL)
         outcome = session.run([fine])[0]
         run = assemble.to_run(outcome, outcome.spec.rtol)

@@ -25,7 +25,10 @@ from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.ranks.quiet import LOOKS
 from ddpcheck.ranks.task import Task
 from ddpcheck.report.progress import Silent, about
-from ddpcheck.run.session.memory import Room
+from ddpcheck.run.modes import memory
+from ddpcheck.run.modes.memory import Room
+from ddpcheck.run.modes.registry import mode_of
+from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.spec import (
     FINE_RTOL,
     RankResult,
@@ -56,6 +59,7 @@ class RunOutcome:
     spec: RunSpec
     reference: ReferenceResult
     ranks: list[Outcome] = field(default_factory=list)
+    servers: list[Outcome] = field(default_factory=list)  # processes beside the ranks
     seconds: float = 0.0
     cut_off: str = ""  # why nothing follows from its not having ended in time
     crew_index: int = 0  # of the crew that does it among those of its world size
@@ -67,9 +71,7 @@ class RunOutcome:
 
     def results(self) -> list[RankResult | None]:
         """Returns each rank's closing words, None where it has none."""
-        return [
-            o.value if isinstance(o.value, RankResult) else None for o in self.ranks
-        ]
+        return list(map(result_of, self.ranks))
 
     def steps(self, rank: int) -> list[StepResult]:
         """Returns the steps that this rank told of."""
@@ -79,6 +81,11 @@ class RunOutcome:
         """Returns the rank's facts, empty where it told none."""
         result = self.results()[rank] if rank < len(self.ranks) else None
         return result.facts if result else {}
+
+
+def result_of(outcome: Outcome) -> RankResult | None:
+    """Returns the closing words of a process, None where it has none."""
+    return outcome.value if isinstance(outcome.value, RankResult) else None
 
 
 class CannotCheckError(Exception):
@@ -139,7 +146,7 @@ class Session:
             CannotCheckError: the reference died, hung or broke the tool.
         """
         key = spec.but(
-            mode="single",
+            mode=SINGLE.name,
             world_size=1,
             batch_norm="frozen" if spec.batch_norm == "frozen" else "asis",
             permute=0,
@@ -148,6 +155,8 @@ class Session:
             fixes=tuple(f for f in spec.fixes if f.startswith("target.")),
             tile=spec.tile,
             floors=(),
+            ps_reduce="mean",
+            ps_lr=1.0,
             rtol=FINE_RTOL,  # a reference is compared with nothing
         )
         if key not in self._references:
@@ -276,14 +285,13 @@ class Session:
         sizes = outcomes[0].reference.facts.get("sizes")
         if self.room is None or sizes is None:
             return True
-        needed = sum(sizes.at_work(s.mode, s.world_size) for s in specs)
+        needed = sum(memory.at_work(sizes, s.mode, s.world_size) for s in specs)
         return bool(needed + sizes.recorded <= self.room.limit)
 
     def _submit(self, outcome: RunOutcome) -> Task:
         spec, reference = outcome.spec, outcome.reference
-        function = "simulated" if spec.mode == "sim" else "candidate"
         job = Job(
-            function=f"ddpcheck.run.jobs:{function}",
+            function=mode_of(spec.mode).entry_point,
             arguments={
                 "ref": self.ref,
                 "spec": spec,
@@ -320,10 +328,12 @@ class Session:
         return usual_s if self.is_bounded else max(usual_s, needed_s)
 
     def _finish(self, outcome: RunOutcome, task: Task) -> None:
-        outcome.ranks, outcome.seconds = task.outcomes, task.seconds
+        ranks = len(task.outcomes) - mode_of(outcome.spec.mode).servers
+        outcome.ranks, outcome.servers = task.outcomes[:ranks], task.outcomes[ranks:]
+        outcome.seconds = task.seconds
         if self.is_bounded and any(rank.kind == "hung" for rank in task.outcomes):
             outcome.cut_off = _cut_off(outcome, task)
-        results = outcome.results()
+        results = [result_of(told) for told in task.outcomes]
         for result in results:
             if result is not None and result.problem is not None:
                 raise UsageError(result.problem)
@@ -376,9 +386,9 @@ def _place(spec: RunSpec, task: Task) -> str:
     ended = sum(isinstance(event, StepResult) for event in told)
     step = begun[-1] if begun else min(ended, spec.steps - 1)
     place = f"step {step + 1} of {spec.steps}"
-    return (
-        place if spec.mode == "single" else f"{spec.mode} W={spec.world_size} {place}"
-    )
+    if spec.mode == SINGLE.name:
+        return place
+    return f"{spec.mode} W={spec.world_size} {place}"
 
 
 def _kind_and_words(raised: Raised) -> str:
@@ -396,8 +406,8 @@ def _broke(raised: Raised) -> str:
 
 
 def crew_of(spec: RunSpec) -> int:
-    """Returns the world size of the crew that does a run."""
-    return spec.world_size if spec.mode in ("ddp", "averaged") else SOLO
+    """Returns the number of processes of the crew that does a run, SOLO for one."""
+    return mode_of(spec.mode).processes(spec.world_size)
 
 
 def expected_s(spec: RunSpec, reference: ReferenceResult) -> float:
@@ -405,21 +415,21 @@ def expected_s(spec: RunSpec, reference: ReferenceResult) -> float:
 
     Ranks share the cores; that of a simulated rank is no shorter than a small batch's.
     """
-    if spec.mode == "sim":
-        return reference.seconds * (spec.world_size + 1) / 2
+    passes = mode_of(spec.mode).passes(spec.world_size)
+    if passes > 1:
+        return reference.seconds * passes / 2
     return reference.seconds * max(1.0, crew_of(spec) / cores())
 
 
 def _cost(spec: RunSpec) -> tuple[bool, int, bool]:
     """Returns what orders runs: one rank last, which has nothing to divide."""
-    return spec.world_size < 2, spec.world_size, spec.mode != "ddp"  # noqa: PLR2004
+    return spec.world_size < 2, spec.world_size, not mode_of(spec.mode).is_wrapped  # noqa: PLR2004
 
 
 def _turns(spec: RunSpec) -> float:
     """Returns how many passes a core makes, as long as a whole batch's at most."""
-    if spec.mode == "sim":  # a shard takes no longer than the whole batch
-        return spec.world_size + 1.0
-    return max(1.0, crew_of(spec) / (os.cpu_count() or 1))
+    passes = mode_of(spec.mode).passes(spec.world_size)
+    return max(passes, crew_of(spec) / (os.cpu_count() or 1))
 
 
 def _cut_off(outcome: RunOutcome, task: Task) -> str:

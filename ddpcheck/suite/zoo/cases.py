@@ -60,6 +60,7 @@ def predicted_training(
     world_size: int,
     steps: int,
     dtype: torch.dtype,
+    reduce: str = "",
 ) -> Iterator[tuple[Named, Named]]:
     """Yields the predicted gradients and the weights after them, step by step.
 
@@ -80,6 +81,7 @@ def predicted_training(
             world_size=world_size,
             batch_norm_local=local,
             mode=mode,
+            reduce=reduce,
         )
         yield _stepped(trained, gradients, _lr(loss))
 

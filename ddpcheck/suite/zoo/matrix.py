@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
+from ddpcheck.run.modes.registry import CHOICES, mode_of
+
 Verdict = Literal["equal", "differs"]
 
 WORLD_SIZES = (1, 2, 3, 4, 8, 16)
 STEPS = 3
-MODES = ("dp", "ddp")
+MODES = CHOICES
 BATCH_NORMS = ("asis", "local", "sync", "frozen")
 
 CLASS_LOSSES = (
@@ -52,6 +54,11 @@ LOSSES_OF = {
 }
 CASES = tuple((model, loss) for model, names in LOSSES_OF.items() for loss in names)
 
+# With a parameter server: every loss with each reduction.
+REDUCTIONS = ("mean", "sum")
+SERVER_MODELS = ("mlp", "regression")
+SERVER_WORLD_SIZES = (2, 3, 4, 8)
+
 HAS_BATCH_NORM = ("conv_bn", "bn_dropout")
 HAS_DROPOUT = ("bn_dropout",)
 BATCH_NORM_MODES = {
@@ -59,8 +66,28 @@ BATCH_NORM_MODES = {
 }
 
 
+def reductions(model_name: str, mode: str) -> tuple[str, ...]:
+    """Returns what is made of the gradients: with a server its settings, else ("",).
+
+    () where the suite has no cells of this model in this mode.
+    """
+    if not mode_of(mode).servers:
+        return ("",)
+    return REDUCTIONS if model_name in SERVER_MODELS else ()
+
+
+def world_sizes(mode: str) -> tuple[int, ...]:
+    """Returns the world sizes at which the suite runs a mode."""
+    return SERVER_WORLD_SIZES if mode_of(mode).servers else WORLD_SIZES
+
+
 def expected(
-    model_name: str, loss_name: str, batch_norm: str, mode: str, world_size: int
+    model_name: str,
+    loss_name: str,
+    batch_norm: str,
+    mode: str,
+    world_size: int,
+    reduce: str = "",
 ) -> Verdict:
     """Returns whether gradients must equal those of one process.
 
@@ -73,6 +100,7 @@ def expected(
         batch_norm: one of BATCH_NORMS.
         mode: one of MODES.
         world_size: 1 or more.
+        reduce: one of reductions(model_name, mode).
 
     Raises:
         ValueError: a name is unknown.
@@ -83,8 +111,10 @@ def expected(
         return "equal"
     if local:
         return "differs"
+    if reduce == "sum":  # each worker's gradient counts whole, and must be a part
+        return "equal" if loss_name == "sum" else "differs"
     # DP gathers the outputs and computes one loss on all of them.
-    if mode == "dp" or decomposes(loss_name):
+    if mode_of(mode).has_replicas or decomposes(loss_name):
         return "equal"
     return "differs"
 
@@ -103,7 +133,7 @@ def is_batch_norm_local(model_name: str, batch_norm: str, mode: str) -> bool:
     check_name(mode, MODES)
     if model_name not in HAS_BATCH_NORM or batch_norm == "frozen":
         return False
-    return mode == "dp" or batch_norm != "sync"
+    return batch_norm != "sync" or mode_of(mode).unsynchronised is not None
 
 
 def decomposes(loss_name: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.suite.zoo.closed_form import output_gradient
 from ddpcheck.suite.zoo.matrix import MODES, check_name
 
@@ -24,6 +25,7 @@ def predicted_gradients(
     world_size: int,
     batch_norm_local: bool,
     mode: str,
+    reduce: str = "",
 ) -> list[Tensor | None]:
     """Returns the gradients that every rank (DDP) or the module (DP) must end up with.
 
@@ -38,17 +40,22 @@ def predicted_gradients(
         world_size: number of contiguous shards.
         batch_norm_local: whether every shard is normalised by its own statistics.
         mode: one of MODES.
+        reduce: "sum" where the ranks' gradients are added up; else DDP's mean.
 
     Returns:
         As many as model.parameters(), None where a parameter is unused.
     """
     check_name(mode, MODES)
-    shards = _shards(inputs, world_size, mode) if batch_norm_local else [inputs]
-    ranks = 1 if mode == "dp" else world_size
+    way = mode_of(mode)
+    sizes = list(way.shard_sizes(len(inputs), world_size))
+    shards: Sequence[Tensor] = inputs.split(sizes) if batch_norm_local else [inputs]
+    ranks = 1 if way.has_replicas else world_size
     parameters = list(model.parameters())
     with _kept_buffers(model):  # a copy of the model takes longer than the rest
         output = torch.cat([model(shard) for shard in shards])
         gradient = output_gradient(loss_name, output, targets, world_size=ranks)
+        if reduce == "sum":
+            gradient = gradient * ranks
         # Not `grad(output, parameters, gradient)`, which is the same to the last bit:
         # for a gradient of the output torch imports a package of symbols for a second.
         total = (output * gradient).sum()
@@ -63,10 +70,3 @@ def _kept_buffers(model: nn.Module) -> Iterator[None]:
     finally:
         for buffer, value in zip(model.buffers(), before, strict=True):
             buffer.copy_(value)
-
-
-def _shards(inputs: Tensor, world_size: int, mode: str) -> Sequence[Tensor]:
-    """Returns the shards; DataParallel cuts by torch.chunk, which may give fewer."""
-    if mode == "dp":
-        return inputs.chunk(world_size)
-    return inputs.tensor_split(world_size)

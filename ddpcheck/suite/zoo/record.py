@@ -66,7 +66,14 @@ def _write(
     initial = ((name, p.detach().to(dtype)) for name, p in models.initial(model))
     writer.add("initial", 0, initial)
     training = cases.predicted_training(
-        model, loss, spec.batch_norm, spec.mode, spec.world_size, spec.steps, dtype
+        model,
+        loss,
+        spec.batch_norm,
+        spec.mode,
+        spec.world_size,
+        spec.steps,
+        dtype,
+        spec.ps_reduce,
     )
     excess = []
     for step, (gradients, weights) in enumerate(training):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ddpcheck.run.session import session
-from ddpcheck.run.session.memory import LARGE, Sizes
 from ddpcheck.run.session.session import RunOutcome, Session
+from ddpcheck.run.sizes import LARGE, Sizes
 from ddpcheck.run.spec import ReferenceResult, RunSpec
 from ddpcheck.target.target import TargetRef
 

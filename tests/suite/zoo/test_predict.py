@@ -63,6 +63,29 @@ def test_prediction_differs_from_one_process_where_expected_says_so(
         assert rel_diff > 1e-3 if differs else rel_diff < 1e-12, (mode, world_size)
 
 
+@pytest.mark.parametrize("reduce", matrix.REDUCTIONS)
+@pytest.mark.parametrize("loss", matrix.CLASS_LOSSES)
+def test_prediction_of_a_server_differs_where_expected_says_so(
+    loss: str, reduce: str
+) -> None:
+    module, inputs, targets = _cell("mlp", loss, "asis")
+    reference = _one_process(module, LOSSES[loss](module(inputs), targets))
+    for world_size in matrix.SERVER_WORLD_SIZES:
+        predicted = predict.predicted_gradients(
+            module,
+            loss,
+            inputs,
+            targets,
+            world_size=world_size,
+            batch_norm_local=False,
+            mode="ps",
+            reduce=reduce,
+        )
+        rel_diff = (_flat(predicted) - reference).norm() / reference.norm()
+        verdict = matrix.expected("mlp", loss, "asis", "ps", world_size, reduce)
+        assert rel_diff > 1e-3 if verdict == "differs" else rel_diff < 1e-12
+
+
 @pytest.mark.parametrize("world_size", matrix.WORLD_SIZES)
 def test_sum_is_one_over_world_size_of_the_reference(world_size: int) -> None:
     module, inputs, targets = _cell("unet", "sum", "asis")
@@ -140,5 +163,5 @@ def test_expected_follows_theory(
 
 
 def test_expected_of_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ValueError, match=r"^'fsdp' is none of dp, ddp$"):
+    with pytest.raises(ValueError, match=r"^'fsdp' is none of dp, ddp, ps$"):
         matrix.expected("mlp", "mean", "asis", "fsdp", 1)

@@ -9,8 +9,9 @@ import pytest
 from ddpcheck.checking import checking
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.run.session import memory
-from ddpcheck.run.session.memory import GIB, Room, Sizes
+from ddpcheck.run.modes import memory
+from ddpcheck.run.modes.memory import GIB, Room
+from ddpcheck.run.sizes import Sizes
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 
@@ -24,12 +25,13 @@ SIZES = Sizes(parameters=4, gradients=3, optimizer=6, recorded=50)
         ("ddp", 2, 50 + 2 * 16),
         ("averaged", 4, 50 + 4 * 16),
         ("dp", 4, 50 + 13 + 3 * 7),
+        ("ps", 2, 50 + 3 * 13 + 2 * 10),
         ("sim", 2, 50 + 16),
         ("sim", 4096, 50 + 16),
     ],
 )
 def test_need_of_a_run(mode: str, world_size: int, needed: int) -> None:
-    assert SIZES.needed(mode, world_size) == needed
+    assert memory.needed(SIZES, mode, world_size) == needed
 
 
 def test_what_does_not_fit_is_told_whole() -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run.model import user_code
+from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.spec import RunSpec
@@ -30,7 +31,7 @@ def find(context: Context, *, ref: TargetRef, keys: tuple[str, ...]) -> str | No
     with borrowed(ref) as target, isolation.isolated():
         for key in keys:
             if key.startswith(MODULE):
-                made = user_code.model(target, RunSpec(mode="single"), seed=0)
+                made = user_code.model(target, RunSpec(mode=SINGLE.name), seed=0)
                 name = key.removeprefix(MODULE)
                 thing: Any = type(nn.Module.get_submodule(made, name))
             else:

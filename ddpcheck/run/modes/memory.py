@@ -11,52 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.run.modes.registry import mode_of
+from ddpcheck.run.sizes import Sizes
 
 GIB = 1 << 30
-LARGE = 64 << 20  # bytes of a model that one process computes with all cores
 _CGROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" by a number near 2**63
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Bytes of one model's tensors.
-
-    `recorded` is what the reference writes into memory, 0 where it goes to a disk.
-    """
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    recorded: int
-
-    @property
-    def is_large(self) -> bool:
-        """Whether one process computes with all cores."""
-        return self.parameters >= LARGE
-
-    @property
-    def trained(self) -> int:
-        """Bytes of a model in training, without any wrapper."""
-        return self.parameters + self.gradients + self.optimizer
-
-    def needed(self, mode: str, world_size: int) -> int:
-        """Returns the bytes of all processes of a run."""
-        return self.recorded + self.at_work(mode, world_size)
-
-    def at_work(self, mode: str, world_size: int) -> int:
-        """Returns the bytes of a run without what was recorded before.
-
-        Source: DDP copies gradients into buckets of their size
-        (https://docs.pytorch.org/docs/stable/notes/ddp.html); DataParallel holds a
-        copy of the parameters and of their gradients for each replica; played ranks
-        share a sum of gradients.
-        """
-        if mode in ("ddp", "averaged"):
-            return world_size * (self.trained + self.gradients)
-        if mode == "dp":
-            return self.trained + (world_size - 1) * (self.parameters + self.gradients)
-        return self.trained + (self.gradients if mode == "sim" else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +25,16 @@ class Room:
 
     limit: int
     origin: str  # "--max-memory 4", "the 3.2 GiB that are free"
+
+
+def at_work(sizes: Sizes, mode: str, world_size: int) -> int:
+    """Returns the bytes of all processes of a run, without what was recorded before."""
+    return mode_of(mode).bytes_at_work(sizes, world_size)
+
+
+def needed(sizes: Sizes, mode: str, world_size: int) -> int:
+    """Returns the bytes of all processes of a run."""
+    return sizes.recorded + at_work(sizes, mode, world_size)
 
 
 def room(max_memory: float | None) -> Room | None:
@@ -151,24 +121,24 @@ def check(
     """
     if within is None or not runs:
         return
-    mode, world_size = max(runs, key=lambda run: sizes.needed(*run))
-    needed = sizes.needed(mode, world_size)
-    if needed <= within.limit:
+    wanted = {run: needed(sizes, *run) for run in runs}
+    mode, world_size = largest = max(runs, key=lambda run: wanted[run])
+    if wanted[largest] <= within.limit:
         return
-    fitting = [w for m, w in runs if m == mode and sizes.needed(m, w) <= within.limit]
+    more = _up(wanted[largest])
+    fitting = [w for m, w in runs if m == mode and wanted[m, w] <= within.limit]
     smaller = f"--world-sizes {max(fitting)}" if fitting else "a smaller model"
     steps = ", fewer --steps" if sizes.recorded else ""
-    what = {"single": "in one process", "sim": f"for {world_size} simulated ranks"}
-    where = what.get(mode, f"for {mode} at world size {world_size}")
+    where = mode_of(mode).where.format(mode=mode, world_size=world_size)
     raise UsageError(
         Problem(
             slug="option-max-memory",
-            message=f"{name} needs about {gib(needed)} GiB {where}",
+            message=f"{name} needs about {gib(wanted[largest])} GiB {where}",
             expected=f"at most {gib(within.limit)} GiB: {within.origin}",
             found=f"{gib(sizes.parameters)} GiB of parameters, "
             f"{gib(sizes.gradients)} of gradients, {gib(sizes.optimizer)} of optimizer "
             f"state in each process, {gib(sizes.recorded)} of recorded steps",
-            fix=f"{smaller}{steps}, or --max-memory {_up(needed)} if there is more",
+            fix=f"{smaller}{steps}, or --max-memory {more} if there is more",
         )
     )
 
