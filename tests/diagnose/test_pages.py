@@ -18,7 +18,8 @@ _MAX_WIDTH = 88  # a page is read on terminals
 _OF_DATA_PARALLEL = (*DATA_PARALLEL_RULES, *DATA_PARALLEL_FAULT_RULES)
 SLUGS = list(
     dict.fromkeys(
-        [rule.SLUG for rule in (*RULES, *FAULT_RULES, *SERVER_RULES)]
+        [rule.SLUG for rule in (*RULES, *FAULT_RULES)]
+        + [rule.SLUG for rule in SERVER_RULES]
         + [rule.SLUG for rule in _OF_DATA_PARALLEL]
     )
 )

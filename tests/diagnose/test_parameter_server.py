@@ -113,7 +113,12 @@ def test_mean_of_a_summed_loss_is_found_and_told_whole(
     )
     assert finding.fix.code == "grad = sum(gradients)"
     assert finding.fix.verified is True
-    assert finding.evidence == {"ratio": 0.5, "lr_factor": 2.0}
+    assert finding.evidence == {"ratio": 0.5, "lr_factor": 2.0, "reduce": "mean"}
+    assert finding.fix.proof == "intervention"
+    assert finding.fix.intervention == (
+        "with the sum of the gradients on the server the runs are equal"
+    )
+    assert finding.proven_runs == finding.runs
 
 
 def test_sum_of_a_mean_loss_takes_less_learning_rate(

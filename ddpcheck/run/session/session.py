@@ -339,7 +339,7 @@ class Session:
                 raise UsageError(result.problem)
         if any(r is None or not r.is_clean for r in results):
             self.pool.retire(*outcome.crew)
-        for rank, result in zip(outcome.ranks, results, strict=True):
+        for rank, result in zip(task.outcomes, results, strict=True):
             if told := rank.raised or (result.raised if result else None):
                 self.note_failure(told.stack)
         if self.on_run:
