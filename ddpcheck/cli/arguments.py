@@ -12,26 +12,10 @@ from typing import Any, NoReturn
 
 from ddpcheck.cli import commands
 from ddpcheck.errors.problem import Problem, UsageError, cut
+from ddpcheck.target.options import DEFINITIONS, SETTINGS
 
-NAMES = ("model", "batch", "collate", "loss", "optimizer", "wrap", "train-step")
-SETTINGS = (
-    "world-sizes",
-    "modes",
-    "ps-reduce",
-    "simulate",
-    "batch-norm",
-    "loss",
-    "noise",
-    "steps",
-    "dtype",
-    "device",
-    "tolerance",
-    "timeout-s",
-    "max-memory",
-    "seed",
-)
-
-_PATHS = ("json", "junit-xml", "sarif", "report-dir", "baseline")
+# Options with a path, besides --report-dir.
+_PATHS = ("json", "junit-xml", "sarif", "baseline")
 _USAGE = "ddpcheck TARGET [options]"
 
 
@@ -44,17 +28,7 @@ class Way:
     slug: str = "option-usage"
 
 
-_OF_SUITE = (
-    "--world-sizes",
-    "--modes",
-    "--ps-reduce",
-    "--batch-norm",
-    "--loss",
-    "--dtype",
-    "--device",
-    "--tolerance",
-    "--timeout-s",
-)
+_OF_SUITE = tuple(one.option for one in SETTINGS if "suite" in one.places)
 WAYS = {
     "demo": Way(
         usage="ddpcheck --demo [--report-dir reports] [-q | -v]",
@@ -80,12 +54,10 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser; values are checked by ddpcheck.target.settings."""
     made = _Parser(prog="ddpcheck", add_help=False, allow_abbrev=False)
     made.add_argument("target", nargs="?")
-    for name in SETTINGS:
-        made.add_argument(f"--{name}")
-    made.add_argument("--accept", action="append")
-    made.add_argument("--no-fix", action="store_true")
-    for name in NAMES:
-        made.add_argument(f"--{name}-fn")
+    for one in SETTINGS:
+        made.add_argument(one.option, dest=one.name, **one.argument())
+    for name in DEFINITIONS:
+        made.add_argument(f"--{name.replace('_', '-')}-fn")
     for name in _PATHS:
         made.add_argument(f"--{name}")
     made.add_argument("--github", action="store_true")
@@ -132,7 +104,7 @@ class _Parser(argparse.ArgumentParser):
 
     def _refuse_empty(self, parsed: argparse.Namespace) -> None:
         """Refuses a path of no letters: in a script it is a variable nobody has set."""
-        for name in _PATHS:
+        for name in (*_PATHS, "report-dir"):
             if getattr(parsed, name.replace("-", "_")) == "":
                 problem = _problem(
                     f"--{name} is empty",

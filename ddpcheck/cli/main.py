@@ -13,11 +13,12 @@ from ddpcheck.checking import exits, places
 from ddpcheck.cli import arguments, commands
 from ddpcheck.ranks import launch
 from ddpcheck.report import output, streams
+from ddpcheck.target.options import DEFINITIONS, SETTINGS
 
 if TYPE_CHECKING:
     from ddpcheck.cli.nodes import Member
 
-HELP = """\
+_HELP = """\
 usage: ddpcheck TARGET [options]
        ddpcheck --demo | --suite | --init [PATH] | --explain SLUG | --rules
        ddpcheck --render report.json [--format FORMAT]
@@ -29,43 +30,18 @@ TARGET is a Python file that defines `model`, `batch` and `loss`; --init writes
 one. file.py:Net picks the model.
 
 what runs:
-  --world-sizes 2,4,8     numbers of ranks; those of 2,4,8 that divide the batch
-  --modes dp,ddp          DataParallel, DistributedDataParallel; also: ps
-  --ps-reduce mean        mean or sum of gradients, in a parameter server (ps)
-  --simulate 256,1024     DDP at world sizes beyond the machine, in one process
-  --batch-norm asis,sync  asis, local, sync, frozen
-  --loss asis             asis, or built-in: mean, sum, masked, iou
-  --noise asis            asis, or sample: dropout follows the global sample
-  --steps 3               training steps of every run
-  --dtype auto            auto, float64, float32, bfloat16, float16
-  --device auto           auto, cpu, cuda
-  --timeout-s 60          deadline of the import and of every run; slow ranks
-                          get longer where it is not given
-  --max-memory GIB        refuse what needs more; default: what is free
-  --seed 0                seed of every run
-
+{runs}
 what it is compared with:
-  --tolerance RTOL        relative tolerance; default 1e-9 in float64
-  --accept SLUG[=REASON]  do not fail because of this finding; repeatable
-  --baseline report.json  fail only on what is not in that report
-  --no-fix                do not confirm causes by runs with an intervention
-
+{compared}  --baseline report.json  fail only on what is not in that report
+{causes}
 names in the file, where they are other than these:
-  --model-fn NAME         model() -> nn.Module
-  --batch-fn NAME         batch() -> (inputs, targets)
-  --collate-fn NAME       collate(samples) -> (inputs, targets)
-  --loss-fn NAME          loss(output, target) -> scalar
-  --optimizer-fn NAME     optimizer(params) -> Optimizer
-  --wrap-fn NAME          wrap(model) -> what a rank trains
-  --train-step-fn NAME    train_step(model, optimizer, batch)
-
+{definitions}
 what is written:
   --json PATH             the report as JSON; - for standard output, alone there
   --junit-xml PATH        a test case per run
   --sarif PATH            a result per finding, for code scanning
   --github                annotations, and the job summary
-  --report-dir reports    on divergence: report.html, report.json, reproduce.py
-  -q, --quiet             the verdict only
+{written}  -q, --quiet             the verdict only
   -v, --verbose           everything, with stacks
 
 other ways in:
@@ -99,6 +75,25 @@ exit codes:
   3  could not check: hang, crash, nothing compared; a file cannot be written
   130, 143  interrupted, terminated; the report has the runs made
 """
+
+
+def _help() -> str:
+    """Returns the text of --help, with a line for every setting of the table."""
+    lines = dict.fromkeys(("runs", "compared", "causes", "written"), "")
+    for one in SETTINGS:
+        lines[one.section] += _line(f"{one.option} {one.metavar}", one.help)
+    definitions = (
+        _line(f"--{name.replace('_', '-')}-fn NAME", form)
+        for name, form in DEFINITIONS.items()
+    )
+    return _HELP.format(**lines, definitions="".join(definitions))
+
+
+def _line(option: str, text: str) -> str:
+    return f"  {option:<22}  " + text.replace("\n", "\n" + " " * 26) + "\n"
+
+
+HELP = _help()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -171,16 +166,10 @@ def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR091
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    keys = [name.replace("-", "_") for name in arguments.SETTINGS]
-    given = {key: getattr(args, key) for key in keys if getattr(args, key) is not None}
-    if args.accept:
-        given["accept"] = args.accept
-    if args.no_fix:
-        given["fix"] = False
-    return given
+    given = {one.name: getattr(args, one.name) for one in SETTINGS}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _names(args: argparse.Namespace) -> dict[str, str]:
-    keys = [name.replace("-", "_") for name in arguments.NAMES]
-    chosen = {key: getattr(args, f"{key}_fn") for key in keys}
+    chosen = {name: getattr(args, f"{name}_fn") for name in DEFINITIONS}
     return {key: value for key, value in chosen.items() if value is not None}

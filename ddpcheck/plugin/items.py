@@ -29,13 +29,12 @@ from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session.assemble import worst_excess
 from ddpcheck.run.session.session import CannotCheckError, Session
 from ddpcheck.target import settings
-from ddpcheck.target.options import Options
+from ddpcheck.target.options import SETTINGS, Options
 from ddpcheck.target.target import NAMES, TargetRef
 
 WHOLE = "matrix"  # the one item of a target whose matrix its source does not tell
 _UNREADABLE = object()
 _SIZES = ("world_sizes", "simulate")
-_WITHOUT_VALUE = ("fix", "report_dir")
 
 
 def is_target(path: Path, parent: pytest.Collector) -> bool:
@@ -157,11 +156,8 @@ def _option(config: pytest.Config, name: str) -> Any:
 
 
 def _options(config: pytest.Config, path: Path) -> Options:
-    names = [setting.name for setting in settings.SETTINGS]
-    names = [name for name in names if name not in _WITHOUT_VALUE]
+    names = [one.name for one in SETTINGS if "plugin" in one.places]
     given = {n: value for n in names if (value := _option(config, n)) is not None}
-    if _option(config, "no_fix"):
-        given["fix"] = False
     return settings.make(given, settings.from_project(path))
 
 

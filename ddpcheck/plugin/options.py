@@ -1,7 +1,7 @@
 """The pytest plugin: the fixture `ddpcheck`, and target files as tests.
 
-It costs nothing where it is not used: nothing of torch, and nothing of ddpcheck but
-this module, is imported before a test asks for the fixture or --ddpcheck is given.
+It costs nothing where it is not used: of ddpcheck only this module and the table of
+settings are imported before a test asks for the fixture or --ddpcheck is given.
 """
 
 from __future__ import annotations
@@ -13,28 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ddpcheck.target import options
+
 if TYPE_CHECKING:
     from ddpcheck.api import WarmRanks
     from ddpcheck.plugin.fixture import Checker
 
-# Those of the command that take a value; a test compares them.
-SETTINGS = (
-    "world-sizes",
-    "modes",
-    "ps-reduce",
-    "simulate",
-    "batch-norm",
-    "loss",
-    "noise",
-    "steps",
-    "dtype",
-    "device",
-    "tolerance",
-    "timeout-s",
-    "max-memory",
-    "seed",
-)
-NAMES = ("model", "batch", "collate", "loss", "optimizer", "wrap", "train-step")
 _FIXTURE = "ddpcheck"
 _RANKS: pytest.StashKey[WarmRanks] = pytest.StashKey()
 
@@ -48,25 +32,23 @@ def pytest_addoption(
     group.addoption(
         "--ddpcheck",
         action="store_true",
-        help="collect target files (model, batch, loss) as tests, one per run",
+        help="collect target files (model, batch, loss) as tests, one per run; "
+        "runs with accepted findings alone are xfail",
     )
-    for name in SETTINGS:
-        text = f"as --{name} of the command ddpcheck"
-        group.addoption(f"--ddpcheck-{name}", metavar="VALUE", help=text)
-    for name in NAMES:
-        text = f"what target files call `{name.replace('-', '_')}`"
-        group.addoption(f"--ddpcheck-{name}-fn", metavar="NAME", help=text)
-    group.addoption(
-        "--ddpcheck-accept",
-        action="append",
-        metavar="SLUG=REASON",
-        help="runs with this finding alone are xfail; repeatable",
-    )
-    group.addoption(
-        "--ddpcheck-no-fix",
-        action="store_true",
-        help="do not confirm causes by runs with an intervention",
-    )
+    for one in options.SETTINGS:
+        if "plugin" in one.places:
+            group.addoption(
+                "--ddpcheck-" + one.option[2:],
+                dest=f"ddpcheck_{one.name}",
+                help=one.help.replace("\n", " "),
+                **one.argument(),
+            )
+    for name in options.DEFINITIONS:
+        group.addoption(
+            f"--ddpcheck-{name.replace('_', '-')}-fn",
+            metavar="NAME",
+            help=f"what target files call `{name}`",
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:

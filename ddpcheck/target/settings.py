@@ -1,256 +1,21 @@
-"""What each setting may be, and where its value comes from.
+"""Reads the value of a setting, and merges the values of several sources.
 
-One table for the command line, `[tool.ddpcheck]` in pyproject.toml, the target file and
-Python, so that a wrong value reads the same wherever it was written. Precedence:
-option, target file (it has some of the settings), pyproject.toml.
+The settings are those of the table in options.py. A wrong value gives the same message
+wherever it was written. Precedence: option, target file, pyproject.toml.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib
-import math
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.compare.tolerance import COARSEST_RTOL, FINEST_RTOL
 from ddpcheck.errors.problem import Problem, UsageError, cut
 from ddpcheck.report.pages import pages
-from ddpcheck.target.options import Options
+from ddpcheck.target.options import SETTINGS, Options, Setting, UnknownSlugError
 
-REDUCTIONS = ("mean", "sum")
-BATCH_NORM_MODES = ("asis", "local", "sync", "frozen")
-LOSSES = ("asis", "mean", "sum", "masked", "iou")
-NOISE_MODES = ("asis", "sample")
-DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
-DEVICES = ("auto", "cpu", "cuda")
-_MOST_SEED = 2**31 - 1  # numpy takes 32 bits; ranks add their number to it
-
-# Also settable in the target file; pyproject.toml comes after it.
-_OF_TARGETS = ("world_sizes", "simulate", "tolerance")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One setting: its name in `Options`, what it may be, and how it is read.
-
-    `read` takes text (an option) or a TOML or Python value, raises ValueError.
-    """
-
-    name: str
-    expected: str | Callable[[], str]
-    example: str
-    read: Callable[[Any], Any]
-
-    @property
-    def option(self) -> str:
-        """The option on the command line: "--world-sizes"."""
-        return "--no-fix" if self.name == "fix" else "--" + self.name.replace("_", "-")
-
-    @property
-    def allowed(self) -> str:
-        """What it may be, in words."""
-        return self.expected if isinstance(self.expected, str) else self.expected()
-
-
-def _whole(value: Any, least: int, most: float = math.inf) -> int:
-    is_text = isinstance(value, str)
-    if not is_text and (not isinstance(value, int) or isinstance(value, bool)):
-        raise ValueError
-    number = int(value)
-    if not least <= number <= most:
-        raise ValueError
-    return number
-
-
-def _positive(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError
-    number = float(value)
-    if not (number > 0 and math.isfinite(number)):
-        raise ValueError
-    return number
-
-
-def _tolerance(value: Any) -> float:
-    number = _positive(value)
-    if not FINEST_RTOL <= number <= COARSEST_RTOL:
-        raise ValueError
-    return number
-
-
-def _items(value: Any) -> list[Any]:
-    if isinstance(value, str):
-        value = value.split(",")
-    found = list(value) if isinstance(value, list | tuple) else [value]
-    found = [item.strip() if isinstance(item, str) else item for item in found]
-    if not found:
-        raise ValueError
-    return list(dict.fromkeys(found))
-
-
-def _world_sizes(value: Any) -> tuple[int, ...]:
-    return tuple(_whole(item, 1) for item in _items(value))
-
-
-def _one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if value not in choices:
-            raise ValueError
-        return str(value)
-
-    return read
-
-
-def _some_of(choices: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]]:
-    one = _one_of(choices)
-
-    def read(value: Any) -> tuple[str, ...]:
-        return tuple(one(item) for item in _items(value))
-
-    return read
-
-
-def _yes_or_no(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError
-    return value
-
-
-class _UnknownSlugError(ValueError):
-    """An acceptance of what no report can find."""
-
-    def __init__(self, slug: str) -> None:
-        super().__init__(slug)
-        self.slug = slug
-
-
-def _accept(value: Any) -> dict[str, str]:
-    """Returns slug -> reason of {"slug": "reason"}, ["slug=reason"] or a slug."""
-    if isinstance(value, dict):
-        pairs = list(value.items())
-    else:
-        found = [value] if isinstance(value, str) else value
-        if not isinstance(found, list | tuple):
-            raise ValueError
-        pairs = [_text(item).partition("=")[::2] for item in found]
-    accepted = {}
-    for slug, reason in pairs:
-        if not isinstance(slug, str) or not isinstance(reason, str) or "/" not in slug:
-            raise ValueError
-        if slug.strip() not in pages.slugs():
-            raise _UnknownSlugError(slug.strip())
-        accepted[slug.strip()] = reason.strip() or "accepted without a reason"
-    return accepted
-
-
-def _or(choices: tuple[str, ...]) -> str:
-    return ", ".join(choices[:-1]) + " or " + choices[-1]
-
-
-def _modes() -> tuple[str, ...]:
-    """Returns what --modes may name; the modes are listed in a higher layer."""
-    module = importlib.import_module("ddpcheck.run.modes.registry")
-    names: tuple[str, ...] = module.CHOICES
-    return names
-
-
-SETTINGS = (
-    Setting(
-        name="world_sizes",
-        expected="whole numbers from 1, separated by commas",
-        example="2,4,8",
-        read=_world_sizes,
-    ),
-    Setting(
-        name="modes",
-        expected=lambda: f"some of {_or(_modes())}, separated by commas",
-        example="dp,ddp",
-        read=lambda value: tuple(map(_one_of(_modes()), _items(value))),
-    ),
-    Setting(
-        name="ps_reduce",
-        expected=_or(REDUCTIONS),
-        example="sum",
-        read=_one_of(REDUCTIONS),
-    ),
-    Setting(
-        name="simulate",
-        expected="whole numbers from 1, separated by commas",
-        example="256,1024,4096",
-        read=_world_sizes,
-    ),
-    Setting(
-        name="batch_norm",
-        expected=f"some of {_or(BATCH_NORM_MODES)}, separated by commas",
-        example="asis,sync",
-        read=_some_of(BATCH_NORM_MODES),
-    ),
-    Setting(
-        name="loss",
-        expected=f"some of {_or(LOSSES)}, separated by commas",
-        example="mean,masked",
-        read=_some_of(LOSSES),
-    ),
-    Setting(
-        name="noise",
-        expected="asis or sample",
-        example="sample",
-        read=_one_of(NOISE_MODES),
-    ),
-    Setting(
-        name="steps",
-        expected="a whole number from 1",
-        example="3",
-        read=lambda value: _whole(value, 1),
-    ),
-    Setting(
-        name="dtype", expected=_or(DTYPES), example="float64", read=_one_of(DTYPES)
-    ),
-    Setting(name="device", expected=_or(DEVICES), example="cpu", read=_one_of(DEVICES)),
-    Setting(
-        name="tolerance",
-        expected=f"a relative difference from {FINEST_RTOL:g} (less is float64's own "
-        f"rounding) to {COARSEST_RTOL:g} (more lets faults pass)",
-        example="1e-6",
-        read=_tolerance,
-    ),
-    Setting(
-        name="accept",
-        expected="slugs of --rules (family/name), each with or without a reason",
-        example="norm/local-batch-stats=known",
-        read=_accept,
-    ),
-    Setting(name="fix", expected="true or false", example="false", read=_yes_or_no),
-    Setting(
-        name="timeout_s",
-        expected="seconds, above 0",
-        example="60",
-        read=_positive,
-    ),
-    Setting(
-        name="max_memory",
-        expected="GiB, above 0",
-        example="16",
-        read=_positive,
-    ),
-    Setting(
-        name="seed",
-        expected="a whole number from 0 to 2147483647",
-        example="0",
-        read=lambda value: _whole(value, 0, _MOST_SEED),
-    ),
-    Setting(name="report_dir", expected="a folder", example="reports", read=_text),
-)
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
@@ -269,7 +34,7 @@ def read(name: str, value: Any, *, origin: str, fix: str = "") -> Any:
     setting = _BY_NAME[name]
     try:
         return setting.read(value)
-    except _UnknownSlugError as error:
+    except UnknownSlugError as error:
         raise UsageError(
             Problem(
                 slug="option-value",
@@ -319,11 +84,13 @@ def make(given: Mapping[str, Any], project: Mapping[str, Any]) -> Options:
         for name, value in given.items()
     }
     accept = {**project.get("accept", {}), **chosen.get("accept", {})}
+    # The target file takes precedence over pyproject.toml; acceptances add up.
+    later = {k for k in project if k != "accept" and "target" in _BY_NAME[k].places}
     values = {
-        **{k: v for k, v in project.items() if k not in _OF_TARGETS},
+        **{k: v for k, v in project.items() if k not in later},
         **chosen,
         "accept": accept,
-        "project": {k: project[k] for k in _OF_TARGETS if k in project},
+        "project": {k: v for k, v in project.items() if k in later},
     }
     values.pop("report_dir", None)
     return Options(**values)

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.errors.problem import Problem, UsageError, cut
-from ddpcheck.target import importing, scripts, shipping
+from ddpcheck.target import importing, options, scripts, shipping
 from ddpcheck.target import settings as settings_module
+from ddpcheck.target.options import DEFINITIONS
 
-NAMES = ("model", "batch", "collate", "loss", "optimizer", "wrap", "train_step")
-SETTINGS = ("world_sizes", "simulate", "tolerance", "accept")
+NAMES = tuple(DEFINITIONS)
+SETTINGS = tuple(one.name for one in options.SETTINGS if "target" in one.places)
 
 _SIGNATURES = {
     "model": "def model() -> torch.nn.Module, or an nn.Module",

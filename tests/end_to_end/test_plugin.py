@@ -17,10 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.cli import arguments
-from ddpcheck.plugin import options as pytest_plugin
 from ddpcheck.ranks.folder import base_folder
-from ddpcheck.target.target import NAMES
+from ddpcheck.target.options import DEFINITIONS, SETTINGS
 from tests.end_to_end.conftest import processes_of
 
 ROOT = Path(__file__).parents[2]
@@ -543,7 +541,13 @@ import sys
 
 def test_it():
     ours = {name for name in sys.modules if name.split(".")[0] == "ddpcheck"}
-    assert ours == {"ddpcheck", "ddpcheck.plugin.options"}
+    assert ours == {
+        "ddpcheck",
+        "ddpcheck.plugin",
+        "ddpcheck.plugin.options",
+        "ddpcheck.target",
+        "ddpcheck.target.options",
+    }
     assert "torch" not in sys.modules
 
 
@@ -558,11 +562,15 @@ def test_asserts_of_the_tool_are_not_rewritten():
     assert done.last() == "2 passed"
 
 
-def test_plugin_has_the_options_of_the_command() -> None:
-    command = arguments.parser()
-    taking = {a.dest for a in command._actions if a.nargs is None and a.const is None}  # noqa: SLF001 (argparse has no public list)
-    options = {name.replace("-", "_") for name in pytest_plugin.SETTINGS}
-    assert options <= taking
-    # One list in two places, for the sake of the import.
-    assert options == {name.replace("-", "_") for name in arguments.SETTINGS}
-    assert tuple(n.replace("-", "_") for n in pytest_plugin.NAMES) == NAMES
+def test_plugin_has_the_options_of_the_command_with_the_same_texts(
+    tmp_path: Path,
+) -> None:
+    done = run(tmp_path, "--help", autoload=True)
+    said = " ".join(done.text.split())
+    for one in SETTINGS:
+        text = " ".join(f"--ddpcheck-{one.option[2:]} {one.metavar}".split())
+        text = text.replace(" ", "=") + " " + one.help.replace("\n", " ")
+        assert (text in said) == ("plugin" in one.places), text
+    for name in DEFINITIONS:
+        option = f"--ddpcheck-{name.replace('_', '-')}-fn=NAME"
+        assert f"{option} what target files call `{name}`" in " ".join(said.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.target import settings, target
-from ddpcheck.target.options import Options
+from ddpcheck.target.options import LOSSES, SETTINGS, Options, Setting
 from ddpcheck.target.target import TargetRef
 
 
@@ -259,7 +260,22 @@ def test_wrong_project_file_is_a_usage_error(
 def test_losses_to_choose_from_are_the_suites() -> None:
     from ddpcheck.target import losses  # noqa: PLC0415
 
-    assert set(settings.LOSSES) == {"asis", *losses.BUILTIN}
+    assert set(LOSSES) == {"asis", *losses.BUILTIN}
+
+
+def test_settings_of_the_table_are_the_fields_of_options() -> None:
+    fields = {one.name for one in dataclasses.fields(Options)}
+    assert {one.name for one in SETTINGS} == fields - {"project"} | {"report_dir"}
+    assert target.SETTINGS == ("world_sizes", "simulate", "tolerance", "accept")
+
+
+@pytest.mark.parametrize("one", SETTINGS, ids=lambda one: one.name)
+def test_example_of_a_setting_can_be_read(one: Setting) -> None:
+    if one.metavar:
+        settings.read(one.name, one.example, origin=one.option)
+    else:
+        assert one.argument() == {"action": "store_const", "const": False}
+        assert one.read(False) is False
 
 
 def test_code_of_a_file_is_no_setting(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.report.pages import pages
 from ddpcheck.target import target
-from ddpcheck.target.settings import SETTINGS
+from ddpcheck.target.options import SETTINGS
 from ddpcheck.target.target import NAMES
 
 FOLDER = Path(pages.__file__).parent
@@ -73,8 +73,8 @@ def test_page_is_short_ascii_and_opens_with_a_sentence(slug: str) -> None:
 
 def test_page_of_settings_has_them_all_and_says_which_a_target_sets() -> None:
     text = pages.page("option-value")
-    listed = re.findall(r"^    (\w+) ", text, re.MULTILINE)
-    assert listed == [setting.name for setting in SETTINGS]
+    lines = re.findall(r"^    (\w+ .*?)(?: +or --.*)?$", text, re.MULTILINE)
+    assert lines == [f"{one.name:<13} {one.python}" for one in SETTINGS]
     *first, last = target.SETTINGS
     told = f"A target file sets {', '.join(first)} and {last} alone"
     assert told in " ".join(text.split())
