@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ddpcheck.checking import checking
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.budget import Budget
-from ddpcheck.ranks.failures import PreloadError
-from ddpcheck.ranks.pool import Pool, Preload
+from ddpcheck.ranks.pool import Pool, Preload, PreloadError
 from ddpcheck.report.data import Report
 from ddpcheck.report.render import failure
 from ddpcheck.run.session.session import CannotCheckError, Session

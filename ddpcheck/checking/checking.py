@@ -19,9 +19,8 @@ from ddpcheck.diagnose import data_parallel, engine, reproduce, shrink, simulate
 from ddpcheck.diagnose.facts import kept_beside, unlike_numbers
 from ddpcheck.errors import frames, raised
 from ddpcheck.errors.problem import SignalError, UsageError
-from ddpcheck.ranks.failures import PreloadError, ServerDiedError
 from ddpcheck.ranks.hosts import Hosts
-from ddpcheck.ranks.pool import SOLO, Pool, Preload
+from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError, ServerDiedError
 from ddpcheck.report.data import EXIT_SIGNAL, Report
 from ddpcheck.report.progress import Silent
 from ddpcheck.run.modes import memory

@@ -72,9 +72,7 @@ def _stack_text(stack: str) -> str:
 
 def _failure_text(error: Exception, *, verbose: bool) -> str:
     try:
-        from ddpcheck.ranks.failures import (  # noqa: PLC0415 (rarely needed)
-            ServerDiedError,
-        )
+        from ddpcheck.ranks.pool import ServerDiedError  # noqa: PLC0415 (rarely needed)
         from ddpcheck.run.session.session import CannotCheckError, InternalError  # noqa: PLC0415
     except Exception:  # noqa: BLE001 (what failed may be this import)
         return _internal_text(error, verbose=verbose)

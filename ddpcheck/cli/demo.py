@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ddpcheck.checking import checking, places
 from ddpcheck.errors.problem import UsageError
-from ddpcheck.ranks.failures import PreloadError
-from ddpcheck.ranks.pool import Pool, Preload
+from ddpcheck.ranks.pool import Pool, Preload, PreloadError
 from ddpcheck.report import output, streams
 from ddpcheck.report.data import EXIT_EQUIVALENT, EXIT_NOT_CHECKED, Report
 from ddpcheck.report.output import Outputs

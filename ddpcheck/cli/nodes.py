@@ -19,13 +19,21 @@ from typing import Any
 
 from ddpcheck.checking import checking, reporting
 from ddpcheck.errors.problem import Problem, SignalError, UsageError
-from ddpcheck.ranks import wire
 from ddpcheck.ranks.agent import Agent
-from ddpcheck.ranks.hosts import Announce, Hello, Hosts, LostRankError
+from ddpcheck.ranks.hosts import (
+    Announce,
+    Hello,
+    Hosts,
+    LostRankError,
+    announce,
+    knock,
+    look_up,
+    try_receive,
+    try_send,
+)
 from ddpcheck.ranks.launch import Group, given
-from ddpcheck.ranks.messages import Job
+from ddpcheck.ranks.messages import Job, Meeting, meeting_of
 from ddpcheck.ranks.pool import MODULES_S, SOLO, Pool
-from ddpcheck.ranks.wire import Meeting
 from ddpcheck.report import streams
 from ddpcheck.report.data import EXIT_NOT_CHECKED, EXIT_SIGNAL, EXIT_USAGE, Report
 from ddpcheck.report.progress import Silent
@@ -125,7 +133,7 @@ class Leader:
         if not self._is_alone:
             if not self.hosts.is_open:  # a mistake: the check has not begun
                 with contextlib.suppress(RuntimeError, OSError):
-                    self.hosts.open(wire.announce, _LATE_S)
+                    self.hosts.open(announce, _LATE_S)
             self.hosts.release(code)
         _ignore_end()
         return code
@@ -166,7 +174,7 @@ class Follower:
             try:
                 checking.wait_for_imports(pool, ref)
             except CannotCheckError as error:
-                self._knock(wire.look_up, _LATE_S)
+                self._knock(look_up, _LATE_S)
                 self._say_hello(trouble=(error.message, error.detail))
             else:
                 self._knock(_looker(pool), _import_s(options))
@@ -190,11 +198,11 @@ class Follower:
 
     def _report(self, problem: Problem) -> int:
         if self._connection is None:
-            self._knock(wire.look_up, MODULES_S)
+            self._knock(look_up, MODULES_S)
         if self._connection is None:
             return EXIT_USAGE
         self._say_hello(problem=problem)
-        told = wire.receive(self._connection)
+        told = try_receive(self._connection)
         return int(told[1]) if told else EXIT_NOT_CHECKED
 
     def _knock(self, look_up: Callable[[Meeting], bytes], timeout_s: float) -> None:
@@ -204,12 +212,12 @@ class Follower:
         waiting.daemon = True
         waiting.start()
         try:
-            told = look_up(wire.meeting(self.group, "tool", timeout_s))
+            told = look_up(meeting_of(self.group, "tool", timeout_s))
         except RuntimeError:  # torch.distributed.DistError: nothing there in time
             return
         finally:
             waiting.cancel()
-        self._connection = wire.knock(self.group, told, _LATE_S)
+        self._connection = knock(self.group, told, _LATE_S)
 
     def _say_hello(
         self,
@@ -231,7 +239,7 @@ class Follower:
             problem=problem,
             trouble=trouble,
         )
-        wire.send(self._connection, hello)
+        try_send(self._connection, hello)
 
 
 Member = Leader | Follower
@@ -269,7 +277,7 @@ def for_group(options: Options, member: Member) -> Options:
 
 
 def _announcer(pool: Pool) -> Announce:
-    """Returns `wire.announce`, done by a process that has torch and stays."""
+    """Returns `announce`, called in a process that has torch and stays."""
 
     def announce(meeting: Meeting, value: bytes, *, is_master: bool) -> None:
         arguments = {"meeting": meeting, "value": value, "is_master": is_master}
@@ -279,7 +287,7 @@ def _announcer(pool: Pool) -> Announce:
 
 
 def _looker(pool: Pool) -> Callable[[Meeting], bytes]:
-    """Returns `wire.look_up`, done by a process that has torch."""
+    """Returns `look_up`, called in a process that has torch."""
 
     def look_up(meeting: Meeting) -> bytes:
         told = _in_keeper(pool, "look_up_job", {"meeting": meeting}, meeting.timeout_s)
@@ -293,7 +301,7 @@ def _looker(pool: Pool) -> Callable[[Meeting], bytes]:
 def _in_keeper(
     pool: Pool, name: str, arguments: dict[str, Any], timeout_s: float
 ) -> Any:
-    job = Job(function=f"ddpcheck.ranks.wire:{name}", arguments=arguments)
+    job = Job(function=f"ddpcheck.ranks.hosts:{name}", arguments=arguments)
     task = pool.submit(job, SOLO, _KEEPER, timeout_s=2 * timeout_s)
     pool.wait([task])
     (outcome,) = task.outcomes

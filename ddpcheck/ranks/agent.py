@@ -1,7 +1,7 @@
-"""A process of a given group other than rank 0: it holds one rank, and asks nothing.
+"""Serves rank 0 in any other process of a launcher's group.
 
 Rank 0 decides everything. This process runs no user code either: its fork server
-makes the rank process, which does the jobs that rank 0 sends.
+starts the rank process, which does the jobs that rank 0 sends.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.ranks import folder as folders
+from ddpcheck.ranks.crew import LocalRank
 from ddpcheck.ranks.hosts import Ended
 from ddpcheck.ranks.messages import Job, Seat
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.ranks.rank import LocalRank
 
 _STACK_WAIT_S = 1.0
 
@@ -30,7 +30,7 @@ class Agent:
         self._running: set[str] = set()
 
     def serve(self) -> int | None:
-        """Returns the exit code that rank 0 tells, None where it has gone."""
+        """Returns the exit code that rank 0 sends, None if its connection is lost."""
         try:
             while True:
                 handles: list[Any] = [self._connection]
@@ -50,16 +50,16 @@ class Agent:
         rank = self._ranks[name]
         while (message := rank.next_message()) is not None:
             if message.kind != "ready":
-                self._tell(name, message=message)
+                self._send_end(name, message=message)
                 return
         if not rank.is_alive():
-            self._tell(name, exit_code=rank.exit_code, stack=rank.stack_so_far())
+            self._send_end(name, exit_code=rank.exit_code, stack=rank.stack_so_far())
 
-    def _tell(self, name: str, **what: Any) -> None:
+    def _send_end(self, name: str, **what: Any) -> None:
         self._running.discard(name)
-        self._connection.send(self._told(name, **what))
+        self._connection.send(self._ended(name, **what))
 
-    def _told(self, name: str, **what: Any) -> Ended:
+    def _ended(self, name: str, **what: Any) -> Ended:
         rank = self._ranks[name]
         return Ended(name=name, progress=rank.progress(), stderr=rank.stderr(), **what)
 
@@ -78,7 +78,7 @@ class Agent:
         self._connection.send("written")
 
     def _open(self, seat: Seat) -> None:
-        # One crew at a time is as large as the group.
+        # Only one crew at a time is as large as the group.
         for name in list(self._ranks):
             self._kill(name)
         self._ranks.clear()
@@ -95,7 +95,7 @@ class Agent:
     def _stack(self, name: str) -> None:
         self._running.discard(name)
         stack = self._ranks[name].stack(time.monotonic() + _STACK_WAIT_S)
-        self._connection.send(self._told(name, is_reply=True, stack=stack))
+        self._connection.send(self._ended(name, is_reply=True, stack=stack))
 
     def _kill(self, name: str) -> None:
         self._running.discard(name)

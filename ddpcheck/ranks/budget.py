@@ -1,17 +1,17 @@
-"""How many ranks work at the same time on this machine, whoever started them.
+"""Limits how many ranks of all sessions run on this machine at the same time.
 
-n pytest workers with W ranks each would be n * W busy processes: on a machine of n
-cores every rank then waits for the others' turns, and sound code runs into deadlines.
-So a worker takes one slot per rank before a run and gives them back after it.
+n pytest workers with W ranks each would be n * W busy processes: on a machine with n
+cores the ranks then wait for each other's cores, and correct code misses deadlines. So
+a worker takes one slot per rank before a run and gives them back after it.
 
 A slot is a byte of one file in the folder for temporary files, locked by
-fcntl.lockf: the kernel frees it when its holder ends, however that happens, and no
-fork inherits it. Byte 0 is the queue: whoever waits for slots holds it, so that a run
-of many ranks is not overtaken for ever by runs of few.
+fcntl.lockf: the kernel frees it when its holder ends, and no fork inherits it. Byte 0
+is the queue: a session that waits for slots holds it, so that runs of few ranks do not
+overtake a run of many for ever.
 
-A session never waits while it holds slots, so nobody waits in a circle. It waits for
-`PATIENCE_S` at most and then goes on without: a holder that was stopped (SIGSTOP)
-must not stop everyone.
+A session never waits while it holds slots, so sessions cannot deadlock. It waits for
+`PATIENCE_S` at most and then continues without slots: a stopped holder (SIGSTOP) must
+not block everyone.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _POLL_S = 0.005
 
 @dataclass(slots=True)
 class Budget:
-    """The slots of this machine, as one process sees them.
+    """The slots of this machine.
 
     `limit` is the number of slots; a run of more ranks takes all of them. Processes
-    with different limits share the slots that both have.
+    with different limits share the slots that both know.
     """
 
     limit: int
@@ -49,7 +49,7 @@ class Budget:
     _descriptor: int | None = None
 
     def try_take(self, ranks: int) -> tuple[int, ...] | None:
-        """Returns slots for this many ranks, None where they are not free now."""
+        """Returns slots for this many ranks, None if too few are free."""
         if not self._lock(0):
             return None
         try:
@@ -58,7 +58,7 @@ class Budget:
             self._unlock(0)
 
     def take(self, ranks: int) -> tuple[int, ...]:
-        """Waits for slots; returns them, or () where patience has an end."""
+        """Waits for slots; returns them, or () after `patience_s`."""
         deadline = time.monotonic() + self.patience_s
         while not self._lock(0):
             if time.monotonic() > deadline:
@@ -100,7 +100,7 @@ class Budget:
         for slot in range(1, self.limit + 1):
             if len(taken) == ranks:
                 break
-            # A lock of this process's own would be granted once more.
+            # The kernel would grant this process a lock that it already holds.
             if slot not in self._held and self._lock(slot):
                 taken.append(slot)
         if len(taken) < ranks:
@@ -114,7 +114,7 @@ class Budget:
         descriptor = self._file()
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
-        except (BlockingIOError, PermissionError):  # which of them: POSIX leaves open
+        except (BlockingIOError, PermissionError):  # POSIX allows either
             return False
         return True
 
@@ -131,8 +131,8 @@ class Budget:
 def of_this_machine() -> Budget | None:
     """Returns the budget that all sessions of this user share.
 
-    DDPCHECK_MAX_RANKS sets its size; by default two ranks per core. None where the
-    folder for temporary files takes no file, or no locks.
+    DDPCHECK_MAX_RANKS sets its size; by default two ranks per core. None if the
+    folder for temporary files supports no file locks.
 
     Raises:
         UsageError: option-value.
@@ -147,7 +147,7 @@ def of_this_machine() -> Budget | None:
 
 
 def _limit() -> int:
-    """Returns how many ranks there may be at a time.
+    """Returns how many ranks may run at a time.
 
     Raises:
         UsageError: option-value.

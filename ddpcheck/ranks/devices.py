@@ -1,7 +1,7 @@
-"""Where the tensors of a run live: on the CPU, or on the GPU of this rank.
+"""The device of a run: the CPU, or the GPU of this rank.
 
-Rank r uses GPU r modulo the number of GPUs. Each rank has a GPU of its own where there
-are enough, and NCCL then; several ranks share one through gloo otherwise.
+Rank r uses GPU r modulo the number of GPUs. If each rank has a GPU of its own, they
+communicate by NCCL; ranks that share a GPU communicate by gloo.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def use(device: str, rank: int) -> None:
 
 
 def check_untouched(name: str) -> None:
-    """Says so where importing the target `name` has initialised CUDA.
+    """Raises if importing the target `name` has initialised CUDA.
 
-    A process that did cannot fork others that use it.
+    Forks of a process that has initialised CUDA cannot use it.
 
     Raises:
         UsageError: target-starts-cuda.
@@ -72,7 +72,7 @@ def starts_cuda(name: str, found: str) -> UsageError:
 def place(model: nn.Module, tensors: Iterable[torch.Tensor], device: str) -> nn.Module:
     """Returns the model, which holds these tensors, on the device, the same object."""
     if device == "cpu" and all(t.is_cpu for t in tensors):
-        return model  # nn.Module.to walks over all of it
+        return model  # nn.Module.to visits every module
     return nn.Module.to(model, device)
 
 
@@ -85,7 +85,7 @@ def backend(device: str, world_size: int) -> str:
 
 
 def warnings(device: str, dtype: str, model: nn.Module | None = None) -> list[str]:
-    """Returns what makes a GPU's results differ from run to run, or from the CPU's."""
+    """Returns why a GPU's results differ between runs, or from the CPU's."""
     if device == "cpu":
         return []
     cudnn = torch.backends.cudnn
@@ -109,20 +109,20 @@ def warnings(device: str, dtype: str, model: nn.Module | None = None) -> list[st
 
 
 def _cudnn_uses_tf32() -> bool:
-    """Returns whether cuDNN rounds to TF32; it has settings of its own.
+    """Returns whether cuDNN rounds to TF32, by settings of its own.
 
-    Since torch 2.9 there are two of these, too, as in `_uses_tf32`.
+    Since torch 2.9 there are two of them too, as in `_uses_tf32`.
     """
     cudnn = torch.backends.cudnn
     kinds = [getattr(cudnn, name, None) for name in ("conv", "rnn")]
-    told = [getattr(kind, "fp32_precision", None) for kind in kinds]
-    if None in told:
+    precisions = [getattr(kind, "fp32_precision", None) for kind in kinds]
+    if None in precisions:
         return bool(cudnn.allow_tf32)
-    return "tf32" in told
+    return "tf32" in precisions
 
 
 def _has_cudnns(model: nn.Module) -> bool:
-    """Returns whether a module's computation is one of cuDNN's."""
+    """Returns whether the model has a module that cuDNN computes."""
     kinds = (
         *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase),
         *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
@@ -133,24 +133,23 @@ def _has_cudnns(model: nn.Module) -> bool:
 def _uses_tf32() -> bool:
     """Returns whether products of float32 matrices are rounded to TF32.
 
-    Since torch 2.9 there are two settings, and the old one cannot be read where the
-    new one was used.
+    Since torch 2.9 there are two settings, and reading the old one raises if the new
+    one was set.
     """
     matmul = torch.backends.cuda.matmul
     precision = getattr(matmul, "fp32_precision", None)
     if precision is None:
         return bool(matmul.allow_tf32)
-    if precision == "none":  # not set for products: the one of all backends counts
+    if precision == "none":  # not set for matmul: the setting of all backends applies
         precision = getattr(torch.backends, "fp32_precision", "none")
     return bool(precision == "tf32")
 
 
 @contextlib.contextmanager
 def plain_kernels(device: str) -> Iterator[None]:
-    """On a GPU, only kernels that draw random numbers by operations of their own.
+    """Disables GPU kernels that draw random numbers inside a fused operation.
 
-    Attention and recurrent nets have others, which draw within: no rows can be told
-    apart in what they return.
+    Those of attention and recurrent nets do: their draws cannot be split by rows.
     """
     if device == "cpu":
         yield
@@ -170,13 +169,13 @@ def plain_kernels(device: str) -> Iterator[None]:
 def random_state(device: str) -> torch.Tensor:
     """Returns the state of the generators that a model on the device draws from.
 
-    With a GPU these are two: what it draws on the CPU it may move there.
+    On a GPU these are two: a model may draw on the CPU and move the result.
     """
     own = torch.get_rng_state()
     return own if device == "cpu" else torch.cat([own, torch.cuda.get_rng_state()])
 
 
 def free_memory() -> None:
-    """Gives cached memory of the GPU back, for other processes to take."""
+    """Releases cached GPU memory to other processes."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

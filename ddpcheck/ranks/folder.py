@@ -1,9 +1,9 @@
-"""The private folder of a session, and what is left of those that were killed.
+"""The private folder of a session, and the removal of folders of killed sessions.
 
-A session that ends removes its folder, and its fork server does where the session was
-killed. Where both were killed at once nobody can: the next session does. The owner
-holds a lock on a file in it, which the kernel frees with the owner, so no process
-number is trusted: that of another container means nothing here.
+A session removes its folder when it ends; if it is killed, its fork server removes it.
+If both are killed at once, the next session removes it. The owner holds a lock on a
+file in the folder, which the kernel releases when the owner dies. Process ids are not
+used, as they mean nothing in another container.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ddpcheck.compare import space
 _PREFIX = "ddpcheck-"
 _LOCK = "lock"
 _MAX_BASE = 55
-# A record larger than this goes to a disk, where there is room: the kernel can take
-# back what it caches of a file, but nothing that lies in shared memory. One that shared
-# memory has no room for goes there, too.
+# A larger record is written to disk, if there is room: the kernel can reclaim the cache
+# of a file, but no shared memory. A record that does not fit into shared memory is
+# written to disk too.
 _LARGE = 1 << 30
-_MESSAGES = 8 << 20  # bytes of all that ranks write beside records
+_MESSAGES = 8 << 20  # bytes of all other files of the ranks
 
 
 class Folder:
@@ -47,10 +47,10 @@ class Folder:
 
 
 def _locked(folder: Path) -> int:
-    """Makes the file that says whose `folder` is; returns its descriptor.
+    """Creates the lock file of `folder`, locked; returns its descriptor.
 
-    It gets its name when it is locked: a session that sweeps between its making and
-    its locking would take the folder for one that is left.
+    It is renamed once locked: a session that sweeps between creation and locking would
+    remove the folder.
     """
     unnamed = folder / f"{_LOCK}.new"
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -61,7 +61,7 @@ def _locked(folder: Path) -> int:
 
 
 def sweep(base: Path) -> None:
-    """Removes the folders below `base` whose owners have gone."""
+    """Removes the folders below `base` whose owners have died."""
     for path in base.glob(f"{_PREFIX}*-*"):
         with contextlib.suppress(OSError):
             if path.stat().st_uid == os.getuid() and _is_left(path):
@@ -69,21 +69,21 @@ def sweep(base: Path) -> None:
 
 
 def on_disk(folder: Path) -> Path:
-    """Returns the place for large files of the session whose folder this is.
+    """Returns the session's folder for large files, which may not exist.
 
-    Made by whoever needs it, among temporary files, under the same name: whoever knows
-    one folder can remove the other.
+    It is in the folder for temporary files and has the same name: whoever knows one
+    folder can remove the other.
     """
     return temporary() / f"{folder.name}-large"
 
 
 @functools.cache
 def temporary() -> Path:
-    """Returns the folder of temporary files, as it was when first asked for.
+    """Returns the folder for temporary files, as it was at the first call.
 
-    Ranks inherit the answer from their fork server, whatever user code makes of
-    `tempfile.tempdir`. Nor does who knows it wait for the lock of `tempfile`, which
-    a process that is told of its parent's end may hold at that moment.
+    Ranks inherit the cached result from their fork server, even if user code sets
+    `tempfile.tempdir`. The cache also avoids the lock of `tempfile`: a process may hold
+    it when the signal for its parent's end arrives.
     """
     return Path(tempfile.gettempdir())
 
@@ -112,7 +112,7 @@ def remove(folder: Path) -> None:
 
 
 def _is_left(path: Path) -> bool:
-    # One without the file is being made just now, or is none of ours.
+    # A folder without the file is being created, or is not ours.
     descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,7 +127,7 @@ def base_folder() -> str:
     """Returns where the pool's folder goes: in memory, and with a short path.
 
     The folder holds a socket, whose whole path has at most 103 bytes (macOS). Shared
-    memory that others have filled is no place for it.
+    memory that is full is not used.
     """
     places = ("/dev/shm", tempfile.gettempdir(), "/tmp")  # noqa: S108
     usable = [

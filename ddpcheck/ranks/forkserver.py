@@ -20,11 +20,13 @@ from multiprocessing.forkserver import ForkServer, read_signed
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.ranks import parent
+from ddpcheck.ranks import signals
 
 # Keys of the preparation data that make a child import the parent's __main__: it is
 # pytest or a console script here, and importing it again in every rank is slow.
 _MAIN_KEYS = ("init_main_from_name", "init_main_from_path")
+_TUNABLES = "GLIBC_TUNABLES"
+_LARGE_PAGES = "glibc.malloc.hugetlb"
 
 
 class Server:
@@ -73,22 +75,24 @@ class Server:
         pid = self.pid
         if pid is None:
             return
-        parent.kill_children(pid)  # ranks, and what a target's import has started
+        signals.kill_children(
+            pid
+        )  # ranks, and processes that a target's import started
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         try:
             self._server._stop()  # type: ignore[attr-defined]  # noqa: SLF001
         except (ChildProcessError, OSError):
-            # Someone else's SIGCHLD handler reaped it.
+            # A SIGCHLD handler of the program has reaped it.
             self._server._forkserver_pid = None  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 @contextlib.contextmanager
 def _sockets_in(folder: Path) -> Iterator[None]:
-    """Makes multiprocessing create its sockets in `folder` meanwhile.
+    """Makes multiprocessing create its sockets in `folder` within the context.
 
-    Else they are below the temporary folder, whose path may be longer than the 107
-    bytes that the address of a socket holds: pytest's and a batch system's often are.
+    By default they are below the temporary folder. The paths of pytest's and of batch
+    systems' are often longer than the 107 bytes of a socket's address.
     """
     config = process.current_process()._config  # type: ignore[attr-defined]  # noqa: SLF001
     missing = object()
@@ -105,9 +109,9 @@ def _sockets_in(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_search() -> Iterator[None]:
-    """Makes sys.path texts meanwhile: the server gets it as source, which no Path is.
+    """Replaces Paths in sys.path by strings within the context.
 
-    Python itself takes a pathlib.Path there.
+    The server gets sys.path as source code, in which a Path has no literal.
     """
     before = list(sys.path)
     sys.path[:] = [os.fspath(p) if isinstance(p, os.PathLike) else p for p in before]
@@ -125,7 +129,7 @@ class _Popen(popen_forkserver.Popen):
         for key in _MAIN_KEYS:
             preparation.pop(key, None)
         server = process_obj.server
-        process_obj.server = None  # not picklable, of no use to the child
+        process_obj.server = None  # not picklable, and the child does not need it
         buffer = io.BytesIO()
         set_spawning_popen(self)
         try:
@@ -154,3 +158,50 @@ class RankProcess(process.BaseProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 (multiprocessing's name)
         return _Popen(process_obj)
+
+
+def interface(*, loopback: bool) -> dict[str, str]:
+    """Returns the variable that makes gloo use the loopback interface.
+
+    By default gloo uses the address of the host name. With ranks on other machines it
+    must, or use the interface of the user's own GLOO_SOCKET_IFNAME.
+    """
+    if not loopback:
+        return {}
+    name = "lo" if Path("/sys/class/net/lo").exists() else "lo0"
+    return {"GLOO_SOCKET_IFNAME": name}
+
+
+def large_pages() -> dict[str, str]:
+    """Returns the variable that makes glibc use huge pages; keeps the user's tunables.
+
+    The memory of the imports is then copied for each rank, and freed, in huge pages,
+    which saves a fifth of the time of a rank. Without glibc it has no effect.
+    """
+    own = [t for t in os.environ.get(_TUNABLES, "").split(":") if t]
+    if not any(t.startswith(_LARGE_PAGES) for t in own):
+        own.append(f"{_LARGE_PAGES}=1")
+    return {_TUNABLES: ":".join(own)}
+
+
+def working_folder() -> list[str]:
+    """Returns the working folder, from which targets can import too."""
+    try:
+        return [os.getcwd()]  # noqa: PTH109 (a Path would be resolved)
+    except FileNotFoundError:
+        return []
+
+
+@contextlib.contextmanager
+def changed(values: dict[str, str]) -> Iterator[None]:
+    """Sets variables for a child started within the context, then restores them."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,4 +1,4 @@
-"""The group of processes that torchrun, or a batch system, started this one in."""
+"""The group of processes in which torchrun or a batch system started this one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """This process's place in the group, and where the group meets.
+    """The rank of this process in the group, and the address of the group's store.
 
     `local_rank` and `local_world_size` count the processes of one machine. `attempt`
-    is torchrun's count of restarts: a later one meets under another name.
+    is torchrun's count of restarts: each uses other names in the store.
     """
 
     rank: int
@@ -32,10 +32,10 @@ class Group:
 
 
 def given(environment: Mapping[str, str]) -> Group | None:
-    """Returns the group that the variables name, None for none.
+    """Returns the group that the environment variables describe, None for none.
 
-    A group of one process is none, and neither is one whose variables are no numbers
-    that fit: then ddpcheck starts ranks of its own.
+    A group of one process counts as none, and so do variables with impossible values:
+    then ddpcheck starts its own ranks.
 
     *Source*: https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment
     Variables".
@@ -64,7 +64,7 @@ def given(environment: Mapping[str, str]) -> Group | None:
 
 
 def unusable(environment: Mapping[str, str]) -> str:
-    """Returns the variables of a group that cannot be one, as text; "" for none."""
+    """Returns the variables of an impossible group as text; "" for none."""
     found = {name: environment.get(name) for name in _NEEDED}
     if not all(found.values()) or found["WORLD_SIZE"] == "1" or given(environment):
         return ""

@@ -1,7 +1,7 @@
-"""What a job changed in its rank and did not put back: the next job would meet it.
+"""Global state that a job changed in its rank and did not restore.
 
-Only what can be read is here. A rank that has changed is replaced, which costs a fork;
-what cannot be seen, like the state of a C library, stays unseen.
+A rank with such leftovers is replaced before its next job, which costs a fork. Only
+state that Python can read is compared: not the state of a C library, for example.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ddpcheck.ranks import environment
-
-# Their functions and classes are what user code patches. `torch` comes from
-# sys.modules: a rank has imported it, this module does not.
+# Modules whose functions and classes user code patches. `torch` comes from sys.modules:
+# a rank has imported it, this module does not.
 _PATCHED = (
     "builtins",
     "math",
@@ -43,7 +41,7 @@ _PATCHED = (
     "torch.optim",
     "torch.utils.data",
 )
-# Classes of these are looked into as well.
+# The attributes of their classes are compared as well.
 _OF_CLASSES = ("torch._tensor", "torch.nn.modules", "torch.nn.parallel", "torch.optim")
 _SIGNALS = (
     *("SIGABRT", "SIGALRM", "SIGCHLD", "SIGINT", "SIGPIPE", "SIGTERM"),
@@ -66,14 +64,14 @@ class Before:
         self._watched = watched()
 
     def leftovers(self) -> list[str]:
-        """Returns what differs now, as words: ["threads", "torch.nn.functional"]."""
+        """Returns the names of what differs now: ["threads", "torch.nn.functional"]."""
         now = _state()
         found = [name for name, value in self._state.items() if now[name] != value]
         return found + self._watched.changed()
 
 
 class Watched:
-    """Modules and classes, and the values that their names have."""
+    """Modules and classes, and the values of their attributes."""
 
     def __init__(self, owners: list[Any]) -> None:
         self._owners = owners
@@ -82,11 +80,11 @@ class Watched:
         self._accepted = [list(view) for view in self._views]
 
     def changed(self) -> list[str]:
-        """Returns the names of those that have another value under a name.
+        """Returns the names of those with an attribute that has another value.
 
-        New names are no matter: modules import their parts when these are asked for. A
-        rank asks for 5,000 values per job, nearly all of which are as they were: lists
-        of them are made and compared in C.
+        New attributes do not count: modules import submodules lazily. A rank compares
+        5,000 values per job, nearly all of them unchanged, so they are compared as
+        lists, in C.
         """
         now = list(map(list, self._views))
         if _is_same(now, self._accepted):
@@ -100,7 +98,7 @@ class Watched:
 
 @functools.cache
 def watched() -> Watched:
-    """Returns what is watched, as it was when this was first called.
+    """Returns the watched values as they were at the first call.
 
     The fork server calls it after its imports, for all ranks.
     """
@@ -113,7 +111,7 @@ def _owners() -> list[Any]:
         value: None
         for module in modules
         for name, value in list(vars(module).items())
-        if issubclass(type(value), type)  # isinstance would ask the value
+        if issubclass(type(value), type)  # isinstance would read the value's __class__
         and value.__module__.startswith(_OF_CLASSES)
         and not name.startswith("_")
     }
@@ -131,8 +129,8 @@ def _has_changed(owner: Any, before: dict[str, Any]) -> bool:
 def _is_same(now: list[Any], before: list[Any]) -> bool:
     """Returns whether the values are the same.
 
-    An object is compared with itself without a call, any other by its own `__eq__`,
-    which may do anything.
+    Lists compare identical objects without a call, and others by their `__eq__`, which
+    may raise.
     """
     try:
         return bool(now == before)
@@ -141,11 +139,10 @@ def _is_same(now: list[Any], before: list[Any]) -> bool:
 
 
 def _is_by_torch(owner: Any, name: str, old: Any) -> bool:
-    """Returns whether torch put another value in the place of `old`.
+    """Returns whether torch itself replaced `old`.
 
-    As it does once: `step` of an optimizer's class is wrapped by the first of its
-    optimizers, torch.manual_seed by the import of torch._dynamo, which itself takes
-    the place of what stood in for it.
+    The first optimizer of a class wraps `step` of the class. The import of
+    torch._dynamo wraps torch.manual_seed and replaces its own lazy stand-in.
     """
     new = vars(owner).get(name)
     if isinstance(old, ModuleType):
@@ -165,7 +162,7 @@ def _name(owner: Any) -> str:
 
 def _state() -> dict[str, Any]:
     return {
-        "environment": environment.variables(),
+        "environment": environment_variables(),
         "working directory": _or_none(os.getcwd),
         "standard streams": [_stream(n) for n in (0, 1, 2)],
         "sys.stdout": (id(sys.stdout), sys.stdout is None or sys.stdout.closed),
@@ -227,9 +224,9 @@ def _state_of_torch() -> dict[str, Any]:
 
 
 def _hooks(module: str) -> int:
-    """Returns how many hooks are registered for all objects of a kind.
+    """Returns how many global hooks are registered.
 
-    Their dictionaries are private: where torch names them otherwise, none is seen.
+    Their dictionaries are private: if torch renames them, this returns 0.
     """
     names = vars(sys.modules[module]) if module in sys.modules else {}
     return sum(
@@ -240,7 +237,7 @@ def _hooks(module: str) -> int:
 
 
 def _or_none(read: Callable[[], Any]) -> Any:
-    with contextlib.suppress(Exception):  # a version of torch that has it not
+    with contextlib.suppress(Exception):  # missing in this version of torch
         return read()
     return None
 
@@ -254,7 +251,7 @@ def _stream(descriptor: int) -> tuple[int, int] | None:
 
 
 def _has_children() -> bool:
-    """Returns whether there is a child, living or dead; reaps none."""
+    """Returns whether there is a child process or a zombie; reaps none."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return True
@@ -264,3 +261,18 @@ def _has_children() -> bool:
 def _handler(name: str) -> Any:
     number = getattr(signal, name, None)
     return None if number is None else signal.getsignal(number)
+
+
+def environment_variables() -> dict[Any, Any]:
+    """Returns a copy of all environment variables.
+
+    As bytes where Python stores them so: decoding takes ten times as long.
+    """
+    return dict(getattr(os.environ, "_data", os.environ))
+
+
+def restore_environment(before: dict[Any, Any]) -> None:
+    """Sets the environment variables to those of `environment_variables`."""
+    if environment_variables() != before:
+        os.environ.clear()
+        os.environ.update({os.fsdecode(k): os.fsdecode(v) for k, v in before.items()})

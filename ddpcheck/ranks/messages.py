@@ -1,20 +1,54 @@
-"""What travels between the pool and its ranks: plain, small, frozen."""
+"""Messages between the pool and its ranks: small frozen dataclasses."""
 
 from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal
 
-from ddpcheck.ranks.wire import Meeting
+from ddpcheck.ranks.launch import Group
 
-# What code of the target's does not send itself: what kills for memory does.
+# Signals of the system, as of the out-of-memory killer, that targets do not send.
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """A prefix in the store of the group, for the rendezvous of one set of ranks."""
+
+    address: str
+    port: int
+    prefix: str
+    timeout_s: float
+
+    def store(self, *, is_master: bool = False) -> Any:
+        """Returns the store; the master hosts it for all as long as it lives."""
+        import torch.distributed as dist  # noqa: PLC0415 (the tool imports no torch)
+
+        whole = dist.TCPStore(
+            self.address,
+            self.port,
+            is_master=is_master,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=self.timeout_s),
+        )
+        return dist.PrefixStore(self.prefix, whole)
+
+
+def meeting_of(group: Group, name: str, timeout_s: float) -> Meeting:
+    """Returns the rendezvous `name` of this group."""
+    return Meeting(
+        address=group.address,
+        port=group.port,
+        prefix=f"ddpcheck/{group.attempt}/{name}",
+        timeout_s=timeout_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Where a rank process sits: all it needs to know before its first job.
+    """The place of a rank process: all that it needs before its first job.
 
     `world_size` 0 is a solo process without a process group.
     """
@@ -25,7 +59,7 @@ class Seat:
     name: str  # unique in the session, names the rank's files
     timeout_s: float
     device: str = "cpu"
-    # Ranks on several machines meet in the store of their group, and count by machine.
+    # Of ranks on several machines: the store of their group, and their local ranks.
     meeting: Meeting | None = None
     local_rank: int | None = None
     local_world_size: int | None = None

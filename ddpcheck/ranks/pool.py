@@ -1,4 +1,4 @@
-"""All crews of a session: jobs in, outcomes out, every wait with a deadline."""
+"""The process pool: runs jobs in crews of ranks, every wait with a deadline."""
 
 from __future__ import annotations
 
@@ -15,29 +15,77 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from ddpcheck.errors import frames
-from ddpcheck.ranks import environment, preload, quiet, seats, signals
-from ddpcheck.ranks.crew import Crew
-from ddpcheck.ranks.failures import NoMoreProcessesError, PreloadError, ServerDiedError
+from ddpcheck.ranks import forkserver, preload, signals
+from ddpcheck.ranks.crew import Crew, LocalRank, Rank, reason_unseated, unseated_ranks
 from ddpcheck.ranks.folder import Folder
-from ddpcheck.ranks.forkserver import Server
 from ddpcheck.ranks.hosts import Hosts
 from ddpcheck.ranks.messages import Job, Outcome, Seat
-from ddpcheck.ranks.rank import LocalRank, Rank
 from ddpcheck.ranks.starvation import standstill
-from ddpcheck.ranks.task import Task
+from ddpcheck.ranks.task import LOOKS, Quiet, Task
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+
+class PreloadError(Exception):
+    """The fork server did not get through its imports.
+
+    `kind` is "raised", "died" or "hung"; `detail` a traceback, a stack or output.
+    `of_user`: torch and ddpcheck had been imported. `limit_s`: the deadline that
+    passed.
+    """
+
+    def __init__(
+        self, kind: str, detail: str, *, of_user: bool = True, limit_s: float = 0.0
+    ) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.detail = detail
+        self.of_user = of_user
+        self.limit_s = limit_s
+
+
+class ServerDiedError(Exception):
+    """The fork server was killed, and all ranks with it; no job caused it."""
+
+    def __init__(
+        self, message: str = "the fork server was killed, and all ranks with it"
+    ) -> None:
+        super().__init__(message)
+
+
+def _advice(detail: str) -> str:
+    if "find address" in detail:  # gloo's message when an interface is down
+        return "ranks meet over the loopback interface: ip link set lo up"
+    return (
+        "raise the limit (ulimit -u, ulimit -n, the container's pids) or ask for "
+        "fewer ranks"
+    )
+
+
+class NoMoreProcessesError(ServerDiedError):
+    """Ranks could not be started, or could not connect: no user code has run.
+
+    `detail` is the message of the system.
+    """
+
+    def __init__(self, world_size: int, detail: str) -> None:
+        super().__init__(
+            f"no process for all ranks of world size {world_size}: {detail}\n"
+            f"  {_advice(detail)}",
+        )
+
+
 SOLO = 0  # the world size of a crew without a process group
 
-# Ranks are forked and meet in 0.1 s; on a busy machine that is no part of a job's time.
+# Ranks fork and form a group in 0.1 s, on a busy machine later: this is added to the
+# deadline of a first job.
 _START_S = 60.0
 _IMPORT_POLL_S = 0.005
-_NO_STATUS = 255  # what multiprocessing says of a child whose server has gone
-_LAST_BREATH_S = 0.3
-# For torch itself, of which the user's timeout does not speak: 5 s warm, a minute from
-# a cold network file system.
+_NO_STATUS = 255  # exit code that multiprocessing reports when the fork server has died
+_SERVER_EXIT_S = 0.3
+# For importing torch itself, to which the user's timeout does not apply: 5 s warm, a
+# minute from a cold network file system.
 MODULES_S = 180.0
 
 
@@ -48,8 +96,8 @@ class Preload:
     `call` is "package.module:function", called with `arguments` after the imports of
     `modules`; its result is `ddpcheck.ranks.preload.RESULT` in every rank. The modules
     of `later` are imported after it, unless its result says `needs_later` = False: a
-    user's mistake is told without waiting for them. Of `libraries`, modules that come
-    last, those that cannot be imported are passed over.
+    user's mistake is reported without waiting for them. `libraries` are imported last;
+    those that cannot be imported are skipped.
     """
 
     modules: tuple[str, ...] = ()
@@ -60,10 +108,10 @@ class Preload:
 
 
 class Pool:
-    """The engine. A context manager: leaving it leaves nothing behind.
+    """The engine. A context manager: on exit all processes and files are removed.
 
-    `hosts` are the other processes of a given group: they hold the ranks of the crew
-    that is as large as the group. They outlive the pool.
+    `hosts` are the other processes of a launcher's group: they hold the ranks of the
+    crew that is as large as the group. They outlive the pool.
     """
 
     def __init__(
@@ -80,8 +128,8 @@ class Pool:
         self._what = what
         self._crews: dict[tuple[int, int], Crew] = {}
         self._count = 0
-        self._server: Server | None = None
-        self.unfit = ""  # the library after whose import no rank should be forked
+        self._server: forkserver.Server | None = None
+        self.unfit = ""  # the library after whose import forking is unsafe
         self._folder = Folder()
         self.folder = self._folder.path
 
@@ -100,17 +148,17 @@ class Pool:
             "libraries": list(self._what.libraries),
             "call": self._what.call,
             "arguments": self._what.arguments,
-            "search": [*map(str, sys.path), *environment.working_folder()],
-            "is_safe": environment.SAFE_PATH in os.environ,
+            "search": [*map(str, sys.path), *forkserver.working_folder()],
+            "is_safe": preload.SAFE_PATH in os.environ,
         }
-        server = Server(["ddpcheck.ranks.preload"], self.folder)
-        with environment.changed(
+        server = forkserver.Server(["ddpcheck.ranks.preload"], self.folder)
+        with forkserver.changed(
             {
                 preload.SETTINGS: json.dumps(settings),
-                **environment.interface(loopback=self._loopback),
-                **environment.large_pages(),
-                # Else a random.py where the tool was started would be torch's.
-                environment.SAFE_PATH: "1",
+                **forkserver.interface(loopback=self._loopback),
+                **forkserver.large_pages(),
+                # Without it torch would import a random.py of the working folder.
+                preload.SAFE_PATH: "1",
                 # Thread pools made while importing would not survive the fork.
                 "OMP_NUM_THREADS": "1",
                 "MKL_NUM_THREADS": "1",
@@ -152,10 +200,10 @@ class Pool:
             if on_wait:
                 on_wait()
             time.sleep(_IMPORT_POLL_S)
-        told = json.loads(status.read_text(encoding="utf-8"))
-        self.unfit = told["unfit"]
-        if told["error"]:
-            raise self._preload_error("raised", told["error"])
+        loaded = json.loads(status.read_text(encoding="utf-8"))
+        self.unfit = loaded["unfit"]
+        if loaded["error"]:
+            raise self._preload_error("raised", loaded["error"])
 
     def _preload_error(
         self, kind: str, detail: str, limit_s: float = 0.0
@@ -185,7 +233,7 @@ class Pool:
         return crew
 
     def _ranks(self, world_size: int, crew: str) -> list[Rank]:
-        """Makes the ranks of a crew, here or where the group has its processes."""
+        """Starts the ranks of a crew, on this machine or on those of the group."""
         hosts = self._hosts
         if hosts is not None and world_size != hosts.world_size:
             hosts = None
@@ -207,11 +255,11 @@ class Pool:
         return [self.spawn(seats[0]), *map(hosts.rank, seats[1:])]
 
     def spawn(self, seat: Seat) -> LocalRank:
-        """Forks a rank; its crew may be one of another pool, on several machines.
+        """Forks a rank, also one for a crew of another machine's pool.
 
         Raises:
-            NoMoreProcessesError: the system gives none.
-            ServerDiedError: the fork server is not there any more.
+            NoMoreProcessesError: the system refuses a new process.
+            ServerDiedError: the fork server has died.
         """
         assert self._server is not None
         if not self._server.is_alive():
@@ -219,14 +267,14 @@ class Pool:
         try:
             return LocalRank(self._server, seat)
         except (EOFError, OSError) as error:
-            # A server that cannot fork ends, and takes its log along: before or after
-            # it has read all that it was sent.
+            # A server that cannot fork exits and leaves no log. It may exit before or
+            # after it has read the whole request.
             is_end = isinstance(error, EOFError | ConnectionError)
             detail = "fork failed" if is_end else f"{type(error).__name__}: {error}"
             raise NoMoreProcessesError(seat.world_size, detail) from error
 
     def retire(self, world_size: int, index: int = 0) -> None:
-        """Replaces the crew before its next job: its processes are not clean."""
+        """Replaces the crew before its next job, as its processes are not clean."""
         crew = self._crews.pop((world_size, index), None)
         if crew is not None:
             crew.kill()
@@ -239,19 +287,19 @@ class Pool:
         index: int = 0,
         *,
         timeout_s: float | None = None,
-        quiet_looks: int = quiet.LOOKS,
+        quiet_looks: int = LOOKS,
         is_bounded: bool = False,
     ) -> Task:
         """Starts the job on the crew of this world size, which must be idle.
 
         Args:
-            job: what every rank does.
+            job: the function that every rank calls.
             world_size: of the crew.
             index: of the crew among those of this world size.
             timeout_s: seconds that it may take; the pool's where it is None.
-            quiet_looks: how often its ranks are seen doing nothing until they are
-                asked whether they wait for each other.
-            is_bounded: a rank that waits for a core gets no more time for it.
+            quiet_looks: how many looks in a row find the ranks idle before their stacks
+                are read for a deadlock.
+            is_bounded: a rank that waits for a core gets no extra time.
         """
         crew = self.open(world_size, index)
         assert not crew.busy, "a crew does one job at a time"
@@ -266,12 +314,12 @@ class Pool:
             is_bounded=is_bounded,
             has_begun=crew.is_ready,
             started=now,
-            quiet=quiet.Quiet(quiet_looks),
+            quiet=Quiet(quiet_looks),
         )
 
     @property
     def is_given(self) -> bool:
-        """Whether its ranks are those of a launcher's group."""
+        """Whether its ranks belong to a launcher's group."""
         return self._hosts is not None
 
     def wait(self, tasks: Sequence[Task]) -> None:
@@ -300,7 +348,7 @@ class Pool:
         world_size: int,
         *,
         timeout_s: float | None = None,
-        quiet_looks: int = quiet.LOOKS,
+        quiet_looks: int = LOOKS,
         is_bounded: bool = False,
     ) -> list[Outcome]:
         """Runs one job to its end; returns the outcome of every rank."""
@@ -351,16 +399,16 @@ class Pool:
         self._end(task, now, failed=failed)
 
     def _end(self, task: Task, now: float, *, failed: bool) -> None:
-        """Takes down what the ranks of a task said; replaces those that are spoilt."""
+        """Collects the results of a task's ranks; kills a crew that is not reusable."""
         crew = task.crew
         kinds = {o.kind for o in crew.outcomes}
-        if self._took_ranks_along(crew):
+        if self._server_died_with(crew):
             raise ServerDiedError
-        if unseated := seats.left_standing(crew.outcomes):
+        if unseated := unseated_ranks(crew.outcomes):
             crew.kill()
-            raise NoMoreProcessesError(crew.world_size, seats.why(unseated[0]))
+            raise NoMoreProcessesError(crew.world_size, reason_unseated(unseated[0]))
         if failed or kinds != {"done"}:
-            crew.collect_last_words()
+            crew.collect_failures()
         if kinds != {"done"}:
             if not crew.broken:
                 crew.kill()
@@ -368,7 +416,7 @@ class Pool:
             crew.kill()
         crew.collect_progress()
         if crew.broken:
-            # Nothing is asked of it any more; its pipes close with it.
+            # Nobody uses it any more; its pipes close with it.
             crew.remove_files()
             self._crews = {k: c for k, c in self._crews.items() if c is not crew}
         crew.busy = False
@@ -377,14 +425,14 @@ class Pool:
         task.done, task.outcomes = True, crew.outcomes
         task.seconds = now - task.started
 
-    def _took_ranks_along(self, crew: Crew) -> bool:
+    def _server_died_with(self, crew: Crew) -> bool:
         """Returns whether ranks died because the fork server did.
 
         The kernel kills ranks while the server is still on its way out.
         """
         ended = [o for o in crew.outcomes if o.kind in ("died", "unseated")]
         codes = {o.exit_code for o in ended if o.raised is None}
-        deadline = time.monotonic() + (_LAST_BREATH_S if _NO_STATUS in codes else 0)
+        deadline = time.monotonic() + (_SERVER_EXIT_S if _NO_STATUS in codes else 0)
         while codes and self._is_server_alive() and time.monotonic() < deadline:
             time.sleep(_IMPORT_POLL_S)
         return bool(codes) and not self._is_server_alive()

@@ -1,8 +1,8 @@
-"""What the fork server imports before the first fork.
+"""Imports that the fork server does before the first fork.
 
-`multiprocessing` imports this module in the server; the settings come through one
-environment variable, because a fork server takes module names and nothing else.
-Its end is told by a file, so that the parent can wait with a deadline.
+`multiprocessing` imports this module in the server; the settings come in one
+environment variable, because a fork server takes only module names. A file shows that
+the imports have ended, so that the parent can wait with a deadline.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.errors import raised
-from ddpcheck.ranks import environment, leftovers, parent, signals
 from ddpcheck.ranks import folder as folders
+from ddpcheck.ranks import leftovers, signals
 
 SETTINGS = "DDPCHECK_PRELOAD"
+# Keeps `python -c`, which starts a fork server, from importing from the working folder.
+SAFE_PATH = "PYTHONSAFEPATH"
 STATUS_FILE = "preloaded.json"
-MODULES_FILE = "modules"  # there when the call begins: user code
-CALLED_FILE = "called"  # there when it has ended and modules are left
+MODULES_FILE = "modules"  # exists once `call` begins, which runs user code
+CALLED_FILE = "called"  # exists once `call` has ended; imports of `later` follow
 LOG_FILE = "forkserver.log"
 STACK_FILE = "forkserver.stack"
 _CLEAN_UP_S = 20
 
-# What `call` returned, for the ranks: they are forks of this process.
+# The result of `call`, for the ranks: they are forks of this process.
 RESULT: Any = None
-# The folder of the session, and where modules are searched for once all is imported:
-# multiprocessing gives a forked process what the tool has.
+# The folder of the session, and sys.path after the imports: multiprocessing sets that
+# of a forked process to the tool's.
 FOLDER: Path | None = None
 SEARCH: list[str] = []
-# What modules want to note once all is imported, for all processes that are forked.
+# Functions that modules register, to be called after all imports and before any fork.
 BEFORE_FORKS: list[Callable[[], None]] = []
 
 
@@ -48,8 +50,10 @@ def main(settings: dict[str, Any]) -> None:
     global FOLDER  # noqa: PLW0603 (inherited by forks: it must live in a module)
     FOLDER = folder = Path(settings["folder"])
     if not settings["is_safe"]:
-        os.environ.pop(environment.SAFE_PATH, None)  # nor for what user code starts
-    sys.path[:] = [path for path in sys.path if path]  # of Python 3.10, which has none
+        os.environ.pop(SAFE_PATH, None)  # not inherited by processes of user code
+    sys.path[:] = [
+        path for path in sys.path if path
+    ]  # Python 3.10 has no PYTHONSAFEPATH
     try:
         redirect_output(folder / LOG_FILE)
         stack = (folder / STACK_FILE).open("w", encoding="utf-8")
@@ -58,15 +62,15 @@ def main(settings: dict[str, Any]) -> None:
     faulthandler.register(signals.STACK, file=stack, all_threads=True)
     folders.temporary()
 
-    # The server ends when the tool does, however that ended (SIGKILL too): the last
-    # chance to remove the session's folder, and what user code started in ranks.
+    # The server ends when the tool does, even by SIGKILL: the last chance to remove the
+    # session's folder and to kill processes that user code started in ranks.
     def clean_up() -> None:
-        parent.leave_within(_CLEAN_UP_S)
-        parent.kill_children(os.getpid())
+        signals.leave_within(_CLEAN_UP_S)
+        signals.kill_children(os.getpid())
         folders.remove(folder)
 
     atexit.register(clean_up)
-    parent.call_after_parent(clean_up)  # while it imports, too
+    signals.call_after_parent(clean_up)  # while it imports, too
     if not folder.exists():
         os._exit(0)
     gc.disable()  # 10 % of the time of importing torch goes to collections
@@ -97,7 +101,7 @@ def redirect_output(path: Path) -> None:
 def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
     global RESULT  # noqa: PLW0603 (inherited by forks: it must live in a module)
     try:
-        # What the caller added by itself (pytest's `pythonpath`), behind our own.
+        # Entries that the caller added (pytest's `pythonpath`), after our own.
         sys.path += [path for path in settings["search"] if path not in sys.path]
         _import(settings["modules"], settings["folder"])
         (Path(settings["folder"]) / MODULES_FILE).touch()
@@ -109,15 +113,15 @@ def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
         if getattr(RESULT, "needs_later", True):
             _import(settings["later"], settings["folder"])
         unfit = _import_libraries(settings["libraries"], settings["folder"])
-    except Exception as error:  # noqa: BLE001 (told to the parent, which reports it)
+    except Exception as error:  # noqa: BLE001 (the parent reports it)
         return {"error": raised.whole_stack(error), "unfit": ""}
     return {"error": None, "unfit": unfit}
 
 
 def _import_libraries(modules: list[str], folder: str) -> str:
-    """Imports modules; returns the one after which no process should be forked.
+    """Imports modules; returns the one whose import made forking unsafe, "" for none.
 
-    What cannot be imported is missed by the ranks that need it, and told there.
+    A module that cannot be imported here raises in the ranks that need it.
     """
     for name in modules:
         with contextlib.suppress(Exception, SystemExit):
@@ -128,10 +132,10 @@ def _import_libraries(modules: list[str], folder: str) -> str:
 
 
 def _import(modules: list[str], folder: str) -> None:
-    """Imports modules of torch and of ours, whose temporary files go to `folder`.
+    """Imports modules, with `folder` as the folder of temporary files.
 
-    Torch 2.6 makes a temporary folder that is removed when Python ends, which this
-    process does by a signal.
+    torch 2.6 creates a temporary folder that it removes when Python exits normally;
+    this process is ended by a signal.
     """
     before = tempfile.tempdir
     tempfile.tempdir = folder
@@ -143,7 +147,7 @@ def _import(modules: list[str], folder: str) -> None:
 
 
 def _has_opened_a_gpu() -> bool:
-    """Returns whether CUDA has been initialised, which works in no fork."""
+    """Returns whether CUDA has been initialised, which then fails in every fork."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized()
 

@@ -1,9 +1,9 @@
-"""What ranks had of cores: time in which they could not run is no fault of theirs.
+"""CPU time of ranks: time in which they could not run does not count as theirs.
 
-A machine with more work than cores lets a process wait for a core; a virtual machine
-may stand still as a whole. Neither says anything about the code that is checked. The
-kernel counts the first per thread (Linux with CONFIG_SCHEDSTATS; nothing is known
-elsewhere), as it does what they ran; the second shows in a wait that ends late.
+On a machine with more work than cores a process waits for a core; a virtual machine may
+stop as a whole. Neither is caused by the code that is checked. The kernel counts the
+time that each thread ran and waited (Linux with CONFIG_SCHEDSTATS; unknown elsewhere).
+A stop of the machine shows in a wait that ends late.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _NS = 1e9
-_ASLEEP = "SIZX"  # waits for what another does, or has ended
-_LATE_S = 0.2  # within this a wait may end late on a machine that is well
+_ASLEEP = "SIZX"  # states of a thread that waits for others, or has ended
+_LATE_S = 0.2  # on a healthy machine a wait may end this late
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Seconds since the last look, of the thread that has most of each."""
+    """Seconds since the last look; of each, that of the thread with the most."""
 
     ran_s: float = 0.0  # on a core
     waited_s: float = 0.0  # for a core
 
 
 class Starvation:
-    """What the processes of one job have had of cores."""
+    """CPU time of the processes of one job."""
 
     def __init__(self) -> None:
         self._before: dict[str, Turns] = {}  # by thread
 
     def look(self, pids: Iterable[int]) -> Turns | None:
-        """Returns what threads had since the last look; None where nobody counts.
+        """Returns the CPU time since the last look; None where it is not counted.
 
-        One that waits for something else, as in a collective, waits for no core: a crew
-        that hangs there is not starved.
+        A thread that waits in a collective does not wait for a core: a crew that hangs
+        there is not starved.
         """
         now = {path: turns for pid in pids for path, turns in _turns(pid)}
         known = [(turns, self._before.get(path, turns)) for path, turns in now.items()]
@@ -51,21 +51,21 @@ class Starvation:
 
 
 def is_any_awake(pids: Iterable[int]) -> bool:
-    """Returns whether a thread of these runs, or would: if it had a core, or a page.
+    """Returns whether a thread runs, or waits for a core or a page.
 
-    What it has waited for a core is counted when it gets one, and may be much.
+    The kernel counts time spent waiting for a core only when the thread gets one.
     """
     return any(state not in _ASLEEP for pid in pids for state in _states(pid))
 
 
 def standstill(asked_s: float, took_s: float) -> float:
-    """Returns how long nothing ran, from a wait of at most `asked_s` seconds."""
+    """Returns how long the machine stood still during a wait of `asked_s` seconds."""
     late = took_s - asked_s
     return late if late > _LATE_S else 0.0
 
 
 def _turns(pid: int) -> Iterable[tuple[str, Turns]]:
-    """Yields every thread of a process with what it has had since it began."""
+    """Yields every thread of a process with its CPU time since it began."""
     for path, text in _of_threads(pid, "schedstat"):
         with contextlib.suppress(ValueError, IndexError):
             ran, waited = text.split()[:2]
@@ -75,11 +75,11 @@ def _turns(pid: int) -> Iterable[tuple[str, Turns]]:
 def _states(pid: int) -> Iterable[str]:
     """Yields the state of every thread of a process, a letter: see proc(5)."""
     for _, text in _of_threads(pid, "stat"):
-        yield from text.rpartition(")")[2].split()[:1]  # a name may hold brackets
+        yield from text.rpartition(")")[2].split()[:1]  # a name may contain brackets
 
 
 def _of_threads(pid: int, name: str) -> Iterable[tuple[str, str]]:
-    """Yields path and text of a file that the kernel keeps of every thread."""
+    """Yields path and text of a /proc file of every thread."""
     paths: list[Path] = []
     with contextlib.suppress(OSError):  # the process has ended
         paths = list((_PROC / str(pid) / "task").glob(f"*/{name}"))

@@ -1,4 +1,10 @@
-"""One job on one crew, and how long it may take."""
+"""One job on one crew: its deadline, and the detection of ranks that deadlock.
+
+Ranks on one machine exchange data only with each other. When every running rank waits
+in an exchange and none has used a core for a while, the job never ends: no rank will
+send what the others wait for. A wait with a timeout of the target's own is left to that
+timeout, as is a wait on a handle, which no frame of torch shows.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +13,61 @@ from typing import Literal
 
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.messages import Outcome
-from ddpcheck.ranks.quiet import Quiet
 from ddpcheck.ranks.starvation import Starvation, Turns
 
-# For imports of torch's own, by as many ranks as there are, on few cores.
+# Per look of half a second: gloo's own threads wake now and then, for less than that.
+_AWAKE_S = 0.005
+_STARVED_S = 0.2
+LOOKS = 6  # in a row
+
+
+@dataclass(slots=True)
+class Quiet:
+    """How long the ranks of one job have been idle.
+
+    `enough`: after this many idle looks in a row their stacks are read.
+    """
+
+    enough: int = LOOKS
+    _looks: int = 0
+    _ask_at: int = 0
+
+    def __post_init__(self) -> None:
+        self._ask_at = self.enough
+
+    def note(self, turns: Turns | None) -> None:
+        """Counts a look at the job."""
+        is_quiet = turns is not None and (
+            turns.ran_s < _AWAKE_S and turns.waited_s < _STARVED_S
+        )
+        self._looks = self._looks + 1 if is_quiet else 0
+        if not is_quiet:
+            self._ask_at = self.enough
+
+    def is_deadlocked(self, crew: Crew) -> bool:
+        """Returns whether the job is deadlocked.
+
+        Reads the stacks of the ranks once they have been idle for long enough, then
+        each time after twice as long: a rank that sleeps, or waits for a disk, goes on.
+        """
+        # A rank whose data has arrived but that has had no core yet is in an exchange
+        # too.
+        if self._looks < self._ask_at or crew.is_awake():
+            return False
+        self._ask_at *= 2
+        return crew.waits_for_itself()
+
+
+# For torch's own lazy imports, by all ranks at once, on few cores.
 _PAUSES_S = 600.0
-# A deadline is this many times as far away at most, however loaded the machine is.
+# A deadline is extended to this many times the limit at most, under any load.
 _MOST_TIMES = 10.0
-# After one rank failed, the others are given this long to fail too, or as long again
-# as it took. Those that wait in an exchange never will, which is seen much earlier.
+# After one rank failed, the others have this long to fail too, or as long again as the
+# failure took. Those that wait in an exchange never fail; that is detected earlier.
 _GRACE_S = 0.5
 LOOK_S = 0.5  # between looks at a task that runs
 _LOOK_AFTER_FAILURE_S = 0.05
-# The first of them does not tell what ran before.
+# The first look has nothing to compare with.
 _QUIET_LOOKS_AFTER_FAILURE = 3
 
 
@@ -29,8 +77,8 @@ class Task:
 
     crew: Crew
     deadline: float
-    limit_s: float  # from when all ranks are there
-    is_bounded: bool = False  # the limit is one of the clock: waiting for cores counts
+    limit_s: float  # from when all ranks are ready
+    is_bounded: bool = False  # waiting for cores counts towards the limit
     has_begun: bool = False
     failed_at: float | None = None
     done: bool = False
@@ -39,12 +87,12 @@ class Task:
     seconds: float = 0.0
     quiet: Quiet = field(default_factory=Quiet)
     _last_look: float = 0.0
-    starved_s: float = 0.0  # that a rank waited for a core, though it got no more time
+    starved_s: float = 0.0  # a rank waited for a core, and got no extra time
     _given_s: float = 0.0
     _starvation: Starvation = field(default_factory=Starvation)
 
     def note_begin(self, now: float) -> None:
-        """Counts the time from here where the ranks are there at last."""
+        """Starts the time limit once all ranks are ready."""
         if self.crew.is_ready and not self.has_begun:
             self.has_begun, self.deadline = True, now + self.limit_s
 
@@ -83,7 +131,7 @@ class Task:
 
     @property
     def next_end(self) -> float:
-        """When its ranks have had all the time that they get, as far as is known."""
+        """The next moment at which its ranks may have to be stopped."""
         if self.failed_at is None:
             return self.deadline
         return min(self.deadline, self.failed_at + self.grace_s)
@@ -95,17 +143,17 @@ class Task:
         return max(_GRACE_S, self.failed_at - self.started)
 
     def reason_to_stop(self, now: float) -> Literal["stopped", "hung", "stuck"] | None:
-        """Returns as what its running ranks end now, None while they may go on."""
+        """Returns why its running ranks must stop now, None while they may go on."""
         if self.failed_at is not None and now > self.failed_at + self.grace_s:
             return "stopped"
         if self.is_over(now):
             return "hung"
-        if not self.quiet.is_for_ever(self.crew):
+        if not self.quiet.is_deadlocked(self.crew):
             return None
         return "stuck" if self.failed_at is None else "stopped"
 
     def is_over(self, now: float) -> bool:
-        """Returns whether the deadline has passed; pauses move it."""
+        """Returns whether the deadline has passed; imports of a rank extend it."""
         if now <= self.deadline:
             return False
         is_paused, was_paused = self.crew.pauses()

@@ -1,7 +1,7 @@
-"""The life of one rank process: sit down, do jobs, leave by `os._exit`.
+"""One rank process: joins its process group, runs jobs, exits by `os._exit`.
 
-Only here and in what it calls does user code run. Whatever that code does, the pool
-learns of it: an exception travels as data, a death by the sentinel, a hang by the
+User code runs only here and in what this calls. The pool notices whatever that code
+does: an exception is sent as data, a death shows in the sentinel, a hang at the
 deadline.
 """
 
@@ -26,23 +26,23 @@ from typing import Any
 
 from ddpcheck.errors import raised
 from ddpcheck.errors.problem import UsageError
-from ddpcheck.ranks import parent, pauses, preload, signals
-from ddpcheck.ranks.journal import Journal
+from ddpcheck.ranks import preload, signals
+from ddpcheck.ranks.journal import Journal, set_pause_file
 from ddpcheck.ranks.leftovers import Before
 from ddpcheck.ranks.messages import Job, Message, Raised, Seat
 
 _LARGE = 512 << 20  # bytes resident: twice what importing torch takes
-# What the kernel counts a process's largest size in.
+# The unit of ru_maxrss in bytes.
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 _IDLE_S = 0.02  # without a next job
-_GROUP_S = 1800.0  # what a group waits for in torch where nobody says otherwise
+_GROUP_S = 1800.0  # the default timeout of a process group in torch
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a job function gets: its seat, and a way to send results early.
+    """The first argument of a job function: its seat, and a way to send events.
 
-    What was sent by `emit` survives the death of the rank.
+    Events sent by `emit` survive the death of the rank.
     """
 
     seat: Seat
@@ -55,7 +55,7 @@ def rank_main(connection: Connection, seat: Seat) -> None:
     try:
         _tie_to_parent()
         _keep_sockets_in(seat.folder)
-        # The target's folder is there, for what imports late and for children.
+        # Contains the target's folder, for lazy imports and for child processes.
         sys.path[:] = dict.fromkeys([*preload.SEARCH, *sys.path])
         _take_turns()
         _open_files(seat)
@@ -64,7 +64,7 @@ def rank_main(connection: Connection, seat: Seat) -> None:
         is_seated = True
         code = _work(connection, seat)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        code = 0  # the tool has gone
+        code = 0  # the tool has exited
     except Exception as error:  # noqa: BLE001 (sent to the pool)
         kind: Any = "raised" if is_seated else "unseated"
         connection.send(Message(kind=kind, payload=describe(error)))
@@ -88,12 +88,12 @@ def _work(connection: Connection, seat: Seat) -> int:
             return 0  # a child that user code forked and let run on
         connection.send(replace(answer, leftovers=tuple(before.leftovers())))
         is_large = _is_large()
-        # Half a millisecond, as everything imported before the fork is frozen: not
-        # between small jobs that follow at once, after which Python itself collects.
+        # Takes half a millisecond, as all objects from before the fork are frozen. It
+        # is skipped between small jobs that follow at once.
         if is_first or is_large or not connection.poll(_IDLE_S):
             gc.collect()
         if is_first:
-            gc.freeze()  # and what the first job imported and cached
+            gc.freeze()  # also what the first job imported and cached
             is_first = False
         if is_large:
             _give_back_memory()
@@ -104,9 +104,9 @@ def _work(connection: Connection, seat: Seat) -> int:
 
 
 def _is_large() -> bool:
-    """Returns whether a large model is or was here."""
+    """Returns whether this process uses much memory, as after a large model."""
     if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT <= _LARGE:
-        return False  # nor was it ever: known without reading a file
+        return False  # it never was large; this needs no file
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:  # no Linux
@@ -115,7 +115,7 @@ def _is_large() -> bool:
 
 
 def _give_back_memory() -> None:
-    """Returns what a large model took to the kernel; glibc would keep most of it."""
+    """Returns freed memory to the kernel; glibc would keep most of it."""
     with contextlib.suppress(OSError, AttributeError):  # no glibc
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -134,7 +134,7 @@ def _do(job: Job, context: Context) -> Message:
 def describe(error: BaseException) -> Raised:
     """Returns an exception as data, with the user's innermost frame.
 
-    Of a file that cannot be imported it is what the file raised.
+    For a file that cannot be imported, that is the exception that the file raised.
     """
     is_import = isinstance(error, UsageError) and error.problem.slug == "target-import"
     if is_import and error.__cause__ is not None:
@@ -142,7 +142,7 @@ def describe(error: BaseException) -> Raised:
     return Raised(
         type_name=type(error).__name__,
         message=raised.text_of(error),
-        # How sys.exit travelled through our own frames is of no use to anybody.
+        # Our own frames above a sys.exit help nobody.
         stack=raised.stack(error)
         if isinstance(error, SystemExit)
         else raised.whole_stack(error),
@@ -151,8 +151,8 @@ def describe(error: BaseException) -> Raised:
 
 
 def _tie_to_parent() -> None:
-    """Makes this process die with the fork server, and that one with the tool."""
-    parent.kill_with_parent()
+    """Makes this process die with the fork server, which dies with the tool."""
+    signals.kill_with_parent()
     # A process group of its own: Ctrl-C goes to the tool alone, and children that
     # user code leaves behind can be killed with the rank.
     os.setpgid(0, 0)
@@ -161,27 +161,27 @@ def _tie_to_parent() -> None:
     inherited: Any = forkserver._forkserver  # noqa: SLF001
     if inherited._forkserver_alive_fd is not None:  # noqa: SLF001
         os.close(inherited._forkserver_alive_fd)  # noqa: SLF001
-    # Nor is that server one for children of the target's own, which get another.
+    # Child processes of the target get a fork server of their own.
     inherited.__init__()
-    # As a fork server's child it would start children of its own by another server:
-    # the workers of a DataLoader then know nothing of what the target has imported.
+    # By default a child of a fork server starts its children by a fork server too: the
+    # workers of a DataLoader would then lack what the target has imported.
     multiprocessing.set_start_method(None, force=True)
 
 
 def _keep_sockets_in(folder: str) -> None:
-    """Lets multiprocessing make its sockets where they are removed with the session.
+    """Makes multiprocessing create its sockets in the session's folder.
 
-    And where their path is short enough, wherever temporary files are.
+    They are removed with it, and their path is short enough.
     """
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _take_turns() -> None:
-    """Lets a thread that wakes wait for its turn, here and in all later threads.
+    """Keeps a thread that wakes from preempting others, here and in later threads.
 
     Ranks on few cores wake each other with every message of a collective, and each
-    would take its core from one that is about to send: eight ranks on two cores train
-    four times as fast without.
+    would preempt one that is about to send: with this, eight ranks on two cores train
+    four times as fast.
     """
     with contextlib.suppress(AttributeError, OSError):  # no Linux; forbidden
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -190,10 +190,10 @@ def _take_turns() -> None:
 def _open_files(seat: Seat) -> None:
     folder = Path(seat.folder)
     preload.redirect_output(folder / f"{seat.name}.log")
-    pauses.tell_by(folder / seat.name)
+    set_pause_file(folder / seat.name)
     stack = (folder / f"{seat.name}.stack").open("w", encoding="utf-8")
     faulthandler.register(signals.STACK, file=stack, all_threads=True)
-    # Not to stderr, whose last lines would be nothing else.
+    # Not to stderr, whose last lines are shown in reports.
     faulthandler.enable(file=stack)
 
 
@@ -238,7 +238,7 @@ def join_group(seat: Seat) -> None:
 
     if seat.device != "cpu" and (gpus := devices.count()):
         devices.use(seat.device, local_rank)
-        # What user code takes for the number of its GPU; several ranks may share one.
+        # User code reads the index of its GPU here; several ranks may share one.
         os.environ["LOCAL_RANK"] = str(local_rank % gpus)
     dist.init_process_group(
         devices.backend(seat.device, local_world_size),

@@ -8,8 +8,7 @@ from itertools import groupby
 
 from ddpcheck.compare import tolerance
 from ddpcheck.errors.problem import Problem, UsageError
-from ddpcheck.ranks.failures import PreloadError
-from ddpcheck.ranks.pool import SOLO, Pool, Preload
+from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
 from ddpcheck.report.progress import Progress
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.suite import cells as cells_module

@@ -8,8 +8,7 @@ import pytest
 
 from ddpcheck.checking.checking import _open_ahead, wait_for_imports
 from ddpcheck.errors.problem import UsageError
-from ddpcheck.ranks.failures import PreloadError
-from ddpcheck.ranks.pool import SOLO, Pool
+from ddpcheck.ranks.pool import SOLO, Pool, PreloadError
 from ddpcheck.run.session.session import CannotCheckError
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef

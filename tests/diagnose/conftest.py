@@ -22,7 +22,7 @@ def _early_question(
     early_looks: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ranks that wait for each other are asked after 0.4 s; see ranks/quiet.py."""
+    """Ranks that wait for each other are asked after 0.4 s; see ranks/task.py."""
     monkeypatch.setattr("ddpcheck.run.session.session.LOOKS", 2)
 
 

@@ -19,13 +19,11 @@ import pytest
 
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks import hosts as hosts_module
-from ddpcheck.ranks import wire
 from ddpcheck.ranks.agent import Agent
 from ddpcheck.ranks.hosts import Hello, Hosts, LostRankError
 from ddpcheck.ranks.launch import Group
-from ddpcheck.ranks.messages import Job, Outcome
+from ddpcheck.ranks.messages import Job, Meeting, Outcome, meeting_of
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
-from ddpcheck.ranks.wire import Meeting
 from tests.ports import held_port
 
 pytestmark = pytest.mark.xdist_group("hosts")
@@ -69,15 +67,15 @@ class Given:
         _values([self._keep("announce_job", what)])
 
     def _keep(self, name: str, arguments: dict[str, Any], index: int = 1) -> Outcome:
-        job = Job(function=f"ddpcheck.ranks.wire:{name}", arguments=arguments)
+        job = Job(function=f"ddpcheck.ranks.hosts:{name}", arguments=arguments)
         task = self.local.submit(job, SOLO, index)
         self.local.wait([task])
         return task.outcomes[0]
 
     def _follow(self, group: Group) -> None:
-        meeting = wire.meeting(group, "tool", 20)
+        meeting = meeting_of(group, "tool", 20)
         told = self._keep("look_up_job", {"meeting": meeting}, 1 + group.rank)
-        connection = wire.knock(group, told.value, 20)
+        connection = hosts_module.knock(group, told.value, 20)
         assert connection is not None
         folder = str(self.local.folder)
         connection.send(Hello(rank=group.rank, machine="host", folder=folder))
@@ -231,7 +229,7 @@ def test_processes_that_do_not_come_are_named_at_the_deadline(tmp_path: Path) ->
 
 
 def test_stranger_at_the_port_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "_GREETING_S", 1.0)  # sound ones come late, too
+    monkeypatch.setattr(hosts_module, "_GREETING_S", 1.0)  # sound ones come late, too
     with _door(2) as (hosts, announced, port):
         silent = socket.create_connection(("127.0.0.1", port))
         loud = socket.create_connection(("127.0.0.1", port))
@@ -240,7 +238,9 @@ def test_stranger_at_the_port_is_turned_away(monkeypatch: pytest.MonkeyPatch) ->
         came: list[Any] = []
         knocks = [
             threading.Thread(
-                target=lambda key=key: came.append(wire.knock(_group(1, 1, 2), key, 5))
+                target=lambda key=key: came.append(
+                    hosts_module.knock(_group(1, 1, 2), key, 5)
+                )
             )
             for key in (wrong_key, announced)
         ]
@@ -263,7 +263,9 @@ def test_process_that_goes_is_named(tmp_path: Path) -> None:
     with _door(2) as (hosts, announced, _):
         made: list[Any] = []
         knock = threading.Thread(
-            target=lambda: made.append(wire.knock(_group(1, 1, 2), announced, 5))
+            target=lambda: made.append(
+                hosts_module.knock(_group(1, 1, 2), announced, 5)
+            )
         )
         knock.start()
         assert hosts._door is not None  # noqa: SLF001

@@ -17,14 +17,16 @@ from typing import Any
 import psutil
 import pytest
 
-from ddpcheck.ranks.failures import (
+from ddpcheck.ranks.folder import Folder, sweep
+from ddpcheck.ranks.messages import Job
+from ddpcheck.ranks.pool import (
+    SOLO,
     NoMoreProcessesError,
+    Pool,
+    Preload,
     PreloadError,
     ServerDiedError,
 )
-from ddpcheck.ranks.folder import Folder, sweep
-from ddpcheck.ranks.messages import Job
-from ddpcheck.ranks.pool import SOLO, Pool, Preload
 
 PID = Job(function="tests.ranks.plain_jobs:pid")
 ROOT = Path(__file__).parents[2]
@@ -148,9 +150,9 @@ def test_killed_tool_leaves_no_process_and_no_folder(
 # Hangs at its end, and has let alarms pass before.
 STUCK_AT_THE_END = """
 import signal, time
-from ddpcheck.ranks import parent
+from ddpcheck.ranks import signals
 signal.signal(signal.SIGALRM, signal.SIG_IGN)
-parent.leave_within(1)
+signals.leave_within(1)
 while True:
     time.sleep(600)
 """

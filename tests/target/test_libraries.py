@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from ddpcheck import api
-from ddpcheck.ranks.failures import PreloadError
-from ddpcheck.ranks.pool import Pool, Preload
+from ddpcheck.ranks.pool import Pool, Preload, PreloadError
 from ddpcheck.target import libraries
 from tests.test_api import TARGET
 

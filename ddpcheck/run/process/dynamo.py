@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.ranks import pauses
+from ddpcheck.ranks import journal
 
 NAME = "torch._dynamo"
 _SETTINGS = "TORCHDYNAMO"  # how the variables of its configuration begin
@@ -181,7 +181,7 @@ def real() -> ModuleType:
         if is_first:
             del sys.modules[NAME]
             vars(torch).pop("_dynamo", None)
-    with pauses.paused() if is_first else contextlib.nullcontext():
+    with journal.paused() if is_first else contextlib.nullcontext():
         return importlib.import_module(NAME)
 
 

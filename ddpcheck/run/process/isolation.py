@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddpcheck.ranks import environment
+from ddpcheck.ranks import leftovers
 from ddpcheck.run.process import compiling
 
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
     """Restores process-wide settings on leaving; random numbers start anew."""
-    variables = environment.variables()
+    variables = leftovers.environment_variables()
     folder = os.getcwd()  # noqa: PTH109 (a third of the time, in every job)
     arguments = list(sys.argv)
     dtype = torch.get_default_dtype()
@@ -37,7 +37,7 @@ def isolated() -> Iterator[None]:
         try:
             yield
         finally:
-            environment.put_back(variables)
+            leftovers.restore_environment(variables)
             if _is_elsewhere(folder):
                 os.chdir(folder)
             sys.argv[:] = arguments

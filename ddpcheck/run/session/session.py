@@ -19,11 +19,9 @@ from ddpcheck.errors import frames
 from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.ranks import folder
 from ddpcheck.ranks.budget import Budget, cores
-from ddpcheck.ranks.failures import PreloadError
 from ddpcheck.ranks.messages import Job, Outcome, Raised
-from ddpcheck.ranks.pool import SOLO, Pool
-from ddpcheck.ranks.quiet import LOOKS
-from ddpcheck.ranks.task import Task
+from ddpcheck.ranks.pool import SOLO, Pool, PreloadError
+from ddpcheck.ranks.task import LOOKS, Task
 from ddpcheck.report.progress import Silent, about
 from ddpcheck.run.modes import memory
 from ddpcheck.run.modes.memory import Room

@@ -8,9 +8,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.ranks.crew import LocalRank, unseated_ranks
 from ddpcheck.ranks.messages import Outcome, Seat
-from ddpcheck.ranks.rank import LocalRank
-from ddpcheck.ranks.seats import left_standing
 
 
 class _Process:
@@ -66,13 +65,13 @@ def test_rank_whose_pipe_is_open_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_rank_that_takes_its_seat_while_another_dies_is_no_missing_one() -> None:
     seated, standing = Outcome(rank=1, kind="died"), Outcome(rank=0, kind="unseated")
-    assert left_standing([standing, seated]) == []
+    assert unseated_ranks([standing, seated]) == []
     assert standing.kind == "stopped"
 
 
 def test_rank_that_finds_no_seat_is_missing() -> None:
     standing = Outcome(rank=0, kind="unseated")
-    assert left_standing([standing, Outcome(rank=1, kind="raised")]) == [standing]
+    assert unseated_ranks([standing, Outcome(rank=1, kind="raised")]) == [standing]
     assert standing.kind == "unseated"
 
 
