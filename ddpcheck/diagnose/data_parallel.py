@@ -89,8 +89,8 @@ def judged(
         slug="unknown",
         link="forward",
         runs=(index,),
-        summary="the cause is unknown; DataParallel differs by other numbers than DDP "
-        f"does by {slugs}",
+        summary="the cause is unknown; the differences of DataParallel are not "
+        f"those that {slugs} makes under DDP",
     )
     return [*found, unknown]
 
@@ -215,7 +215,10 @@ def _broken_off(
     faulty: list[int],
 ) -> Finding:
     """Returns what explains runs that DataParallel breaks off, with what they raise."""
-    raised = f"one process trains; under DataParallel: {case.run.faults[0].summary}"
+    raised = (
+        "the single-process run trains; under DataParallel: "
+        f"{case.run.faults[0].summary}"
+    )
     if proposal is None:
         return Finding(
             slug="unknown",
@@ -225,7 +228,11 @@ def _broken_off(
             facts=(raised,),
         )
     found = _finding(proposal, faulty, math.inf, after, verified=after <= 1)
-    still = "" if after <= 1 else ", and differs from one process for another cause"
+    still = (
+        ""
+        if after <= 1
+        else (", and differs from the single-process run for another cause")
+    )
     return dataclasses.replace(found, facts=(raised, f"with the fix it runs{still}"))
 
 
@@ -315,7 +322,7 @@ def _is_searched(run: Run) -> bool:
 
 
 def _fine(run: Run) -> str:
-    return f"DDP at world size {run.world_size} equals one process"
+    return f"DDP at world size {run.world_size} equals the single-process run"
 
 
 def _mends_a_step(session: Session, fixed: RunSpec, limit: Tolerance) -> bool:
@@ -361,15 +368,16 @@ def _unknown(
         )
     if link == "update" and worst is not None and worst.name in facts_of_one["idle"]:
         facts.append(
-            "DataParallel gives parameters that nothing uses gradients of zeros, which "
-            "weight decay and momentum move; one process gives them none"
+            "DataParallel gives unused parameters gradients of zeros, so weight "
+            "decay and momentum change them; the single-process run gives them no "
+            "gradient"
         )
     if ddp_is_fine:
         facts.append(_fine(run))
     if facts_of_one["asks_distributed"]:
         facts.append(
-            "the target asks torch.distributed, and DataParallel has no group: what it "
-            "does for all ranks is not done there"
+            "the target uses torch.distributed, and DataParallel has no process "
+            "group: code that acts on all ranks does not run there"
         )
     return Finding(
         slug="unknown",

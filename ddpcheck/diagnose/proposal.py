@@ -150,5 +150,5 @@ def _sentence(proposal: Proposal, *, verified: bool | None, is_alone: bool) -> s
     )
     if not said:  # only DataParallel's causes have none: their fix is to use DDP
         return BY_DDP if verified else ""
-    beside = "" if is_alone else ", beside the fixes of the other causes,"
+    beside = "" if is_alone else ", together with the fixes of the other causes,"
     return f"with {said}{beside} the runs {'are equal' if verified else 'still differ'}"

@@ -73,8 +73,8 @@ def _of_replicas(finding: Finding, run: Run, ddp: Run) -> Finding:
     assert finding.fix is not None
     fix = dataclasses.replace(
         finding.fix,
-        text="use DistributedDataParallel: what the ranks do together is right, and "
-        "replicas have no process group to do it by",
+        text="use DistributedDataParallel: the collectives of the ranks are right, "
+        "and replicas have no process group for them",
         code="model = DistributedDataParallel(model)",
         safe=True,
         proof="intervention",
@@ -84,10 +84,10 @@ def _of_replicas(finding: Finding, run: Run, ddp: Run) -> Finding:
     )
     facts = (
         *finding.facts,
-        "found on ranks whose model sees no process group: their gradients are off by "
-        "as much as DataParallel's, and with the rows of all ranks in these modules "
-        "they are one process's",
-        f"DDP at world size {run.world_size} equals one process",
+        "found on ranks whose model has no process group: their gradients differ "
+        "by as much as DataParallel's, and with the rows of all ranks in these "
+        "modules they equal the single-process gradients",
+        f"DDP at world size {run.world_size} equals the single-process run",
     )
     return dataclasses.replace(
         finding,

@@ -128,6 +128,6 @@ def test_batch_norm_that_torch_jit_compiled_is_the_cause(
     assert [f.slug for f in report.findings] == found
     assert all(f.fix and f.fix.verified for f in report.findings)
     assert report.findings[0].summary == (
-        "batch norm inside of the model's own forward, which torch.jit has compiled, "
+        "batch norm inside the model's own forward, compiled by torch.jit, "
         "normalises with the mean and variance of the rank's shard"
     )

@@ -44,8 +44,8 @@ def test_buffer_of_a_part_that_nothing_calls_is_written_in_forward(
     (finding,) = report.findings
     assert finding.slug == "state/buffer-broadcast-overwrites"
     assert finding.summary == (
-        "a buffer is updated in forward from the rank's own shard, and before each "
-        "forward rank 0's value overwrites the others: only rank 0's data counts"
+        "forward updates a buffer from the local shard, and before each forward "
+        "rank 0's value overwrites the others: only rank 0's data count"
     )
     assert finding.facts[0].startswith(f"after {after} regulariser.term differs from ")
     assert finding.facts[1:] == (
@@ -78,11 +78,11 @@ def test_buffers_that_all_ranks_begin_with_and_one_process_does_not(
     (finding,) = checked(pool, tmp_path, HEAD + _TRIED).findings
     assert (finding.slug, finding.summary, finding.facts) == (
         "state/buffer-not-synced",
-        "all ranks start from the same buffers, and not from one process's: model() "
-        "makes others where there is a process group",
+        "all ranks start from the same buffers, but not from the single-process "
+        "ones: model() returns other buffers when a process group exists",
         (
-            "before the first step every rank differs from one process in 1 buffer: "
-            "1.running_var",
+            "before the first step every rank differs from the single-process run "
+            "in 1 buffer: 1.running_var",
         ),
     )
     assert finding.fix is not None

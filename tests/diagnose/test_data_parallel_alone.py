@@ -357,7 +357,7 @@ def test_unknown_says_that_ddp_is_right(pool: Pool, tmp_path: Path) -> None:
     assert (finding.slug, finding.runs) == ("unknown", (0,))
     expected = "the cause is unknown; under DataParallel alone the forward differs"
     assert finding.summary == expected
-    assert finding.facts[-1] == "DDP at world size 2 equals one process"
+    assert finding.facts[-1] == "DDP at world size 2 equals the single-process run"
 
 
 def test_loss_of_all_outputs_is_no_cause_where_these_are_wrong(
@@ -404,9 +404,9 @@ loss = lambda output, target: output.sum()
         (
             "not-checked",
             "DataParallel cannot run this target: DataParallel splits and gathers "
-            "every tensor along dimension 0, whatever that is, and copies all else "
-            "whole; where samples alone are split and put together it runs "
-            "(dp/scatter-semantics); RuntimeError: chunk expects at least a "
+            "every tensor along dimension 0, whatever that is, and copies "
+            "everything else whole; when only samples are split and gathered, it "
+            "runs (dp/scatter-semantics); RuntimeError: chunk expects at least a "
             "1-dimensional tensor",
         )
     ]
@@ -417,9 +417,10 @@ loss = lambda output, target: output.sum()
     assert (finding.slug, finding.facts) == (
         "dp/scatter-semantics",
         (
-            "one process trains; under DataParallel: RuntimeError: chunk expects at "
-            "least a 1-dimensional tensor",
-            "with the fix it runs, and differs from one process for another cause",
+            "the single-process run trains; under DataParallel: RuntimeError: "
+            "chunk expects at least a 1-dimensional tensor",
+            "with the fix it runs, and differs from the single-process run for "
+            "another cause",
         ),
     )
     fix = finding.fix
@@ -445,8 +446,8 @@ loss = lambda output, target: nn.functional.cross_entropy(output[0], target)
         "unknown",
         "the cause is unknown; DataParallel cannot run this target",
         (
-            "one process trains; under DataParallel: TypeError: 'float' object is not "
-            "iterable",
+            "the single-process run trains; under DataParallel: TypeError: 'float' "
+            "object is not iterable",
         ),
     )
 
@@ -479,9 +480,9 @@ def test_unknown_says_that_the_target_is_written_for_ranks(
     source = HEAD + SHIFTED.replace("is_replica =", "is_replica = world() == 1 and")
     (finding,) = checked(pool, tmp_path, source, ("dp",)).findings
     assert finding.facts[-2:] == (
-        "DDP at world size 2 equals one process",
-        "the target asks torch.distributed, and DataParallel has no group: what it "
-        "does for all ranks is not done there",
+        "DDP at world size 2 equals the single-process run",
+        "the target uses torch.distributed, and DataParallel has no process group: "
+        "code that acts on all ranks does not run there",
     )
 
 
@@ -504,15 +505,15 @@ def test_what_replicas_have_no_group_for_is_told_in_their_words(
     (finding,) = report.findings
     assert finding.runs == (0,)
     assert finding.summary == (
-        "DataParallel's replicas have no process group; in ranks without one "
-        "0 (Centred) mixes samples: its output for a sample depends on the others in "
-        "the shard, or on its place among them"
+        "DataParallel's replicas have no process group; in ranks without one 0 "
+        "(Centred) mixes samples: its output for a sample depends on the other "
+        "samples in the shard, or on its position among them"
     )
     assert finding.facts[-2:] == (
-        "found on ranks whose model sees no process group: their gradients are off by "
-        "as much as DataParallel's, and with the rows of all ranks in these modules "
-        "they are one process's",
-        "DDP at world size 2 equals one process",
+        "found on ranks whose model has no process group: their gradients differ "
+        "by as much as DataParallel's, and with the rows of all ranks in these "
+        "modules they equal the single-process gradients",
+        "DDP at world size 2 equals the single-process run",
     )
     fix = finding.fix
     assert fix is not None
@@ -529,9 +530,7 @@ def test_samples_in_another_dimension_are_told_where_it_raises(
 ) -> None:
     (finding,) = checked(pool, tmp_path, HEAD + LAYERS, ("dp",)).findings
     assert finding.slug == "dp/scatter-semantics"
-    assert finding.summary.endswith(
-        "where samples alone are split and put together it runs"
-    )
+    assert finding.summary.endswith("when only samples are split and gathered, it runs")
 
 
 def test_loss_explains_nothing_that_it_was_not_given(
@@ -545,11 +544,12 @@ def test_attribute_set_on_a_wrapper_is_no_hook(pool: Pool, tmp_path: Path) -> No
     (finding,) = checked(pool, tmp_path, HEAD + ON_WRAPPER, ("ddp",)).findings
     assert finding.slug == "unknown"
     assert (
-        "set on the wrapper, and not on the model inside, which has its own: alpha"
+        "set on the wrapper and not on the model inside, which keeps its own "
+        "value: alpha"
     ) in finding.facts
 
 
-FINE = "DDP at world size 2 equals one process"
+FINE = "DDP at world size 2 equals the single-process run"
 
 
 @pytest.mark.parametrize(
@@ -557,33 +557,36 @@ FINE = "DDP at world size 2 equals one process"
     [
         (
             CHECKED,
-            "the forward asks for parameters, and DataParallel's replicas have none: "
-            "parameters() is empty there, and what was one is a plain tensor",
+            "the forward reads parameters(), which is empty in DataParallel's "
+            "replicas: their parameters are plain tensors",
             (
-                "with parameters() of the replicas filled DataParallel equals one "
-                "process",
+                "with parameters() of the replicas filled in, DataParallel equals "
+                "the single-process run",
             ),
         ),
         (
             LISTED,
-            "DataParallel's replicas share the lists and dicts of the model: what one "
-            "of them puts there, all have",
+            "DataParallel's replicas share the lists and dicts of the model: an "
+            "entry added by one replica is seen by all",
             (
-                "where every replica has lists and dicts of its own, DataParallel "
-                "equals one process",
+                "when every replica has its own lists and dicts, DataParallel "
+                "equals the single-process run",
             ),
         ),
         (
             DICE,
             "the forward draws random numbers with numpy or random, and every replica "
             "draws its own",
-            ("with every random number a constant DataParallel equals one process",),
+            (
+                "with constants in place of random numbers DataParallel equals the "
+                "single-process run",
+            ),
         ),
         (
             VECTOR,
-            "DataParallel splits and gathers every tensor along dimension 0, whatever "
-            "that is, and copies all else whole; where samples alone are split and put "
-            "together it equals one process",
+            "DataParallel splits and gathers every tensor along dimension 0, "
+            "whatever that is, and copies everything else whole; when only samples "
+            "are split and gathered, it equals the single-process run",
             (),
         ),
     ],

@@ -38,5 +38,5 @@ def test_ratios_of_ranks_that_have_no_factor_are_not_for_drawing(
     pool: Pool, tmp_path: Path
 ) -> None:
     fact, evidence = _evidence(pool, tmp_path, "loss/batch-coupled")
-    assert fact.startswith("moving the outputs of some samples changes")
+    assert fact.startswith("changing the outputs of some samples changes")
     assert list(evidence) == ["fitted_ratios"]

@@ -45,7 +45,7 @@ class Bad:
     summary: str
 
 
-WHERE = f", at target.py:{LINE} in fault; one process does not"
+WHERE = f", at target.py:{LINE} in fault; the single-process run does not"
 FAULTS = {
     "raises": Bad(
         "raise ValueError('bad shard')",
@@ -58,12 +58,12 @@ FAULTS = {
     "os._exit": Bad(
         "os._exit(7)",
         "sync/rank-died",
-        "rank 1 exited with code 7; one process does not",
+        "rank 1 exited with code 7; the single-process run does not",
     ),
     "sigkill": Bad(
         "os.kill(os.getpid(), signal.SIGKILL)",
         "sync/rank-died",
-        "rank 1 was killed by SIGKILL; one process does not",
+        "rank 1 was killed by SIGKILL; the single-process run does not",
     ),
     "sigsegv": Bad(
         "ctypes.string_at(0)",
@@ -131,7 +131,9 @@ def test_ranks_that_all_work_wait_for_nobody(short: Pool, tmp_path: Path) -> Non
     source = _target("time.sleep(600)").replace("rank() == 1", "rank() >= 0")
     summary = _only(checked(short, tmp_path, source)).summary
     where = f"at target.py:{LINE} in fault"
-    assert summary == f"every rank is at work, {where}; one process is done"
+    assert summary == (
+        f"every rank is computing, {where}; the single-process run is done"
+    )
 
 
 @pytest.mark.slow
@@ -169,8 +171,8 @@ def test_facts_say_what_every_rank_did_last(short: Pool, tmp_path: Path) -> None
         (
             _target(COLLECTIVE),
             1,
-            "collective 1: rank 0: call none of the target's; "
-            f"rank 1: call all_reduce of float64 (1,) at target.py:{LINE}",
+            "collective 1: rank 0: no collective of the target; rank 1: "
+            f"call all_reduce of float64 (1,) at target.py:{LINE}",
         ),
         (
             _target("dist.all_reduce(torch.zeros(2 + rank()))").replace("== 1", ">= 0"),
@@ -231,7 +233,7 @@ def test_import_that_fails_on_one_rank_is_that_ranks_exception(
     finding = _only(checked(short, tmp_path, source))
     assert finding.summary == (
         "rank 1 raises ZeroDivisionError: division by zero, at target.py:3 in "
-        "<module>; one process does not"
+        "<module>; the single-process run does not"
     )
 
 

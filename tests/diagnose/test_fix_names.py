@@ -144,8 +144,8 @@ def test_code_is_shown_without_such_a_run_where_evidence_is_named() -> None:
             True,
             False,
             (
-                "with nothing compiled, beside the fixes of the other causes, the runs "
-                "are equal"
+                "with nothing compiled, together with the fixes of the other "
+                "causes, the runs are equal"
             ),
         ),
         (False, True, "with nothing compiled the runs still differ"),

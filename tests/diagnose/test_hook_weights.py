@@ -18,11 +18,10 @@ def test_weights_are_those_of_the_step_before(pool: Pool, tmp_path: Path) -> Non
     source, _ = BUGS["hook-that-weighs-by-the-shares-of-the-step-before"]
     (finding,) = checked(pool, tmp_path, HEAD + source).findings
     assert (finding.summary, finding.facts[:2]) == (
-        "a communication hook weighs the ranks' gradients by other shares than those "
-        "of what their losses are divided by",
+        "a communication hook weights the ranks' gradients by other counts than "
+        "those that divide their losses",
         (
             "register_comm_hook was called once",
-            "its weights in call 2: 0.6, 0.4 on the ranks, where a mean has 0.5 for "
-            "each",
+            "its weights in call 2: 0.6, 0.4 on the ranks; a mean has 0.5 for each",
         ),
     )

@@ -54,7 +54,7 @@ def test_call_of_what_the_wrapper_lacks_goes_past_it(
     (found,) = report.findings
     assert found.summary == (
         f"the step calls {asked} on the wrapper, which DistributedDataParallel does "
-        "not have: one process calls the bare model's"
+        "not have; the single-process run calls it on the bare model"
     )
     assert found.fix is not None
     assert found.fix.verified is True
@@ -83,7 +83,7 @@ def test_attribute_that_the_wrapper_lacks_is_read_inside(
     assert found.fix is not None
     assert found.fix.text == (
         f"the wrapper has no {asked}: read getattr(model, 'module', model).{asked}; "
-        "what is called in training has to go through the wrapped model"
+        "calls in training must go through the wrapped model"
     )
 
 
@@ -96,5 +96,6 @@ def test_attribute_that_the_model_lacks_too_is_another_fault(
     assert found.slug == "sync/rank-raised"
     assert found.fix is not None
     assert found.fix.text == (
-        "make this code hold on every rank: for its shard, its rank, the wrapped model"
+        "make this code work on every rank: with its shard, its rank number and "
+        "the wrapped model"
     )

@@ -34,8 +34,8 @@ def test_samples_are_told_in_numbers(pool: Pool, tmp_path: Path) -> None:
     line = source.splitlines().index("def train_step(model, optimizer, batch):") + 1
     assert str(finding.where).endswith(f"target.py:{line}")
     assert finding.facts == (
-        "in step 1 one process trains on 13 samples, the 2 ranks on 7 each; repeated "
-        "at the end of a shard, from the beginning of another: 1",
+        "in step 1 the single-process run trains on 13 samples, the 2 ranks on 7 "
+        "each; repeated at the end of a shard, from the beginning of another shard: 1",
     )
     assert finding.evidence == {
         "step": 0,

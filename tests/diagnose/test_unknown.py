@@ -88,7 +88,7 @@ def test_why_nothing_could_be_judged_alone_is_told(pool: Pool, tmp_path: Path) -
     report = checked(pool, tmp_path, HEAD + LOOKS_AT_HOOKS)
     (finding,) = report.findings
     assert finding.slug == "unknown"
-    expected = "no link could be judged alone: TypeError: no hooks here"
+    expected = "no link could be judged separately: TypeError: no hooks here"
     assert finding.facts[-1] == expected
 
 
@@ -117,5 +117,8 @@ def train_step(model, optimizer, batch):
 def test_factor_of_all_gradients_is_told(pool: Pool, tmp_path: Path) -> None:
     (finding,) = checked(pool, tmp_path, HEAD + WEIGHED).findings
     assert finding.slug == "unknown"
-    line = "all gradients that differ in the first step are 0.7 times one process's"
+    line = (
+        "all gradients that differ in the first step are 0.7 times the "
+        "single-process ones"
+    )
     assert line in finding.facts

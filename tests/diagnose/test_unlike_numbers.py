@@ -70,5 +70,7 @@ def test_learning_rate_unlike_one_process_is_warned_of(
     (warning,) = report.warnings
     assert warning.startswith("lr at the update of step 1: ")
     if "loss" not in rate:
-        told = "2e-12, 2e-12 on the ranks, 1e-12 in one process at world size 2"
+        told = (
+            "2e-12, 2e-12 on the ranks, 1e-12 in the single-process run at world size 2"
+        )
         assert told in warning

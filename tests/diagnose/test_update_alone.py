@@ -19,24 +19,24 @@ pytestmark = pytest.mark.corpus
     [
         (
             "average-by-the-own-samples-behind-an-overlap",
-            "weights that no optimizer trains (an average, a teacher) are updated by "
-            "the rank's own samples, or how many they are",
+            "weights that no optimizer trains (an average, a teacher) are updated "
+            "using the local shard, or its size",
             (
-                "with one process's gradients at every update, 2 untrained parameters "
-                "differ after step 1: average.bias, average.weight",
-                "no run tells it apart: where the loss sees all samples, so does what "
-                "comes after it",
+                "given the single-process gradients at every update, 2 untrained "
+                "parameters differ after step 1: average.bias, average.weight",
+                "no run separates this cause: when the loss gets all samples, the "
+                "code after it does, too",
             ),
         ),
         (
             "step-size-by-the-own-loss-behind-a-masked-mean",
-            "the ranks update their weights with different numbers: each decides on "
-            "its own",
+            "the ranks update their weights with different numbers: each rank "
+            "decides by itself",
             (
-                "with one process's gradients at every update, 2 trained parameters "
-                "differ after step 1: bias, weight",
-                "where ranks that read a tensor's number read the mean over ranks, "
-                "they agree",
+                "given the single-process gradients at every update, 2 trained "
+                "parameters differ after step 1: bias, weight",
+                "when every number read from a tensor is the mean over ranks, they "
+                "agree",
             ),
         ),
     ],

@@ -117,19 +117,22 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
     outputs = (
         "no gradient depends on their outputs"
         if is_idle
-        else "with one process's buffers they return its rows"
+        else (
+            "given the single-process buffers, their outputs equal the "
+            "single-process outputs"
+        )
         if wrong
         else "their outputs in the first step are right"
     )
     facts = [
-        f"after {_step(first)} {worst.name} differs from one process by "
+        f"after {_step(first)} {worst.name} differs from the single-process run by "
         f"{number(worst.rel_diff)} relative, on rank {worst.rank}",
         f"modules whose buffers differ: {names(map(module, modules))}; {outputs}",
     ]
     facts.append(
         "gradients are right in all steps"
         if later is None
-        else f"gradients differ from step {later + 1} on: the buffer is read in forward"
+        else f"gradients differ from step {later + 1} on: forward reads the buffer"
     )
     return _owners(
         case,
@@ -157,7 +160,7 @@ def wrong_at_once(case: Case) -> Owners | None:
     modules = tuple(dict.fromkeys(t.name.rpartition(".")[0] for t in rows))
     called = names(m or "the model itself" for m in modules)
     facts = (
-        f"after the first step {worst.name} differs from one process by "
+        f"after the first step {worst.name} differs from the single-process run by "
         f"{number(worst.rel_diff)} relative, on rank {worst.rank}",
         f"modules whose buffers differ: {called}",
     )

@@ -19,7 +19,7 @@ def by_the_model(case: Case, slug: str) -> Proposal | None:
         return None
     return replaced(
         _proposal(case, found, slug, "its output for a sample depends on the others"),
-        fix="fit to the samples of all ranks, by a collective that carries gradients",
+        fix="fit to the samples of all ranks, using a collective with autograd",
     )
 
 
@@ -37,9 +37,9 @@ def by_the_step(case: Case, slug: str, *, sent: bool) -> Proposal | None:
     if any(name.startswith(own) for name in buffers) != sent:
         return None
     goes = (
-        "DDP then sends rank 0's buffers to all, so that only rank 0's samples count"
+        "DDP then broadcasts rank 0's buffers, so that only rank 0's samples count"
         if sent
-        else "every rank goes by its own buffers"
+        else "every rank uses its own buffers"
     )
     return _proposal(case, found, slug, goes)
 
@@ -63,15 +63,19 @@ def _proposal(case: Case, found: list[ModuleCall], slug: str, goes: str) -> Prop
     proposal = Proposal(
         slug=slug,
         link="forward",
-        summary=f"{named} ({first.kind}) is fitted to the samples of the shard before "
-        f"it is called: {goes}",
+        summary=f"{named} ({first.kind}) is fitted to the local shard before it is "
+        f"called: {goes}",
         facts=(
-            f"{named}, fed with the reference's own input, returns other rows than in "
-            f"one process: relative difference {number(first.rel_diff or 0)}",
-            "with one process's buffers it does not; where the model has the samples "
-            "of all ranks, the runs are equal",
+            f"given the reference's input, the output of {named} differs from the "
+            "single-process output: relative difference "
+            f"{number(first.rel_diff or 0)}",
+            "given the single-process buffers, it does not; when the model has the "
+            "samples of all ranks, the runs are equal",
         ),
-        fix="fit to the samples of all ranks: reduce what the buffers are made of",
+        fix=(
+            "fit to the samples of all ranks: all-reduce the values that the "
+            "buffers are computed from"
+        ),
         fixes=("module.global:",),
         control=control,
         module=first.name,

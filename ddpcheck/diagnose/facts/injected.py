@@ -12,8 +12,8 @@ from __future__ import annotations
 from ddpcheck.diagnose.facts.case import Case
 
 FACT = (
-    "outputs are right, and so is the gradient of the loss at them; what backward "
-    "makes of it has a part that does not grow with it"
+    "outputs and the loss's gradient at them are right; a part of the parameters' "
+    "gradients does not scale with it"
 )
 
 

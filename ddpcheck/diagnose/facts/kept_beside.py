@@ -59,10 +59,11 @@ def before_gradients(case: Case) -> KeptBeside | None:
         return None
     largest = max(worst, key=lambda name: worst[name])
     facts = (
-        f"after step {first} {largest}, which is neither parameter nor buffer of the "
-        f"model, differs from one process by {number(worst[largest])} relative",
-        f"what does: {names(sorted(worst))}; with one process's values there after "
-        "every step the runs are equal",
+        f"after step {first} {largest}, which is neither a parameter nor a buffer "
+        "of the model, differs from the single-process run by "
+        f"{number(worst[largest])} relative",
+        f"all values that differ so: {names(sorted(worst))}; when they are set to "
+        "the single-process values after every step, the runs are equal",
     )
     fixes = (f"{_FIX}:{','.join(sorted(worst))}",)
     return KeptBeside(
@@ -128,9 +129,10 @@ def warnings(outcomes: Sequence[RunOutcome], runs: Sequence[Run]) -> list[str]:
                     worst[name] = max(worst.get(name, 0.0), told.rel_diff)
         if worst:
             return [
-                f"kept beside the model, not judged: {names(sorted(worst))} on ranks "
-                f"differ from one process, by up to {number(max(worst.values()))} "
-                f"relative at world size {run.world_size}; no compared value "
-                "depends on it, but evaluation or a checkpoint may"
+                f"kept outside the model, not judged: {names(sorted(worst))} on "
+                "ranks differ from the single-process run, by up to "
+                f"{number(max(worst.values()))} relative at world size "
+                f"{run.world_size}; no compared value depends on it, but evaluation "
+                "or a checkpoint may"
             ]
     return []

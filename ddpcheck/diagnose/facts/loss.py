@@ -17,9 +17,9 @@ def ratio_fact(case: Case) -> str:
     """Returns the ratios of the output gradients as a sentence."""
     ratios = [ratio for ratio, _ in case.ratios()]
     residual = max((r for _, r in case.ratios()), default=0.0)
-    where = "the reference's own outputs" if case.has_cuts else "all parameters"
+    where = "the single-process outputs" if case.has_cuts else "all parameters"
     text = (
-        f"the loss's gradient at {where}, over the reference's: "
+        f"the loss's gradient at {where}, divided by the single-process one: "
         f"{listed(ratios)} on the ranks, expected {case.world_size} on each"
     )
     if residual > case.close:
@@ -114,10 +114,10 @@ def growth_fact(case: Case) -> str:
     """Returns what `is_sum` found, as words."""
     factor = doubled(case)
     if factor is not None:
-        return f"the batch taken twice gives {number(factor)} times the gradient"
+        return f"repeating the batch gives {number(factor)} times the gradient"
     if not case.loss_collectives:
         return "the step calls no collective that could count all samples"
-    return "the step calls collectives, as counting all samples takes"
+    return "the step calls collectives, as a global count requires"
 
 
 def differs_with_equal_counts(case: Case) -> bool:

@@ -29,10 +29,10 @@ def proposal(case: Case, slug: str, *, sent: bool) -> Proposal | None:
         summary=_summary(owner),
         facts=(
             *owner.facts,
-            "with one process's values in them as soon as they are written, the runs "
-            "are equal",
+            "when they are set to the single-process values as soon as they are "
+            "written, the runs are equal",
         ),
-        fix="all-reduce what is written, on all ranks, before it is read",
+        fix="all-reduce the written value, on all ranks, before it is read",
         fixes=(f"state.as_written:{','.join(owner.modules)}",),
         module=owner.modules[0],
         speculative=True,
@@ -43,9 +43,11 @@ def proposal(case: Case, slug: str, *, sent: bool) -> Proposal | None:
 def _summary(owner: Owners) -> str:
     by = "forward" if owner.written_in_forward else "the training step"
     own = (
-        "not as in one process" if owner.are_exchanged else "from the rank's own shard"
+        "with other values than in the single-process run"
+        if owner.are_exchanged
+        else "from the local shard"
     )
     return (
-        f"{by} writes a buffer {own} and goes by it in the same step: a sample's "
+        f"{by} updates a buffer {own}, then reads it in the same step: a sample's "
         "gradient depends on its shard"
     )

@@ -35,8 +35,9 @@ def warnings(
             continue
         for told in other_numbers(outcome, rtol):
             return [
-                f"{told.name} {told.text} at world size {run.world_size}; nothing "
-                "judged differs by it in the steps of this check, longer training may"
+                f"{told.name} {told.text} at world size {run.world_size}; no "
+                "compared value differs because of it in the steps of this check, "
+                "but longer training may"
             ]
     return []
 
@@ -55,8 +56,9 @@ class OtherNumber:
     def text(self) -> str:
         """What it is, and where, without its name."""
         return (
-            f"at the update of step {self.step + 1}: {listed(self.values, _DIGITS)} on "
-            f"the ranks, {listed([self.wanted], _DIGITS)} in one process"
+            f"at the update of step {self.step + 1}: {listed(self.values, _DIGITS)} "
+            f"on the ranks, {listed([self.wanted], _DIGITS)} in the single-process "
+            "run"
         )
 
 

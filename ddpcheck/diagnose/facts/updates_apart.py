@@ -62,8 +62,8 @@ def at_other_times(case: Case, first: int | None) -> str | None:
     if known == ranks[0] or any(rank != ranks[0] for rank in ranks):
         return None
     return (
-        f"steps with an update: {listed(known) or 'none'} in one process, "
-        f"{listed(ranks[0]) or 'none'} on every rank"
+        f"steps with an update: {listed(known) or 'none'} in the single-process "
+        f"run, {listed(ranks[0]) or 'none'} on every rank"
     )
 
 
@@ -97,8 +97,8 @@ def rewritten_alone(case: Case, first: int | None) -> str | None:
     if factor is not None and is_power_of_two(case, factor):
         return None  # a loss scale
     return (
-        f"{late} updates come after gradients were written, and nothing was exchanged "
-        "since backward; at the update they differ between ranks"
+        f"{late} updates come after gradients were written without an exchange "
+        "since backward; at the update these gradients differ between ranks"
     )
 
 

@@ -18,13 +18,13 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link="reduce" if only_reducer else LINK,
-        summary="a collective returns something else than it was asked for",
+        summary="a collective returns a wrong result",
         facts=tuple(
             f"{defect.what}: {number(defect.ratio)} times the right result, relative "
             f"difference {number(defect.rel_diff)}"
             for defect in found[:3]
         ),
-        fix="compare the backend's collectives with their definition, upgrade it or use "
-        "another one",
+        fix="compare the backend's collectives with their definition, upgrade the "
+        "backend or use another one",
         fixes=("collectives.exact",),
     )

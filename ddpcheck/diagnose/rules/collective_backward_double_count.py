@@ -34,9 +34,9 @@ def detect(case: Case) -> Proposal | None:
         summary="every rank has the whole loss, and the backward of its collective sums "
         f"the gradients of all {world} ranks: every gradient is {world} times too large",
         facts=(
-            "ranks ask each other for what these addends are made of"
+            "the ranks exchange the values that these addends are computed from"
             if case.is_part
-            else "every rank has the same loss: it is reduced already",
+            else "every rank has the same loss: it is already reduced",
             ratio_fact(case),
         ),
         fix="divide the reduced loss by the world size",
@@ -61,13 +61,13 @@ def _of_one_term(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a term of the loss, which every rank has in full, is made of a sum over "
-        f"ranks that nothing divides: it is {case.world_size} times one process's, and so "
-        "is its gradient",
+        summary="a term of the loss, which every rank has in full, uses a sum over "
+        "ranks that is not divided: the term and its gradient are "
+        f"{case.world_size} times the single-process ones",
         facts=(
             ratio_fact(case),
-            "it is right where the sums over ranks that carry gradients are means over "
-            "ranks",
+            "when the sums over ranks with gradient are replaced by means over "
+            "ranks, the gradient is right",
         ),
         fix="divide that sum by the world size",
         code="from torch.distributed.nn.functional import all_reduce\n"
@@ -96,17 +96,17 @@ def _in_a_backward(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a backward of the model's own adds gradients up over ranks, and DDP "
-        f"averages what is the same on all of them: these gradients are {world} times "
-        "one process's",
+        summary="a custom backward of the model sums gradients over ranks, and DDP "
+        f"averages these equal sums: the gradients are {world} times the "
+        "single-process ones",
         facts=(
-            f"{len(found)} gradients are {world} times one process's, all others are "
-            f"right: {names(found)}",
-            f"{calls} collectives called in three steps, and none by the loss that "
-            "changes its gradient; with none in the backward of the model's autograd "
-            "functions the runs are equal",
+            f"{len(found)} gradients are {world} times the single-process ones, all "
+            f"others are right: {names(found)}",
+            f"{calls} collectives called in three steps, none of them in the loss "
+            "with an effect on its gradient; without collectives in the backward "
+            "of the model's autograd functions the runs are equal",
         ),
-        fix="leave gradients of parameters to DDP, or divide by the world size",
+        fix=("let DDP reduce the gradients of parameters, or divide by the world size"),
         code="grad_weight = grad_weight / dist.get_world_size()",
         fixes=("backward.alone",),
         speculative=True,
@@ -119,10 +119,11 @@ def _summed_once_more(case: Case) -> Proposal:
         slug=SLUG,
         link=LINK,
         summary="the backward of the loss's collective sums the gradients of all "
-        f"{case.world_size} ranks, and the step itself adds them up over ranks once more",
+        f"{case.world_size} ranks, and the training step sums them over ranks again",
         facts=(
-            f"all gradients are {case.world_size} times one process's; the parameters are "
-            "in no DDP object, and the loss is made with what other ranks have",
+            f"all gradients are {case.world_size} times the single-process ones; "
+            "the parameters are in no DDP object, and the loss uses values of "
+            "other ranks",
         ),
         fix="divide the reduced loss, or the summed gradients, by the world size",
         code="loss = reduced_loss / dist.get_world_size()",

@@ -50,15 +50,15 @@ def _of_rows(case: Case) -> Proposal | None:
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the loss puts what the ranks gathered together in another way than one "
-        "process does: order, axis or labels",
+        summary="the loss joins the gathered tensors in a layout other than the "
+        "single-process one: order, axis or labels",
         facts=(
             f"{case.loss_collectives} collectives called in one step",
             *shown,
             *([_LABELS] if are_labels else []),
         ),
-        fix="fix the layout (labels offset by rank, cat or stack, order of views); test that "
-        "one rank equals no group",
+        fix="fix the layout (labels offset by rank, cat or stack, order of views); "
+        "test that a group of one rank gives the same as no group",
         code="labels = torch.arange(len(a)) + dist.get_rank() * len(a)"
         if are_labels
         else "",
@@ -92,10 +92,12 @@ def _of_the_own_rows(case: Case, found: Proposal) -> Proposal | None:
         found,
         facts=(
             found.facts[0],
-            "on the first rank the gradient at the outputs is one process's, on all "
-            "others it is not",
+            "the gradient at the outputs equals the single-process one on the "
+            "first rank, and differs on all others",
         ),
-        fix="put the rank's own rows, with their gradient, back in the rank's own place",
+        fix=(
+            "put the rank's own rows, with their gradient, at the rank's own position"
+        ),
         code="",
         fixes=global_loss_fix(case),
     )
@@ -107,10 +109,10 @@ def _of_blocks(found: Proposal, other: Proposal | None) -> Proposal:
         found,
         facts=(
             found.facts[0],
-            "with the gathered views of all ranks one after the other it is right",
+            "with the gathered views joined one view after the other the loss is right",
         ),
-        fix="gather every view by itself, or put what was gathered in the order that one "
-        "process has: all samples of the first view, then all of the second",
+        fix="gather each view separately, or reorder the gathered rows as in the "
+        "single-process run: all samples of the first view, then all of the second",
         code="all_gather = torch.distributed.nn.all_gather\n"
         "views = [torch.cat(all_gather(v.contiguous())) for v in views]\n"
         "features = torch.cat(views)",
@@ -129,8 +131,8 @@ def _with_gaps(gaps: list[Defect]) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a collective is called on a view with gaps, and works on the memory "
-        "behind it instead of the view",
+        summary="a collective is called on a view with gaps, and uses the memory "
+        "behind the view instead of its elements",
         facts=tuple(
             f"{defect.what}: relative difference {number(defect.rel_diff)} from what "
             "its definition gives"
@@ -150,12 +152,12 @@ def _of_copies(case: Case) -> Proposal:
     return Proposal(
         slug=SLUG,
         link="reduce",
-        summary="gradients that are not contiguous are averaged by hand in a copy, which "
-        "reshape makes of them, and stay as they were",
+        summary="non-contiguous gradients are averaged by hand in a copy that "
+        "reshape makes, so the gradients themselves do not change",
         facts=(
             f"{len(outside)} trained parameters outside every DDP object: "
             f"{names(outside)}",
-            "with contiguous gradients it is right",
+            "with contiguous gradients the runs are equal",
         ),
         fix="reduce the gradient itself, or copy the result back",
         code="flat = p.grad.reshape(-1)\ndist.all_reduce(flat)\n"
@@ -170,12 +172,13 @@ def _seen_without_counts(case: Case) -> list[str]:
     shown = []
     if case.vary(world_size=1).verdict == "divergent":
         shown.append(
-            "it differs with one rank already, where there is nothing to reduce"
+            "the runs differ even with one rank, where there is nothing to reduce"
         )
     # Where no sample knows of another, or all is added up, rows have no places.
     moves = any(rank.moves_rows for rank in case.probed.ranks) if case.probed else False
     if moves and case.couples is not False and differs_with_equal_counts(case):
         shown.append(
-            "it differs with the same shard on every rank, where all counts agree"
+            "the runs differ even with the same shard on every rank, where all "
+            "counts agree"
         )
     return shown

@@ -32,28 +32,28 @@ def detect(case: Case) -> Proposal | None:
     shown = (
         f"one factor on every rank: {number(ratio)}, expected {case.world_size}"
         if ratio is not None
-        else "no factor per rank explains it: residuals "
+        else "no single factor per rank explains it: residuals "
         + listed(residual for _, residual in case.ratios())
     )
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the loss uses collectives that autograd does not see: its value is "
-        "that of the global batch, its gradient only the rank's own part",
+        summary="the loss uses collectives without autograd: its value is that of "
+        "the global batch, its gradient only the rank's own part",
         facts=(
-            "every rank's loss equals the loss of one process"
+            "every rank's loss equals the single-process loss"
             if case.losses_replicate
-            else "the mean of the ranks' losses is the loss of one process"
+            else "the mean of the per-rank losses is the single-process loss"
             if case.losses_average
-            else "the mean of the ranks' losses is the loss of one process times "
+            else "the mean of the per-rank losses is the single-process loss times "
             + number(case.world_size ** (case.mean_loss_power or 0))
             if is_scaled
             else "the loss at a sample depends on the other samples' outputs",
             f"the gradient at the outputs is not {case.world_size} times the "
-            f"reference's: {shown}",
+            f"single-process one: {shown}",
             f"{case.loss_collectives} collectives called in one step",
         ),
-        fix="use collectives that carry gradients",
+        fix="use collectives with autograd",
         code="from torch.distributed.nn.functional import all_gather, all_reduce",
         fixes=("collectives.autograd",),
         # A mean of losses may also be right by the loss being a mean over samples.
@@ -88,8 +88,8 @@ def _with_fallbacks(case: Case, found: Proposal, *, may_scale: bool) -> Proposal
     wide = dataclasses.replace(found, fixes=global_loss_fix(case))
     wide = dataclasses.replace(
         found,
-        fix="gather what carries gradients, not a detached copy, by collectives that "
-        "carry them",
+        fix="gather the tensor with its gradient, not a detached copy, using "
+        "collectives with autograd",
         fixes=("collectives.attached",),
         fallback=wide,
     )
@@ -98,8 +98,8 @@ def _with_fallbacks(case: Case, found: Proposal, *, may_scale: bool) -> Proposal
     # There may be no such collective: then what the rank has is to be taken W times.
     scaled = dataclasses.replace(
         found,
-        fix="multiply by the world size what each rank has its own part of; or train on "
-        "the rank's own loss, and reduce a copy of it for the log",
+        fix="multiply by the world size the term of which each rank has its own "
+        "part; or train on the rank's own loss, and reduce a copy of it for the log",
         code="logged = loss.detach().clone()\n"
         + in_group("dist.all_reduce(logged, op=dist.ReduceOp.AVG)")
         + "\nloss.backward()",

@@ -28,15 +28,15 @@ def detect(case: Case) -> Proposal | None:
     proposal = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the compiled backward does not go together with DDP's C++ reducer"
+        summary="the compiled backward does not work with DDP's C++ reducer"
         if backward
-        else "what torch.compile makes of the model does not go together with DDP",
+        else "the model compiled by torch.compile does not work with DDP",
         facts=(
-            f"functions that torch.compile looked at: {compiled}; "
+            f"functions traced by torch.compile: {compiled}; "
             f"optimize_ddp={settings[0]!r}, the backward compiled: {backward}",
             *said,
         ),
-        fix="choose DDP's Python reducer before DDP is built"
+        fix="select DDP's Python reducer before building DDP"
         if backward
         else "do not split compiled graphs at DDP's buckets",
         code='config.optimize_ddp = "python_reducer"  # of torch._dynamo'
@@ -47,7 +47,7 @@ def detect(case: Case) -> Proposal | None:
     )
     eager = replaced(
         proposal,
-        fix="compile what is inside of DDP, or nothing",
+        fix="compile the model inside DDP, or nothing",
         code='torch.compiler.set_stance("force_eager")  # compiles nothing',
         fixes=("compile.off",),
     )

@@ -38,14 +38,14 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="dimension 0 of the batch has a structure, such as two views one after "
-        "the other, and contiguous shards tear apart what belongs together",
+        summary="dimension 0 of the batch has a structure, such as two views one "
+        "after the other, and contiguous shards separate rows that belong together",
         facts=(
             f"{who} relates samples to each other",
-            f"shards of samples that are {world} apart keep what belongs together: with "
-            "them the ranks train as one process does",
+            f"strided shards (samples {world} apart) keep these rows together: "
+            "with them the ranks train as the single-process run does",
         ),
-        fix="shard by group, or give each view a tensor of its own",
+        fix="shard by group, or put each view in its own tensor",
         code="x = torch.stack(x.chunk(num_views), dim=1)  # 0: the sample",
         fixes=("data.strided",),
         speculative=True,

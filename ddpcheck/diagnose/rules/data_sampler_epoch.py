@@ -17,19 +17,23 @@ def detect(case: Case) -> Proposal | None:
     known = rows.earlier(case, moment)
     if known is None or case.watched is None:
         return None
-    same = "as one process does" if known.is_sound else "which are others already"
+    same = (
+        "as the single-process run does"
+        if known.is_sound
+        else ("where they already differ from the single-process run")
+    )
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the ranks' samples come in the same order in every epoch: their sampler "
-        "does not know the epoch",
+        summary="the ranks' samples come in the same order in every epoch: the "
+        "sampler's epoch is not set",
         facts=(
-            f"in step {moment.step + 1} the ranks train on the {len(moment.one)} samples "
-            f"of step {known.step + 1} again, {same} there",
-            f"samples of one process in step {moment.step + 1} that are on no rank: "
-            f"{sum(moment.missing.values())}",
+            f"in step {moment.step + 1} the ranks train on the {len(moment.one)} "
+            f"samples of step {known.step + 1} again, {same}",
+            f"samples of the single-process run in step {moment.step + 1} that are "
+            f"on no rank: {sum(moment.missing.values())}",
         ),
-        fix="tell the sampler the epoch before every epoch, on all ranks",
+        fix="call sampler.set_epoch(epoch) before every epoch, on all ranks",
         fixes=("target.orders",),
         evidence=rows.evidence(moment),
         # Else samples may be counted or chosen in another way, with no order at all.

@@ -17,18 +17,22 @@ def detect(case: Case) -> Proposal | None:
         return None if dropped is None else _of_dropped(dropped)
     repeats = sum(moment.repeated.values())
     is_last = set(moment.repeated) == {moment.one[-1]}
-    where = "the last of all" if is_last else "from the beginning of another"
+    where = "the last of all" if is_last else "from the beginning of another shard"
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="samples are repeated to give every rank as many: they count more than "
-        "once",
+        summary="samples are repeated to give every rank the same number: repeated "
+        "samples count more than once",
         facts=(
-            f"in step {moment.step + 1} one process trains on {len(moment.one)} samples, "
-            f"the {len(moment.ranks)} ranks on {len(moment.ranks[0])} each; repeated at "
-            f"the end of a shard, {where}: {repeats}",
+            f"in step {moment.step + 1} the single-process run trains on "
+            f"{len(moment.one)} samples, the {len(moment.ranks)} ranks on "
+            f"{len(moment.ranks[0])} each; repeated at the end of a shard, {where}: "
+            f"{repeats}",
         ),
-        fix="drop the last samples in one process as well, or give repeats a weight of 0",
+        fix=(
+            "drop the last samples in the single-process run as well, or give "
+            "repeated samples a weight of 0"
+        ),
         code="DistributedSampler(data, drop_last=True)",
         fixes=("data.unpadded",),
         evidence=rows.evidence(moment),
@@ -42,14 +46,17 @@ def _of_dropped(moment: rows.Moment) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="samples are left out to give every rank as many: no rank trains on them",
-        facts=(
-            f"in step {moment.step + 1} one process trains on {len(moment.one)} samples, "
-            f"the {len(moment.ranks)} ranks on {len(moment.ranks[0])} each; on no rank: "
-            f"{lost}",
+        summary=(
+            "samples are dropped to give every rank the same number: no rank "
+            "trains on them"
         ),
-        fix="keep them, and weigh each rank's mean by its samples; or leave them out in one "
-        "process as well",
+        facts=(
+            f"in step {moment.step + 1} the single-process run trains on "
+            f"{len(moment.one)} samples, the {len(moment.ranks)} ranks on "
+            f"{len(moment.ranks[0])} each; on no rank: {lost}",
+        ),
+        fix="keep them, and weight each rank's mean by its number of samples; or "
+        "drop them in the single-process run as well",
         evidence=rows.evidence(moment),
         needs_no_proof=True,
     )

@@ -25,11 +25,14 @@ def detect(case: Case) -> Proposal | None:
         link=LINK,
         summary=_summary(moment),
         facts=(
-            f"in step {moment.step + 1} one process trains on {len(moment.one)} samples; "
-            f"of them on no rank: {sum(moment.missing.values())}; on more ranks than one "
-            f"process has copies: {shared}",
+            f"in step {moment.step + 1} the single-process run trains on "
+            f"{len(moment.one)} samples; of these on no rank: "
+            f"{sum(moment.missing.values())}; on more ranks than the single-process "
+            f"run has copies: {shared}",
         ),
-        fix="shuffle with one seed on all ranks, and give every rank its own part",
+        fix=(
+            "shuffle with the same seed on all ranks, and give every rank its own part"
+        ),
         fixes=("target.orders",),
         evidence=rows.evidence(moment),
         speculative=not rows.overlap(case, moment),
@@ -38,7 +41,9 @@ def detect(case: Case) -> Proposal | None:
     if not case.facts["has_train_step"]:
         return replaced(
             proposal,
-            summary="batch() returns other samples on ranks than in one process",
+            summary=(
+                "batch() returns other samples on ranks than in the single-process run"
+            ),
             fix="return the global batch on every rank: the loop cuts it into shards",
             code="",
             fixes=("data.alone",),
@@ -76,10 +81,10 @@ def _chosen(case: Case, proposal: Proposal) -> Proposal:
         return proposal
     chosen = replaced(
         proposal,
-        summary="samples are chosen by chance, with another seed on every rank: the shards "
-        "are not parts of one batch",
+        summary="samples are chosen at random, with another seed on every rank: "
+        "the shards are not parts of one batch",
         facts=(*proposal.facts, EQUAL),
-        fix="choose with a generator that is seeded alike on all ranks",
+        fix="choose with a generator that has the same seed on all ranks",
         code="",
         fixes=("target.constant_draws",),
     )
@@ -102,10 +107,10 @@ def _loaded(moment: rows.Moment, proposal: Proposal) -> Proposal:
 
 def _summary(moment: rows.Moment) -> str:
     if rows.are_equal(moment):
-        return "all ranks train on the same samples: nothing shards the data"
+        return "all ranks train on the same samples: the data are not sharded"
     if moment.shared:
         return "shards overlap: ranks train on samples of other ranks"
-    return "the shards are not parts of one batch: ranks choose samples of their own"
+    return "the shards are not parts of one batch: each rank chooses its own samples"
 
 
 def _sharding(moment: rows.Moment) -> str:

@@ -25,11 +25,14 @@ def detect(case: Case) -> Proposal | None:
         summary="ranks have different numbers of batches: those with more wait for "
         "gradients that the others do not have",
         facts=(
-            f"batches begun in step {step + 1}, per rank: {listed(counts)}; a rank that "
-            "has fewer has used all samples of its shard",
+            f"batches started in step {step + 1}, per rank: {listed(counts)}; a "
+            "rank that has fewer has used all samples of its shard",
             *rank_table.facts(case),
         ),
-        fix="give all ranks as many batches, the last ones empty or with a loss times 0",
+        fix=(
+            "give all ranks the same number of batches, the last ones empty or "
+            "with the loss multiplied by 0"
+        ),
         code="with model.join():  # for batches with an update each",
         fixes=("data.filled",),
         evidence={"ranks": rank_table.rows(case)},

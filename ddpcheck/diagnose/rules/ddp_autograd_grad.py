@@ -30,8 +30,8 @@ def detect(case: Case) -> Proposal | None:
         )
         return None if weighs else _beside_backward(calls)
     found = _by_hand(
-        "gradients are made by torch.autograd.grad, which runs none of the hooks that DDP "
-        "reduces by",
+        "gradients come from torch.autograd.grad, which does not run the hooks "
+        "that DDP uses to reduce gradients",
         f"{calls}; the ranks' gradients differ",
     )
     if not has_later_backward(case):
@@ -49,8 +49,8 @@ def _of_a_penalty(case: Case) -> Proposal | None:
     if has_later_backward(case):
         return None
     return _by_hand(
-        "a backward through torch.autograd.grad leaves parameters out, and DDP waits for "
-        "their gradients",
+        "a backward through torch.autograd.grad leaves out parameters, and DDP "
+        "waits for their gradients",
         f"calls of torch.autograd.grad for an input: {slopes}; a backward through them "
         f"leaves out {names(left_out)}",
         "loss = loss + 0 * sum(p.sum() for p in model.parameters())\n",
@@ -66,7 +66,10 @@ def _by_hand(summary: str, fact: str, *added: str) -> Proposal:
         facts=(fact,),
         fix="use backward(); for a gradient penalty add 0 * the sum of all parameters",
         code="".join(added) + "loss.backward()",
-        code_rests_on="the ranks' calls of torch.autograd.grad, and what these leave out",
+        code_rests_on=(
+            "the ranks' calls of torch.autograd.grad, and the parameters "
+            "that these leave out"
+        ),
         fixes=("autograd.averaged",),
         by_hand=True,
         # What the calls return cannot be averaged where they run under torch.vmap.
@@ -83,10 +86,10 @@ def _beside_backward(calls: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the step uses gradients from torch.autograd.grad, which are those of the "
-        "rank's own shard: DDP reduces what backward makes, and nothing else",
-        facts=(f"{calls}; DDP reduces those of backward as it should",),
-        fix="use backward() for them, too, or average them over ranks",
+        summary="the step uses gradients from torch.autograd.grad, which are those "
+        "of the local shard: DDP reduces only the gradients of backward",
+        facts=(f"{calls}; DDP reduces the gradients of backward correctly",),
+        fix="use backward() for these gradients too, or average them over ranks",
         code="grads = torch.autograd.grad(loss, parameters)\n"
         "for grad in grads:\n"
         "    dist.all_reduce(grad)\n"

@@ -20,8 +20,8 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the model was converted after wrapping: gradients no longer fit what "
-        "DDP made for them, its hooks or the layout of its buckets",
+        summary="the model was converted after wrapping: gradients no longer match "
+        "DDP's hooks or the layout of its buckets",
         facts=(
             f"{len(found)} parameters had another {what} when DDP was built: "
             f"{names(found)}",

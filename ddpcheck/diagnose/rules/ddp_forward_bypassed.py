@@ -27,8 +27,8 @@ def detect(case: Case) -> Proposal | None:
     idle = [held for count, held in used if count == 0]
     if idle:
         found = _of(
-            "the forward does not go through DistributedDataParallel, so its reducer "
-            "is never armed and every rank trains alone",
+            "the forward bypasses DistributedDataParallel, so its reducer is not "
+            "prepared for backward and every rank trains alone",
             f"DDP.forward was called 0 times on {len(idle)} of {len(used)} DDP objects, "
             f"backward {events[0].count('B')} times",
         )
@@ -36,8 +36,9 @@ def detect(case: Case) -> Proposal | None:
     inside = max(case.rank_facts("backwards_in_forward", 0), default=0)
     if inside:
         return _of(
-            "backward runs inside DistributedDataParallel's forward, whose end arms the "
-            "reducer: gradients stay local",
+            "backward runs inside DistributedDataParallel's forward, but the "
+            "reducer is prepared only at the end of that forward: gradients stay "
+            "local",
             f"backwards inside DDP.forward: {inside} of {events[0].count('B')}",
         )
     return _in_a_part_of_the_step(case)
@@ -47,11 +48,13 @@ def _lacking(name: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary=f"the step calls {name} on the wrapper, which DistributedDataParallel "
-        "does not have: one process calls the bare model's",
+        summary=f"the step calls {name} on the wrapper, which "
+        "DistributedDataParallel does not have; the single-process run calls it on "
+        "the bare model",
         facts=(
-            f"AttributeError on every rank: the model has {name}, its wrapper has not",
-            f"model.module.{name}(...) would not raise, and no gradient be reduced",
+            f"AttributeError on every rank: the model has {name}, its wrapper does not",
+            f"model.module.{name}(...) would not raise, but no gradient would be "
+            "reduced",
         ),
         fix=f"wrap a module whose forward calls {name}, and call the wrapped model",
         code=f"""\
@@ -71,11 +74,11 @@ def _in_a_part_of_the_step(case: Case) -> Proposal | None:
         return None
     rank = next(r for r in case.probed.ranks if is_backward_past(r.events))
     return _of(
-        "a part of the step goes past DistributedDataParallel's forward, so its "
+        "a part of the step bypasses DistributedDataParallel's forward, so its "
         "gradients stay local",
-        f"order of DDP forwards (F), calls past DDP (P) and backwards (B) in step 1: "
-        f"{rank.events[:24]}",
-        f"called past DDP: {names(module(n) for n in rank.past_wrapper)}",
+        "order of DDP forwards (F), calls that bypass DDP (P) and backwards (B) in "
+        f"step 1: {rank.events[:24]}",
+        f"calls that bypass DDP: {names(module(n) for n in rank.past_wrapper)}",
     )
 
 
@@ -85,8 +88,11 @@ def _of(summary: str, *facts: str) -> Proposal:
         link=LINK,
         summary=summary,
         facts=facts,
-        fix="call the wrapped model itself; put what else it does into its forward",
+        fix=(
+            "call the wrapped model itself; move its other computations into its "
+            "forward"
+        ),
         code="output = model(inputs)  # not model.module.encode(inputs)",
-        code_rests_on="DDP's forward is not called where the model inside is",
+        code_rests_on="the step calls the inner model and not DDP's forward",
         by_hand=True,
     )

@@ -44,13 +44,14 @@ def _in_turn(frozen: list[str]) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="parts of the model are frozen in turn after wrapping: the buckets that "
-        "they share with what is trained wait for gradients that do not come",
+        summary="parts of the model are frozen in turn after wrapping: their "
+        "buckets, which also hold trained parameters, wait for gradients that "
+        "never come",
         facts=(
             _fact(frozen),
-            "in another step, or another part of one, they are trained",
+            "they are trained in another step, or in another part of the step",
         ),
-        fix="wrap each part by itself, or look for unused parameters in each backward",
+        fix="wrap each part separately, or set find_unused_parameters=True",
         code="model = DistributedDataParallel(model, find_unused_parameters=True)",
         fixes=("ddp.find_unused",),
         speculative=True,

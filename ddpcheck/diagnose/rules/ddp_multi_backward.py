@@ -19,12 +19,15 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="DDP reduces the first backward after its forward only; the second one's "
-        "gradients stay local",
+        summary="DDP reduces only the first backward after its forward; the "
+        "gradients of the second stay local",
         facts=(
             f"order of DDP forwards (F) and backwards (B) over all steps: {events[0][:24]}",
         ),
-        fix="one backward on the sum of the losses, or forward, backward, forward, backward",
+        fix=(
+            "call backward once on the sum of the losses, or alternate: forward, "
+            "backward, forward, backward"
+        ),
         code="(first + second).backward()",
         code_rests_on="several backwards follow one forward of DDP",
         by_hand=True,

@@ -21,14 +21,14 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="parameters were replaced after wrapping: DDP's hooks sit on tensors that "
-        "are no longer trained",
+        summary="parameters were replaced after wrapping: DDP's hooks are on "
+        "tensors that are no longer trained",
         facts=(
-            f"{len(found)} trained parameters are in no DDP object and are other tensors "
-            f"than the model was built with: {names(found)}"
+            f"{len(found)} trained parameters are in no DDP object and are not the "
+            f"tensors that the model was built with: {names(found)}"
             if found
-            else f"{len(gone)} parameters that DDP was built with are none of the model's "
-            f"any more, and DDP waits for their gradients: {names(gone)}",
+            else f"{len(gone)} parameters that DDP was built with no longer belong "
+            f"to the model, and DDP waits for their gradients: {names(gone)}",
         ),
         fix="copy values into the existing parameters, or wrap last",
         code="model = DistributedDataParallel(module)  # the last thing",
@@ -48,8 +48,8 @@ def _of_resized(resized: list[str]) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="parameters were given another shape after wrapping: DDP's hooks and buckets "
-        "have the shape that they had",
+        summary="parameters were resized after wrapping: DDP's hooks and buckets "
+        "have the old shape",
         facts=(
             f"{len(resized)} parameters had another shape when DDP was built: "
             f"{names(resized)}",

@@ -25,17 +25,17 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the ranks start from different weights: something wrote them after "
-        "DDP had sent rank 0's to all",
+        summary="the ranks start from different weights: something wrote weights "
+        "after DDP broadcast those of rank 0",
         facts=(
-            f"before the first step rank {rank} differs from one process in "
-            f"{len(found)} parameters: {names(found)}",
+            f"before the first step rank {rank} differs from the single-process run "
+            f"in {len(found)} parameters: {names(found)}",
         ),
         fix="load or initialise before wrapping, or broadcast afterwards",
         code="for p in model.parameters():\n    dist.broadcast(p.data, 0)",
         code_rests_on=""
         if per_rank[0]
-        else "rank 0 starts from the weights of the single process",
+        else "rank 0 starts from the single-process weights",
         fixes=("ddp.broadcast",),
     )
 
@@ -47,10 +47,10 @@ def _rewritten(case: Case) -> Proposal | None:
         return _broadcast(
             case,
             "ddp.broadcast_forward",
-            "a training step writes weights on some ranks before its forward: DDP sent "
-            "rank 0's to all when it was built, and not since",
-            f"at the beginning of step {step + 1} the ranks' weights are equal, at its "
-            "first forward they are not",
+            "a training step writes weights on some ranks before its forward: DDP "
+            "broadcasts rank 0's weights only when it is built",
+            f"at the beginning of step {step + 1} the ranks' weights are equal, at "
+            "its first forward they differ",
         )
     step = rewritten(case, "after")
     if step is None or _is_of_an_average(case):
@@ -58,10 +58,10 @@ def _rewritten(case: Case) -> Proposal | None:
     return _broadcast(
         case,
         "ddp.broadcast_after",
-        "a training step writes weights on some ranks after the optimizer's step: DDP "
-        "sent rank 0's to all when it was built, and not since",
-        f"after the optimizer's step {step + 1} the ranks' weights are equal, at the end "
-        "of the training step they are not",
+        "a training step writes weights on some ranks after the optimizer's step: "
+        "DDP broadcasts rank 0's weights only when it is built",
+        f"after the optimizer's step {step + 1} the ranks' weights are equal, at "
+        "the end of the training step they differ",
     )
 
 
@@ -77,7 +77,7 @@ def _broadcast(case: Case, fix: str, summary: str, fact: str) -> Proposal:
         link=LINK,
         summary=summary,
         facts=(fact,),
-        fix="load or reset on all ranks alike, or broadcast afterwards",
+        fix="load or reset the same weights on all ranks, or broadcast afterwards",
         code="for p in model.parameters():\n    dist.broadcast(p.data, 0)",
         fixes=(fix,),
     )
@@ -86,8 +86,8 @@ def _broadcast(case: Case, fix: str, summary: str, fact: str) -> Proposal:
     # What rank 0 draws is not what one process draws.
     drawn = dataclasses.replace(
         found,
-        facts=(fact, "with every random number a constant the runs are equal"),
-        fix="draw alike on all ranks, or broadcast afterwards",
+        facts=(fact, "with constants in place of random numbers the runs are equal"),
+        fix="draw the same numbers on all ranks, or broadcast afterwards",
         fixes=("target.constant_draws",),
     )
     return dataclasses.replace(found, fallback=drawn)

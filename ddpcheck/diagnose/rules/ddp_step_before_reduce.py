@@ -29,10 +29,10 @@ def _of_a_copy(case: Case) -> Proposal | None:
     if not hooks or step is None or (first is not None and first <= step):
         return None
     found = _of(
-        "a hook takes each gradient when it is made, before DDP has reduced it, and the "
-        "update is made of what it took",
-        f"gradients are right up to step {step + 1}, after whose update the ranks' weights "
-        f"differ; post-accumulate hooks: {hooks}",
+        "a hook takes each gradient before DDP has reduced it, and the update uses "
+        "these local gradients",
+        f"gradients are right up to step {step + 1}, and after its update the "
+        f"ranks' weights differ; post-accumulate hooks: {hooks}",
     )
     return replaced(
         found,

@@ -31,10 +31,13 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="trained parameters are in no DDP object, and what the step itself reduces "
-        "is not the mean of their gradients"
+        summary="trained parameters are in no DDP object, and the step's own "
+        "reduction does not give the mean of their gradients"
         if averages
-        else "trained parameters are in no DDP object, so nobody averages their gradients",
+        else (
+            "trained parameters are in no DDP object, so their gradients are not "
+            "averaged"
+        ),
         facts=(
             f"{len(found)} trained parameters outside every DDP object: {names(found)}",
         ),
@@ -56,10 +59,10 @@ def _beside(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="what is trained beside the model is in no DDP object, so nobody averages "
-        "its gradients",
+        summary="parameters trained in addition to the model are in no DDP object, "
+        "so their gradients are not averaged",
         facts=found.facts,
-        fix="wrap it too, or average its gradients before its optimizer steps",
+        fix="wrap them too, or average their gradients before their optimizer steps",
         fixes=found.fixes,
         speculative=True,
     )

@@ -13,12 +13,16 @@ def detect(_: DataParallelCase) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the forward asks for parameters, and DataParallel's replicas have none: "
-        "parameters() is empty there, and what was one is a plain tensor",
+        summary="the forward reads parameters(), which is empty in DataParallel's "
+        "replicas: their parameters are plain tensors",
         facts=(
-            "with parameters() of the replicas filled DataParallel equals one process",
+            "with parameters() of the replicas filled in, DataParallel equals the "
+            "single-process run",
         ),
-        fix="compute it outside forward, on the model itself, or read the attributes",
+        fix=(
+            "compute the term outside forward, on the model itself, or read the "
+            "attributes"
+        ),
         code="loss = loss + penalty(model.module.parameters())",
         fixes=("dp.replica_parameters",),
         speculative=True,

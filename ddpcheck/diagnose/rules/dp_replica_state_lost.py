@@ -20,8 +20,8 @@ def detect(case: DataParallelCase) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="DataParallel throws away what replicas write: buffers keep their first "
-        "value, or the first replica's data alone",
+        summary="DataParallel discards what replicas write: buffers keep their "
+        "first value, or only the first replica's update",
         facts=(
             f"{worst.name} differs by {number(worst.rel_diff)} relative after step "
             f"{worst.step + 1}; the gradients of the first step are right",
@@ -36,14 +36,14 @@ def _of_attributes() -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="DataParallel throws away what replicas assign to themselves: a counter, "
-        "a cache or a hidden state keeps its first value",
+        summary="DataParallel discards attributes that replicas set: a counter, a "
+        "cache or a hidden state keeps its first value",
         facts=(
-            "with what each replica assigned to itself kept, DataParallel equals one "
-            "process",
+            "when the attributes that replicas set are kept, DataParallel equals "
+            "the single-process run",
         ),
-        fix="use DistributedDataParallel, or a buffer that is written in place; what "
-        "belongs to samples goes in as an argument and comes out",
+        fix="use DistributedDataParallel, or a buffer that is written in place; "
+        "pass per-sample state as an argument and return it",
         code="self.register_buffer('steps', torch.zeros((), dtype=torch.long))",
         fixes=("dp.keep_state",),
         speculative=True,

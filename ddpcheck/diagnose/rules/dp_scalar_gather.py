@@ -13,14 +13,15 @@ def detect(_: DataParallelCase) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the forward returns a scalar per replica, which DataParallel gathers to a "
-        "vector with one for each; what is made of it is not the scalar of one process",
+        summary="each replica's forward returns a scalar, and DataParallel gathers "
+        "these to a vector; the loss computed from it is not the single-process "
+        "scalar",
         facts=(
-            "with the replicas' scalars gathered to their weighted mean DataParallel "
-            "equals one process",
+            "with the weighted mean of the replicas' scalars in place of the "
+            "vector, DataParallel equals the single-process run",
         ),
-        fix="take the mean over replicas, weighed by their samples, or return sums and "
-        "counts",
+        fix="take the mean over replicas, weighted by their number of samples, or "
+        "return sums and counts",
         code="loss = scalars.mean()",
         fixes=("dp.mean_scalars",),
         speculative=True,

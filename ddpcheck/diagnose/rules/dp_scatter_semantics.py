@@ -10,16 +10,16 @@ LINK = "data"
 
 def detect(case: DataParallelCase) -> Proposal | None:
     """Proposes it on trial; the run in which samples alone are split decides."""
-    mended = "it runs" if case.run.faults else "it equals one process"
+    mended = "it runs" if case.run.faults else "it equals the single-process run"
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="DataParallel splits and gathers every tensor along dimension 0, whatever "
-        "that is, and copies all else whole; where samples alone are split and put "
-        f"together {mended}",
+        summary="DataParallel splits and gathers every tensor along dimension 0, "
+        "whatever that is, and copies everything else whole; when only samples are "
+        f"split and gathered, {mended}",
         facts=(),
-        fix="pass samples as tensors of one row each, and what belongs to no sample as a "
-        "number or an attribute of the model",
+        fix="pass samples as tensors with one row per sample, and other values as "
+        "numbers or attributes of the model",
         fixes=("dp.by_samples",),
         speculative=True,
     )

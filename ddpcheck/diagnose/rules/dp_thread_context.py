@@ -13,10 +13,11 @@ def detect(_: DataParallelCase) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the forward depends on what only the calling thread has, and "
-        "DataParallel runs its replicas in threads of their own",
+        summary="the forward depends on state of the calling thread, and "
+        "DataParallel runs each replica in a thread of its own",
         facts=(
-            "with the replicas in the caller's thread DataParallel equals one process",
+            "with the replicas in the calling thread, DataParallel equals the "
+            "single-process run",
         ),
         fix="enter the context inside forward, or pass the value as an argument",
         fixes=("dp.same_thread",),
@@ -29,13 +30,13 @@ def detect_shared(_: DataParallelCase) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="DataParallel's replicas share the lists and dicts of the model: what one "
-        "of them puts there, all have",
+        summary="DataParallel's replicas share the lists and dicts of the model: "
+        "an entry added by one replica is seen by all",
         facts=(
-            "where every replica has lists and dicts of its own, DataParallel equals "
-            "one process",
+            "when every replica has its own lists and dicts, DataParallel equals "
+            "the single-process run",
         ),
-        fix="return what is collected from forward, or make the list inside it",
+        fix="return the collected values from forward, or create the list inside it",
         code="def forward(self, x):\n    penalties = []  # not self.penalties",
         fixes=("dp.same_thread", "dp.own_objects"),
         speculative=True,

@@ -15,8 +15,8 @@ def detect(case: DataParallelCase) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="DataParallel's replicas return tensors of different lengths; with outputs "
-        "filled up to the longest it runs",
+        summary="DataParallel's replicas return tensors of different lengths; with "
+        "outputs padded to the longest it runs",
         facts=(),
         fix="pad to a length that all replicas know (total_length)",
         fixes=("dp.pad_gather",),

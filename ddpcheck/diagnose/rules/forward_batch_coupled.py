@@ -31,15 +31,17 @@ def detect(case: Case) -> Proposal | None:
     proposal = Proposal(
         slug=SLUG,
         link=LINK,
-        summary=f"{module(first.name)} ({first.kind}) mixes samples: its output for a "
-        "sample depends on the others in the shard, or on its place among them",
+        summary=f"{module(first.name)} ({first.kind}) mixes samples: its output for "
+        "a sample depends on the other samples in the shard, or on its position "
+        "among them",
         facts=(
-            f"{module(first.name)}, fed with the reference's own input, returns other "
-            f"rows than in one process: relative difference {number(first.rel_diff or 0)}",
-            f"modules that differ so: {names(module(n) for n in modules)}",
+            f"given the reference's input, the output of {module(first.name)} "
+            "differs from the single-process output: relative difference "
+            f"{number(first.rel_diff or 0)}",
+            f"modules that differ in this way: {names(module(n) for n in modules)}",
         ),
-        fix="compute the statistic over the global batch with a collective that carries "
-        "gradients, or per sample (or per group of fixed size)",
+        fix="compute the statistic over the global batch using a collective with "
+        "autograd, or per sample (or per group of fixed size)",
         code="" if asks or len(set(case.run.shard_sizes)) > 1 else GATHER_ROWS,
         gathers=True,
         fixes=tuple(f"module.global:{n}" for n in mended),
@@ -93,7 +95,7 @@ def _on_all(case: Case, proposal: Proposal) -> Proposal | None:
     """
     if proposal.speculative and not case.facts["has_train_step"]:
         return None
-    fact = "with the samples of all ranks on each of them the runs are equal"
+    fact = "when every rank has the samples of all ranks, the runs are equal"
     return dataclasses.replace(
         proposal, facts=(*proposal.facts, fact), fixes=("data.whole",), control=()
     )
@@ -111,14 +113,19 @@ def _of_the_step(case: Case) -> Proposal | None:
     proposal = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the training step mixes samples before it calls the model: what it makes "
-        "of a sample depends on the others in the shard, or on its place among them",
+        summary="the training step mixes samples before it calls the model: the "
+        "model's input for a sample depends on the other samples in the shard, or "
+        "on its position among them",
         facts=(
-            "the model is given other rows than in one process: relative difference "
-            f"{number(worst)}",
-            "where the step has the samples of all ranks, they train as one process does",
+            "the model's input differs from the single-process input: relative "
+            f"difference {number(worst)}",
+            "when the step has the samples of all ranks, the ranks train as the "
+            "single-process run does",
         ),
-        fix="mix within groups of samples that no shard divides, or over the global batch",
+        fix=(
+            "mix within groups of samples that sharding does not divide, or over "
+            "the global batch"
+        ),
         code="",
         fixes=global_loss_fix(case),
         speculative=True,
@@ -150,24 +157,31 @@ def _of_gradients(case: Case) -> Proposal | None:
     if adds and added.of_scores:
         return None  # loss/router-aux
     does = (
-        "adds to gradients, in its own backward, what it makes of the rows it is given, "
-        "and a shard has others than the batch"
+        "computes a part of the gradients from its input rows, in a custom "
+        "backward, and a shard has other rows than the global batch"
         if adds
-        else "weighs gradients by how many rows it is given, and a shard has fewer than "
-        "the batch"
+        else "weights gradients by the number of its input rows, and a shard has "
+        "fewer rows than the global batch"
     )
     proposal = Proposal(
         slug=SLUG,
         link=LINK,
         summary=f"{module(modules[0])} {does}",
         facts=(
-            "outputs are right, and so is the gradient of the loss at them; of the "
-            f"gradients {len(found)} are not: {names(found)}",
-            f"modules that have these: {names(module(name) for name in modules)}",
+            f"outputs and the loss's gradient at them are right; {len(found)} "
+            f"gradients are wrong: {names(found)}",
+            "modules that hold these parameters: "
+            f"{names(module(name) for name in modules)}",
         ),
-        fix="make what is added of the rows of all ranks, or a mean over rows"
+        fix=(
+            "compute the added gradient from the rows of all ranks, or as a mean "
+            "over rows"
+        )
         if adds
-        else "weigh by a number that does not follow the batch: of one sample, say",
+        else (
+            "weight by a number that does not depend on the batch size, for "
+            "example one of a single sample"
+        ),
         fixes=tuple(f"module.global:{name}" for name in modules),
         module=modules[0],
         speculative=True,
@@ -202,14 +216,18 @@ def _of_memory(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the model keeps samples of its own shard and uses them in later steps: "
-        "its output for a sample depends on those that the shard has had",
+        summary="the model stores samples of the local shard and uses them in "
+        "later steps: its output for a sample depends on the earlier samples of "
+        "the shard",
         facts=(
-            f"up to step {first} all is right; then {resized[0].partition(' ')[2]} has "
-            f"another shape than in one process: {told[resized[0]]}",
-            "where the model has the samples of all ranks, the runs are equal",
+            f"up to step {first} all values are right; then "
+            f"{resized[0].partition(' ')[2]} has another shape than in the "
+            f"single-process run: {told[resized[0]]}",
+            "when the model has the samples of all ranks, the runs are equal",
         ),
-        fix="gather what is kept from all ranks, in the order of the global batch",
+        fix=(
+            "gather the stored samples from all ranks, in the order of the global batch"
+        ),
         fixes=("module.global:",),
         module="",
         speculative=True,
@@ -234,13 +252,14 @@ def _of_a_choice(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="which outputs the model makes follows from all samples that it is given, "
-        "and a shard's make it choose otherwise than the batch does",
+        summary="the model chooses its outputs by all samples of its input, and "
+        "chooses differently for a shard than for the global batch",
         facts=(
-            f"only one of rank {first} and one process returns {names(found[first])}",
-            "where the model has the samples of all ranks, the runs are equal",
+            f"only one of rank {first} and the single-process run returns "
+            f"{names(found[first])}",
+            "when the model has the samples of all ranks, the runs are equal",
         ),
-        fix="choose for each sample, or by what the samples of all ranks say together",
+        fix="choose per sample, or by the samples of all ranks together",
         fixes=("module.global:",),
         module="",
         speculative=True,

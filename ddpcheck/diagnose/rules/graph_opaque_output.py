@@ -16,8 +16,8 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the model returns an object in which DDP finds no tensors, so it does not "
-        "know what to wait for",
+        summary="the model returns an object in which DDP finds no tensors, so DDP "
+        "does not know which gradients to wait for",
         facts=(f"the output is a {kind}; torch's pytree finds no tensor in it",),
         fix="return tensors, tuples or dicts, or register the class as a pytree node",
         code='return {"logits": logits}',

@@ -20,14 +20,14 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="part of the model's output does not reach the loss, so the parameters behind it "
-        "get no gradient and their bucket stays open",
+        summary="part of the model's output does not reach the loss, so the "
+        "parameters behind it get no gradient and their bucket stays incomplete",
         facts=(
-            "trainable parameters without gradient from a backward, on every rank: "
-            f"{len(unused.everywhere)}, {names(unused.everywhere)}",
+            "trainable parameters that get no gradient in a backward, on every "
+            f"rank: {len(unused.everywhere)}, {names(unused.everywhere)}",
             *unused.fault,
         ),
-        fix="return only what the loss uses, or find_unused_parameters=True",
+        fix="return only what the loss uses, or set find_unused_parameters=True",
         code="DistributedDataParallel(model, find_unused_parameters=True)",
         fixes=("ddp.find_unused",),
     )

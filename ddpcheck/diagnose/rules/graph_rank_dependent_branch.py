@@ -26,14 +26,17 @@ def detect(case: Case) -> Proposal | None:
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the ranks use different parameters, and DDP waits for all of them on every "
-        "rank",
+        summary="the ranks use different parameters, and on every rank DDP waits "
+        "for all parameters",
         facts=(
             f"{len(unused.somewhere)} parameters get a gradient on some ranks only: "
             f"{names(unused.somewhere)}",
             *unused.fault,
         ),
-        fix="find_unused_parameters=True, or use every parameter with a factor of 0",
+        fix=(
+            "set find_unused_parameters=True, or use every parameter, with a "
+            "factor of 0 if need be"
+        ),
         code="DistributedDataParallel(model, find_unused_parameters=True)",
         fixes=("ddp.find_unused",),
     )
@@ -41,7 +44,7 @@ def detect(case: Case) -> Proposal | None:
     # still train otherwise than one process.
     alike = replaced(
         found,
-        fix="choose alike on all ranks, by what all ranks' samples say",
+        fix="make the same choice on all ranks, from the samples of all ranks",
         fixes=("module.global:",),
     )
     last = replaced(alike, fixes=("data.whole",))
@@ -56,14 +59,16 @@ def _of_ranks(case: Case, somewhere: list[str]) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link="forward",
-        summary="a rank's number decides which parameters it uses: the others count as "
-        "zero in DDP's mean, and one process uses those of the first rank",
+        summary="the parameters that a rank uses depend on its rank number: the "
+        "others count as zero in DDP's mean, and the single-process run uses those "
+        "of rank 0",
         facts=(
             f"{len(somewhere)} parameters get a gradient on some ranks only: "
             f"{names(somewhere)}",
-            f"calls of get_rank: {asked}; with 0 for an answer the runs are equal",
+            f"calls of get_rank: {asked}; when get_rank returns 0 everywhere, the "
+            "runs are equal",
         ),
-        fix="choose alike on all ranks",
+        fix="make the same choice on all ranks",
         fixes=("rank.first",),
         speculative=True,
         last_resort=2,
@@ -75,8 +80,9 @@ def _of_averages(somewhere: list[str]) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the ranks use different parameters, and the average by hand skips those "
-        "without a gradient: gradients of different parameters are added up",
+        summary="the ranks use different parameters, and the average by hand skips "
+        "parameters without a gradient: gradients of different parameters are "
+        "added up",
         facts=(
             f"{len(somewhere)} parameters outside every DDP object get a gradient on "
             f"some ranks only: {names(somewhere)}",

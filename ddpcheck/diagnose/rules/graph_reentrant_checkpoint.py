@@ -30,7 +30,10 @@ def detect(case: Case) -> Proposal | None:
         found,
         summary="a backward runs inside the backward, and DDP's hooks fire early or "
         "twice",
-        fix="static_graph=True, where every step uses the same parameters equally often",
+        fix=(
+            "set static_graph=True, if every step uses the same parameters equally "
+            "often"
+        ),
         code="DistributedDataParallel(model, static_graph=True)",
         fixes=("ddp.static_on",),
     )

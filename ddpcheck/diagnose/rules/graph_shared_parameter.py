@@ -24,16 +24,16 @@ def detect(case: Case) -> Proposal | None:
     facts = [f"DDP raises: {case.fault_text[:100]}"]
     if finds:
         facts.append(
-            "find_unused_parameters=True: what is not in the forward's graph is taken "
-            "as ready, and gets its gradient later"
+            "find_unused_parameters=True: DDP marks parameters outside the "
+            "forward's graph as ready, and they get a gradient later"
         )
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a parameter gets its gradient ready twice in one backward: it is used "
-        "outside the forward too, or in several forwards",
+        summary="a parameter's gradient is ready twice in one backward: the "
+        "parameter is also used outside the forward, or in several forwards",
         facts=tuple(facts),
-        fix="use every parameter inside one forward of the wrapped model, or "
+        fix="use every parameter inside one forward of the wrapped model, or set "
         "static_graph=True",
         by_hand=True,
     )

@@ -27,13 +27,13 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a rank skips a backward that the others do: they wait for its gradients, or "
-        "meet those of its next step",
+        summary="a rank skips a backward that the others run: they wait for its "
+        "gradients, or receive those of its next step",
         facts=(
-            f"backwards begun until then, per rank: {listed(calls)}",
+            f"backwards started until then, per rank: {listed(calls)}",
             *rank_table.facts(case),
         ),
-        fix="take the decision on all ranks together, or multiply the loss by 0",
+        fix="make the decision on all ranks together, or multiply the loss by 0",
         code=in_group("dist.all_reduce(skip, dist.ReduceOp.MAX)")
         + "\nif not skip:  # all decide alike\n    loss.backward()",
         evidence={"ranks": rank_table.rows(case)},

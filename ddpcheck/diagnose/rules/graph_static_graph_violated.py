@@ -15,10 +15,10 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="static_graph=True, but the graph is not the same in every step, or not "
-        "every parameter takes part",
+        summary="static_graph=True, but the graph differs between steps, or some "
+        "parameters are unused",
         facts=("DDP was built with static_graph=True",),
-        fix="drop static_graph, or add 0 * the unused output to the loss",
+        fix="remove static_graph, or add 0 * the unused output to the loss",
         code="DistributedDataParallel(model, find_unused_parameters=True)",
         fixes=("ddp.static_off", "ddp.find_unused"),
     )

@@ -20,15 +20,18 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="parameters that a backward gives no gradient keep their bucket open: it "
-        "is not reduced, and DDP's next forward raises",
+        summary="parameters without gradient in a backward keep their bucket "
+        "incomplete: it is not reduced, and DDP's next forward raises",
         facts=(
-            "trainable parameters without gradient from a backward, on every rank: "
-            f"{len(unused.everywhere)}, {names(unused.everywhere)}",
+            "trainable parameters that get no gradient in a backward, on every "
+            f"rank: {len(unused.everywhere)}, {names(unused.everywhere)}",
             *unused.fault,
         ),
-        fix="find_unused_parameters=True, or remove the parameters",
+        fix="set find_unused_parameters=True, or remove the parameters",
         code="DistributedDataParallel(model, find_unused_parameters=True)",
-        code_rests_on="parameters without gradient, and DDP does not look for them",
+        code_rests_on=(
+            "some parameters get no gradient, and DDP does not look for "
+            "unused parameters"
+        ),
         fixes=("ddp.find_unused",),
     )

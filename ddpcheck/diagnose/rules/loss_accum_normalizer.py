@@ -55,14 +55,17 @@ def _number(case: Case, ratio: float) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the loss of a micro-batch is not divided by the number of micro-batches "
-        f"as it should be: one process has {ours}, a rank {theirs}",
+        summary="the loss of a micro-batch is not divided by the number of "
+        f"micro-batches: the single-process run has {ours}, a rank {theirs}",
         facts=(
-            "the loss's gradient at the reference's own outputs is "
-            f"{number(ratio)} times the reference's on every rank, expected {world}",
-            f"micro-batches per step: {ours} in one process, {theirs} on a rank",
+            "given the single-process outputs, the loss's gradient on every rank "
+            f"is {number(ratio)} times the single-process one, expected {world}",
+            f"micro-batches per step: {ours} in the single-process run, {theirs} on "
+            "a rank",
         ),
-        fix="divide every micro-batch's loss by their number, once",
+        fix=(
+            "divide the loss of every micro-batch by the number of micro-batches, once"
+        ),
         code="(loss / num_micro_batches).backward()",
         safe=False,
         fixes=(f"loss.scale:{world / ratio!r}",),
@@ -81,8 +84,9 @@ def _windows(case: Case) -> Proposal | None:
     wide = global_loss_fix(case) if case.loss_asks_others else ()
     shown = [ratio for ratio, _ in ratios.values()]
     facts = [
-        "the loss's gradient at the reference's own outputs, over the reference's, per "
-        f"rank and micro-batch: {listed(shown)}, expected {case.world_size}",
+        "given the single-process outputs, the loss's gradient divided by the "
+        f"single-process one, per rank and micro-batch: {listed(shown)}, expected "
+        f"{case.world_size}",
     ]
     if divisor is not None:
         counts = [_micro(case, place).counts[divisor.name] for place in ratios]
@@ -94,10 +98,10 @@ def _windows(case: Case) -> Proposal | None:
         link=LINK,
         summary="each micro-batch's loss is divided by "
         + (f"its own number of `{divisor.name}`" if divisor else "a count of its own")
-        + "; with ranks the micro-batches hold other samples, and the means of means "
-        "differ",
+        + "; on ranks the micro-batches hold other samples, so the mean of these "
+        "means differs",
         facts=tuple(facts),
-        fix="one count over all micro-batches of the step and all ranks",
+        fix="divide by one count over all micro-batches of the step and all ranks",
         code=_CODE,
         safe=False,
         fixes=(divisor.fix,) if divisor else wide,
@@ -121,14 +125,17 @@ def _by_samples(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="each micro-batch's loss is a mean over its own samples, and "
-        "micro-batches hold different numbers of them; with ranks they are cut "
-        "elsewhere, and the means of means differ",
+        summary="each micro-batch's loss is a mean over its own samples, and the "
+        "micro-batches differ in size; on ranks the batch is cut elsewhere, so the "
+        "mean of these means differs",
         facts=(
-            f"samples per micro-batch: {listed(sizes)} in one process, {listed(theirs)} "
-            f"on rank {rank.rank}",
+            f"samples per micro-batch: {listed(sizes)} in the single-process run, "
+            f"{listed(theirs)} on rank {rank.rank}",
         ),
-        fix="one count of samples over all micro-batches of the step and all ranks",
+        fix=(
+            "divide by one count of samples over all micro-batches of the step and "
+            "all ranks"
+        ),
         code=_CODE,
         safe=False,
         fixes=(f"target.accum:{SAMPLES}",),

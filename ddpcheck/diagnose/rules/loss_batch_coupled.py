@@ -77,8 +77,8 @@ def _by_outputs(case: Case) -> Proposal | None:
     told = (
         ratio_fact(case)
         if case.rank_ratios is not None
-        else "no factor per rank explains the gradient at the outputs: residual "
-        f"{number(residual)} of its size"
+        else "no single factor per rank explains the gradient at the outputs: "
+        f"residual {number(residual)} of its size"
     )
     facts = (_coupled(case), told)
     inner = loss_with_collectives(case)
@@ -118,14 +118,14 @@ def _by_memory(case: Case) -> Proposal | None:
     if not found or case.rank_ratios is not None:
         return None
     fact = (
-        f"beside the model ranks keep rows of their own samples alone: {names(found)}; "
-        "gradients differ from the step after that on"
+        "outside the model each rank stores rows of its own samples only: "
+        f"{names(found)}; gradients differ from the next step on"
     )
     return dataclasses.replace(
         _of((fact, ratio_fact(case)), global_loss_fix(case)),
-        summary="the loss compares samples with a memory of earlier ones, and a rank's "
-        "memory holds its own samples alone",
-        fix="gather what goes into the memory from all ranks",
+        summary="the loss compares samples with stored earlier samples, and each "
+        "rank stores only its own samples",
+        fix="gather the samples to store from all ranks",
         gathers=False,
         evidence=ratio_evidence(case),
     )
@@ -138,15 +138,16 @@ def _replayed(case: Case) -> Proposal | None:
     if wrong is None or not wrong.step:
         return None
     facts = (
-        f"beside the model ranks keep rows of their own samples alone: {names(found)}; "
-        f"from step {wrong.step + 1} on they train on others than one process",
-        "with the samples of all ranks on each of them the runs are equal",
+        "outside the model each rank stores rows of its own samples only: "
+        f"{names(found)}; from step {wrong.step + 1} on the ranks train on other "
+        "samples than the single-process run",
+        "when every rank has the samples of all ranks, the runs are equal",
     )
     return dataclasses.replace(
         _of(facts, ("data.whole",)),
-        summary="later steps train on samples that a rank has kept of its own, which are "
-        "others than those that one process keeps of all",
-        fix="choose among the samples of all ranks what is kept, and divide it",
+        summary="later steps train on samples that each rank stored from its own "
+        "shard; the single-process run stores samples of the whole batch",
+        fix="choose the samples to store among those of all ranks, then shard them",
         speculative=True,
         last_resort=2,
     )
@@ -162,16 +163,16 @@ def _by_gradients(case: Case) -> Proposal | None:
     if not events or "G" not in events[0] or case.reduce_is_broken:
         return None
     facts = (
-        f"calls of torch.autograd.grad for parameters: {events[0].count('G')}; with the "
-        "mean of their gradients over ranks the runs are equal",
+        f"calls of torch.autograd.grad for parameters: {events[0].count('G')}; when "
+        "these gradients are averaged over ranks, the runs are equal",
         ratio_fact(case),
     )
     return dataclasses.replace(
         _of(facts, ("autograd.averaged",)),
-        summary="the loss is weighted by gradients of the rank's own shard, from "
-        "torch.autograd.grad: no sum over samples, and DDP reduces what backward makes "
-        "and nothing else",
-        fix="average the gradients over ranks before their norms are taken",
+        summary="the loss is weighted by gradients of the local shard from "
+        "torch.autograd.grad: the weights are no sum over samples, and DDP reduces "
+        "only the gradients of backward",
+        fix="average the gradients over ranks before taking their norms",
         code="(grad,) = torch.autograd.grad(term, weight, retain_graph=True)\n"
         "if dist.is_initialized():\n"
         "    dist.all_reduce(grad.div_(dist.get_world_size()))",
@@ -202,7 +203,9 @@ def _unseen(case: Case) -> Proposal | None:
         return None
     if is_divided_by_counts(case) is not False:
         return None
-    fact = "no factors of the ranks make one process's gradient of the ranks' own"
+    fact = (
+        "no factor per rank turns the ranks' gradients into the single-process gradient"
+    )
     return dataclasses.replace(_of((fact,), fixes), speculative=True, last_resort=1)
 
 
@@ -213,8 +216,9 @@ def _on_the_way(case: Case) -> Proposal | None:
     if not found:
         return None
     facts = tuple(
-        f"{module(m.name)}, fed with the reference's own input, passes on other rows "
-        f"than in one process: relative difference {number(m.rel_diff or 0)}"
+        f"given the reference's input, {module(m.name)} passes on rows that differ "
+        "from the single-process rows: relative difference "
+        f"{number(m.rel_diff or 0)}"
         for m in found
     )
     return _of(facts, tuple(f"module.global:{m.name}" for m in found))
@@ -231,7 +235,7 @@ def _later(case: Case) -> Proposal | None:
     strongest = case.probed.reference.couplings.strongest() if case.probed else None
     if strongest is None or strongest <= case.least_coupling:
         return None
-    happened = f"gradients are right by the way the samples fall up to step {first}"
+    happened = f"up to step {first} gradients are right by coincidence of the samples"
     found = _of((_coupled(case), happened), global_loss_fix(case))
     return dataclasses.replace(found, speculative=True, last_resort=1)
 
@@ -254,8 +258,8 @@ def _inside_a_module(case: Case) -> Proposal | None:
     if not found:
         return None
     facts = tuple(
-        f"{module(name)} returns a number of its samples: {number(mean)} on average over "
-        f"ranks, {number(reference)} in one process"
+        f"{module(name)} returns one number for all its samples: {number(mean)} on "
+        f"average over ranks, {number(reference)} in the single-process run"
         for name, (mean, reference) in found.items()
     )
     fixes = tuple(f"module.global:{name}" for name in found)
@@ -266,11 +270,12 @@ def _of(facts: tuple[str, ...], fixes: tuple[str, ...]) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the loss is not a sum over samples: the mean of the shards' losses is "
-        "not the loss of the batch",
+        summary="the loss is not a sum over samples: the mean of the per-rank "
+        "losses is not the loss of the global batch",
         facts=facts,
-        fix="reduce the loss's sufficient statistics over ranks with autograd, or gather "
-        "outputs and targets with gradient and compute the loss globally",
+        fix="all-reduce the statistics that the loss needs, with autograd, or "
+        "gather outputs and targets with autograd and compute the loss on the "
+        "global batch",
         gathers=True,
         fixes=fixes,
     )
@@ -284,28 +289,30 @@ def _coupled(case: Case) -> str:
     by_order = max(found.ordered.values(), default=0.0)
     if max(through_outputs, through_targets) <= case.least_coupling < by_order:
         return (
-            "with blocks of samples in another order, in one process, the loss gradient "
-            f"at the same samples changes by {number(by_order)} of its size"
+            "when the single-process run has blocks of samples in another order, "
+            f"the loss gradient at the same samples changes by {number(by_order)} "
+            "of its size"
         )
     cuts = [c for r in case.probed.ranks for c in r.cuts]
     if any(c.selects_columns for c in cuts):
         return (
-            "columns of the outputs that have a gradient in one process have none on a "
-            "rank, or the other way round: which of them count is decided among samples"
+            "some output columns have a gradient in the single-process run and "
+            "none on a rank, or the reverse: other samples decide which columns "
+            "count"
         )
     if max(through_outputs, through_targets) <= case.least_coupling:
         return (
-            "samples, or places in them, that have no gradient in one process have one "
-            "on a rank, or the other way round: which of them count is decided among "
-            "others"
+            "some samples, or elements of them, have no gradient in the "
+            "single-process run and one on a rank, or the reverse: other samples "
+            "decide which of them count"
         )
     if through_outputs > case.least_coupling:
         return (
-            "moving the outputs of some samples changes the loss gradient at the "
+            "changing the outputs of some samples changes the loss gradient at the "
             f"others by {number(through_outputs)} of its size"
         )
     return (
-        "moving the targets of some samples changes the loss gradient at the "
-        f"others by {number(through_targets)} of its size, and by more "
-        "than a common factor"
+        "changing the targets of some samples changes the loss gradient at the "
+        f"others by {number(through_targets)} of its size, and not by a common "
+        "factor"
     )

@@ -54,14 +54,14 @@ def _of_what_backward_adds(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="backward adds a gradient of its own, that of a mean over the shard, and "
-        f"multiplies it by {world}: the term that it belongs to weighs {world} times as "
-        "much",
+        summary="a custom backward adds the gradient of a mean over the shard and "
+        f"multiplies it by {world}: that term of the loss has {world} times its "
+        "weight",
         facts=(
             injected.FACT,
-            f"that part is right where 1/{world} of it is taken",
+            f"multiplied by 1/{world}, that part is right",
         ),
-        fix="remove the factor from what the autograd function adds",
+        fix="remove the factor from the gradient that the autograd function adds",
         code="return grad, torch.ones_like(aux)  # without * world_size",
         fixes=fixes,
         speculative=True,
@@ -87,14 +87,15 @@ def _of_some(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary=f"the loss of all samples is multiplied by {world} on every rank, which "
-        "outputs need whose gradient stays on their rank; parameters that the loss "
-        f"itself uses get {world} times one process's gradient",
+        summary=f"every rank multiplies the loss of the global batch by {world}, "
+        "which is right only for outputs whose gradient stays on their rank; "
+        f"parameters that the loss uses directly get {world} times the "
+        "single-process gradient",
         facts=(
-            f"gradients that are {world} times one process's: {names(found)}",
+            f"gradients that are {world} times the single-process ones: {names(found)}",
             "all others are right",
         ),
-        fix="gather with gradient, and leave the factor out",
+        fix="gather with autograd, and remove the factor",
         fixes=(f"gradients.scale:{1 / world!r}|{','.join(found)}",),
         evidence={"factor": factor},
         speculative=True,
@@ -108,13 +109,14 @@ def _on_the_way(case: Case, found: list[str]) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary=f"gradients of some parameters are multiplied by {world} on their way, by "
-        "a hook or an autograd function say, though DDP averages what each rank has",
+        summary="the backward multiplies the gradients of some parameters by "
+        f"{world}, for example in a hook or an autograd function, but DDP averages "
+        "the per-rank gradients",
         facts=(
-            f"gradients that are {world} times one process's: {names(found)}",
-            "all others are right, and so is the loss's gradient at the outputs",
+            f"gradients that are {world} times the single-process ones: {names(found)}",
+            "all others are right, and the loss's gradient at the outputs is right too",
         ),
-        fix="leave the factor out",
+        fix="remove the factor",
         code="return grad * factor  # without * world_size",
         fixes=(f"gradients.scale:{1 / world!r}|{','.join(found)}",),
         speculative=True,
@@ -128,8 +130,8 @@ def proposal(case: Case, facts: tuple[str, ...]) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary=f"the loss is a mean over the shard and multiplied by {world} as well: "
-        f"every gradient is {world} times one process's",
+        summary="the loss is a mean over the shard and is also multiplied by "
+        f"{world}: every gradient is {world} times the single-process one",
         facts=facts,
         fix="remove the factor; it belongs to a sum over a global count only",
         code="loss = criterion(output, target)  # without * world_size",

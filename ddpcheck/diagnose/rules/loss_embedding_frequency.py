@@ -26,13 +26,13 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="an embedding with scale_grad_by_freq divides each row's gradient by how "
-        "often the shard, not the batch, uses it",
+        summary="an embedding with scale_grad_by_freq divides each row's gradient "
+        "by how often the row occurs in the shard, not in the global batch",
         facts=(
             f"outputs and loss gradients are right; only the gradients of {names(owners)} "
             f"differ, by up to {number(max(t.rel_diff for t in rows))} relative",
         ),
-        fix="scale_grad_by_freq=False, or scale by counts of all ranks",
+        fix="set scale_grad_by_freq=False, or scale by the counts of all ranks",
         code="nn.Embedding(n, d)  # scale_grad_by_freq=False",
         code_rests_on="embeddings with scale_grad_by_freq have the wrong gradients",
         fixes=tuple(f"module.global:{name}" for name in owners),

@@ -40,15 +40,16 @@ def detect(case: Case) -> Proposal | None:
         facts=(
             f"rank{'s' if len(ranks) > 1 else ''} {names(map(str, ranks))} of "
             f"{case.world_size}: the loss is NaN or has no gradient",
-            f"losses of the ranks: {listed(v if v is not None else math.nan for v in case.rank_losses())}",
+            "per-rank losses: "
+            f"{listed(v if v is not None else math.nan for v in case.rank_losses())}",
         ),
-        fix="divide by the count of all ranks, clamped after the reduction",
+        fix="divide by the count of all ranks, clamped after the all-reduce",
         code="world = 1\n"
         "if dist.is_initialized():  # one process has no group\n"
         "    world = dist.get_world_size()\n"
         "    dist.all_reduce(n)\n"
         "loss = world * local_sum / n.clamp(min=1)",
-        code_rests_on="a rank's mean is 0 / 0, and the loss exchanges nothing"
+        code_rests_on="a rank's mean is 0 / 0, and the loss calls no collective"
         if empty and not case.loss_asks_others
         else "",
         fixes=global_loss_fix(case),

@@ -66,7 +66,10 @@ def _unseen(case: Case) -> Proposal | None:
     fixes = fixes or global_loss_of_other_rows(case) or whole_step_fix(case)
     if not fixes:
         return None
-    fact = "a factor for each rank makes one process's gradient of the ranks' own"
+    fact = (
+        "one factor per rank turns the ranks' gradients into the single-process "
+        "gradient"
+    )
     return replaced(
         _of(case),
         facts=(fact,),
@@ -94,10 +97,9 @@ def _of_an_exchange(case: Case) -> Proposal:
     """Returns the proposal, on trial, for a count that is exchanged, and not right."""
     return replaced(
         _of(case),
-        summary="the loss divides by a number that ranks exchange, and what a rank has "
-        "of it is not that of all samples",
-        fix="let every rank have the exact count of all ranks, and multiply by the world "
-        "size",
+        summary="the loss divides by a number that ranks exchange, and the result "
+        "is not the number of the global batch",
+        fix="all-reduce the exact count over all ranks, and multiply by the world size",
         code="",
         fallback=None,
         speculative=True,
@@ -109,12 +111,13 @@ def _fact_of_outputs(case: Case) -> str:
     """Returns what other samples' outputs do to a gradient, as words."""
     if case.couplings.count(case.close):
         return (
-            "moving the outputs of some samples multiplies the gradient at the others by "
-            "one factor, in jumps: the loss divides by a count of what outputs decide"
+            "changing the outputs of some samples multiplies the gradient at the "
+            "others by one factor, in jumps: the loss divides by a count that "
+            "depends on the outputs"
         )
     return (
-        "moving the outputs of some samples leaves the gradient at the others alone: "
-        "only what the loss divides by differs"
+        "changing the outputs of some samples does not change the gradient at the "
+        "others: only the divisor of the loss differs"
     )
 
 
@@ -139,8 +142,8 @@ def _of(case: Case, name: str | None = None) -> Proposal:
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary=f"the loss is divided by {what}, which differs between ranks; DDP "
-        "averages the quotients",
+        summary=f"the loss is divided by {what}, which differs between ranks, and "
+        "DDP averages the quotients",
         facts=(ratio_fact(case), *facts),
         fix="divide by the count of all ranks and multiply by the world size"
         if name
@@ -171,7 +174,7 @@ def _rests_on(case: Case, name: str | None) -> str:
         return ""
     if name is None and not case.couplings.count(case.close):
         return ""
-    return "what differs between ranks is a count, and the loss exchanges nothing"
+    return "a count differs between ranks, and the loss calls no collective"
 
 
 def _where_the_step_scales(case: Case, found: Proposal) -> Proposal | None:

@@ -19,7 +19,7 @@ from ddpcheck.diagnose.facts.text import WORLD, names, number
 
 SLUG = "loss/missing-world-scale"
 LINK = "loss"
-_ALL = "as many as there are in the batch of one process"
+_ALL = "the number in the global batch"
 
 
 def detect(case: Case) -> Proposal | None:
@@ -38,7 +38,7 @@ def detect(case: Case) -> Proposal | None:
 
 def _of_the_loss(case: Case) -> Proposal | None:
     world = case.world_size
-    why = f"in one process the loss is a mean: {growth_fact(case)}"
+    why = f"in the single-process run the loss is a mean: {growth_fact(case)}"
     if is_sum(case):
         count = constant_count(case)
         if count is None:
@@ -47,8 +47,9 @@ def _of_the_loss(case: Case) -> Proposal | None:
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="each rank divides its sum by the count of all ranks, and DDP divides "
-        f"by {world} again: every gradient is 1/{world} of one process's",
+        summary="each rank divides its sum by the count of all ranks, and DDP "
+        f"divides by {world} again: every gradient is 1/{world} of the "
+        "single-process one",
         facts=(ratio_fact(case), why),
         fix="multiply by the world size",
         code=f"{WORLD}loss = world * local_sum / global_count",
@@ -82,14 +83,15 @@ def _of_some(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="backward starts from the rank's own part of the gradient of all ranks' "
-        f"loss, and DDP divides it by {world} again: what it reaches gets 1/{world} of "
-        "one process's gradient",
+        summary="backward starts from the rank's part of the gradient of the "
+        f"global loss, and DDP divides it by {world} again: the parameters that it "
+        f"reaches get 1/{world} of the single-process gradient",
         facts=(
-            f"gradients that are {number(1 / world)} times one process's: {names(wrong)}",
+            f"gradients that are {number(1 / world)} times the single-process ones: "
+            f"{names(wrong)}",
             "all others are right",
         ),
-        fix="multiply what backward starts from by the world size",
+        fix="multiply the gradient that backward starts from by the world size",
         code=f"{WORLD}features.backward(world * gradient)",
         fixes=(f"{_scaled(world)[0]}|{','.join(wrong)}",),
         speculative=True,
@@ -106,13 +108,14 @@ def _of_what_backward_adds(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="backward adds a gradient of its own, a share of that of all ranks, and "
-        f"DDP divides it by {world}: the term that it belongs to weighs 1/{world}",
+        summary="a custom backward adds the rank's share of the gradient of all "
+        f"ranks, and DDP divides it by {world}: that term of the loss has 1/{world} "
+        "of its weight",
         facts=(
             injected.FACT,
-            f"that part is right where it is taken {world} times",
+            f"multiplied by {world}, that part is right",
         ),
-        fix="multiply what the autograd function adds by the world size",
+        fix=("multiply the gradient that the autograd function adds by the world size"),
         code=f"{WORLD}return grad, world * torch.ones_like(aux)",
         fixes=fixes,
         speculative=True,
@@ -128,11 +131,12 @@ def _of_all_gradients(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="each rank has its own part of the gradient of all ranks' loss, and DDP "
-        f"divides it by {world}: every gradient is 1/{world} of one process's",
+        summary="each rank has its part of the gradient of the global loss, and "
+        f"DDP divides it by {world}: every gradient is 1/{world} of the "
+        "single-process one",
         facts=(
-            f"all gradients of the first step are {number(1 / world)} times one "
-            "process's",
+            f"all gradients of the first step are {number(1 / world)} times the "
+            "single-process ones",
             f"{case.loss_collectives} collectives called in one step",
         ),
         fix="multiply by the world size",
@@ -152,12 +156,12 @@ def _of_one_term(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="one term of the loss is divided by the count of all ranks, and DDP "
-        f"divides by {world} again: that term weighs 1/{world}",
+        summary="one term of the loss is divided by the count of all ranks, and "
+        f"DDP divides by {world} again: that term has 1/{world} of its weight",
         facts=(
             ratio_fact(case),
-            "it is right where the sums over ranks that carry no gradient are read as "
-            "means over ranks",
+            "when the sums over ranks without gradient are replaced by means over "
+            "ranks, the gradient is right",
         ),
         fix="multiply that term by the world size",
         code=f"{WORLD}loss = world * local_sum / global_count + mean_term",

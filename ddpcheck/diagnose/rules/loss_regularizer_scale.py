@@ -34,8 +34,8 @@ def detect(case: Case) -> Proposal | None:
         _of(mean if has_factor else 1.0),
         facts=(
             "the gradient at the outputs is right on every rank",
-            "the gradient that parameters get from the loss directly is "
-            f"{listed(ratios)} times one process's, expected 1",
+            "the gradient that parameters get directly from the loss is "
+            f"{listed(ratios)} times the single-process one, expected 1",
         ),
         evidence={"direct_ratios": ratios},
     )
@@ -58,12 +58,13 @@ def _beside_a_hook(case: Case) -> Proposal | None:
     return dataclasses.replace(
         _of(world),
         facts=(
-            "a communication hook makes up for the factor of the data term",
-            f"with what no data reach taken 1/{world} times where it is added to the "
-            "loss the gradients are one process's",
+            "a communication hook cancels the factor of the data term",
+            f"when the term without data is multiplied by 1/{world} where it is "
+            "added to the loss, the gradients equal the single-process gradients",
         ),
-        fix="divide what every rank has in full by the world size, or let the hook "
-        "return the mean and multiply the data term alone by the world size",
+        fix="divide the term that every rank has in full by the world size, or "
+        "return the mean from the hook and multiply only the data term by the "
+        "world size",
         code=f"{WORLD}loss = data_term + penalty / world",
         speculative=True,
     )
@@ -74,8 +75,11 @@ def _summed(found: Proposal) -> Proposal:
     return dataclasses.replace(
         found,
         summary="a term of the loss that every rank has in full (a penalty on the "
-        "weights) goes through a collective with the data's: it counts once per rank",
-        fix="reduce what depends on samples alone, and add such a term after it",
+        "weights) goes through a collective together with the data term: it counts "
+        "once per rank",
+        fix=(
+            "reduce only the terms that depend on samples, and add this term afterwards"
+        ),
         code="loss = data_term + penalty  # the penalty in no collective",
     )
 
@@ -84,10 +88,10 @@ def _on_some(found: Proposal) -> Proposal:
     """Returns the proposal in the words for a term that ranks have unevenly."""
     return dataclasses.replace(
         found,
-        summary="a term of the loss that no data reach (a penalty on the weights) differs "
-        "between ranks; training uses its mean",
-        fix="give every rank the same term in full; one on the first rank alone counts "
-        "1 / world_size times",
+        summary="a term of the loss without data (a penalty on the weights) "
+        "differs between ranks, and training uses its mean",
+        fix="add the same term in full on every rank; a term on the first rank "
+        "alone counts 1 / world_size times",
         code="loss = data_term + penalty  # on every rank",
     )
 
@@ -139,9 +143,10 @@ def _times(case: Case, factor: float) -> Proposal:
         facts=(
             "the gradient at the outputs is right on every rank"
             if case.has_cuts
-            else "the model's outputs carry no gradient: it computes the loss",
-            f"with what no data reach taken 1/{number(factor)} times where it is added to "
-            "the loss the gradients are one process's",
+            else ("the model's outputs carry no gradient: the model computes the loss"),
+            f"when the term without data is multiplied by 1/{number(factor)} where "
+            "it is added to the loss, the gradients equal the single-process "
+            "gradients",
         ),
         speculative=True,
     )

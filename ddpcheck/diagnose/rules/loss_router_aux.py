@@ -14,10 +14,10 @@ LINK = "loss"
 _SMOOTH = 1e-4
 
 _SUMMARY = (
-    "a load-balancing term multiplies two means over the shard, the share of tokens and "
-    "the mean probability of each expert"
+    "a load-balancing term multiplies two means over the local shard: the share of "
+    "tokens and the mean probability of each expert"
 )
-_FIX = "all-reduce the tokens counted per expert; the mean probability may stay the shard's"
+_FIX = "all-reduce the number of tokens per expert; the mean probability may stay local"
 _CODE = (
     "if dist.is_initialized():\n"
     "    dist.all_reduce(tokens_per_expert)  # counts, no gradient\n"
@@ -59,11 +59,11 @@ def _in_the_loss(case: Case) -> Proposal | None:
         link=LINK,
         summary=_SUMMARY,
         facts=(
-            f"the loss's gradient is wrong at {names(map(module, modules))} alone, by up to "
-            f"{number(max(c.residual for c in broken))} of its size, and right at every "
-            "other output",
-            "what is wrong there sums to 0 over the last dimension: it comes through a "
-            "softmax whose result goes on into the network",
+            f"the loss's gradient is wrong only at {names(map(module, modules))}, "
+            f"by up to {number(max(c.residual for c in broken))} of its size, and "
+            "right at every other output",
+            "the error there sums to 0 over the last dimension: it comes through a "
+            "softmax whose result the network uses",
         ),
         fix=_FIX,
         code=_CODE,
@@ -77,7 +77,10 @@ def _rests_on(case: Case) -> str:
     """Returns what shows that the loss counts the rank's own tokens."""
     if case.loss_asks_others:
         return ""
-    return "scores of a softmax alone have a wrong gradient, and the loss asks nobody"
+    return (
+        "only the scores of a softmax have a wrong gradient, and the loss calls "
+        "no collective"
+    )
 
 
 def _in_backward(case: Case) -> Proposal | None:
@@ -97,12 +100,13 @@ def _in_backward(case: Case) -> Proposal | None:
     proposal = Proposal(
         slug=SLUG,
         link=LINK,
-        summary=_SUMMARY + "; the model adds its gradient in its own backward",
+        summary=_SUMMARY + "; the model adds its gradient in a custom backward",
         facts=(
-            "outputs are right, and so is the gradient of the loss at them; of the "
-            f"gradients {len(found)} are not: {names(found)}",
-            "with gradients of 0 at the model's outputs these parameters still get one, "
-            "by an autograd function that takes what is made of probabilities",
+            f"outputs and the loss's gradient at them are right; {len(found)} "
+            f"gradients are wrong: {names(found)}",
+            "with gradients of 0 at the model's outputs these parameters still get "
+            "a gradient, from an autograd function whose input is computed from "
+            "probabilities",
         ),
         fix=_FIX,
         code=_CODE,
@@ -159,17 +163,19 @@ def _of_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
         or all(c.are_probabilities and c.row_spread <= case.close for c in broken)
     ):
         return None
-    at = "at their softmax it" if of_shares else "it"
+    at = "at their softmax the gradient" if of_shares else "it"
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary=_SUMMARY,
         facts=(
-            f"the loss's gradient is wrong at {names(map(output, sorted(keys)))} alone, by "
-            f"up to {number(max(c.residual for c in broken))} of its size, and right at "
+            "the loss's gradient is wrong only at "
+            f"{names(map(output, sorted(keys)))}, by up to "
+            f"{number(max(c.residual for c in broken))} of its size, and right at "
             "every other output",
-            f"{at} is the same for all tokens there, and changes when other tokens become "
-            "copies of one, not when they move a little: a share that is counted",
+            f"{at} is the same for all tokens, and changes when other tokens become "
+            "copies of one token, but not when they change a little: it is a "
+            "counted share",
         ),
         fix=_FIX,
         code=_CODE,

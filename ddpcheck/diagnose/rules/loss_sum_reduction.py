@@ -39,8 +39,9 @@ def detect(case: Case) -> Proposal | None:
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the loss is a sum over the shard's samples, and DDP divides the summed "
-        f"gradients by {world}: every gradient is 1/{world} of one process's",
+        summary="the loss is a sum over the shard's samples, and DDP divides the "
+        f"summed gradients by {world}: every gradient is 1/{world} of the "
+        "single-process one",
         facts=(
             ratio_fact(case),
             f"{growth_fact(case)}: the loss grows with the batch",
@@ -55,9 +56,9 @@ def detect(case: Case) -> Proposal | None:
     if case.direct():
         found = dataclasses.replace(
             found,
-            summary="the loss is a sum over the shard's samples, and DDP divides the "
-            f"summed gradients by {world}: what comes from samples is 1/{world} of one "
-            "process's",
+            summary="the loss is a sum over the shard's samples, and DDP divides "
+            f"the summed gradients by {world}: the gradient of the data term is "
+            f"1/{world} of the single-process one",
             code=f"{WORLD}loss = world * summed_term + penalty",
         )
     return with_scale(case, found, world)
@@ -73,14 +74,14 @@ def _beside_a_penalty(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the loss is a sum over the shard's samples beside a term that no data "
-        "reach, and DDP divides the summed gradients by "
-        f"{world}: what comes from samples is 1/{world} of one process's",
+        summary="the loss is a sum over the shard's samples plus a term without "
+        f"data, and DDP divides the summed gradients by {world}: the gradient of "
+        f"the data term is 1/{world} of the single-process one",
         facts=(
-            "the model returns its loss, and no module's output carries its gradient: "
-            "parameters get both terms' at once",
-            f"with what data reach taken {world} times, and the rest once, the "
-            "gradients are one process's",
+            "the model returns its loss, and no module's output carries its "
+            "gradient: parameters get the gradients of both terms together",
+            f"when the data term is multiplied by {world}, and the rest is not, the "
+            "gradients equal the single-process gradients",
         ),
         fix="take the mean, or multiply the summed term by the world size",
         code=f"{WORLD}loss = world * summed_term + penalty",
@@ -94,17 +95,20 @@ def _of_one_term(case: Case) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="one term of the loss is a sum over the shard's samples beside a mean, "
-        f"and DDP divides its gradients by {world}: the sum weighs 1/{world}",
+        summary="one term of the loss is a sum over the shard's samples, another "
+        f"is a mean, and DDP divides the gradients of both by {world}: the sum has "
+        f"1/{world} of its weight",
         facts=(
             ratio_fact(case),
-            "taken apart by the batch taken twice, which halves the gradient of a mean "
-            f"and leaves a sum's: the mean's part is {world} times one process's on the "
-            "ranks, the sum's part equals it",
+            "repeating the batch halves the gradient of a mean and keeps that of a "
+            f"sum, which separates the two: on the ranks the mean's part is {world} "
+            "times the single-process one, the sum's part equals it",
         ),
-        fix="take the mean in every term, or multiply the summed one by the world size",
+        fix=(
+            "take the mean in every term, or multiply the summed term by the world size"
+        ),
         code=f"{WORLD}loss = mean_term + world * summed_term",
-        code_rests_on="the batch taken twice tells the sum's part from the mean's",
+        code_rests_on="repeating the batch separates the sum's part from the mean's",
         fixes=global_loss_fix(case),
         evidence=ratio_evidence(case),
     )

@@ -22,13 +22,16 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the loss is a mean over the shard, the shards differ in size, and DDP "
-        "weighs them alike",
+        summary="the loss is a mean over the shard, the shards differ in size, and "
+        "DDP gives all of them the same weight",
         facts=(
             ratio_fact(case),
             f"the factors are N / n_r with n_r the shard size: {listed(sizes)}",
         ),
-        fix="equal shards (drop_last), or weigh each rank's loss by its share",
+        fix=(
+            "use equal shards (drop_last), or weight each rank's loss by its share "
+            "of the samples"
+        ),
         code=f"world, n = 1, torch.tensor(float({size}))\n"
         "if dist.is_initialized():  # one process has no group\n"
         "    world = dist.get_world_size()\n"
@@ -52,15 +55,16 @@ def _dealt_out(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the training step deals the samples out again, the loss is a mean over a "
-        "rank's part, the parts differ in size, and DDP weighs them alike",
+        summary="the training step distributes the samples again, the loss is a "
+        "mean over a rank's part, the parts differ in size, and DDP gives all of "
+        "them the same weight",
         facts=(
-            f"in step {moment.step + 1} the ranks train on all {len(moment.one)} samples "
-            f"of one process, each on one rank: {listed(sizes)}",
-            "where each rank's loss is weighed by its share of them, they train as one "
-            "process does",
+            f"in step {moment.step + 1} the ranks train on all {len(moment.one)} "
+            f"samples of the single-process run, each on one rank: {listed(sizes)}",
+            "when each rank's loss is weighted by its share of the samples, the "
+            "ranks train as the single-process run does",
         ),
-        fix="weigh each rank's loss by its share of the samples",
+        fix="weight each rank's loss by its share of the samples",
         code="world, n = 1, torch.tensor(float(len(part)))\n"
         + in_group("world = dist.get_world_size()", "dist.all_reduce(n)")
         + "\nloss = loss * world * len(part) / n",

@@ -53,13 +53,13 @@ def detect(case: Case) -> Proposal | None:
         if compiled
         else _summary(len(layers), are_torchs=len(torchs) == len(calls)),
         facts=_facts(first, layers, at_start, hidden=hidden),
-        fix="torch.jit cannot compile a synchronised batch norm: train the model "
-        "without it, with batch norm synchronised; or freeze it, or use GroupNorm"
+        fix="torch.jit cannot compile SyncBatchNorm: train the model without "
+        "torch.jit and with SyncBatchNorm; or freeze batch norm, or use GroupNorm"
         if compiled
-        else "synchronise batch norm over ranks, freeze it, or use GroupNorm",
+        else "convert to SyncBatchNorm, freeze batch norm, or use GroupNorm",
         code=("# without torch.jit\n" if compiled else "")
         + _conversion(torchs, one_by_one=are_alone),
-        code_rests_on="all that differ are batch norms of torch's"
+        code_rests_on="all modules that differ are batch norms of torch"
         if len(torchs) == len(calls)
         else "",
         safe=True,
@@ -78,17 +78,17 @@ def _facts(
     """Returns what is seen; `at_start`: the statistics that ranks start from alone."""
     layer = f"{module(first.name)} ({first.kind})"
     found = [
-        f"{layer} is multiplied by zero in the first step: its running statistics differ "
-        "after it, and gradients do"
+        f"the output of {layer} is multiplied by zero in the first step: its "
+        "running statistics differ after the step, and so do gradients"
         if hidden
-        else f"{layer}, fed with the reference's own input, returns other rows than in "
-        f"one process: relative difference {number(first.rel_diff or 0)}",
-        f"modules that differ so: {names(module(name) for name in layers)}",
+        else f"given the reference's input, the output of {layer} differs from the "
+        f"single-process output: relative difference {number(first.rel_diff or 0)}",
+        f"modules that differ in this way: {names(module(name) for name in layers)}",
     ]
     if at_start:
         found.append(
-            f"before the first step {at_start[0]} is another one on all ranks: model() "
-            "calls batch norms, too"
+            f"before the first step {at_start[0]} differs from the single-process "
+            "value on all ranks: model() calls batch norms, too"
         )
     return tuple(found)
 
@@ -96,8 +96,8 @@ def _facts(
 def _of_compiled(call: ModuleCall) -> str:
     """Returns the cause where torch.jit has compiled batch norms with the rest."""
     return (
-        f"batch norm inside of {module(call.name)}, which torch.jit has compiled, "
-        "normalises with the mean and variance of the rank's shard"
+        f"batch norm inside {module(call.name)}, compiled by torch.jit, normalises "
+        "with the mean and variance of the rank's shard"
     )
 
 
@@ -120,9 +120,12 @@ def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
         slug=SLUG,
         link=LINK,
         summary="batch norm normalises with the mean and variance of the replica's shard",
-        facts=("with batch norm frozen, in one process too, DataParallel equals it",),
-        fix="use DistributedDataParallel with synchronised batch norm: DataParallel cannot "
-        "synchronise it; or freeze it, or use GroupNorm",
+        facts=(
+            "with batch norm frozen in both runs, DataParallel equals the "
+            "single-process run",
+        ),
+        fix="use DistributedDataParallel with SyncBatchNorm, as DataParallel "
+        "cannot synchronise batch norm; or freeze batch norm, or use GroupNorm",
         code=_conversion([]),
         fixes=(_FROZEN,),
         speculative=True,
@@ -138,10 +141,10 @@ def _frozen(found: Proposal) -> Proposal:
         found,
         facts=(
             *found.facts,
-            "with batch norm frozen, in one process too, the runs are equal",
+            "with batch norm frozen in both runs, the runs are equal",
         ),
-        fix="freeze batch norm, or use GroupNorm; even synchronised it would normalise "
-        "over different samples than one process",
+        fix="freeze batch norm, or use GroupNorm; even SyncBatchNorm would "
+        "normalise over other samples than the single-process run",
         code="for norm in batch_norms:\n    norm.eval()  # after every model.train()",
         code_rests_on="",
         safe=False,

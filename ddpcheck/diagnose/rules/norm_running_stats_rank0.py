@@ -17,12 +17,15 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="running statistics are updated from the rank's own shard"
+        summary="running statistics are updated from the local shard"
         + (
-            "; before each forward rank 0's overwrite the others: evaluation uses rank "
-            "0's data alone"
+            "; before each forward rank 0's statistics overwrite the others, so "
+            "evaluation uses only rank 0's data"
             if owner.are_broadcast
-            else ", and DDP does not send them: every rank evaluates with its own data's"
+            else (
+                ", and DDP does not broadcast them: every rank evaluates with "
+                "statistics of its own data"
+            )
         ),
         facts=owner.facts,
         fix="update running statistics from the moments of all ranks, or merge them before "

@@ -35,10 +35,10 @@ def detect(case: Case) -> Proposal | None:
         return None
     first = (wrong or inner)[0]
     what = (
-        f"returns other rows than in one process: relative difference "
+        "its output differs from the single-process output: relative difference "
         f"{number(first.rel_diff or 0)}"
         if wrong
-        else "returns the right rows, the loss is right, and the gradients are not"
+        else "its output and the loss are right, and the gradients are not"
     )
     sizes = set(case.run.shard_sizes)
     uneven = (
@@ -46,7 +46,7 @@ def detect(case: Case) -> Proposal | None:
         if len(sizes) > 1
         else ""
     )
-    asks = f"calls {first.collectives} collectives and " if first.collectives else ""
+    asks = f"it calls {first.collectives} collectives and " if first.collectives else ""
     if any(m.is_synchronized for m in inner):
         fixes: tuple[str, ...] = ("batch_norm.sync",)
     else:
@@ -54,13 +54,11 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary=f"{first.name} ({first.kind}) synchronises its statistics over ranks, "
-        "but not to those of the global batch",
-        facts=(
-            f"{first.name}, fed with the reference's own input, {asks}{what}{uneven}",
-        ),
-        fix="sum the moments and the counts over ranks with collectives that carry "
-        "gradients, then divide",
+        summary=f"{first.name} ({first.kind}) synchronises its statistics over "
+        "ranks, but the result is not the statistics of the global batch",
+        facts=(f"{first.name}, given the reference's input: {asks}{what}{uneven}",),
+        fix="sum the moments and the counts over ranks using collectives with "
+        "autograd, then divide",
         fixes=fixes,
         module=first.name,
     )
@@ -87,14 +85,17 @@ def _of_a_function(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link="backward",
-        summary="the model's forward synchronises statistics over ranks, and its backward "
-        "is not that of the global batch's",
+        summary="the model's forward synchronises statistics over ranks, but its "
+        "backward is not the backward of the global statistics",
         facts=(
-            f"the model's own forward calls {asks[0].collectives} collectives and returns "
-            "the right rows, the loss is right, and of the gradients "
-            f"{len(wrong)} are not: {names(sorted(wrong))}",
+            f"the model's own forward calls {asks[0].collectives} collectives, its "
+            f"output and the loss are right, and {len(wrong)} gradients are wrong: "
+            f"{names(sorted(wrong))}",
         ),
-        fix="sum over ranks in backward what forward sums, and divide by the same counts",
+        fix=(
+            "in backward, sum over ranks what forward sums over ranks, and divide "
+            "by the same counts"
+        ),
         fixes=("module.global:",),
         module="",
         speculative=True,

@@ -34,9 +34,10 @@ def detect(case: Case) -> Proposal | None:
         slug=SLUG,
         link=LINK,
         summary="all ranks draw the same random numbers for different samples: the "
-        "noise has 1/W of the draws",
+        "noise has only 1/W as many independent draws",
         facts=(
-            f"{case.num_draws} random draws in the first step of one process",
+            f"{case.num_draws} random draws in the first step of the single-process "
+            "run",
             f"the generators of all {case.world_size} ranks are in the same state when "
             "the forward begins, though ddpcheck seeded them differently",
         ),
@@ -53,15 +54,16 @@ def _by_own_generator(case: Case, draws: tuple[tuple[int, ...], ...]) -> Proposa
         slug=SLUG,
         link=LINK,
         summary="all ranks draw the same random numbers for different samples: the "
-        "target's own generator is seeded alike on every rank",
+        "target's own generator has the same seed on every rank",
         facts=(
-            f"{len(draws)} random draws in the first step of one process use a generator of "
-            "the target's own",
-            f"with the numbers that one process draws for the rows of each of the "
-            f"{case.world_size} ranks, they train as one process does",
+            f"{len(draws)} random draws in the first step of the single-process run "
+            "use a generator of the target's own",
+            f"when each of the {case.world_size} ranks has the numbers that the "
+            "single-process run draws for its rows, the ranks train as the "
+            "single-process run does",
         ),
-        fix="seed the generator by rank; for the same noise as in one process draw for "
-        "the global batch and keep the rank's rows",
+        fix="seed the generator by rank; for the same noise as in the "
+        "single-process run draw for the global batch and keep the rank's rows",
         fixes=(global_draws(draws),),
         speculative=True,
     )
@@ -69,7 +71,7 @@ def _by_own_generator(case: Case, draws: tuple[tuple[int, ...], ...]) -> Proposa
 
 def _by_held_generators() -> Proposal:
     return _of_numpy(
-        "a generator of numpy's or Python's that the target holds is seeded alike on "
+        "a numpy or Python generator that the target holds has the same seed on "
         "every rank",
         "when the forward begins it is in the same state on all ranks",
     )
@@ -80,19 +82,22 @@ def _by_inputs(case: Case) -> Proposal | None:
 
     What stands in a place of the shard would be alike, too.
     """
-    why = "the training step draws them by numpy or random, seeded alike on every rank"
+    why = (
+        "the training step draws them with numpy or random, with the same seed "
+        "on every rank"
+    )
     if repeats_first_inputs(case):
         fact = (
-            "the other ranks give the model what one process gives it for its first "
-            "samples"
+            "the model's input on the other ranks is the single-process input for "
+            "the first samples"
         )
         return dataclasses.replace(_of_numpy(why, fact), last_resort=1)
     # Where no rank asks who it is, all of them seed alike.
     if first_rank_is_right(case) and not any(case.rank_facts("asks_rank", 0)):
         return _of_numpy(
             why,
-            "rank 0 gives the model what one process gives it for these samples, the "
-            "other ranks do not",
+            "on rank 0 the model's input equals the single-process input for these "
+            "samples, on the other ranks it does not",
         )
     return None
 
@@ -103,7 +108,7 @@ def _of_numpy(why: str, fact: str) -> Proposal:
         link=LINK,
         summary=f"all ranks draw the same random numbers for different samples: {why}",
         facts=(fact, EQUAL),
-        fix="seed the generator by rank; to check the rest, take the noise out",
+        fix="seed the generator by rank; to check the rest, remove the noise",
         fixes=("target.constant_draws",),
         speculative=True,
     )

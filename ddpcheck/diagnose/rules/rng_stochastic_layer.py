@@ -19,7 +19,7 @@ from ddpcheck.diagnose.facts.text import number
 SLUG = "rng/stochastic-layer"
 LINK = "forward"
 
-EQUAL = "with every random number a constant the runs are equal"
+EQUAL = "with constants in place of random numbers the runs are equal"
 
 
 def detect(case: Case) -> Proposal | None:
@@ -37,12 +37,13 @@ def detect(case: Case) -> Proposal | None:
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the model draws random numbers, so a shard sees other noise than the "
-        "same samples in the global batch",
+        summary="the model draws random numbers, so a shard gets other noise than "
+        "the same samples in the global batch",
         facts=(
-            f"{case.num_draws} random draws in the first step of one process",
-            "the ranks' generators are in different states: every rank has noise of "
-            "its own, as it should",
+            f"{case.num_draws} random draws in the first step of the single-process "
+            "run",
+            "the ranks' generators are in different states: every rank has its own "
+            "noise, which is correct",
         ),
         fix="nothing is wrong with training; to check the rest, let the noise follow "
         "the sample by ddpcheck --noise sample (dropout p=0 does as well)",
@@ -53,7 +54,7 @@ def detect(case: Case) -> Proposal | None:
     without = dataclasses.replace(
         found,
         facts=(*found.facts, EQUAL),
-        fix="nothing is wrong with training; to check the rest, take the noise out "
+        fix="nothing is wrong with training; to check the rest, remove the noise "
         "(dropout p=0), as it cannot follow the sample in this step",
         code="",
         noise=None,
@@ -74,9 +75,12 @@ def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
         link=LINK,
         summary="the forward draws random numbers with numpy or random, and every replica "
         "draws its own",
-        facts=("with every random number a constant DataParallel equals one process",),
-        fix="nothing is wrong where every replica is to have noise of its own; else draw "
-        "before the model is called, and pass on what was drawn",
+        facts=(
+            "with constants in place of random numbers DataParallel equals the "
+            "single-process run",
+        ),
+        fix="nothing is wrong if every replica should have its own noise; else "
+        "draw before calling the model, and pass the numbers as an argument",
         code="",
         fixes=("target.constant_draws",),
         benign=True,
@@ -108,10 +112,10 @@ def _by_ranks_alone() -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the ranks draw random numbers where one process draws none, every rank "
-        "its own: an order or a choice that all must share differs",
+        summary="each rank draws its own random numbers and the single-process run "
+        "draws none: an order or a choice that all ranks must share differs",
         facts=(EQUAL,),
-        fix="draw on one rank and send it to all, or seed alike on all ranks",
+        fix="draw on one rank and broadcast, or use the same seed on all ranks",
         fixes=("target.constant_draws",),
         speculative=True,
         last_resort=1,
@@ -135,13 +139,13 @@ def _by_seed() -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="random numbers are drawn with a generator of the target's own, whose "
-        "seed is another on every rank, so a shard sees other noise than the same "
+        summary="random numbers come from the target's own generator, which has "
+        "another seed on every rank, so a shard gets other noise than the same "
         "samples in the global batch",
         facts=(EQUAL,),
-        fix="nothing is wrong with training where every rank is to have noise of its "
-        "own; for the same as in one process seed alike, draw for the global batch "
-        "and keep the rank's rows",
+        fix="nothing is wrong with training if every rank should have its own "
+        "noise; for the single-process noise use the same seed, draw for the "
+        "global batch and keep the rank's rows",
         code="",
         fixes=("target.constant_draws",),
         benign=True,
@@ -171,16 +175,17 @@ def _by_own_generators(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the training step draws random numbers with numpy or random, so a shard "
-        "is made into other inputs than the same samples in the global batch",
+        summary="the training step draws random numbers with numpy or random, so "
+        "the model's input for a shard differs from that for the same samples in "
+        "the global batch",
         facts=(
-            "the model is given other rows than in one process: relative difference "
-            f"{number(worst)}",
+            "the model's input differs from the single-process input: relative "
+            f"difference {number(worst)}",
             EQUAL,
         ),
-        fix="nothing is wrong with training where every sample is to have noise of its "
-        "own; to check the rest, take the noise out, or draw for the global batch on "
-        "all ranks and keep the rank's rows",
+        fix="nothing is wrong with training if every sample should have its own "
+        "noise; to check the rest, remove the noise, or draw for the global batch "
+        "on all ranks and keep the rank's rows",
         code="",
         fixes=("target.constant_draws",),
         benign=True,
@@ -193,14 +198,14 @@ def _unrepeatable() -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="one process does not repeat itself: the model draws random numbers, "
-        "and not from torch's generator",
+        summary="the single-process run is not repeatable: the model draws random "
+        "numbers, and not from torch's generator",
         facts=(
-            "one process, run again on the same batch with torch, numpy and random "
-            "seeded otherwise, computes something else",
-            "torch's generator is in the same state after a step as before it",
+            "the single-process run, repeated on the same batch with other seeds "
+            "of torch, numpy and random, gives another result",
+            "torch's generator has the same state before and after a step",
         ),
-        fix="draw from torch's generator, or take the noise out for the check",
+        fix="draw from torch's generator, or remove the noise for the check",
         code="",
     )
 

@@ -27,12 +27,14 @@ def detect(case: Case) -> Proposal | None:
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a buffer is updated in forward from the rank's own shard, and "
+        summary="forward updates a buffer from the local shard, and "
         + (
-            "before each forward rank 0's value overwrites the others: only rank 0's data "
-            "counts"
+            "before each forward rank 0's value overwrites the others: only rank "
+            "0's data count"
             if owner.are_broadcast
-            else "DDP does not send it: every rank has its own data's"
+            else (
+                "DDP does not broadcast it: every rank keeps the value of its own data"
+            )
         ),
         facts=owner.facts,
         fix="all-reduce the increment in forward",
@@ -54,9 +56,10 @@ def _by_the_step(owner: Owners, at_once: Proposal | None) -> Proposal:
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a buffer is updated between forwards from the rank's own shard, and before each "
-        "forward rank 0's value overwrites the others: only rank 0's data counts",
-        facts=(*owner.facts, "no forward writes them: the training step does"),
+        summary="a buffer is updated between forwards from the local shard, and "
+        "before each forward rank 0's value overwrites the others: only rank 0's "
+        "data count",
+        facts=(*owner.facts, "no forward writes these buffers: the training step does"),
         fix="all-reduce the increment before it is added",
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
@@ -77,13 +80,13 @@ def _of_samples(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="before each forward rank 0's buffers overwrite those of the other ranks, "
-        "which hold what belongs to their own samples",
+        summary="before each forward rank 0's buffers overwrite those of the other "
+        "ranks, which hold state of their own samples",
         facts=(
-            f"buffers that DDP sends: {names(sorted(sent))}; where it does not, the runs "
-            "are equal",
+            f"buffers that DDP broadcasts: {names(sorted(sent))}; without the "
+            "broadcast the runs are equal",
         ),
-        fix="keep what belongs to samples in plain attributes, or pass it in and out",
+        fix="keep per-sample state in plain attributes, or pass it in and return it",
         code="model = DistributedDataParallel(model, broadcast_buffers=False)",
         fixes=("ddp.no_buffer_broadcast",),
         speculative=True,

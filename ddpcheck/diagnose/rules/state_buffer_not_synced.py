@@ -26,7 +26,7 @@ def detect(case: Case) -> Proposal | None:
         return replaced(found, fallback=fit) if found else fit or _beside(case)
     rank, found = wrong[-1]
     buffers = "1 buffer" if len(found) == 1 else f"{len(found)} buffers"
-    where = f"differs from one process in {buffers}: {names(found)}"
+    where = f"differs from the single-process run in {buffers}: {names(found)}"
     states = case.rank_facts("start_buffers", None)
     if _norms_differ(case) and statistics_at_start(case):
         return None  # of norms that go by the shard: what these do in model(), too
@@ -35,14 +35,14 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the ranks start from different buffers, and DDP was told not to "
-        "broadcast them",
+        summary="the ranks start from different buffers, and DDP was built with "
+        "broadcast_buffers=False",
         facts=(f"before the first step rank {rank} {where}",),
         fix="broadcast the buffers once after wrapping",
         code="for b in model.buffers():\n    dist.broadcast(b, 0)",
         code_rests_on=""
         if per_rank[0]
-        else "rank 0 starts from the buffers of the single process",
+        else "rank 0 starts from the single-process buffers",
         fixes=("ddp.broadcast",),
     )
 
@@ -61,9 +61,9 @@ def _written_by_some(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the training step writes buffers that are not the same on all ranks, and "
-        "DDP was told not to broadcast them",
-        facts=(*owner.facts, "no forward writes them: the training step does"),
+        summary="the training step writes different buffers on different ranks, "
+        "and DDP was built with broadcast_buffers=False",
+        facts=(*owner.facts, "no forward writes these buffers: the training step does"),
         fix="let DDP broadcast rank 0's buffers, or write the same on all ranks",
         code="model = DistributedDataParallel(model)  # broadcast_buffers=True",
         fixes=("ddp.buffer_broadcast",),
@@ -80,11 +80,11 @@ def _beside(case: Case) -> Proposal | None:
     on_trial = Proposal(
         slug=SLUG,
         link="update",
-        summary="a state beside the model's parameters and buffers is updated from the "
-        "rank's own shard: DDP does not send it, and every rank goes on with its own "
-        "data's",
+        summary="state outside the model's parameters and buffers is updated from "
+        "the local shard: DDP does not broadcast it, so every rank continues with "
+        "the state of its own data",
         facts=found.facts,
-        fix="all-reduce what it is updated with, on all ranks alike",
+        fix="all-reduce the values that update it, in the same way on all ranks",
         fixes=found.fixes,
         speculative=True,
     )
@@ -92,9 +92,12 @@ def _beside(case: Case) -> Proposal | None:
         return on_trial
     return replaced(
         on_trial,
-        summary="a state beside the model's parameters and buffers is updated alike on "
-        "all ranks, and otherwise than in one process",
-        fix="update it with what one process has of all samples",
+        summary="state outside the model's parameters and buffers gets the same "
+        "update on all ranks, but another one than in the single-process run",
+        fix=(
+            "update it with the values of the global batch, as the single-process "
+            "run does"
+        ),
     )
 
 
@@ -102,9 +105,13 @@ def _built_otherwise(fact: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="all ranks start from the same buffers, and not from one process's: "
-        "model() makes others where there is a process group",
+        summary="all ranks start from the same buffers, but not from the "
+        "single-process ones: model() returns other buffers when a process group "
+        "exists",
         facts=(fact,),
-        fix="build the model before the group, or load one process's buffers",
+        fix=(
+            "build the model before the process group, or load the single-process "
+            "buffers"
+        ),
         fixes=("ddp.broadcast",),
     )

@@ -31,11 +31,11 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="weights that no optimizer trains (an average, a teacher) are updated on "
-        "some ranks only, or from the rank's own data",
+        summary="weights that no optimizer trains (an average, a teacher) are "
+        "updated on some ranks only, or from the local shard",
         facts=(
             f"{when} {len(found)} untrained parameters differ between ranks: "
-            f"{names(found)}; all trained ones are equal",
+            f"{names(found)}; all trained parameters are equal",
         ),
         fix="make the same update on all ranks",
         code="update_teacher(teacher, student)  # not under `if rank == 0`"
@@ -81,12 +81,12 @@ def _read_at_once(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="weights that no optimizer trains (an average, a teacher) are updated on "
-        "some ranks only, and the same step computes with them",
+        summary="weights that no optimizer trains (an average, a teacher) are "
+        "updated on some ranks only, and the same step uses them",
         facts=(
-            f"after step {first + 1}, whose gradients are the first to differ, "
-            f"{len(found)} untrained parameters do, too: {names(found)}; what user code "
-            "does as rank 0 all ranks have to do: then the runs are equal",
+            f"gradients first differ in step {first + 1}, and after it {len(found)} "
+            f"untrained parameters differ, too: {names(found)}; when user code on "
+            "every rank takes the branch of rank 0, the runs are equal",
         ),
         fix="make the same update on all ranks",
         code="update_teacher(teacher, student)  # not under `if rank == 0`",
@@ -102,14 +102,17 @@ def _from_own_data(found: list[str], when: str) -> Proposal:
     """
     return replaced(
         _by_numbers(found, when),
-        summary="weights that no optimizer trains (an average, a teacher) are updated by "
-        "numbers of the rank's own samples",
+        summary="weights that no optimizer trains (an average, a teacher) are "
+        "updated with numbers computed from the local shard",
         facts=(
-            f"{when} {len(found)} untrained parameters differ between ranks, "
-            f"and from one process on each of them: {names(found)}; all trained ones are "
-            "equal",
+            f"{when} {len(found)} untrained parameters differ between ranks, and on "
+            f"each rank from the single-process run: {names(found)}; all trained "
+            "parameters are equal",
         ),
-        fix="make the update by numbers of all ranks: reduce what it follows",
+        fix=(
+            "compute the update from the samples of all ranks: all-reduce the "
+            "numbers that it uses"
+        ),
     )
 
 
@@ -122,14 +125,15 @@ def _by_numbers(found: list[str], when: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="weights that no optimizer trains (an average, a teacher) are updated "
-        "alike on all ranks, and otherwise than in one process: by the size of a shard, "
-        "or how often a step is made",
+        summary="weights that no optimizer trains (an average, a teacher) get the "
+        "same update on all ranks, but another one than in the single-process run: "
+        "it depends on the size of a shard, or on the number of steps",
         facts=(
-            f"{when} {len(found)} untrained parameters are not one "
-            f"process's: {names(found)}; all trained ones are, and the ranks agree",
+            f"{when} {len(found)} untrained parameters differ from the "
+            f"single-process run: {names(found)}; all trained parameters are equal, "
+            "and the ranks agree",
         ),
-        fix="make the update by the numbers of the global batch",
+        fix="compute the update from the global batch",
         fixes=(f"state.one_process:{','.join(modules)}",),
         speculative=True,
     )
@@ -149,10 +153,10 @@ def _of_buffers(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a buffer that DDP does not send to the ranks is updated from each rank's own "
-        "data, and drifts apart",
-        facts=(*owner.facts, "no forward writes them: the training step does"),
-        fix="make the same update on all ranks: reduce what it is made of",
+        summary="a buffer that DDP does not broadcast is updated from the local "
+        "shard, and drifts apart between ranks",
+        facts=(*owner.facts, "no forward writes these buffers: the training step does"),
+        fix="make the same update on all ranks: all-reduce the values that it uses",
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )
@@ -163,13 +167,15 @@ def _exchanged(owner: Owners) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a buffer is updated with what the ranks exchange, and that is not what one "
-        "process has of all samples: a mean of means, say, of unequal counts",
+        summary="a buffer is updated with a value that the ranks exchange, which "
+        "is not the value of the global batch: for example a mean of means with "
+        "unequal counts",
         facts=(
             *owner.facts,
-            "the step asks other ranks, and all of them have the same in the end",
+            "the step calls collectives, and all ranks have the same buffers "
+            "afterwards",
         ),
-        fix="exchange sums and counts, and divide after that",
+        fix="all-reduce sums and counts, then divide",
         fixes=(f"state.one_process:{','.join(owner.modules)}",),
         module=owner.modules[0],
     )
@@ -183,8 +189,8 @@ def _beside(case: Case) -> Proposal | None:
     on_trial = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="weights beside the model (an average, a teacher) are updated on some "
-        "ranks only, or from the rank's own data, and the loss is made with them",
+        summary="weights outside the model (an average, a teacher) are updated on "
+        "some ranks only, or from the local shard, and the loss uses them",
         facts=found.facts,
         fix="make the same update on all ranks",
         fixes=found.fixes,
@@ -194,9 +200,9 @@ def _beside(case: Case) -> Proposal | None:
         return on_trial
     return replaced(
         on_trial,
-        summary="weights beside the model (an average, a teacher) are updated alike on "
-        "all ranks, and otherwise than in one process: not at all, say, where they are "
-        "looked up by names that the wrapper changes",
+        summary="weights outside the model (an average, a teacher) get the same "
+        "update on all ranks, but another one than in the single-process run: for "
+        "example none, if they are looked up by names that the wrapper changes",
         fix="update them from the model inside the wrapper",
         code="",
     )
@@ -207,13 +213,16 @@ def _drawn(drawn: list[str]) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="weights beside the model (a teacher) are drawn by each rank for itself, "
-        "and the loss is made with them: DDP sends the model's own alone",
+        summary="each rank draws its own weights outside the model (a teacher), "
+        "and the loss uses them: DDP broadcasts only the model's parameters",
         facts=(
             f"after the first step ranks differ in {names(drawn)}",
-            "with every random number a constant the runs are equal",
+            "with constants in place of random numbers the runs are equal",
         ),
-        fix="seed alike on all ranks before they are made, or send them once",
+        fix=(
+            "use the same seed on all ranks before creating them, or broadcast "
+            "them once"
+        ),
         fixes=("target.constant_draws",),
         speculative=True,
     )

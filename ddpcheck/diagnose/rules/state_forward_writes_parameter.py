@@ -54,13 +54,16 @@ def _of(case: Case, writers: tuple[str, ...], told: str) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a forward changes weights from the rank's own shard, so the ranks' weights "
-        "drift apart for good",
+        summary="forward changes weights from the local shard, so the ranks' "
+        "weights drift apart permanently",
         facts=(
             told,
-            f"weights differ from one process from step {first + 1} on",
+            f"weights differ from the single-process run from step {first + 1} on",
         ),
-        fix="all-reduce what the update is made of, or apply it after the step on all rows",
+        fix=(
+            "all-reduce the values that the update uses, or apply it after the "
+            "step to the global batch"
+        ),
         fixes=tuple(f"module.global:{n}" for n in writers),
         module=writers[0],
     )
@@ -78,14 +81,15 @@ def _by_the_step(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a training step changes weights from the rank's own shard before its "
-        "forward, so the ranks' weights drift apart for good",
+        summary="a training step changes weights from the local shard before its "
+        "forward, so the ranks' weights drift apart permanently",
         facts=(
-            f"at the beginning of step {step + 1} the ranks' weights are equal, at its "
-            "first forward they are not; with the same shard on every rank they are",
+            f"at the beginning of step {step + 1} the ranks' weights are equal, at "
+            "its first forward they differ; with the same shard on every rank they "
+            "stay equal",
         ),
-        fix="all-reduce what the weights are made of, or apply it after the step on all "
-        "rows",
+        fix="all-reduce the values that the weights are computed from, or write "
+        "them after the step from the global batch",
         fixes=global_loss_fix(case),
     )
 
@@ -103,14 +107,16 @@ def _after_the_update(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link="update",
-        summary="a training step writes weights after the update from the rank's own shard, "
-        "so the ranks' weights drift apart for good",
+        summary="a training step writes weights from the local shard after the "
+        "update, so the ranks' weights drift apart permanently",
         facts=(
             f"gradients are equal up to step {step + 1}; after its update ranks differ in "
             f"{names(found)}",
-            "where every rank has the samples of all ranks they do not",
+            "when every rank has the samples of all ranks, they do not differ",
         ),
-        fix="reduce over ranks what is written, or what decides on it",
+        fix=(
+            "all-reduce the value that is written, or the value that decides about it"
+        ),
         fixes=("data.whole",),
         speculative=True,
         last_resort=2,

@@ -17,9 +17,11 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a buffer that backward needs is written over in between, on ranks only",
+        summary=(
+            "a buffer that backward needs is overwritten before backward, on ranks only"
+        ),
         facts=(f"autograd raises: {case.fault_text[:100]}",),
-        fix="one forward per backward, a clone of the buffer in forward, or "
+        fix="run one forward per backward, clone the buffer in forward, or set "
         "broadcast_buffers=False",
         code="scale = self.scale.clone()  # what backward keeps",
         fixes=("autograd.mutation",),

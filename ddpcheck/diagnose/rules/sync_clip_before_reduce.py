@@ -35,13 +35,13 @@ def detect(case: Case) -> Proposal | None:
     facts = ["outputs and the loss's gradient at them are right"]
     fixes = []
     if hooked:
-        facts.append(f"tensor hooks see the local gradient of {names(hooked)}")
+        facts.append(f"tensor hooks get the local gradient of {names(hooked)}")
         fixes.append("target.unhook")
     if clips:
         facts.append(
-            f"{early} clippings by norm came before a backward of their step"
+            f"{early} clippings by norm came before a backward of the same step"
             if early
-            else "a clipping by norm came before an all_reduce of its step"
+            else "a clipping by norm came before an all_reduce of the same step"
         )
         fixes.append("target.clip_last")
     return Proposal(
@@ -70,14 +70,17 @@ def _of_samples(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the gradient of each micro-batch is clipped by itself, as that of a "
-        "sample, and DDP has averaged it with those of the other ranks by then",
+        summary="the gradient of each micro-batch is clipped separately, like a "
+        "per-sample gradient, but DDP has already averaged it over ranks",
         facts=(
-            f"{clips} clippings by norm came before a backward of their step",
-            "with gradients that stay local until the optimizer steps, and are averaged "
+            f"{clips} clippings by norm came before a backward of the same step",
+            "when gradients stay local until the optimizer steps and are averaged "
             "then, the runs are equal",
         ),
-        fix="clip in no_sync, add up, and average over ranks what was added up",
+        fix=(
+            "clip in no_sync, accumulate, and average the accumulated gradients "
+            "over ranks"
+        ),
         code="with model.no_sync():\n"
         "    loss(model(x), y).backward()  # then clip and add up\n"
         "for p in model.parameters():\n"
@@ -98,8 +101,8 @@ def _in_another_way(case: Case) -> Proposal | None:
         return None
     if max(case.rank_facts("comm_hooks", 0), default=0) and case.run.ranks_agree:
         fact = (
-            "a communication hook changes gradients and then averages them; given the "
-            "mean of all ranks' to change, the runs are equal"
+            "a communication hook changes gradients and then averages them; when "
+            "it changes the mean of all ranks instead, the runs are equal"
         )
         return replaced(
             _on_trial(fact, "ddp.hooks_on_means"), fallback=_by_the_step(case)
@@ -113,8 +116,8 @@ def _by_the_step(case: Case) -> Proposal | None:
     changed = max(case.rank_facts("early_changes", 0), default=0)
     if changed:
         return _on_trial(
-            f"the step wrote into gradients before {changed} backwards that added to "
-            "them; with that left out the runs are equal",
+            f"the step wrote into gradients before {changed} backwards that added "
+            "to them; without these writes the runs are equal",
             "target.keep_sums",
         )
     late = max(case.rank_facts("late_hooks", 0), default=0)
@@ -122,8 +125,8 @@ def _by_the_step(case: Case) -> Proposal | None:
     if not late:
         return on_the_way
     fact = (
-        f"{late} post-accumulate hooks see the local gradients, before DDP reduces "
-        "them; where hooks run when backward is done the runs are equal"
+        f"{late} post-accumulate hooks get the local gradients, before DDP reduces "
+        "them; when the hooks run after backward, the runs are equal"
     )
     return replaced(_on_trial(fact, "hooks.after_backward"), fallback=on_the_way)
 
@@ -135,8 +138,8 @@ def _on_the_way(case: Case) -> Proposal | None:
     if any(case.rank_facts("set_on_wrapper", [])):
         return None  # by which it may change them: without it nobody asks
     return _on_trial(
-        "hooks or an autograd function change gradients on their way to the "
-        "parameters; with these passed on as they are the runs are equal",
+        "hooks or an autograd function change gradients before they reach the "
+        "parameters; when they pass gradients on unchanged, the runs are equal",
         "target.unhook_all",
     )
 
@@ -151,8 +154,8 @@ def _before_an_exchange(case: Case) -> Proposal | None:
     if not alone or reduces or ranks_disagree(case, "gradients", 0):
         return None
     fact = (
-        f"the step wrote into its own gradients before {alone} exchanges with other "
-        "ranks; averaged before that the runs are equal"
+        f"the step wrote into local gradients before {alone} exchanges with other "
+        "ranks; when gradients are averaged first, the runs are equal"
     )
     return replaced(_on_trial(fact, ""), fixes=(), by_hand=True, speculative=False)
 

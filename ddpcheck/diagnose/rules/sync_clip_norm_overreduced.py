@@ -28,9 +28,9 @@ def detect(case: Case) -> Proposal | None:
     if abs(factor * math.sqrt(case.world_size) - 1) > case.close:
         return None
     return _of(
-        "outputs, and the loss before it is clipped, are right; at the optimizer's step "
-        f"every gradient is {number(factor)} times one process's, which is "
-        f"1 / sqrt({case.world_size})",
+        "outputs and the loss are right; at the optimizer's step every gradient is "
+        f"{number(factor)} times the single-process one, which is 1 / "
+        f"sqrt({case.world_size})",
     )
 
 
@@ -41,8 +41,9 @@ def _of_some(case: Case) -> Proposal | None:
     if len(found) < _SEVERAL or not any(case.rank_facts("collectives", 0)):
         return None
     told = _of(
-        f"at the optimizer's step the gradients of {names(found)} are {number(factor)} "
-        f"times one process's, which is 1 / sqrt({case.world_size})"
+        f"at the optimizer's step the gradients of {names(found)} are "
+        f"{number(factor)} times the single-process ones, which is 1 / "
+        f"sqrt({case.world_size})"
     )
     return replaced(told, speculative=True)
 
@@ -53,13 +54,14 @@ def _within_the_update(case: Case) -> Proposal | None:
     if step is None or not calls:
         return None
     found = _of(
-        f"gradients are right up to step {step + 1}, whose update is another one, alike "
-        f"on all ranks; collectives that the program calls: {calls}",
+        f"gradients are right up to step {step + 1}, whose update differs from the "
+        "single-process update and is the same on all ranks; collectives that the "
+        f"program calls: {calls}",
     )
     return replaced(
         found,
-        summary="the optimizer's step uses norms of gradients that it sums over ranks, "
-        "though DDP had averaged the gradients already: they are sqrt(W) too large",
+        summary="the optimizer's step sums norms of gradients over ranks, but DDP "
+        "has already averaged the gradients: the norms are sqrt(W) times too large",
         speculative=True,
     )
 
@@ -68,8 +70,9 @@ def _of(fact: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="gradients are clipped by a norm that was summed over ranks, though DDP had "
-        "averaged the gradients already: the norm is sqrt(W) too large",
+        summary="gradients are clipped by a norm that is summed over ranks, but "
+        "DDP has already averaged the gradients: the norm is sqrt(W) times too "
+        "large",
         facts=(fact,),
         fix="use the local norm: after DDP all ranks have the same gradients",
         code="torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",

@@ -47,15 +47,15 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the ranks do not call the same collectives: one rank's is matched with a "
-        "different one of the others",
+        summary="the ranks do not call the same collectives: a collective of one "
+        "rank is matched with a different one of the others",
         facts=(
             f"collectives called by the target until then, per rank: {listed(counts)}",
             f"collective {index + 1}: {_at(case, index)}",
             *rank_table.facts(case),
         ),
-        fix="call the same collectives in the same order on all ranks, with a zero where a "
-        "rank has nothing to add",
+        fix="call the same collectives in the same order on all ranks, with zeros "
+        "if a rank has nothing to contribute",
         evidence={"ranks": rank_table.rows(case), "collective": index + 1},
     )
 
@@ -77,14 +77,14 @@ def _of_forwards(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="some ranks call the wrapped model more often than others, and DDP sends "
-        "the model's buffers to all ranks in each of its forwards",
+        summary="some ranks call the wrapped model more often than others, and DDP "
+        "broadcasts the model's buffers in each of its forwards",
         facts=(
             f"forwards through DDP in step {step + 1}, per rank: {listed(counts)}",
             *rank_table.facts(case),
         ),
-        fix="call the module inside, which exchanges nothing, where not all ranks do: "
-        "under `if rank == 0`",
+        fix="call model.module, which exchanges nothing, in code that not all "
+        "ranks run, such as `if rank == 0`",
         code="model.module(x)",
         fixes=("ddp.no_buffer_broadcast",),
         needs_no_proof=True,
@@ -103,10 +103,10 @@ def _of_buffers(case: Case) -> Proposal | None:
         return Proposal(
             slug=SLUG,
             link=LINK,
-            summary="some ranks have buffers that others lack, and DDP sends them all to "
-            "all ranks before a forward",
+            summary="some ranks have buffers that others lack, and DDP broadcasts "
+            "all buffers before a forward",
             facts=(
-                f"rank {fault.rank} receives {received} bytes where it asks for {asked}",
+                f"rank {fault.rank} receives {received} bytes and expects {asked}",
                 *rank_table.facts(case),
             ),
             fix="register every buffer before the model is wrapped, on all ranks",
@@ -122,7 +122,7 @@ def _at(case: Case, index: int) -> str:
         what = (
             f"call {rank_table.called(calls[index])}"
             if len(calls) > index
-            else "call none of the target's"
+            else "no collective of the target"
         )
         ranks.setdefault(what, []).append(rank)
     told = sorted(ranks.items(), key=lambda item: len(item[1]))

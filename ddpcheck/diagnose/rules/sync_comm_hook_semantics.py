@@ -25,8 +25,7 @@ def detect(case: Case) -> Proposal | None:
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a communication hook returns something else than the mean of the ranks' "
-        "gradients",
+        summary="a communication hook does not return the mean of the ranks' gradients",
         facts=(f"register_comm_hook was called {times(count)}",),
         fix="divide by the world size in the hook; compress only what the tolerance allows",
         code="dist.all_reduce(bucket.buffer().div_(dist.get_world_size()))",
@@ -46,15 +45,16 @@ def _of_micro_batches(case: Case, found: Proposal) -> Proposal | None:
         return None
     return replaced(
         found,
-        summary="a communication hook adds the ranks' gradients up after every micro-batch, "
-        "and with them what it has added up before",
+        summary="a communication hook sums the ranks' gradients after every "
+        "micro-batch, including the sums of earlier micro-batches",
         facts=(
             *found.facts,
-            f"an update has {micros} backwards; where the ranks' gradients are added up "
-            "once, at the update, they train as one process does",
+            f"an update has {micros} backwards; when the ranks' gradients are "
+            "summed once, at the update, the ranks train as the single-process run "
+            "does",
         ),
-        fix="reduce in the last micro-batch alone: no_sync around all others, forward and "
-        "backward",
+        fix="reduce only in the last micro-batch: put forward and backward of all "
+        "others in no_sync",
         code="with nullcontext() if is_last else model.no_sync():\n"
         "    loss(model(x), y).backward()",
         fixes=("gradients.at_update", f"gradients.scale:{float(case.world_size)!r}"),
@@ -70,11 +70,12 @@ def _by_hand(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the step itself adds the ranks' gradients up, where their mean is one "
-        f"process's: they are {case.world_size} times too large",
+        summary="the training step sums the ranks' gradients, but their mean is "
+        f"the single-process gradient: they are {case.world_size} times too large",
         facts=(
-            f"all gradients are {case.world_size} times one process's, and the loss is "
-            "right; the parameters are in no DDP object, and the step calls collectives",
+            f"all gradients are {case.world_size} times the single-process ones, "
+            "and the loss is right; the parameters are in no DDP object, and the "
+            "step calls collectives",
         ),
         fix="divide by the world size",
         code=_MEAN,
@@ -93,13 +94,15 @@ def _in_the_update(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the optimizer's step, or a hook before it, sums gradients over ranks that "
-        f"DDP has averaged already: it goes by {world} times one process's",
+        summary="the optimizer's step, or a hook before it, sums gradients over "
+        f"ranks that DDP has already averaged: it uses {world} times the "
+        "single-process gradients",
         facts=(
-            "gradients are right when the step begins, and its update is another one, "
-            "alike on all ranks; where it sums nothing over ranks the runs are equal",
+            "gradients are right when the optimizer's step begins, and its update "
+            "differs in the same way on all ranks; without its sums over ranks the "
+            "runs are equal",
         ),
-        fix="leave the sum out: after DDP all ranks have the same gradients",
+        fix="remove the sum: after DDP all ranks have the same gradients",
         code=_PLAIN_UPDATE,
         fixes=("collectives.off_after_backward:gradients",),
         speculative=True,
@@ -120,13 +123,13 @@ def _after_backward(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the training step sums gradients over ranks that DDP has averaged "
-        f"already: they are {case.world_size} times one process's",
+        summary="the training step sums gradients over ranks that DDP has already "
+        f"averaged: they are {case.world_size} times the single-process ones",
         facts=(
-            f"{_fact(factor)}; {calls} collectives called in three steps: where those "
-            "after backward do nothing to gradients the runs are equal",
+            f"{_fact(factor)}; {calls} collectives called in three steps: when "
+            "those after backward do not change gradients, the runs are equal",
         ),
-        fix="leave the sum out: after DDP all ranks have the same gradients",
+        fix="remove the sum: after DDP all ranks have the same gradients",
         code=_PLAIN_UPDATE,
         fixes=("collectives.off_after_backward:gradients",),
         speculative=True,
@@ -145,15 +148,15 @@ def _by_a_factor(case: Case, factor: float, calls: int) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the training step reduces gradients over ranks itself, and what it makes "
-        f"of them is {number(factor)} times their mean",
+        summary="the training step reduces gradients over ranks itself, and the "
+        f"result is {number(factor)} times their mean",
         facts=(
             f"{_fact(factor)}; {calls} collectives called in three steps, and the loss "
             "depends on none of them",
         ),
         fix="divide the sum over ranks by the world size, once"
         if by_hand
-        else "leave the reduction out: after DDP all ranks have the mean already",
+        else "remove the reduction: after DDP all ranks already have the mean",
         code=_MEAN if by_hand else _PLAIN_UPDATE,
         fixes=(f"gradients.scale:{1 / factor!r}",),
         speculative=True,
@@ -162,8 +165,8 @@ def _by_a_factor(case: Case, factor: float, calls: int) -> Proposal | None:
 
 def _fact(factor: float) -> str:
     return (
-        f"the gradients that differ are {number(factor)} times one process's, alike on "
-        "all ranks, and the loss is right"
+        f"the gradients that differ are {number(factor)} times the single-process "
+        "ones on all ranks, and the loss is right"
     )
 
 

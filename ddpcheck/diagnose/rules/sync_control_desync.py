@@ -21,7 +21,7 @@ from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "sync/control-desync"
 LINK = "update"
-_FIX = "reduce the number that decides, then decide alike on all ranks"
+_FIX = "all-reduce the number that decides, so that all ranks make the same decision"
 TOGETHER = "numbers.together"
 _CODE = in_group("dist.all_reduce(metric)", "metric /= dist.get_world_size()")
 
@@ -29,7 +29,8 @@ _CODE = in_group("dist.all_reduce(metric)", "metric /= dist.get_world_size()")
 def unproven(*facts: str) -> Proposal:
     """Returns it where the search has found it, by these facts, and no run proves it."""
     return _decided(
-        "the ranks update their weights with different numbers: each decides on its own",
+        "the ranks update their weights with different numbers: each rank decides "
+        "by itself",
         *facts,
     )
 
@@ -57,10 +58,14 @@ def _by_kept(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="numbers that training code keeps beside the model (a weight of a loss, a "
-        "scale, a threshold) follow the rank's own samples, and later steps go by them",
+        summary="numbers that training code keeps outside the model (a weight of a "
+        "loss, a scale, a threshold) are computed from the local shard, and later "
+        "steps use them",
         facts=found.facts,
-        fix="reduce what they are made of over ranks, then update them alike on all ranks",
+        fix=(
+            "all-reduce the values that they are computed from, then make the same "
+            "update on all ranks"
+        ),
         fixes=found.fixes,
         speculative=True,
         last_resort=1,
@@ -103,8 +108,8 @@ def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
     found = case.mismatched("weights", step)
     proposal = replaced(
         _decided(
-            "the ranks have equal gradients and update their weights differently: a "
-            "learning rate, a skip or a stop is decided on the rank's own numbers",
+            "the ranks have equal gradients but different updates: a learning "
+            "rate, a skip or a stop is decided from per-rank numbers",
             f"gradients are equal up to step {step + 1}; after its update {len(found)} "
             f"parameters differ between ranks: {names(found)}",
         ),
@@ -132,22 +137,26 @@ def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="gradients are one process's, and every rank updates its weights with "
-        f"other numbers: {told.name} is not what it is in one process",
+        summary="gradients equal the single-process gradients, and every rank "
+        f"updates its weights with other numbers: {told.name} differs from its "
+        "value in the single-process run",
         facts=(f"{told.name} {told.text}",),
-        fix="step a scheduler once per update, whatever the number of ranks; where a "
-        "number is scaled with the ranks on purpose, accept this",
+        fix="step a scheduler once per update, whatever the number of ranks; if a "
+        "number is scaled with the ranks on purpose, accept this finding",
         fixes=("update.schedule",),
     )
     if not told.is_grouped:
         return found
     return replaced(
         found,
-        fix="put parameters into the optimizer's groups by the names that they have "
-        "without the wrapper",
+        fix="assign parameters to the optimizer's groups by their names without "
+        "the wrapper",
         code="named = dict(model.named_parameters())\n"
         'bare = {n.removeprefix("module."): p for n, p in named.items()}',
-        code_rests_on="the optimizer's groups hold other parameters on ranks",
+        code_rests_on=(
+            "the optimizer's groups hold other parameters on ranks than "
+            "in the single-process run"
+        ),
     )
 
 
@@ -163,8 +172,9 @@ def _within_a_step(case: Case, first: int | None) -> Proposal | None:
     if updates < 2:  # noqa: PLR2004
         return None
     found = _decided(
-        f"a step has {updates} updates, and ranks make the later ones with other numbers "
-        f"than one process: {told.name} is decided on numbers of the ranks' own",
+        f"a step has {updates} updates, and the ranks make the later ones with "
+        f"other numbers than the single-process run: {told.name} is decided from "
+        "per-rank numbers",
         f"{told.name} {told.text}",
     )
     return replaced(found, fixes=("update.schedule",), speculative=True)
@@ -178,8 +188,8 @@ def _of_some_ranks(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="some ranks leave out an update that the others make: a skip is decided on "
-        "the rank's own numbers",
+        summary="some ranks skip an update that the others make: the skip is "
+        "decided from per-rank numbers",
         facts=(fact,),
         fix=_FIX,
         code=_CODE,
@@ -196,13 +206,15 @@ def _at_other_times(case: Case, first: int | None) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the ranks agree, and update their weights in other steps than one process: "
-        "how often is decided by the size of the shard, or by the number of ranks",
+        summary="the ranks agree, but update their weights in other steps than the "
+        "single-process run: the size of the shard, or the number of ranks, "
+        "decides how often",
         facts=(
             fact,
-            "where the step has the samples of all ranks they update as often",
+            "when the step has the samples of all ranks, the number of updates is "
+            "equal",
         ),
-        fix="decide by the samples of all ranks",
+        fix="decide from the samples of all ranks",
         fixes=("data.whole",),
         speculative=True,
         last_resort=1,
@@ -217,14 +229,14 @@ def _of_rewritten(case: Case, first: int | None) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the ranks have equal gradients after backward, and change them before the "
-        "update by what each of them makes of its own samples",
+        summary="the ranks have equal gradients after backward, but each changes "
+        "them before the update, using its local shard",
         facts=(
             fact,
-            "where they are used as backward leaves them, in one process too, the runs "
-            "are equal",
+            "when the update uses the gradients of backward unchanged, in both "
+            "runs, the runs are equal",
         ),
-        fix="reduce over ranks what gradients are changed by",
+        fix="all-reduce the values that change the gradients",
         fixes=("target.as_left",),
         safe=False,
         speculative=True,
@@ -243,10 +255,10 @@ def _of_a_decision(case: Case, first: int | None) -> Proposal | None:
     if not first and not _puts_gradients_away(case):
         return None
     found = _decided(
-        "each rank decides on its own numbers which loss to use, how often to train, or "
-        "on which data",
-        f"gradients differ from step {first + 1} on; when every number that is read from "
-        "a tensor is the mean over ranks, they agree",
+        "each rank decides from its own numbers which loss to use, how often to "
+        "train, or on which data",
+        f"gradients differ from step {first + 1} on; when every number read from a "
+        "tensor is the mean over ranks, they agree",
     )
     return replaced(found, fixes=(TOGETHER,), speculative=True, last_resort=1)
 
@@ -259,17 +271,23 @@ def _of_the_rank(case: Case) -> Proposal | None:
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="a rank's number decides what its step does, and something of that "
-        "reaches the gradients or the weights",
-        facts=(f"calls of get_rank: {asked}; with 0 for an answer the runs are equal",),
-        fix="do on all ranks what changes the model, its mode or its data; leave the "
-        "first rank nothing but logs and files",
+        summary="the training step depends on the rank number, and that affects "
+        "the gradients or the weights",
+        facts=(
+            f"calls of get_rank: {asked}; when get_rank returns 0 everywhere, "
+            "the runs are equal",
+        ),
+        fix="change the model, its mode and its data on all ranks; only logs and "
+        "files belong to rank 0",
         fixes=("rank.first",),
         speculative=True,
         last_resort=2,
     )
     # What only ranks do, and the first of them, one process does not.
-    none = f"calls of get_rank: {asked}; where no rank is told 0 the runs are equal"
+    none = (
+        f"calls of get_rank: {asked}; when get_rank returns 0 on no rank, the "
+        "runs are equal"
+    )
     other = replaced(found, facts=(none,), fixes=("rank.none",))
     return replaced(found, fallback=other)
 
@@ -283,9 +301,9 @@ def _of_closures(case: Case) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the optimizer is told each rank's own loss: ranks take different steps, "
-        "or call the closure a different number of times",
-        facts=(f"backwards that its closure began, per rank: {listed(calls)}",),
+        summary="the optimizer gets each rank's own loss: ranks take different "
+        "steps, or call the closure a different number of times",
+        facts=(f"backwards started by its closure, per rank: {listed(calls)}",),
         fix="return the mean of the losses over ranks from the closure",
         code="value = loss.detach().clone()\n"
         + in_group("dist.all_reduce(value)", "value /= dist.get_world_size()")
@@ -302,14 +320,14 @@ def _of_draws(step: int) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="every rank draws random numbers of its own between the reduction of "
+        summary="every rank draws its own random numbers between the all-reduce of "
         "the gradients and the end of the update, so weights drift apart",
         facts=(
             f"after the update of step {step + 1} trained weights differ between ranks; "
             "with the same random numbers on all ranks they do not",
         ),
-        fix="draw from a generator that is seeded alike on all ranks, or broadcast what "
-        "is drawn",
+        fix="draw from a generator with the same seed on all ranks, or broadcast "
+        "the numbers",
         noise="sample",
         speculative=True,
     )

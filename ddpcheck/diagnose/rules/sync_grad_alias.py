@@ -15,13 +15,13 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="gradients that the step keeps are views of DDP's buckets, and the next "
-        "backward writes over them",
+        summary="gradients that the step keeps are views of DDP's buckets, and the "
+        "next backward overwrites them",
         facts=(
             "gradient_as_bucket_view=True: after the first step p.grad is a view of "
             "the bucket",
         ),
-        fix="clone what you keep, or gradient_as_bucket_view=False",
+        fix=("clone the gradients that you keep, or set gradient_as_bucket_view=False"),
         code="kept = [p.grad.clone() for p in model.parameters()]",
         fixes=("ddp.no_bucket_view",),
     )

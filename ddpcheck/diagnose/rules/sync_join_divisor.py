@@ -19,18 +19,20 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="join divides gradients by the number of all ranks, also of those that "
-        "have no data left"
+        summary="join divides gradients by the number of all ranks, including "
+        "ranks without data left"
         if counts_all
-        else "join divides gradients by the ranks that have data left, and the loss "
-        "counts all of them already",
+        else "join divides gradients by the number of ranks with data left, but "
+        "the loss already accounts for all ranks",
         facts=(
             f"join was entered with divide_by_initial_world_size={counts_all}",
             f"batches in all steps, per rank: {listed(batches)}",
         ),
-        fix="divide by the ranks that still have data"
+        fix="divide by the number of ranks that still have data"
         if counts_all
-        else "divide by all ranks: the loss is already multiplied by their number",
+        else (
+            "divide by the number of all ranks: the loss is already multiplied by it"
+        ),
         code=f"model.join(divide_by_initial_world_size={not counts_all})",
         fixes=("ddp.join_left" if counts_all else "ddp.join_all",),
     )

@@ -26,8 +26,8 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the micro-batch that DDP reduces is not the last one: what comes after it "
-        "stays local",
+        summary="the micro-batch that DDP reduces is not the last one: gradients "
+        "of later micro-batches stay local",
         facts=(
             "order of DDP forwards (F), backwards (B), no_sync ( [ ] ) and optimizer steps "
             f"(S): {events[0][:32]}",

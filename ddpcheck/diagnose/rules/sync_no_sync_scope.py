@@ -37,10 +37,12 @@ def _torn(case: Case, order: str) -> Proposal | None:
         summary="no_sync covers a forward without its backward, or the reverse; DDP reads "
         "the flag in forward, and the last forward decides",
         facts=(order,),
-        fix="put forward and backward of a micro-batch inside, and leave both of the last "
-        "one outside",
+        fix="put forward and backward of a micro-batch inside, and both of the "
+        "last micro-batch outside",
         code="with model.no_sync():\n    criterion(model(x), y).backward()",
-        code_rests_on="a forward and its backward lie on two sides of no_sync",
+        code_rests_on=(
+            "a forward is inside no_sync and its backward is outside, or the reverse"
+        ),
         by_hand=True,
     )
 
@@ -72,7 +74,7 @@ def _covers_all(order: str) -> Proposal:
         link=LINK,
         summary="no_sync covers every backward of a step: DDP reduces none of its gradients",
         facts=(order,),
-        fix="leave the forward and the backward of the last micro-batch outside",
+        fix="put the forward and the backward of the last micro-batch outside",
         code="with model.no_sync() if i + 1 < k else nullcontext():\n"
         "    criterion(model(x), y).backward()",
         code_rests_on="every backward of a step is within no_sync",
@@ -88,10 +90,10 @@ def _used_while_local(order: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
-        summary="the step uses what a backward inside no_sync left, which is the gradient "
-        "of the rank's own shard: DDP reduces it with the next backward outside",
+        summary="the step uses the gradient of a backward inside no_sync, which is "
+        "the local gradient: DDP reduces it only with the next backward outside",
         facts=(order,),
-        fix="take no_sync away where gradients are used before the next backward",
+        fix="remove no_sync where gradients are used before the next backward",
         code="criterion(model(x), y).backward()  # not within model.no_sync()",
         fixes=("ddp.always_sync",),
         speculative=True,

@@ -20,8 +20,8 @@ def detect(case: Case) -> Proposal | None:
         fault,
         slug=SLUG,
         link=LINK,
-        summary=f"{named(fault.ranks)} {fault.first.summary}{fault.where}; one process "
-        "does not",
+        summary=f"{named(fault.ranks)} {fault.first.summary}{fault.where}; the "
+        "single-process run does not",
         fix=_fix(fault.first.summary),
     )
 
@@ -29,6 +29,7 @@ def detect(case: Case) -> Proposal | None:
 def _fix(summary: str) -> str:
     if "SIGKILL" in summary:
         return (
-            "see whether the kernel ended it for want of memory: dmesg, or a smaller W"
+            "check whether the kernel killed it for lack of memory: see dmesg, or "
+            "use a smaller W"
         )
-    return "find what ends the process of a rank alone; its own output may say why"
+    return "find what ends the rank's process; its output may say why"

@@ -19,13 +19,12 @@ def detect(case: Case) -> Proposal | None:
     if len(fault.ranks) == len(case.outcome.ranks):
         who = "every rank waits for the others"
         if set(fault.ranks) <= set(faults.busy_ranks(case.run)):
-            who, one = "every rank is at work", "is done"
+            who, one = "every rank is computing", "is done"
     return rank_fault.proposal(
         case,
         fault,
         slug=SLUG,
         link=LINK,
-        summary=f"{who}{fault.where}; one process {one}",
-        fix="see what the rank waits for there; if it is only slow, give it time: "
-        "--timeout-s",
+        summary=f"{who}{fault.where}; the single-process run {one}",
+        fix="see what the rank waits for there; if it is only slow, raise --timeout-s",
     )

@@ -8,10 +8,13 @@ from ddpcheck.diagnose.facts.rank_table import named
 
 SLUG = "sync/rank-raised"
 LINK = "reduce"  # the others wait there
-_FIX = "make this code hold on every rank: for its shard, its rank, the wrapped model"
+_FIX = (
+    "make this code work on every rank: with its shard, its rank number and the "
+    "wrapped model"
+)
 _OF_INNER = (
-    "the wrapper has no {name}: read getattr(model, 'module', model).{name}; what is "
-    "called in training has to go through the wrapped model"
+    "the wrapper has no {name}: read getattr(model, 'module', model).{name}; calls "
+    "in training must go through the wrapped model"
 )
 
 
@@ -27,6 +30,6 @@ def detect(case: Case) -> Proposal | None:
         slug=SLUG,
         link=LINK,
         summary=f"{named(fault.ranks)} {rank_fault.verb(fault, 'raise')} "
-        f"{rank_fault.message(fault)}{fault.where}; one process does not",
+        f"{rank_fault.message(fault)}{fault.where}; the single-process run does not",
         fix=_FIX if kind in ("", "call") else _OF_INNER.format(name=name),
     )

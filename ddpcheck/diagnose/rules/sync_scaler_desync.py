@@ -35,7 +35,10 @@ def _of(fact: str) -> Proposal:
         summary="the ranks have different loss scales: scaled gradients are averaged, and "
         "each rank divides by its own scale",
         facts=(fact,),
-        fix="one scale for all ranks: all-reduce what decides it, the check for inf say",
+        fix=(
+            "use one scale for all ranks: all-reduce the value that decides it, "
+            "for example the check for inf"
+        ),
         code=in_group("dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)"),
         fixes=("numbers.together",),
         needs_no_proof=True,
@@ -55,8 +58,8 @@ def _of_scales(case: Case) -> str | None:
     if is_given and not are_powers:
         return None  # what is undone is the doing of a fix
     return (
-        "after backward the ranks multiply their gradients by "
-        f"{listed(scales)}, which undoes what they multiplied their losses by"
+        f"after backward the ranks multiply their gradients by {listed(scales)}, "
+        "which undoes the factors of their losses"
         + (f": {_POWERS}" if are_powers else "")
     )
 

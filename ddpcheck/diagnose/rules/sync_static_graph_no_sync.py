@@ -24,10 +24,10 @@ def detect(case: Case) -> Proposal | None:
     found = Proposal(
         slug=SLUG,
         link=LINK,
-        summary="static_graph=True with no_sync: DDP takes the unsynchronised backward "
-        "for its first iteration",
+        summary="static_graph=True with no_sync: DDP treats the unsynchronised "
+        "backward as its first iteration",
         facts=tuple(facts),
-        fix="static_graph=False, or accumulate without no_sync",
+        fix="set static_graph=False, or accumulate without no_sync",
         code="DistributedDataParallel(model, static_graph=False)",
         fixes=("ddp.static_off",),
     )

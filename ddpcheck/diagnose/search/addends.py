@@ -225,7 +225,7 @@ def _of_part(
         proposal,
         facts=(
             *proposal.facts,
-            f"so it is with addend {shown} of the {every} that the loss is the sum of",
+            f"this holds for addend {shown} of the {every} addends of the loss",
         ),
         fixes=(fix_names.addends_fix(numbers, _within(case, numbers)),),
         control=(),

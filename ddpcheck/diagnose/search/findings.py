@@ -194,19 +194,20 @@ def _unknown(case: Case, runs: list[int]) -> Finding:
     factor = common_factor(case)
     if factor is not None:
         facts.append(
-            "all gradients that differ in the first step are "
-            f"{number(factor)} times one process's"
+            f"all gradients that differ in the first step are {number(factor)} "
+            "times the single-process ones"
         )
     if lost := case.outcome.facts().get("set_on_wrapper"):
         facts.append(
-            f"set on the wrapper, and not on the model inside, which has its own: "
-            f"{names(lost)}"
+            "set on the wrapper and not on the model inside, which keeps its own "
+            f"value: {names(lost)}"
         )
     if case.probe_failed:
-        facts.append(f"no link could be judged alone: {case.probe_failed}")
+        facts.append(f"no link could be judged separately: {case.probe_failed}")
     if case.ratios():
         facts.append(
-            "gradient at the reference's outputs over the reference's, per rank: "
+            "the loss's gradient at the single-process outputs, divided by the "
+            "single-process one, per rank: "
             + ", ".join(number(r) for r, _ in case.ratios()[:8])
             + f", expected {case.world_size}"
         )
@@ -242,10 +243,11 @@ def _samples(moment: rows.Moment | None) -> list[str]:
     if moment is None:
         return []
     return [
-        f"samples in step {moment.step + 1}: {len(moment.one)} in one process, "
-        f"{', '.join(str(len(r)) for r in moment.ranks[:8])} on the ranks; on no rank: "
-        f"{sum(moment.missing.values())}; not in one process: "
-        f"{sum(moment.foreign.values())}; repeated: {sum(moment.repeated.values())}"
+        f"samples in step {moment.step + 1}: {len(moment.one)} in the "
+        f"single-process run, {', '.join(str(len(r)) for r in moment.ranks[:8])} on "
+        f"the ranks; on no rank: {sum(moment.missing.values())}; not in the "
+        f"single-process run: {sum(moment.foreign.values())}; repeated: "
+        f"{sum(moment.repeated.values())}"
     ]
 
 

@@ -59,7 +59,9 @@ def _norms(case: Case) -> Proposal | None:
     found = norm_local_batch_stats.detect(case)
     if found is None:
         return None
-    told = "no run tells it apart: where the loss sees all samples, its norms do, too"
+    told = (
+        "no run separates this cause: when the loss gets all samples, its norms do, too"
+    )
     return dataclasses.replace(found, facts=(*found.facts, told), fixes=())
 
 
@@ -74,9 +76,10 @@ def _scale(case: Case) -> Proposal | None:
     if twice is None or is_sum(case) or case.loss_collectives:
         return None  # a sum, or one over a count of all samples, needs it
     told = (
-        f"the loss's gradient is {world} times what it is where no group is in sight; "
+        f"the loss's gradient is {world} times its value without a process group; "
         + growth_fact(case),
-        "no run tells it apart: where the loss sees all samples, it sees no group",
+        "no run separates this cause: when the loss gets all samples, it has no "
+        "process group",
     )
     return dataclasses.replace(
         loss_double_world_scale.proposal(case, told), fixes=(), fallback=None
@@ -90,7 +93,8 @@ def _desync(case: Case) -> Proposal | None:
     step, name, values = found
     return sync_control_desync.unproven(
         f"{name} at the update of step {step + 1}: {listed(values)} on the ranks",
-        "no run tells it apart: where all ranks see one loss, they decide alike",
+        "no run separates this cause: when all ranks have the same loss, they make "
+        "the same decision",
     )
 
 
@@ -98,7 +102,10 @@ def _scales(case: Case) -> Proposal | None:
     found = sync_scaler_desync.by_scales(case)
     if found is None:
         return None
-    told = "no run tells it apart: where all ranks see one loss, they scale it alike"
+    told = (
+        "no run separates this cause: when all ranks have the same loss, they "
+        "use the same scale"
+    )
     return dataclasses.replace(
         found, facts=(*found.facts, told), fixes=(), needs_no_proof=False
     )
@@ -108,7 +115,10 @@ def _outside(case: Case) -> Proposal | None:
     found = ddp_wrapper_missing.detect(case)
     if found is None:
         return None
-    told = "no run tells it apart: where all ranks see one loss, they agree on its own"
+    told = (
+        "no run separates this cause: when all ranks have the same loss, they "
+        "agree anyway"
+    )
     return dataclasses.replace(found, facts=(*found.facts, told), by_hand=False)
 
 

@@ -29,16 +29,16 @@ def as_one(case: Case, causes: list[Cause]) -> list[Cause]:
     loss, hook = parts
     proposal = dataclasses.replace(
         hook.proposal,
-        summary="a communication hook weighs the ranks' gradients by other shares than "
-        "those of what their losses are divided by",
+        summary="a communication hook weights the ranks' gradients by other counts "
+        "than those that divide their losses",
         facts=(
             *hook.proposal.facts,
-            f"its weights in call {call + 1}: {listed(weights)} on the ranks, where a "
+            f"its weights in call {call + 1}: {listed(weights)} on the ranks; a "
             f"mean has {number(1 / case.world_size)} for each",
             *loss.proposal.facts,
         ),
-        fix="count before backward what the loss of the same step is divided by, and "
-        "weigh by the rank's share of it",
+        fix="before backward, count what divides the loss of the same step, and "
+        "weight by the rank's share of that count",
         code="total = count.clone()  # of this step, all its micro-batches\n"
         "dist.all_reduce(total)\n"
         "dist.all_reduce(bucket.buffer().mul_(count / total))",

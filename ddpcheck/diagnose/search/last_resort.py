@@ -40,13 +40,15 @@ def _statistics(case: Case) -> Proposal | None:
     return Proposal(
         slug=loss_batch_coupled.SLUG,
         link=loss_batch_coupled.LINK,
-        summary="the loss goes by numbers that each rank makes of its own samples: a "
-        "mean, a deviation or an extreme, taken without gradient",
+        summary="the loss uses numbers computed from the local shard: a mean, a "
+        "deviation or an extreme, taken without gradient",
         facts=(
-            f"gradients differ from step {first + 1} on; where means, deviations and "
-            "extremes of samples, taken without gradient, are those of all ranks, they "
-            "do not",
+            f"gradients differ from step {first + 1} on; when means, deviations and "
+            "extremes of samples, taken without gradient, are those of all ranks, "
+            "they do not",
         ),
-        fix="make them of the samples of all ranks: reduce a sum and a count",
+        fix=(
+            "compute them from the samples of all ranks: all-reduce a sum and a count"
+        ),
         fixes=("statistics.together",),
     )

@@ -197,7 +197,7 @@ class Search:
         return lambda spec: self.trials.with_fixes(spec, proposals)
 
     def _case(self, spec: RunSpec) -> Case:
-        self.session.progress.detail("looking where the ranks part")
+        self.session.progress.detail("looking for the first difference between ranks")
         by_hand, watched = spec.but(mode=AVERAGED.name), self._watched(spec)
         specs = dict.fromkeys((spec, by_hand, *watched))
         wanted = [s for s in specs if s != self.spec]
@@ -206,7 +206,7 @@ class Search:
         outcomes = [made[spec], made[by_hand]]
         runs = [assemble.to_run(o, self.limit.rtol) for o in outcomes]
         if all(map(busy_ranks, runs)):
-            probed, failed = None, "ranks hang in code of their own"
+            probed, failed = None, "ranks hang in the user's code"
         else:
             probed, failed = probe(self.session, self.references, spec, runs[0])
         case = Case(

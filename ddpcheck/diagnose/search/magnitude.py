@@ -35,16 +35,17 @@ def in_words(case: Case) -> str | None:
     rate = case.facts["learning_rate"]
     if any(optimizer.startswith(name) for name in _ADAPTIVE):
         return (
-            f"all gradients differ by the factor {number(factor)}; {optimizer} divides "
-            "it out again, so weights move alike, but clipping, weight decay in the "
-            "gradient and epsilon do not (numeric/scale-invariant-optimizer)"
+            f"all gradients differ by the factor {number(factor)}; {optimizer} "
+            "divides it out again, so weight updates are equal, but clipping, "
+            "weight decay in the gradient and epsilon are not "
+            "(numeric/scale-invariant-optimizer)"
         )
     if rate is None or _decays(case):
         return f"all gradients differ by the factor {number(factor)}"
     return (
         f"all gradients differ by the factor {number(factor)}: {optimizer} with the "
         f"learning rate {number(rate / factor)} instead of {number(rate)} would "
-        "train alike"
+        "give equal training"
     )
 
 

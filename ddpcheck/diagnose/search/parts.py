@@ -196,7 +196,7 @@ def _of_part(proposal: Proposal, keys: set[str], whole: tuple[str, ...]) -> Prop
     paths = sorted(map(_path, keys))
     return dataclasses.replace(
         proposal,
-        facts=(*proposal.facts, f"so it is at the model's output {', '.join(paths)}"),
+        facts=(*proposal.facts, f"this holds at the model's output {', '.join(paths)}"),
         fixes=(f"{FIX}:{','.join([*paths, *(f'={path}' for path in whole)])}",),
         control=(),
         fallback=None,

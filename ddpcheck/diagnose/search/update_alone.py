@@ -60,27 +60,26 @@ def _state(first: int, wrong: set[str]) -> Proposal:
     return Proposal(
         slug=state_ema_teacher_divergence.SLUG,
         link=state_ema_teacher_divergence.LINK,
-        summary="weights that no optimizer trains (an average, a teacher) are updated "
-        "by the rank's own samples, or how many they are",
+        summary="weights that no optimizer trains (an average, a teacher) are "
+        "updated using the local shard, or its size",
         facts=(
             _fact(first, wrong, "untrained"),
-            "no run tells it apart: where the loss sees all samples, so does what "
-            "comes after it",
+            "no run separates this cause: when the loss gets all samples, the code "
+            "after it does, too",
         ),
-        fix="make the update of the global batch on all ranks: sum over ranks what it "
-        "counts",
+        fix="make the update of the global batch on all ranks: all-reduce its counts",
     )
 
 
 def _decision(first: int, wrong: set[str]) -> Proposal:
     return sync_control_desync.unproven(
         _fact(first, wrong, "trained"),
-        "where ranks that read a tensor's number read the mean over ranks, they agree",
+        "when every number read from a tensor is the mean over ranks, they agree",
     )
 
 
 def _fact(first: int, wrong: set[str], kind: str) -> str:
     return (
-        f"with one process's gradients at every update, {len(wrong)} {kind} parameters "
-        f"differ after step {first + 1}: {names(sorted(wrong))}"
+        f"given the single-process gradients at every update, {len(wrong)} {kind} "
+        f"parameters differ after step {first + 1}: {names(sorted(wrong))}"
     )
