@@ -57,7 +57,8 @@ def check(path: Path, names: Collection[str]) -> None:
     if tree is None:
         return
     missing = [name for name in names if name not in _bound(tree)]
-    if not missing or _binds_otherwise(tree):
+    trained = _trained(tree, names)
+    if not (missing or trained) or _binds_otherwise(tree):
         return
     calls = list(_working_calls(tree))
     if not calls:
@@ -67,12 +68,19 @@ def check(path: Path, names: Collection[str]) -> None:
         Problem(
             slug="target-script",
             message=f"{path.name} is a training script: it was not executed, because "
-            f"it defines no {' and no '.join(f'`{name}`' for name in missing)}",
+            + _reason(missing, trained),
             expected="model, batch and loss, or the script's step as train_step",
             found=f"calls at its top level: {cut([first, *more], 3)}",
             fix=_todo(path),
         )
     )
+
+
+def _reason(missing: list[str], trained: list[str]) -> str:
+    if missing:
+        return f"it defines no {' and no '.join(f'`{name}`' for name in missing)}"
+    values = " and ".join(f"`{name}`" for name in trained)
+    return f"it trains in a loop at its top level, with {values} of its own"
 
 
 def _todo(path: Path) -> str:
@@ -127,6 +135,20 @@ def _bound(tree: ast.Module) -> set[str]:
         if id(node) not in elsewhere:
             found |= set(_bound_by(node))
     return found
+
+
+def _trained(tree: ast.Module, names: Collection[str]) -> list[str]:
+    """Returns which names are values of a file that trains in a loop when imported.
+
+    A target that trains something else first, a teacher, has functions by these names.
+    """
+    if not any(_is_training_loop(node) for node in _top_level(tree.body)):
+        return []
+    kinds = (*_FUNCTIONS, ast.ClassDef, ast.alias)
+    made = {
+        n for node in ast.walk(tree) if isinstance(node, kinds) for n in _bound_by(node)
+    }
+    return [name for name in names if name not in made]
 
 
 def _bound_by(node: ast.AST) -> list[str]:

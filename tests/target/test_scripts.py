@@ -55,6 +55,9 @@ SCRIPTS = {
     + MAIN
     + "if torch.cuda.is_available():\n    main()",
     "in-a-try": HEAD + MAIN + "try:\n    main()\nexcept OSError:\n    pass\n",
+    "names-that-are-values": HEAD
+    + "model = nn.Linear(4, 2)\nbatch = torch.randn(8, 4)\nloss = nn.MSELoss()\n"
+    + "while True:\n    loss(model(batch), batch).backward()\n",
     "method-of-that-name": HEAD
     + "class Data:\n    def batch(self): ...\n    model = 3\n"
     + "train(Data())\n",
@@ -64,6 +67,10 @@ SCRIPTS = {
 OTHERS = {
     "target": target(),
     "target-that-warms-up": target(end="model()(batch()[0]).sum().backward()\n"),
+    "target-that-trains-a-teacher": target(
+        end="teacher = model()\nfor _ in range(3):\n"
+        "    teacher(batch()[0]).sum().backward()\n"
+    ),
     "first-of-a-loader": HEAD + MODEL + LOSS + "for batch in loader:\n    break\n",
     "names-in-a-branch": HEAD
     + "if True:\n"
@@ -106,3 +113,13 @@ def test_names_given_by_options_are_those_that_count(tmp_path: Path) -> None:
     scripts.check(path, ("model", "batch"))
     with pytest.raises(UsageError, match="defines no `Net` and no `data`"):
         scripts.check(path, ("Net", "data"))
+
+
+def test_script_whose_names_are_values_says_that_it_trains(tmp_path: Path) -> None:
+    path = _write(tmp_path, SCRIPTS["names-that-are-values"])
+    with pytest.raises(UsageError) as caught:
+        scripts.check(path, ("model", "batch"))
+    assert caught.value.problem.message == (
+        "train.py is a training script: it was not executed, because it trains in a "
+        "loop at its top level, with `model` and `batch` of its own"
+    )
