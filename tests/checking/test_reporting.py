@@ -45,7 +45,7 @@ def test_acceptance_of_what_is_not_found_is_a_warning() -> None:
     ("facts", "warned"),
     [
         ({}, True),
-        ({"nothing": "one process moves no weight in 3 steps"}, False),
+        ({"nothing": "the single-process run changes no weight in 3 steps"}, False),
         ({"never_updates": True}, False),
     ],
     ids=["trains", "stands-still", "never-updates"],

@@ -486,7 +486,7 @@ def test_gradients_that_are_all_zero_show_nothing(pool: Pool, tmp_path: Path) ->
         report = check(pool, folder, source)
         assert (report.verdict, report.exit_code) == ("not-checked", 3)
         (run,) = report.runs
-        assert run.why == "all gradients of one process are 0 in 3 steps"
+        assert run.why == "all gradients of the single-process run are 0 in 3 steps"
 
 
 def test_weights_at_rest_are_warned_of(pool: Pool, tmp_path: Path) -> None:

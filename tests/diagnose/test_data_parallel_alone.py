@@ -277,8 +277,8 @@ def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
     report = checked(pool, tmp_path, HEAD + UNUSED, ("dp",))
     assert report.verdict == "equivalent"
     why = (
-        "nothing uses it; DataParallel gives it gradients of zeros, with which the "
-        "optimizer moves it (weight decay, momentum)"
+        "it is unused; DataParallel gives it gradients of zeros, by which the "
+        "optimizer changes it (weight decay, momentum)"
     )
     assert {n.what: n.why for n in report.not_compared} == {
         "gradients of b.weight, b.bias": "no gradient in one process either",

@@ -204,7 +204,7 @@ def test_token_mean_of_padded_text_has_a_local_normalizer(
     left_out = {(item.what, item.why) for item in report.not_compared}
     assert (
         "output output",
-        "shape (4, 7, 11) on a rank is no part of (7, 9, 11) by samples",
+        "shape (4, 7, 11) on a rank is not a part of (7, 9, 11) by samples",
     ) in left_out
     script = tmp_path / "reproduce.py"
     script.write_text(report.reproduce, encoding="utf-8")

@@ -35,7 +35,7 @@ from ddpcheck.run import private
 from ddpcheck.run.model import batch_norm
 from ddpcheck.run.model.noise import DrawCounter, SampleNoise
 from ddpcheck.run.observe import generators, observe
-from ddpcheck.run.record import lists
+from ddpcheck.run.record import pairing
 
 
 @dataclass(slots=True)
@@ -300,7 +300,7 @@ class Calls:
         mine = [path for path, _ in tree.tensors(output)]
         keys = self.reader.names("outputs", 0)
         theirs = [k.removeprefix(prefix) for k in keys if k.startswith(prefix)]
-        return lists.counterparts(mine, theirs, self.cursor.rows)
+        return pairing.counterparts(mine, theirs, self.cursor.rows)
 
     def _recorded(self, quantity: str, key: str, actual: Tensor) -> Tensor | None:
         shape, rows = tuple(actual.shape), self.cursor.rows[1]

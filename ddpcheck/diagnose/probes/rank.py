@@ -44,7 +44,7 @@ from ddpcheck.run.observe import countables, observe
 from ddpcheck.run.observe.addends import Constant, constants, divisors
 from ddpcheck.run.process import compiling, isolation
 from ddpcheck.run.process.loading import borrowed
-from ddpcheck.run.record import beginning
+from ddpcheck.run.record import facts
 from ddpcheck.run.spec import Defect, RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise
@@ -115,7 +115,7 @@ class _Probe:
         model = models.build(self.target, spec, seed=seed, rank=self.rank)
         model = fixes.before_wrap(model, spec.fixes)
         names = Names(model)
-        beginning.start_alike(self.target, self.reader, names, model, checks=False)
+        facts.align_start(self.target, self.reader, names, model, checks=False)
         *before, batch = batches_of(self.target, spec)
         batch = micro.alike_padded(self.target, batch)
         order = self.reader.index.facts["order"]

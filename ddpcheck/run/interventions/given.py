@@ -23,7 +23,7 @@ from ddpcheck.run.interventions import (
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model.names import Names
 from ddpcheck.run.observe import schedule
-from ddpcheck.run.record import beginning
+from ddpcheck.run.record.facts import reference_start
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import split
 from ddpcheck.run.surroundings import loss_function
@@ -57,7 +57,7 @@ class Given:
         """Returns the model to train, which may begin as another or see all rows."""
         chosen = self.spec.fixes
         asks = fix_names.argument(chosen, "ddp.broadcast") is not None
-        initial = beginning.of_one_process(self.reader, names) if asks else {}
+        initial = reference_start(self.reader, names) if asks else {}
         wrapped = fixes.after_wrap(wrapped, chosen, initial)
         what = fix_names.argument(chosen, "loss.global")
         if what is None:

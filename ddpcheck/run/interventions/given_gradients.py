@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ddpcheck.run.record import laid
+from ddpcheck.run.record import flattened
 from ddpcheck.run.record.recorders import ComparingRecorder
 
 
@@ -19,7 +19,7 @@ class GivingRecorder:
     def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
         """Gives what both sides have, then compares the group."""
         if quantity.startswith("gradients"):
-            references = laid.group(self.recorder.reader, quantity, step)
+            references = flattened.group(self.recorder.reader, quantity, step)
             for name, tensor in named.items():
                 reference = references.get(name)
                 if tensor is not None and reference is not None:

@@ -41,7 +41,7 @@ from ddpcheck.run.observe import (
 )
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, left, load
-from ddpcheck.run.record import beginning, closing
+from ddpcheck.run.record import facts
 from ddpcheck.run.record.recorders import ComparingRecorder
 from ddpcheck.run.spec import REFUSED, RankResult, RefusedError, RowsSeen, RunSpec
 from ddpcheck.run.steps import Training, batch_size
@@ -142,7 +142,7 @@ class _Candidate:
         self._bare = model
         is_first = self.rank == 0
         if is_first or self.target.wrap is not None:  # DDP gives ranks the first one's
-            self.facts["rounded_start"] = beginning.start_alike(
+            self.facts["rounded_start"] = facts.align_start(
                 self.target, self.reader, names, model, checks=is_first
             )
         batches = shards.whole(self.target, spec)
@@ -163,7 +163,7 @@ class _Candidate:
         )
         wrapped = self._wrap(model, names, size)
         count_new_calls(wrapped, counts)
-        self.facts |= beginning.facts(self.reader, names, wrapped)
+        self.facts |= facts.at_start(self.reader, names, wrapped)
         rounding.jitter(model, spec.jitter)
         recorder = ComparingRecorder(
             reader=self.reader,
@@ -185,7 +185,7 @@ class _Candidate:
         self.facts["not_compared"] = recorder.not_compared
         self.facts["sample_lists"] = sorted(recorder.sample_lists)
         self.facts["epsilon"] = self._precision.epsilon
-        self.facts |= closing.facts(self.seen, training, self._bare)
+        self.facts |= facts.at_end(self.seen, training, self._bare)
         if self.mode.is_wrapped:
             self.facts |= self._wrapping(training)
 

@@ -48,7 +48,7 @@ from ddpcheck.run.observe import (
 )
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, forget, load
-from ddpcheck.run.record import scales, standstill, unfinished, used
+from ddpcheck.run.record import scales, writing
 from ddpcheck.run.record.writing import WritingRecorder
 from ddpcheck.run.spec import (
     NATIVE,
@@ -341,11 +341,12 @@ class _Reference:
         drawn: orders.Orders,
     ) -> ReferenceResult:
         """Closes the trace; returns what the training showed."""
-        sums, still = unfinished.of(writer, training), standstill.of(writer, training)
-        use = used.of(writer.index, training)
+        sums = writing.unfinished_of(writer, training)
+        still = writing.standstill_of(writer, training)
+        use = writing.used_of(writer.index, training)
         facts = self._facts(model, training, self.size)
         # Frozen in the end, with gradients in the last step: frozen and freed in turn.
-        trained = used.with_gradient(writer.index, self.spec.steps - 1)
+        trained = writing.with_gradient(writer.index, self.spec.steps - 1)
         in_turn = [n for n in facts["untrained"] if n in trained]
         writer.index.facts = {
             "calls": dict(calls),

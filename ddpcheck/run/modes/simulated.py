@@ -43,7 +43,7 @@ from ddpcheck.run.modes.virtual.state import StepStart
 from ddpcheck.run.observe import observe
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, load
-from ddpcheck.run.record import beginning
+from ddpcheck.run.record.facts import align_start
 from ddpcheck.run.record.recorders import ComparingRecorder
 from ddpcheck.run.spec import (
     REFUSED,
@@ -202,9 +202,7 @@ class _Simulation:
         model = models.build(self.target, spec, seed=seed)
         self.calls = count_calls(model)
         names = Names(model)
-        alike = beginning.start_alike(
-            self.target, self.reader, names, model, checks=True
-        )
+        alike = align_start(self.target, self.reader, names, model, checks=True)
         batches = batches_of(self.target, spec)
         self.size = batch_size(self.target, batches[0])
         user_code.compute(spec)

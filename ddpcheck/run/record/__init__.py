@@ -1,5 +1,5 @@
-"""The tensors of a run: written by the reference, compared by the others.
+"""Records the tensors of a run: the reference writes them, other runs compare them.
 
-Lives here: recorders.py, and what decides which tensor stands for which.
+Lives here: writing.py, recorders.py, and the pairing of tensors of both runs.
 Not here: the criterion (compare/), facts of what user code did (run/observe/).
 """

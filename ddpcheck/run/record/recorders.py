@@ -1,9 +1,9 @@
-"""What happens to the tensors of a run that is compared with the reference's."""
+"""Compares the tensors of a run with those that the reference has written."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -12,31 +12,30 @@ from ddpcheck.compare import comparison as compare
 from ddpcheck.compare import summing
 from ddpcheck.compare.trace import PART, Reader
 from ddpcheck.report.data import Difference, Quantity
-from ddpcheck.run.record import groups, laid, lists, outputs, scales
-from ddpcheck.run.record.sharing import Sharing, least_move
-from ddpcheck.run.record.updates import Updates
+from ddpcheck.run.record import flattened, pairing, scales
+from ddpcheck.run.record.updates import Sharing, Updates, least_move
 from ddpcheck.run.spec import ONE_SIDED, StepResult
 
-# DataParallel adds up what its copies of a parameter got: zeros, where that is nothing.
+# DataParallel sums the gradients of its replicas: zeros where all of them have none.
 _UNUSED = (
-    "nothing uses it; DataParallel gives it gradients of zeros, with which the "
-    "optimizer moves it (weight decay, momentum)"
+    "it is unused; DataParallel gives it gradients of zeros, by which the "
+    "optimizer changes it (weight decay, momentum)"
 )
-_LEFT_OUT = "a rank makes fewer updates than one process"
+_LEFT_OUT = "a rank makes fewer updates than the single-process run"
 
 
 @dataclass(slots=True)
 class ComparingRecorder:
-    """Compares every group with the reference's trace as it comes.
+    """Compares each group of tensors with the reference's trace as it is recorded.
 
-    `uncomparable` names the modules whose buffers must not be compared now.
-    `rows` is (start, size, total) of the rank's samples, to find its part of outputs.
-    `calls_itself`: the target's own step calls the model, on whatever rows it likes.
-    `zeros_are_none`: a gradient of zeros is as none where one process has none, as
-    DataParallel adds up copies that nothing has used.
-    `floors` has an rtol for weights and buffers that are not judged by the common one;
-    the weights of ranks are then always compared with each other too.
-    `sample_lists`: paths of lists among outputs that hold an item per sample.
+    `uncomparable` returns the modules whose buffers must not be compared now.
+    `rows` is (start, size, total) of the rank's samples, to find its rows of outputs.
+    `calls_itself`: the target's own step calls the model, possibly on other rows.
+    `zeros_are_none`: a gradient of zeros counts as None where the single-process run
+    has None, as DataParallel sums the gradients of unused replicas to zeros. `floors`
+    has an rtol for weights and buffers that are not judged by the common one; the
+    weights of ranks are then always compared with each other too. `sample_lists`: paths
+    of lists among outputs that hold an item per sample.
     """
 
     reader: Reader
@@ -61,7 +60,7 @@ class ComparingRecorder:
         self._updates = Updates(self.reader)
 
     def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
-        """Compares the group; keeps rows only where it differs."""
+        """Compares the group; keeps rows of the table only where it differs."""
         self._note_missing(quantity, step, named)
         places = self._updates.places(quantity, step, named)
         equal = next((p for p in places if self._is_taken_at_once(step, *p)), None)
@@ -72,7 +71,7 @@ class ComparingRecorder:
         if not named and not self.reader.names(quantity, step):
             self.quantities.setdefault(quantity, Quantity())
             return  # a model without buffers
-        references = laid.group(self.reader, quantity, step)
+        references = flattened.group(self.reader, quantity, step)
         of_samples: set[str] = set()
         if quantity == "outputs":
             named, references = self._outputs(named, references)
@@ -95,7 +94,7 @@ class ComparingRecorder:
                 _without_names(references, of_others),
             )
         result = self._compare(quantity, step, named, references, scale)
-        self._add(quantity, result, groups.present(named, references))
+        self._add(quantity, result, _present(named, references))
         strict = quantity == "weights" and bool(self.floors)
         if (result.mismatched and quantity != "outputs") or strict:
             values = summing.digest(_without_names(named, of_samples))
@@ -109,7 +108,7 @@ class ComparingRecorder:
         self.reader.release(above=PART)
 
     def _is_plain(self, quantity: str) -> bool:
-        """Returns whether a group is compared as it is, all of it by one tolerance."""
+        """Returns whether a group is compared unchanged, all of it by one tolerance."""
         if quantity == "weights":
             return not (self._of_zeros or self.floors)
         if quantity == "outputs":
@@ -119,14 +118,14 @@ class ComparingRecorder:
     def _is_taken_at_once(
         self, step: int, quantity: str, named: dict[str, Tensor | None]
     ) -> bool:
-        """Compares a group that is laid end to end; returns whether it is equal."""
+        """Compares a flattened group; returns whether it is within tolerance."""
         if not self._is_plain(quantity):
             return False
         earlier = self.quantities.get("gradients")
         if earlier and earlier.mismatched:
             return False
         scale = self._updates.scale(quantity, step)
-        references = laid.kept(
+        references = flattened.cached(
             self.reader,
             (quantity, step, self.rows, tuple(named)),
             lambda: self._like(quantity, step, named),
@@ -142,14 +141,14 @@ class ComparingRecorder:
     def _like(
         self, quantity: str, step: int, named: dict[str, Tensor | None]
     ) -> dict[str, Tensor | None]:
-        """Returns the references of a group, the rank's rows of outputs."""
-        whole = laid.group(self.reader, quantity, step)
+        """Returns the references of a group; of outputs, the rank's rows."""
+        whole = flattened.group(self.reader, quantity, step)
         if quantity != "outputs":
             return {
                 n: t for n, t in whole.items() if n in named or quantity == "weights"
             }
         return {
-            name: groups.rows_of(reference, tuple(tensor.shape), self.rows)
+            name: pairing.rows_of(reference, tuple(tensor.shape), self.rows)
             for name, reference in whole.items()
             if reference is not None and (tensor := named.get(name)) is not None
         }
@@ -157,7 +156,7 @@ class ComparingRecorder:
     def _within(
         self, compared: int, step: int, worst: tuple[float, str], scale: float
     ) -> Quantity:
-        """Returns a group that is equal, of which the excess and its name are known."""
+        """Returns the result of a group within tolerance, from its largest excess."""
         excess, name = worst
         row = Difference(
             name=name,
@@ -170,18 +169,18 @@ class ComparingRecorder:
         return Quantity(compared=compared, worst=row, excess_by_step=(excess,))
 
     def _add(self, quantity: str, result: Quantity, compared: frozenset[str]) -> None:
-        """Adds a group to those of the step; updates of a step count together."""
+        """Adds the result of a group to the step; all updates of a step are summed."""
         name = quantity.partition("@")[0]
         self.compared[name] = self.compared.get(name, frozenset()) | compared
         earlier = self.quantities.get(name)
-        self.quantities[name] = groups.add(earlier, result) if earlier else result
+        self.quantities[name] = _add(earlier, result) if earlier else result
         if name == "gradients":
             self.sharing.is_wrong = bool(result.mismatched)
 
     def _gradients(
         self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]
     ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
-        """Returns what an update takes, of both: weights judge the rest."""
+        """Returns the gradients that an update uses; weights judge the others."""
         if self.zeros_are_none:
             zeros = {n for n, t in named.items() if _stands_for_none(t, references, n)}
             named = {n: None if n in zeros else t for n, t in named.items()}
@@ -194,7 +193,7 @@ class ComparingRecorder:
         named: dict[str, Tensor | None],
         references: dict[str, Tensor | None],
     ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
-        """Leaves out what an optimizer moves for its gradient of zeros alone."""
+        """Leaves out weights that change only because their gradient is zeros."""
         moved = {
             n
             for n in self._of_zeros & named.keys() - self._used()
@@ -206,7 +205,7 @@ class ComparingRecorder:
         return _without_names(named, moved), _without_names(references, moved)
 
     def _used(self) -> set[str]:
-        """Returns the parameters that have a gradient in some step of one process."""
+        """Returns the parameters with a gradient in some single-process step."""
         return {
             name.partition("@")[0]
             for (quantity, _), group in self.reader.index.groups.items()
@@ -216,7 +215,7 @@ class ComparingRecorder:
         }
 
     def finish(self, step: int, loss: float | None) -> StepResult:
-        """Returns and forgets what was taken since the last call."""
+        """Returns and resets the results since the last call."""
         for quantity in self._updates.left_out(step):
             number = int(quantity.partition("@")[2] or 0) + 1
             what = f"gradients of update {number} within a step"
@@ -244,8 +243,8 @@ class ComparingRecorder:
         references: dict[str, Tensor | None],
         scale: float | dict[str, float],
     ) -> Quantity:
-        """Compares in parts: what is mapped of the trace stays small."""
-        parts = groups.parts(references)
+        """Compares in parts, to keep the mapped memory of the trace small."""
+        parts = _parts(references)
         if len(parts) == 1:
             return self._compare_part(quantity, step, named, references, scale)
         extra = {n: t for n, t in named.items() if n not in references}
@@ -256,7 +255,7 @@ class ComparingRecorder:
             found.append(self._compare_part(quantity, step, mine, theirs, scale))
             self.reader.release()
             extra = {}
-        return functools.reduce(groups.add, found)
+        return functools.reduce(_add, found)
 
     def _compare_part(
         self,
@@ -305,14 +304,14 @@ class ComparingRecorder:
             )
             for rtol in {None, *self.floors.values()}
         ]
-        return functools.reduce(groups.add, parts)
+        return functools.reduce(_add, parts)
 
     def _known(
         self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]
     ) -> dict[str, Tensor | None]:
-        """Returns the buffers that the bare model has too, and notes the others."""
+        """Returns the buffers that the reference has too; notes the others."""
         for name in [n for n in named if n not in references]:
-            reason = "one process has no such buffer: it was made for ranks"
+            reason = "the single-process model has no such buffer"
             self.not_compared[f"buffer {name}"] = reason
         return {n: t for n, t in named.items() if n in references}
 
@@ -321,14 +320,14 @@ class ComparingRecorder:
     ) -> tuple[dict[str, Tensor | None], set[str]]:
         """Returns the references, cut to the rank's rows where a buffer holds samples.
 
-        A hidden state or a membrane has a row per sample, and each rank its own.
+        The hidden state of a recurrent net has a row per sample; a rank has its own.
         """
         cut, names = dict(references), set()
         for name, tensor in named.items():
             whole = references[name]
             if tensor is None or whole is None or tensor.shape == whole.shape:
                 continue
-            part = groups.rows_of(whole, tuple(tensor.shape), self.rows)
+            part = pairing.rows_of(whole, tuple(tensor.shape), self.rows)
             if part is not None:
                 cut[name] = part
                 names.add(name)
@@ -341,10 +340,10 @@ class ComparingRecorder:
         references: dict[str, Tensor | None],
         scale: dict[str, float],
     ) -> set[str]:
-        """Returns the buffers whose rows are not the rank's samples, and notes them.
+        """Returns and notes the buffers whose rows are not the rank's samples.
 
-        A step may call the model on micro-batches, or on views: which samples the last
-        call left there nobody says. Where it matters, gradients differ.
+        A step may call the model on micro-batches or views, so the samples of the last
+        call are unknown. If the buffer matters, gradients differ.
         """
         found = set()
         for name in of_samples if self.calls_itself else ():
@@ -356,7 +355,7 @@ class ComparingRecorder:
             )
             if not same:
                 self.not_compared[f"buffer {name}"] = (
-                    "it holds samples, and not those of the rank's place in the batch"
+                    "it holds other samples than the rank's shard"
                 )
                 found.add(name)
         return found
@@ -366,14 +365,14 @@ class ComparingRecorder:
     ) -> None:
         if quantity == "outputs":
             every = self.reader.names(quantity, step)
-            lacking = outputs.missing(named, every, self.rows)
+            lacking = pairing.missing(named, every, self.rows)
             self._leave_out(dict.fromkeys(lacking, ONE_SIDED))
 
     def _outputs(
         self, named: dict[str, Tensor | None], references: dict[str, Tensor | None]
     ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
-        self.sample_lists |= lists.of_samples(named, references, self.rows)
-        mine, theirs, left_out = outputs.paired(named, references, self.rows)
+        self.sample_lists |= pairing.of_samples(named, references, self.rows)
+        mine, theirs, left_out = pairing.paired(named, references, self.rows)
         self._leave_out(left_out)
         return mine, theirs
 
@@ -384,7 +383,7 @@ class ComparingRecorder:
 def _stands_for_none(
     gradient: Tensor | None, references: dict[str, Tensor | None], name: str
 ) -> bool:
-    """Returns whether a gradient is zeros where the reference has none."""
+    """Returns whether a gradient is zeros where the reference has None."""
     is_none = references.get(name) is None
     return is_none and gradient is not None and not bool(gradient.any())
 
@@ -399,3 +398,36 @@ def _without_names(
     named: dict[str, Tensor | None], names: set[str]
 ) -> dict[str, Tensor | None]:
     return {n: t for n, t in named.items() if n not in names}
+
+
+def _parts(references: dict[str, Tensor | None]) -> list[list[str]]:
+    """Returns the names split into parts of at most PART bytes, or one tensor."""
+    _parts: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in references.items():
+        needed = tensor.numel() * tensor.element_size() if tensor is not None else 0
+        if _parts[-1] and size + needed > PART:
+            _parts.append([])
+            size = 0
+        _parts[-1].append(name)
+        size += needed
+    return _parts
+
+
+def _present(*sides: Mapping[str, Tensor | None]) -> frozenset[str]:
+    """Returns the names with a tensor on any side: those that are compared."""
+    return frozenset(n for side in sides for n, t in side.items() if t is not None)
+
+
+def _add(first: Quantity, second: Quantity) -> Quantity:
+    """Returns the results of two groups of a step as one."""
+    rows = sorted(first.tensors + second.tensors, key=lambda r: -r.excess)
+    candidates = [q.worst for q in (first, second) if q.worst]
+    worst = max(candidates, key=lambda r: r.excess) if candidates else None
+    return Quantity(
+        compared=first.compared + second.compared,
+        mismatched=first.mismatched + second.mismatched,
+        worst=worst,
+        tensors=tuple(rows),
+        excess_by_step=(worst.excess,) if worst else (),
+    )

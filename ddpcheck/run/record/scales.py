@@ -1,4 +1,4 @@
-"""The size beside which a difference of a buffer is rounding."""
+"""The scale of each buffer, against which its difference is judged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpcheck.run.model.names import shortener
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a buffer is: of which class, and whether training changes it."""
+    """The class that owns a buffer, and whether training changes it."""
 
     owner: str  # the class of the module that has it
     changes: bool
@@ -26,7 +26,7 @@ _UNKNOWN = Kind("", changes=True)
 
 
 def kinds(writer: Writer, model: nn.Module, steps: int) -> dict[str, Kind]:
-    """Returns the kind of each buffer that one process has recorded."""
+    """Returns the kind of each buffer in the trace of the single-process run."""
     initial = ("initial_buffers", 0)
     waiting, changed = dict(writer.index.groups[initial]), set[str]()
     for step in range(steps):
@@ -47,11 +47,11 @@ def kinds(writer: Writer, model: nn.Module, steps: int) -> dict[str, Kind]:
 def of_buffers(
     references: Mapping[str, Tensor | None], known: Mapping[str, Kind]
 ) -> dict[str, float]:
-    """Returns the scale of each buffer; of what is a whole number there is none.
+    """Returns the scale of each floating point buffer.
 
-    Buffers have no common scale, a mean beside a count of batches, but those of one
-    name in modules of one class have: a mean that is zero by construction differs by
-    its rounding alone. Constants, of whatever size, say nothing of what changes.
+    Buffers have no common scale (a mean, a count of batches), but those of one name in
+    modules of one class have: a mean that is zero by construction differs by rounding
+    alone. Constants are no scale for buffers that change.
     """
     tensors = {n: t for n, t in references.items() if t is not None and t.numel()}
     sizes = {n: max_abs(t) for n, t in tensors.items() if t.is_floating_point()}

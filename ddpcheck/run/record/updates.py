@@ -1,27 +1,35 @@
-"""Which of one process's updates an update of a rank is, where a step has several.
+"""Updates of a step: which reference update is the counterpart; shared weights.
 
-Hooks that update each parameter as its gradient is there do so in the order in which
-backward makes gradients, and another kernel, or another graph, makes them in another.
-So the k-th update of some parameters is one process's k-th of the same.
+Hooks that update each parameter once its gradient is ready do so in the order in which
+backward computes gradients, which depends on kernels and the graph. So a rank's k-th
+update of some parameters is compared with the k-th single-process update of the same.
+
+`Sharing` is the evidence that ranks average weights after an update instead of
+gradients. Equal weights alone do not show it: an optimizer that uses only signs, or
+normalizes gradients, hides wrong gradients. Ranks that average weights differ when the
+optimizer steps, and something other than the optimizer writes the weights then.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from ddpcheck.compare import summing
 from ddpcheck.compare.trace import Reader
+from ddpcheck.run.spec import Digest
 
 _GRADIENTS = "gradients"
-_MOST = 8  # updates that a rank may have left out
+_MOST = 8  # updates that a rank may have skipped
 Named = dict[str, Tensor | None]
 Place = tuple[str, Named]
 
 
 @dataclass(slots=True)
 class Updates:
-    """Numbers the updates of each step; `taken` are those that a rank has made."""
+    """Matches the updates of each step; `taken` are those that a rank has made."""
 
     reader: Reader
     step: int = -1
@@ -30,10 +38,10 @@ class Updates:
     known: dict[tuple[str, int], set[str]] = field(default_factory=dict)
 
     def places(self, quantity: str, step: int, named: Named) -> list[Place]:
-        """Returns under which numbers an update's gradients may be one process's.
+        """Returns the reference updates that may correspond to an update.
 
-        The first is the next of these parameters. The others are for a rank that left
-        some out, as it may within `join()`: one that they are equal to.
+        The first is the next update of these parameters. The others are for a rank that
+        has skipped some, as within `join()`: it may equal one of them.
 
         Args:
             quantity: "gradients" of the first update, "gradients@2" of the third.
@@ -58,20 +66,20 @@ class Updates:
         ]
 
     def take(self, quantity: str) -> None:
-        """Notes which of one process's updates the rank's is."""
+        """Notes the reference update that corresponds to the rank's."""
         self.taken.add(quantity)
 
     def left_out(self, step: int) -> list[str]:
-        """Returns one process's updates that the rank has not made in a step."""
+        """Returns the single-process updates that the rank has not made in a step."""
         if step != self.step or not self.taken:
             return []
         return [update for update in self._of_step(step) if update not in self.taken]
 
     def scale(self, quantity: str, step: int) -> float:
-        """Returns the largest absolute value that a group's numbers are judged by.
+        """Returns the scale of a group, its largest absolute value.
 
-        One gradient alone may be nothing but rounding, as that of a bias before a batch
-        norm: where updates are made within a backward, it is that of the whole step.
+        A single gradient may consist of rounding errors, as for a bias before a batch
+        norm: if updates happen within backward, the scale is that of the whole step.
         """
         of_parts = self.reader.index.facts.get("updates_in_backward")
         if not (of_parts and _is_update(quantity)):
@@ -86,9 +94,9 @@ class Updates:
         return [q for q, at in groups if at == step and _is_update(q)]
 
     def _with_gradients(self, quantity: str, step: int) -> set[str]:
-        """Returns the parameters that have gradients at an update of one process."""
+        """Returns the parameters with gradients at a single-process update."""
         key = quantity, step
-        if key not in self.known:  # looked at for every update of a rank
+        if key not in self.known:  # called for every update of a rank
             group = self.reader.index.groups.get(key, {})
             some = (n for n, entry in group.items() if entry is not None)
             self.known[key] = {n.partition("@")[0] for n in some}
@@ -96,12 +104,58 @@ class Updates:
 
 
 def _renamed(named: Named, quantity: str) -> Named:
-    """Returns gradients by the names that they have in another update."""
+    """Returns the gradients under their names in another update."""
     suffix = quantity.removeprefix(_GRADIENTS)
     return {f"{n.partition('@')[0]}{suffix}": t for n, t in named.items()}
 
 
 def _is_update(quantity: str) -> bool:
-    """Returns whether a quantity is the gradients of an update of the model's own."""
+    """Returns whether a quantity is the model's gradients at an update."""
     kind, _, number = quantity.partition("@")
     return kind == _GRADIENTS and (not number or number.isdecimal())
+
+
+@dataclass(slots=True)
+class Sharing:
+    """Evidence of averaged weights. `is_wrong`: the last recorded gradients differ."""
+
+    is_wrong: bool = False
+    _after: dict[tuple[str, ...], Digest] = field(default_factory=dict)
+    _reductions: list[bool] = field(default_factory=list)
+    _ended: list[tuple[Digest, Digest]] = field(default_factory=list)
+
+    def updated(self, held: Mapping[str, Tensor], *, reduces: bool) -> None:
+        """Notes the weights that an optimizer has just updated by wrong gradients."""
+        if not self.is_wrong:
+            return
+        self.is_wrong = False
+        self._after[tuple(held)] = summing.digest(held)
+        self._reductions.append(reduces)
+
+    def end(self, weights: Mapping[str, Tensor | None]) -> None:
+        """Notes the same weights at the end of the step."""
+        for names, after in self._after.items():
+            left = summing.digest({name: weights.get(name) for name in names})
+            self._ended.append((after, left))
+
+    def finish(self) -> tuple[tuple[tuple[Digest, Digest], ...], bool]:
+        """Returns and resets `parted` and `reduces_in_update` of the step."""
+        reduces = bool(self._reductions) and all(self._reductions)
+        found = tuple(self._ended), reduces
+        self.is_wrong = False
+        self._after, self._reductions, self._ended = {}, [], []
+        return found
+
+
+def least_move(reader: Reader, step: int) -> float:
+    """Returns the smallest relative change of a trained weight, single-process."""
+    before = ("weights", step - 1) if step else ("initial", 0)
+    moves = []
+    known = reader.names(*before).keys() & reader.names("weights", step)
+    for name in known & reader.names("gradients", step).keys():
+        new = reader.get("weights", step, name)
+        old = reader.get(*before, name)
+        if new is not None and old is not None and new.numel():
+            change = float((new - old).abs().max())
+            moves.append(change / max(float(new.abs().max()), change, 1e-300))
+    return min(moves, default=0.0)

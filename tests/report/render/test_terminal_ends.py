@@ -64,7 +64,8 @@ ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
   dp   2   6.7e-07  6.7e-16 body.0.weight 6.7e-07       0 agree ? not checked
   ddp  2   6.7e-07  6.7e-16 body.0.weight 6.7e-07       0 agree ? not checked
   ddp  4   6.7e-07  6.7e-16 body.0.weight 6.7e-07       0 agree ? not checked
-  none of the 3 runs was checked: one process moves no weight in 3 steps
+  none of the 3 runs was checked: the single-process run changes no weight in 3
+    steps
 
 NOT CHECKED: 3 of 3 runs; 126 equal comparisons prove nothing
 """
@@ -72,7 +73,7 @@ NOT CHECKED: 3 of 3 runs; 126 equal comparisons prove nothing
 
 def _still(*runs: Run) -> Report:
     """Returns a report whose runs were not checked, all for one reason."""
-    why = "one process moves no weight in 3 steps"
+    why = "the single-process run changes no weight in 3 steps"
     idle = tuple(replace(run, verdict="not-checked", why=why) for run in runs)
     listed = tuple(
         NotCompared(what=f"{run.mode} at world size {run.world_size}", why=why)
@@ -92,11 +93,11 @@ def test_text_gives_one_reason_of_some_runs_once() -> None:
     idle = _still(*(sample.equal_run("dp", w) for w in (2, 3, 4, 8)))
     report = replace(idle, runs=(*idle.runs, sample.equal_run("ddp")))
     text = terminal.to_text(report, color=False, width=80)
-    assert text.count("one process moves no weight") == 1
+    assert text.count("single-process run changes") == 1
     assert (
-        "  dp W=2, dp W=3, dp W=4, and 1 more not checked: one process moves no weight "
-        "in\n"
-        "    3 steps\n"
+        "  dp W=2, dp W=3, dp W=4, and 1 more not checked: the single-process "
+        "run changes\n"
+        "    no weight in 3 steps\n"
     ) in text
 
 

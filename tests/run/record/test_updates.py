@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ddpcheck.compare import summing
 from ddpcheck.compare.trace import Reader, Writer, opened
-from ddpcheck.run.record.updates import Named, Updates
+from ddpcheck.run.record.updates import Named, Sharing, Updates
 
 ONE = torch.ones(2)
 # Hooks that update one parameter after the other, each as its gradient is there.
@@ -101,3 +102,29 @@ def test_updates_within_a_backward_are_judged_by_the_size_of_all(
     updates.reader.index.facts["updates_in_backward"] = in_backward
     assert [updates.scale(q, 0) for q in ("gradients", "gradients@1")] == expected
     assert updates.scale("weights", 0) == 1.0
+
+
+def test_update_by_right_gradients_tells_nothing() -> None:
+    sharing = Sharing()
+    sharing.updated({"w": torch.ones(2)}, reduces=True)
+    sharing.end({"w": torch.ones(2)})
+    assert sharing.finish() == ((), False)
+
+
+def test_weights_are_noted_after_the_update_and_at_the_end() -> None:
+    sharing = Sharing(is_wrong=True)
+    after, left = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([1.0, 3.0])}
+    sharing.updated(after, reduces=False)
+    sharing.updated({"w": torch.zeros(2)}, reduces=True)  # of one that handed it on
+    sharing.end(left | {"other": torch.ones(1)})
+    parted = ((summing.digest(after), summing.digest(left)),)
+    assert sharing.finish() == (parted, False)
+    assert sharing.finish() == ((), False)
+
+
+def test_all_updates_have_to_reduce() -> None:
+    sharing = Sharing()
+    for reduces in (True, False):
+        sharing.is_wrong = True
+        sharing.updated({"w": torch.ones(2)}, reduces=reduces)
+    assert sharing.finish()[1] is False

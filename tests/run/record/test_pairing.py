@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.run.record import lists
+from ddpcheck.run.record import pairing
 
 _TWO_OF_SIX = (2, 2, 6)
 
@@ -37,14 +37,14 @@ def _of(count: int, *ends: str) -> list[str]:
 def test_counterpart_is_the_item_of_the_same_sample(
     mine: list[str], theirs: list[str], expected: dict[str, str]
 ) -> None:
-    assert lists.counterparts(mine, theirs, _TWO_OF_SIX) == expected
+    assert pairing.counterparts(mine, theirs, _TWO_OF_SIX) == expected
 
 
 def test_whole_batch_has_its_own_items() -> None:
-    assert lists.counterparts(["0", "1"], ["0", "1"], (0, 2, 2)) == {}
+    assert pairing.counterparts(["0", "1"], ["0", "1"], (0, 2, 2)) == {}
 
 
 def test_paths_are_those_of_the_lists() -> None:
     mine = ["a.0", "a.1", "b.c.0.x", "b.c.1.x", "d"]
     theirs = [*(f"a.{n}" for n in range(6)), *(f"b.c.{n}.x" for n in range(6)), "d"]
-    assert lists.of_samples(mine, theirs, _TWO_OF_SIX) == {"a", "b.c"}
+    assert pairing.of_samples(mine, theirs, _TWO_OF_SIX) == {"a", "b.c"}

@@ -1,8 +1,8 @@
-"""A group of references laid end to end once, for all runs that are compared with it.
+"""Groups of reference tensors flattened into one array, cached across runs.
 
-Warm ranks compare job after job with the same small trace. What they need of it, the
-numbers and what an error is measured against, is made once; a sound step then costs as
-many operations of torch as it has tensors, and four of numpy.
+Warm ranks compare many jobs with the same small trace. The flattened numbers and their
+error bounds are computed once; comparing a matching step then costs one torch operation
+per tensor, and four of numpy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class Flattened:
     """References of one floating point dtype, E elements in all."""
 
     shapes: dict[str, torch.Size]
@@ -34,10 +34,10 @@ class Laid:
     def worst(
         self, candidates: Mapping[str, Tensor | None], rtol: float
     ) -> tuple[float, str] | None:
-        """Returns the largest excess and its name where all are within tolerance.
+        """Returns the largest excess and its tensor's name if all are within tolerance.
 
-        None where they are not, or where it takes a longer look to say: other names,
-        shapes or dtypes, a gradient that is None, NaN.
+        None if they are not, or if this cannot decide: other names, shapes or dtypes, a
+        gradient that is None, NaN.
         """
         flat_E = self._flat(candidates)  # noqa: N806 (the legend)
         if flat_E is None:
@@ -46,14 +46,14 @@ class Laid:
         return (excess, self._name_at(position)) if excess <= 1 else None
 
     def is_same(self, candidates: Mapping[str, Tensor | None]) -> bool:
-        """Returns whether all numbers are the same; False also where it cannot say."""
+        """Returns whether all numbers are equal; False if it cannot be decided."""
         flat_E = self._flat(candidates)  # noqa: N806
         return flat_E is not None and np.array_equal(flat_E, self.numbers_E)
 
     def _flat(
         self, candidates: Mapping[str, Tensor | None]
     ) -> npt.NDArray[np.float64] | None:
-        """Returns the candidates as one, None where they are of another kind."""
+        """Returns the candidates as one array, None if they are of another kind."""
         if candidates.keys() != self.shapes.keys():
             return None
         parts = []
@@ -82,18 +82,18 @@ class Laid:
         return ""
 
 
-def kept(
+def cached(
     reader: Reader,
     key: tuple[Any, ...],
     references: Callable[[], Mapping[str, Tensor | None]],
     scale: float = 0.0,
-) -> Laid | None:
-    """Returns what was laid under this key before, else lays it; None if large."""
+) -> Flattened | None:
+    """Returns the flattened group of this key, cached; None for a large trace."""
     if not reader.is_small:
         return None
     if key not in reader.kept:
-        reader.kept[key] = lay(references(), scale)
-    made: Laid | None = reader.kept[key]
+        reader.kept[key] = flatten(references(), scale)
+    made: Flattened | None = reader.kept[key]
     return made
 
 
@@ -103,8 +103,8 @@ def group(reader: Reader, quantity: str, step: int) -> dict[str, Tensor | None]:
     return {name: reader.get(quantity, step, name) for name in names}
 
 
-def lay(references: Mapping[str, Tensor | None], scale: float) -> Laid | None:
-    """Returns the references as one; None where they differ in kind, or are empty."""
+def flatten(references: Mapping[str, Tensor | None], scale: float) -> Flattened | None:
+    """Returns the references as one array; None if dtypes differ or it is empty."""
     tensors = [t for t in references.values() if t is not None]
     dtypes = {t.dtype for t in tensors}
     if len(tensors) < len(references) or len(dtypes) != 1:
@@ -114,7 +114,7 @@ def lay(references: Mapping[str, Tensor | None], scale: float) -> Laid | None:
         return None
     flat_E = torch.cat([t.reshape(-1) for t in tensors])  # noqa: N806
     numbers_E = flat_E.to(torch.float64).numpy()  # noqa: N806
-    return Laid(
+    return Flattened(
         shapes={name: t.shape for name, t in references.items() if t is not None},
         dtype=dtype,
         numbers_E=numbers_E,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ddpcheck.compare import comparison as compare
 from ddpcheck.compare.trace import Reader, Writer
 from ddpcheck.report.data import Quantity
-from ddpcheck.run.record import laid
+from ddpcheck.run.record import flattened
 from ddpcheck.run.record.recorders import ComparingRecorder
 from ddpcheck.run.record.writing import WritingRecorder
 
@@ -31,8 +31,8 @@ def _moved(name: str, place: int, by: float) -> Named:
     return dict(found)
 
 
-def _laid(references: Named) -> laid.Laid:
-    made = laid.lay(references, SCALE)
+def _laid(references: Named) -> flattened.Flattened:
+    made = flattened.flatten(references, SCALE)
     assert made is not None
     return made
 
@@ -108,7 +108,7 @@ def test_same_is_what_has_all_numbers(name: str | None) -> None:
     ids=["empty", "none", "dtypes", "whole numbers", "no elements"],
 )
 def test_references_of_several_kinds_are_not_laid(references: Named) -> None:
-    assert laid.lay(references, SCALE) is None
+    assert flattened.flatten(references, SCALE) is None
 
 
 def _reader(folder: Path, groups: dict[str, Named]) -> Reader:
@@ -159,9 +159,7 @@ def test_rows_of_a_rank_are_compared_with_its_own(
     assert told[0].quantities["outputs"].compared == 1
 
 
-OF_OTHERS = {
-    "buffer h": "it holds samples, and not those of the rank's place in the batch"
-}
+OF_OTHERS = {"buffer h": "it holds other samples than the rank's shard"}
 
 
 @pytest.mark.parametrize(

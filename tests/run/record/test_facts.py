@@ -11,7 +11,7 @@ from ddpcheck.checking import checking
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.data import Report
-from ddpcheck.run.record import beginning
+from ddpcheck.run.record import facts
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 
@@ -27,28 +27,28 @@ ONE_ULP = {
 def test_difference_in_the_last_digit_is_rounding(dtype: torch.dtype) -> None:
     reference = torch.tensor([0.25, -1.0], dtype=dtype)
     mine = torch.tensor([0.25, -1.0 - ONE_ULP[dtype]], dtype=dtype)
-    assert beginning.rounding(reference, mine) == ONE_ULP[dtype]
+    assert facts.rounding(reference, mine) == ONE_ULP[dtype]
 
 
 def test_float32_numbers_in_float64_are_rounded_as_float32() -> None:
     reference = torch.tensor([0.1, -1.0]).double()
     mine = torch.tensor([0.1, -1.0 - 2.0**-23]).double()
-    assert beginning.rounding(reference, mine) == 2.0**-23
+    assert facts.rounding(reference, mine) == 2.0**-23
     # In float64 as it is, half of the digits are others.
     wide = torch.tensor([0.1, -1.0], dtype=torch.float64)
-    assert beginning.rounding(wide, wide - 2.0**-23) is None
+    assert facts.rounding(wide, wide - 2.0**-23) is None
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, float("nan"), float("inf")])
 def test_more_than_half_of_the_digits_is_no_rounding(size: float) -> None:
     reference = torch.tensor([0.25, 1.0])
     mine = torch.tensor([0.25 + size, 1.0])
-    assert beginning.rounding(reference, mine) is None
+    assert facts.rounding(reference, mine) is None
 
 
 def test_whole_numbers_do_not_round() -> None:
     reference = torch.tensor([10_000_000])
-    assert beginning.rounding(reference, reference + 1) is None
+    assert facts.rounding(reference, reference + 1) is None
 
 
 # The first process that calls model() makes the plain weights, every other one weights
