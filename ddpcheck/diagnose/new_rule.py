@@ -41,7 +41,7 @@ TODO: the evidence and its threshold, and what looks alike.
 
 ## Fix
 
-TODO: one sentence. The example is mended by:
+TODO: one sentence. The fixed example:
 
     TODO: code that, added to the example, mends it
 
