@@ -123,7 +123,9 @@ def test_values_are_read_as_everywhere() -> None:
     assert made.world_sizes == (2, 3)
     assert made.accept == {"loss/router-aux": "accepted without a reason"}
     assert made.modes is None
-    with pytest.raises(ddpcheck.UsageError, match="accept= names no cause: 'no/such'"):
+    with pytest.raises(
+        ddpcheck.UsageError, match="accept= names no known cause: 'no/such'"
+    ):
         api.options_of({"accept": {"no/such": "why"}})
     with pytest.raises(ddpcheck.UsageError, match="dtype= cannot be 'half'"):
         api.options_of({"dtype": "half"})

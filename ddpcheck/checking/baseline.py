@@ -301,7 +301,7 @@ def _other_target(report: Report, known: Report, path: str) -> UsageError:
     return UsageError(
         Problem(
             slug="baseline-target",
-            message=f"the baseline {path} is of another target",
+            message=f"the baseline {path} is for another target",
             expected=f"a report on {report.target.name}",
             found=f"one on {known.target.name}",
             fix=f"ddpcheck {report.target.name} --json "

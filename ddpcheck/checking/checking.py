@@ -220,7 +220,7 @@ def _check(made: Made, only: Sequence[Cell] | None) -> Report:
     session.pool.device = options.run_device
     _open_ahead(session.pool, options, only)
     session.room = memory.room(options.max_memory)
-    progress("running the reference: one process on the global batch")
+    progress("running the reference: a single process on the global batch")
     base = session.reference(_base_spec(options))
     options = made.options = _with_settings(options, base.facts.get("settings", {}))
     base = _at_tolerance(base, options)
@@ -243,7 +243,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
     assert base.spec is not None
     assert made.planned is not None
     given_data.check_repeats(session, base, outcomes)
-    made.progress("measuring how exactly one process repeats itself")
+    made.progress("measuring how exactly the single-process run repeats")
     floor = noise_floor.measure(session, options.tolerance, base.spec, outcomes)
     outcomes, limit = floor.apply(session, outcomes), floor.limit
     runs = [assemble.to_run(outcome, limit.rtol) for outcome in outcomes]
@@ -319,8 +319,8 @@ def _leave_room(session: Session, planned: plan.Plan, base: ReferenceResult) -> 
     for spec in too_large:
         planned.drop(
             spec,
-            f"it needs about {memory.gib(needed[spec])} GiB, and {room.origin} have to "
-            f"do for activations, too; --world-sizes {spec.world_size} asks for it",
+            f"it needs about {memory.gib(needed[spec])} GiB, and {room.origin} must "
+            f"also hold activations; --world-sizes {spec.world_size} runs it anyway",
         )
 
 

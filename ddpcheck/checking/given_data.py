@@ -42,7 +42,7 @@ def check_repeats(
         raise UsageError(
             Problem(
                 slug="target-batch-unseeded",
-                message=f"{_name(session)}: batch() makes other data each time",
+                message=f"{_name(session)}: two calls of batch() return different data",
                 expected="the same global batch from every call, in every process",
                 found=f"{part or 'the batch'} differs between two calls of batch()",
                 fix="draw from generators that batch() seeds: "

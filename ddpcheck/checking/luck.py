@@ -23,13 +23,13 @@ def warnings(
     found = []
     if facts["at_rest"]:
         found.append(
-            f"no weight moves in {mine[0].spec.steps} steps of one process: gradients "
-            "are compared, and nothing of what the optimizer makes of them"
+            f"no weight changes in {mine[0].spec.steps} steps of the single-process "
+            "run: gradients are compared, but no optimizer update is"
         )
     if facts["alike"]:
         found.append(
-            "all samples of the batch are equal, so that all shards are, too: what a "
-            "norm or a loss makes of the rank's own samples cannot show; let batch() "
+            "all samples of the batch are equal, so all shards are equal: a norm or "
+            "loss that depends on the local shard cannot be detected; let batch() "
             "return samples that differ"
         )
         return found
@@ -51,8 +51,8 @@ def _of_order(session: Session, outcome: RunOutcome, limit: Tolerance) -> list[s
     if run.verdict != "divergent" or run.faults or worst is None or worst.excess <= 1:
         return []
     return [
-        "equal because of how this batch falls on the shards: with its samples in "
-        f"another order {worst.name} differs by {worst.rel_diff:.3g} at world size "
-        f"{run.world_size}; the shards happen to hold the same counts, or belong "
-        "together"
+        "equal only for this order of the samples: with the batch in another order "
+        f" {worst.name} differs by {worst.rel_diff:.3g} at world size "
+        f"{run.world_size}; here all shards have equal counts, or samples "
+        "that belong together"
     ]

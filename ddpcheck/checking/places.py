@@ -34,7 +34,7 @@ def check_working_folder() -> None:
                 message="the working directory cannot be read",
                 expected="a directory that exists",
                 found=error.strerror or type(error).__name__,
-                fix="change to another directory, or to this one anew: cd .",
+                fix="change to another directory, or enter this one again: cd .",
             )
         ) from None
 
@@ -97,7 +97,7 @@ def _check_distinct(target: Path, files: dict[str, str]) -> None:
         if other != option and not _is_device(Path(path)):
             raise _impossible(
                 f"{other} and {option} would write the same file",
-                "a file of its own for every report",
+                "a separate file for every report",
                 f"{path} for both",
                 f"ddpcheck {target} {option} report{_SUFFIXES[option]}",
             )
@@ -157,7 +157,7 @@ def _overwritten(target: Path, option: str, path: str) -> UsageError:
         Problem(
             slug="target-overwritten",
             message=f"{option} would write over the target",
-            expected="a file of its own for every report",
+            expected="a separate file for every report",
             found=f"{path} for both",
             fix=f"ddpcheck {target} {option} report{_SUFFIXES.get(option, '')}",
         )
@@ -170,7 +170,7 @@ def _not_ours(target: Path, option: str, path: str) -> UsageError:
             slug="output-not-ours",
             message=f"{option} would write over {path}",
             expected="a new file, or one that this option wrote",
-            found="a file that is no such report",
+            found="a file that is not such a report",
             fix=f"ddpcheck {target} {option} report{_SUFFIXES[option]}",
         )
     )

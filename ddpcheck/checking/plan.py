@@ -15,8 +15,8 @@ from ddpcheck.target.options import DEFAULT_WORLD_SIZES, Options
 
 _NO_BATCH_NORM = "the model has no batch norm of torch's"
 _ONE_RANK = (
-    "one rank has the whole batch: nothing is divided, averaged or synchronised, so "
-    "what is wrong on several ranks cannot show; ask for --world-sizes 2"
+    "one rank has the whole batch: nothing is sharded, averaged or synchronised, so "
+    "errors that need several ranks cannot be detected; add --world-sizes 2"
 )
 _NO_SERVER = "--ps-reduce {}: no run has a parameter server; --modes ps asks for one"
 _DEFAULTS = tuple(mode.name for mode in MODES if mode.is_default)
@@ -215,6 +215,6 @@ def _modes(options: Options, facts: dict[str, Any], plan: Plan) -> tuple[str, ..
         if not why:
             wanted.append(name)
             continue
-        why += f"; --modes {','.join(_DEFAULTS)} runs it all the same"
+        why += f"; --modes {','.join(_DEFAULTS)} runs it anyway"
         plan.not_compared.append(NotCompared(what=mode.title, why=why))
     return tuple(wanted)

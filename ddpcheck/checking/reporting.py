@@ -31,9 +31,9 @@ from ddpcheck.target.target import TargetRef
 
 # No number that is compared tells: noise was made to follow the sample.
 _ONE_STREAM = (
-    "the generators of all ranks are in the same state where the step draws for its "
-    "samples, though ddpcheck seeded them differently: without --noise sample all "
-    "ranks draw the same noise (rng/same-stream-all-ranks)"
+    "the generators of all ranks are in the same state when the step draws noise for "
+    "its samples, although ddpcheck seeded them differently: without --noise sample "
+    "all ranks draw the same noise (rng/same-stream-all-ranks)"
 )
 
 # Of a training program, in the order in which it uses them.
@@ -247,5 +247,5 @@ def warnings_of(
     return [
         *found,
         f"{len(idle)} parameters get no gradient{where} ({cut(idle, 3)}): DDP was "
-        "built with find_unused_parameters=True, without it the second step raises",
+        "built with find_unused_parameters=True; without it the second step raises",
     ]

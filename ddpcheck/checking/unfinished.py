@@ -24,8 +24,8 @@ from ddpcheck.target.options import Options
 _LONG_S = 60.0  # a check that takes longer says so before it begins
 _NOT_RUN = "the check ended before this run"
 _NOISE_UNKNOWN = (
-    "the check ended before it was measured how exactly one process repeats itself; "
-    "its difference may be rounding"
+    "the check ended before the rounding of the single-process run was measured; "
+    "the difference may be rounding"
 )
 
 
@@ -161,7 +161,8 @@ def _how_long(
     }
     count = len(planned.specs)
     runs = "1 run takes" if count == 1 else f"{count} runs take"
+    shorter = ", ".join(option for option, applies in advice.items() if applies)
     return (
-        f"{runs} {about(seconds)} (one process: {base.seconds:.0f} s), to find a cause "
-        f"takes longer; shorter: {', '.join(k for k, is_so in advice.items() if is_so)}"
+        f"{runs} {about(seconds)} (the single-process run took {base.seconds:.0f} s); "
+        f"finding a cause takes longer; to make it shorter: {shorter}"
     )

@@ -94,10 +94,10 @@ class _Parser(argparse.ArgumentParser):
         if parsed.target is None and not way:
             self.error("no TARGET was given")
         if parsed.target is not None and way:
-            self.error(f"{parsed.target} was given beside another way in")
+            self.error(f"{parsed.target} was given together with another command")
         self._refuse_further(parsed, unknown)
         if parsed.format and way != "render":
-            self.error("--format is an option of --render alone")
+            self.error("--format is an option of --render only")
         if way:
             self._refuse_idle(parsed, way)
         return parsed
@@ -130,7 +130,7 @@ class _Parser(argparse.ArgumentParser):
         idle = sorted(options - {*has, f"--{way}"})
         if not idle:
             return
-        told = "is no option" if len(idle) == 1 else "are no options"
+        told = "is not an option" if len(idle) == 1 else "are not options"
         problem = _problem(
             f"{cut(idle)} {told} of {name}",
             expected=WAYS[way].usage,
@@ -159,20 +159,21 @@ class _Parser(argparse.ArgumentParser):
             return
         known = self._option_string_actions
         if late := next((a for a in further if a.partition("=")[0] in known), ""):
-            message = f"{late} stands after --, where no option is read"
+            message = f"{late} comes after --, where options are not read"
             self.error(message, fix=f"write {late} before --")
         targets = [parsed.target, *further]
         several = f"pytest --ddpcheck {shlex.join(targets)}"
         message = "one target is checked at a time"
-        fix = f"one after the other, or all in one: {several}"
+        fix = f"run one after the other, or all in one session: {several}"
         raise UsageError(_problem(message, found=cut(targets), fix=fix))
 
     def _refuse_blank(self, argument: str) -> NoReturn:
         name, *value = argument.split(maxsplit=1)
         parts = [self._closest(name) or name, *value]
         self.error(
-            f"{argument!r} is one argument, with a blank in it",
-            fix=f"{'two arguments' if value else 'no blank'}: {shlex.join(parts)}",
+            f"{argument!r} is one argument that contains a space",
+            fix=f"{'two arguments' if value else 'remove the space'}: "
+            f"{shlex.join(parts)}",
         )
 
     def error(self, message: str, *, fix: str = "ddpcheck --help") -> NoReturn:

@@ -247,7 +247,7 @@ def _unreadable(path: str, found: str) -> UsageError:
     return UsageError(
         Problem(
             slug="render-file",
-            message=f"{path} is no report of ddpcheck",
+            message=f"{path} is not a ddpcheck report",
             expected="report.json, or a file that --json wrote",
             found=found,
             fix="ddpcheck TARGET --json report.json",

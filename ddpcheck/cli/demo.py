@@ -28,7 +28,7 @@ _INTRO = """\
 A tagger learns from sentences of unequal length. Its loss is the sum over the tokens
 divided by their number. Under DistributedDataParallel every rank divides by the
 number of its own tokens, and DDP averages the gradients: tokens of short sentences
-weigh more than in one process.
+weigh more than in single-process training.
 
 1. {broken}
 
@@ -39,7 +39,8 @@ _BETWEEN = """
 {difference}
 """
 _END = """
-The first is caught, the second passes. Now yours: ddpcheck --init, ddpcheck --help
+The broken target diverges, the fixed one passes. Next, check your own model:
+ddpcheck --init, ddpcheck --help
 """
 _UNEXPECTED = """
 This is not what the demo should show: the broken target must be divergent, the fixed

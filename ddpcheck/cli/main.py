@@ -23,44 +23,44 @@ usage: ddpcheck TARGET [options]
        ddpcheck --demo | --suite | --init [PATH] | --explain SLUG | --rules
        ddpcheck --render report.json [--format FORMAT]
 
-Is data-parallel training of this model the same as one process on the global
-batch? If not: what is the cause, and does the fix remove it?
+Does data-parallel training of this model equal single-process training on the
+global batch? If not: what is the cause, and does the fix remove it?
 
 TARGET is a Python file that defines `model`, `batch` and `loss`; --init writes
 one. file.py:Net picks the model.
 
-what runs:
+runs:
 {runs}
-what it is compared with:
-{compared}  --baseline report.json  fail only on what is not in that report
+verdict:
+{compared}  --baseline report.json  fail only on findings that are not in that report
 {causes}
-names in the file, where they are other than these:
+names in the target file, if they differ from these:
 {definitions}
-what is written:
-  --json PATH             the report as JSON; - for standard output, alone there
-  --junit-xml PATH        a test case per run
-  --sarif PATH            a result per finding, for code scanning
-  --github                annotations, and the job summary
-{written}  -q, --quiet             the verdict only
-  -v, --verbose           everything, with stacks
+output:
+  --json PATH             JSON report; - writes it to standard output
+  --junit-xml PATH        JUnit XML, one test case per run
+  --sarif PATH            SARIF, one result per finding, for code scanning
+  --github                GitHub annotations and job summary
+{written}  -q, --quiet             print the verdict only
+  -v, --verbose           print everything, with stacks
 
-other ways in:
-  --demo                  a broken model and its fixed twin, explained
-  --suite                 the conformance matrix on this machine
+other commands:
+  --demo                  check a broken model and the fixed one
+  --suite                 run the conformance matrix on this machine
   --init [PATH]           write a target template (mymodel.py); - prints it
-  --explain SLUG          the page of a finding or of an error
-  --rules                 all slugs, one line each
-  --render report.json    a stored report again
-  --format FORMAT         terminal, html, junit, github or sarif, of --render
+  --explain SLUG          print the page of a finding or an error
+  --rules                 list all slugs, one line each
+  --render report.json    print a stored report
+  --format FORMAT         of --render: terminal, html, junit, github or sarif
   --version
   -h, --help
 
-Under torchrun, on one machine or several, the ranks are those of its group and
-rank 0 reports. How, and under SLURM: ddpcheck --explain group-world-size
+Under torchrun, on one machine or several, the processes of its group are the
+ranks, and rank 0 reports. Details, SLURM: ddpcheck --explain group-world-size
 
-Settings may also stand in the target file (world_sizes, simulate, tolerance,
-accept) and in [tool.ddpcheck] of pyproject.toml; options win, then the target
-file.
+Settings can also be set in the target file (world_sizes, simulate, tolerance,
+accept) and in [tool.ddpcheck] of pyproject.toml. Options take precedence, then
+the target file.
 
 examples:
   ddpcheck mymodel.py
@@ -70,10 +70,10 @@ examples:
 
 exit codes:
   0  equivalent: every comparison is within the tolerance
-  1  divergent: the cause is in the report, where one is known
+  1  divergent: the report gives the cause, if one is known
   2  usage error: the target file or an option is wrong
   3  could not check: hang, crash, nothing compared; a file cannot be written
-  130, 143  interrupted, terminated; the report has the runs made
+  130, 143  interrupted, terminated; the report has the finished runs
 """
 
 
@@ -113,9 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _member() -> Member | None:
     if launch.given(os.environ) is None:
         if found := launch.unusable(os.environ):
-            streams.warn(
-                f"{found}: no group is joined, ddpcheck starts ranks of its own"
-            )
+            streams.warn(f"{found}: ddpcheck joins no group and starts its own ranks")
         return None
     from ddpcheck.cli import nodes  # noqa: PLC0415 (only where there is a group)
 

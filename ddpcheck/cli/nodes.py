@@ -267,7 +267,7 @@ def for_group(options: Options, member: Member) -> Options:
         raise UsageError(
             Problem(
                 slug="group-world-size",
-                message="the world size is that of the given group",
+                message="the world size is fixed by the launcher's group",
                 expected=f"WORLD_SIZE={group.world_size} of the launcher alone",
                 found=f"--world-sizes {chosen}",
                 fix="leave --world-sizes out, or start ddpcheck without the launcher",

@@ -15,40 +15,37 @@ from ddpcheck.errors.problem import visible
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _MAIN = "in rank_main"  # the frame that only a rank's main thread has
-# What of this package handles tensors and calls nothing of the target's.
+# Code of this package that handles tensors and calls no code of the target. Paths are
+# relative to the package; a test holds that they exist.
 _OWN_WORK = (
-    *("tree.py", "compare.py", "trace.py", "run/record/", "run/model/names.py"),
-    *("summing.py", "run/model/contents.py", "run/private.py", "run/model/sizing.py"),
+    "compare/",
+    "run/record/",
+    "run/model/contents.py",
+    "run/model/names.py",
+    "run/model/sizing.py",
+    "run/private.py",
 )
-# What calls objects of the target's, or stands in for functions that the target calls:
-# what it raises without a frame of the target's may be the target's mistake.
+# Code that calls objects of the target, or stands in for functions that the target
+# calls: an exception from it without a frame of the target may be the target's mistake.
 _CALLS_USERS = (
-    *("target.py", "importing.py", "shipping.py", "devices.py", "ranks/"),
-    *(
-        "run/model/user_code.py",
-        "run/steps.py",
-        "run/model/model.py",
-        "run/modes/batches.py",
-    ),
-    *(
-        "run/modes/data_parallel.py",
-        "run/model/averaged.py",
-        "run/model/batch_norm.py",
-        "run/model/noise.py",
-    ),
-    *(
-        "run/model/draws.py",
-        "run/modes/rounding.py",
-        "run/interventions/overrides.py",
-        "run/surroundings.py",
-    ),
-    *(
-        "run/modes/virtual/",
-        "run/interventions/",
-        "run/observe/",
-        "run/process/",
-        "zoo/",
-    ),
+    "ranks/",
+    "run/interventions/",
+    "run/model/averaged.py",
+    "run/model/batch_norm.py",
+    "run/model/draws.py",
+    "run/model/model.py",
+    "run/model/noise.py",
+    "run/model/user_code.py",
+    "run/modes/batches.py",
+    "run/modes/data_parallel.py",
+    "run/modes/rounding.py",
+    "run/modes/virtual/",
+    "run/observe/",
+    "run/process/",
+    "run/steps.py",
+    "run/surroundings.py",
+    "suite/zoo/",
+    "target/",
 )
 # Where ranks wait for each other: collectives, what DDP exchanges beside its gradients,
 # and backwards, at whose end it waits for those.

@@ -28,12 +28,14 @@ def pytest_addoption(
 ) -> None:
     """Adds --ddpcheck, and the command's options under the same names."""
     _leave_as_it_is(pluginmanager)
-    group = parser.getgroup("ddpcheck", "data-parallel training equals one process")
+    group = parser.getgroup(
+        "ddpcheck", "data-parallel training equals single-process training"
+    )
     group.addoption(
         "--ddpcheck",
         action="store_true",
         help="collect target files (model, batch, loss) as tests, one per run; "
-        "runs with accepted findings alone are xfail",
+        "a run with accepted findings only is an xfail",
     )
     for one in options.SETTINGS:
         if "plugin" in one.places:

@@ -115,7 +115,7 @@ class Fix:
     `proof` is what ran where that made the runs equal, else None. `intervention` says
     in a sentence what ran, and `file` is the file that ran ("fixed.py"). `code` is a
     suggestion that did not run, unless `proof` is "file".
-    `safe`: one-process training stays what it is.
+    `safe`: single-process training is unchanged.
     """
 
     text: str

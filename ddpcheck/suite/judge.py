@@ -56,7 +56,7 @@ def judge(
     reference = _to_run(against_reference)
     if cell.expected == "equal":
         assert reference is not None
-        why = _unequal(reference, "one process") or _objection(reference)
+        why = _unequal(reference, "single-process training") or _objection(reference)
         return _result(cell, why, reference, "ok")
     prediction = _to_run(against_prediction)
     assert prediction is not None
@@ -84,8 +84,8 @@ def _result(
 
 
 _EXPECTED = {
-    "equal": "the training of one process",
-    "differs": "the predicted training, far from that of one process",
+    "equal": "single-process training",
+    "differs": "the predicted training, which is far from single-process training",
 }
 
 
@@ -116,7 +116,7 @@ def _objection(run: Run) -> str:
     if run.buffers.mismatched:
         count = f"{run.buffers.mismatched} of {run.buffers.compared} buffers"
         worst = _describe(run.buffers.worst)
-        return f"{count} unequal to one process, worst {worst}"
+        return f"{count} unequal to single-process training, worst {worst}"
     return f"the verdict {run.verdict} {run.why}".rstrip()
 
 
@@ -126,7 +126,7 @@ def _near(outcome: RunOutcome) -> str:
     if len(excess) == matrix.STEPS and min(excess) > far(outcome.spec.rtol):
         return ""
     told = ", ".join(f"{value:.3g}" for value in excess)
-    return f"a prediction near one process: excess {told} in its steps"
+    return f"a prediction near single-process training: excess {told} in its steps"
 
 
 def far(rtol: float) -> float:
@@ -146,7 +146,8 @@ def _undetected(run: Run) -> str:
         return f"gradients of {len(steps)} steps out of {matrix.STEPS}"
     if min(steps) <= far(run.rtol) or run.verdict != "divergent":
         return (
-            f"gradients within {min(steps):.3g} times the tolerance of one process "
+            f"gradients within {min(steps):.3g} times the tolerance of "
+            f"single-process training "
             f"(verdict {run.verdict}), worst {_describe(run.gradients.worst)}"
         )
     return ""

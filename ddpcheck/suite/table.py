@@ -12,11 +12,11 @@ _GAP = "  "
 NOISE = "+noise"
 
 LEGEND = """\
-ok         equals one process at every world size
-predicted  differs from one process at world sizes above 1, as theory says it must, and
-           equals the training that theory predicts
+ok         equals single-process training at every world size
+predicted  differs from single-process training at world sizes above 1, as theory
+           predicts, and equals the predicted training
 FAILED     anything else; the world sizes are listed below
-+noise     with dropout that is a function of the sample; without it dropout is silent
++noise     dropout is a function of the sample; in other rows dropout is off
 """
 
 
@@ -42,7 +42,7 @@ def summary(results: Iterable[Result]) -> str:
         return "not checked: no cell was run\n"
     verdict = "FAILED" if counts["FAILED"] else "passed"
     return (
-        f"{verdict}: {total} cells, {counts['ok']} equal to one process, "
+        f"{verdict}: {total} cells, {counts['ok']} equal to single-process training, "
         f"{counts['predicted']} different as predicted, {counts['FAILED']} failed\n"
     )
 

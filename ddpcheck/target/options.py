@@ -237,7 +237,7 @@ SETTINGS = (
     Setting(
         name="simulate",
         section="runs",
-        help="DDP at world sizes beyond the machine, in one process",
+        help="large world sizes of DDP, simulated in one process",
         metavar="256,1024",
         expected="whole numbers from 1, separated by commas",
         example="256,1024,4096",
@@ -270,7 +270,7 @@ SETTINGS = (
     Setting(
         name="noise",
         section="runs",
-        help="asis, or sample: dropout follows the global sample",
+        help="asis, or sample: dropout depends on the sample only",
         metavar="asis",
         expected="asis or sample",
         example="sample",
@@ -325,7 +325,7 @@ SETTINGS = (
     Setting(
         name="accept",
         section="compared",
-        help="do not fail because of this finding; repeatable",
+        help="do not fail on this finding; repeatable",
         metavar="SLUG[=REASON]",
         expected="slugs of --rules (family/name), each with or without a reason",
         example="norm/local-batch-stats=known",
@@ -337,7 +337,7 @@ SETTINGS = (
     Setting(
         name="fix",
         section="causes",
-        help="do not confirm causes by runs with an intervention",
+        help="do not confirm causes by intervention runs",
         metavar="",
         expected="true or false",
         example="false",
@@ -348,8 +348,8 @@ SETTINGS = (
     Setting(
         name="timeout_s",
         section="runs",
-        help="deadline of the import and of every run; slow ranks\n"
-        "get longer where it is not given",
+        help="time limit of the import and of every run; if it is\n"
+        "not given, slow ranks get more",
         metavar="60",
         expected="seconds, above 0",
         example="60",
@@ -360,7 +360,7 @@ SETTINGS = (
     Setting(
         name="max_memory",
         section="runs",
-        help="refuse what needs more; default: what is free",
+        help="refuse runs that need more; default: free memory",
         metavar="GIB",
         expected="GiB, above 0",
         example="16",
@@ -398,7 +398,7 @@ DEFINITIONS = {
     "collate": "collate(samples) -> (inputs, targets)",
     "loss": "loss(output, target) -> scalar",
     "optimizer": "optimizer(params) -> Optimizer",
-    "wrap": "wrap(model) -> what a rank trains",
+    "wrap": "wrap(model) -> the module that a rank trains",
     "train_step": "train_step(model, optimizer, batch)",
 }
 

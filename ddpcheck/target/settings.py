@@ -38,7 +38,7 @@ def read(name: str, value: Any, *, origin: str, fix: str = "") -> Any:
         raise UsageError(
             Problem(
                 slug="option-value",
-                message=f"{origin} names no cause: {_short(error.slug)}",
+                message=f"{origin} names no known cause: {_short(error.slug)}",
                 expected=setting.allowed,
                 found=_short(value),
                 fix=pages.suggestion(error.slug),

@@ -478,7 +478,7 @@ def test_command_fails_on_what_is_new_only(
     Path("less.json").write_text(report.to_json(known), encoding="utf-8")
     assert cli.main(["mymodel.py", "--baseline", "same.json", "--sarif", "a/b"]) == 0
     assert (
-        "ACCEPTED: 2 of 3 runs differ by accepted causes alone, "
+        "ACCEPTED: 2 of 3 runs differ only by accepted causes, "
         in capsys.readouterr().out
     )
     results = json.loads(Path("a/b").read_text("utf-8"))["runs"][0]["results"]

@@ -107,7 +107,7 @@ def test_mistake_of_the_target_without_a_frame_of_its_own_stays_its_own(
     assert said in str(caught.value)
 
 
-OWN = Path(checking.__file__).parent
+OWN = Path(checking.__file__).parents[1]
 
 
 def _stack(*places: tuple[str, int]) -> str:

@@ -30,7 +30,7 @@ def test_report_is_not_written_over_the_target(
     assert cli.main([str(target), option, str(target)]) == 2
     assert capsys.readouterr().err == (
         f"ddpcheck: {option} would write over the target [target-overwritten]\n"
-        "  expected   a file of its own for every report\n"
+        "  expected   a separate file for every report\n"
         f"  found      {target} for both\n"
         f"  fix        ddpcheck {target} {option} {name}\n"
         "  more       ddpcheck --explain target-overwritten\n"
@@ -47,7 +47,7 @@ def test_two_reports_are_not_written_to_one_file(
     assert cli.main([str(target), *given]) == 2
     assert capsys.readouterr().err == (
         "ddpcheck: --json and --sarif would write the same file [output-path]\n"
-        "  expected   a file of its own for every report\n"
+        "  expected   a separate file for every report\n"
         f"  found      {same} for both\n"
         f"  fix        ddpcheck {target} --sarif report.sarif\n"
         "  more       ddpcheck --explain output-path\n"

@@ -66,7 +66,7 @@ def _checked(pool: Pool, folder: Path, source: str) -> Report:
 def test_plain_target_has_model_loss_and_optimizer(pool: Pool, tmp_path: Path) -> None:
     made = _checked(pool, tmp_path, HEAD)
     assert made.scope == Scope(checked=("model", "loss", "SGD"), not_checked=LEFT)
-    assert "one process, SGD, 3 steps" in output.render(made, "terminal")
+    assert "single process, SGD, 3 steps" in output.render(made, "terminal")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,8 @@ def test_accumulating_step_says_whose_micro_batches(pool: Pool, tmp_path: Path) 
     )
     text = " ".join(output.render(made, "terminal").split())
     assert (
-        "reference: one process, by the step's own 2 backwards an update, SGD, 3 "
+        "reference: single process, 2 backward passes per update as in the step, "
+        "SGD, 3 "
         "steps; " in text
     )
     assert "scope: model, train_step, SGD, accumulation; not data" in text

@@ -66,7 +66,10 @@ def test_long_check_says_before_how_long_and_what_makes_it_shorter(
     _, told = _made(specs, 600.0, options)
     (line,) = told.lines
     assert line.startswith("1 run takes" if len(specs) == 1 else "3 runs take")
-    assert "(one process: 600 s), to find a cause takes longer; shorter: " in line
+    assert (
+        "(the single-process run took 600 s); finding a cause takes longer; to make it "
+        "shorter: "
+    ) in line
     assert line.endswith(f"shorter: {shorter}")
 
 

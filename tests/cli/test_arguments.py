@@ -35,11 +35,11 @@ def test_way_in_refuses_every_option_that_it_has_not(way: str, option: str) -> N
     if option in WAYS[way].options:
         arguments.parser().parse_args(given)
     elif option == "--format":
-        assert "--format is an option of --render alone" in _refused(*given)
+        assert "--format is an option of --render only" in _refused(*given)
     else:
         first = _refused(*given).splitlines()[0]
         assert first == (
-            f"ddpcheck: {option} is no option of --{way} [{WAYS[way].slug}]"
+            f"ddpcheck: {option} is not an option of --{way} [{WAYS[way].slug}]"
         )
 
 
@@ -72,7 +72,7 @@ def test_help_is_given_with_anything() -> None:
     [
         (
             ["--render", "r.json", "--junit-xml", "x.xml"],
-            "ddpcheck: --junit-xml is no option of --render [option-usage]\n"
+            "ddpcheck: --junit-xml is not an option of --render [option-usage]\n"
             "  expected   ddpcheck --render report.json [--format FORMAT]; -q or -v on "
             "a terminal\n"
             "  fix        leave it out\n"
@@ -80,7 +80,8 @@ def test_help_is_given_with_anything() -> None:
         ),
         (
             ["--render", "r.json", "--format", "html", "-q"],
-            "ddpcheck: --quiet is no option of --render --format html [option-usage]\n"
+            "ddpcheck: --quiet is not an option of --render --format html "
+            "[option-usage]\n"
             "  expected   ddpcheck --render report.json [--format FORMAT]; -q or -v on "
             "a terminal\n"
             "  fix        leave it out\n"
@@ -88,14 +89,14 @@ def test_help_is_given_with_anything() -> None:
         ),
         (
             ["--demo", "--world-sizes", "2", "--json", "-"],
-            "ddpcheck: --json, --world-sizes are no options of --demo [option-usage]\n"
+            "ddpcheck: --json, --world-sizes are not options of --demo [option-usage]\n"
             "  expected   ddpcheck --demo [--report-dir reports] [-q | -v]\n"
             "  fix        leave them out\n"
             "  more       ddpcheck --explain option-usage",
         ),
         (
             ["--suite", "--model-fn", "net"],
-            "ddpcheck: --model-fn is no option of --suite [option-suite]\n"
+            "ddpcheck: --model-fn is not an option of --suite [option-suite]\n"
             "  expected   ddpcheck --suite with some of --world-sizes, --modes, "
             "--ps-reduce, --batch-norm, --loss, --dtype, --device, --tolerance, "
             "--timeout-s, -q and -v\n"
@@ -112,11 +113,12 @@ TWO = (
     "ddpcheck: one target is checked at a time [option-usage]\n"
     "  expected   ddpcheck TARGET [options]\n"
     "  found      a.py, b.py\n"
-    "  fix        one after the other, or all in one: pytest --ddpcheck a.py b.py\n"
+    "  fix        run one after the other, or all in one session: pytest --ddpcheck "
+    "a.py b.py\n"
     "  more       ddpcheck --explain option-usage"
 )
 BLANK = (
-    "ddpcheck: '--world-sizes 2' is one argument, with a blank in it [option-usage]\n"
+    "ddpcheck: '--world-sizes 2' is one argument that contains a space [option-usage]\n"
     "  expected   ddpcheck TARGET [options]\n"
     "  fix        two arguments: --world-sizes 2\n"
     "  more       ddpcheck --explain option-usage"
@@ -136,29 +138,30 @@ BLANK = (
         (["a.py", "--world-size 2"], BLANK.replace("sizes 2'", "size 2'")),
         (
             ["a.py", "--accept norm/local-batch-stats=by design"],
-            "ddpcheck: '--accept norm/local-batch-stats=by design' is one argument, "
-            "with a blank in it [option-usage]\n"
+            "ddpcheck: '--accept norm/local-batch-stats=by design' is one argument "
+            "that contains a space [option-usage]\n"
             "  expected   ddpcheck TARGET [options]\n"
             "  fix        two arguments: --accept 'norm/local-batch-stats=by design'\n"
             "  more       ddpcheck --explain option-usage",
         ),
         (
             ["a.py", "--no-fix "],
-            "ddpcheck: '--no-fix ' is one argument, with a blank in it [option-usage]\n"
+            "ddpcheck: '--no-fix ' is one argument that contains a space "
+            "[option-usage]\n"
             "  expected   ddpcheck TARGET [options]\n"
-            "  fix        no blank: --no-fix\n"
+            "  fix        remove the space: --no-fix\n"
             "  more       ddpcheck --explain option-usage",
         ),
         (
             ["--", "-dash.py", "-q"],
-            "ddpcheck: -q stands after --, where no option is read [option-usage]\n"
+            "ddpcheck: -q comes after --, where options are not read [option-usage]\n"
             "  expected   ddpcheck TARGET [options]\n"
             "  fix        write -q before --\n"
             "  more       ddpcheck --explain option-usage",
         ),
         (
             ["--rules", "a", "b"],
-            "ddpcheck: a was given beside another way in [option-usage]\n"
+            "ddpcheck: a was given together with another command [option-usage]\n"
             "  expected   ddpcheck TARGET [options]\n"
             "  fix        ddpcheck --help\n"
             "  more       ddpcheck --explain option-usage",

@@ -52,8 +52,8 @@ def test_help_has_the_exit_codes() -> None:
         (["x.py", "--zzz"], "unknown option --zzz", "ddpcheck --help"),
         (["x.py", "--steps"], "--steps: expected one argument", "ddpcheck --help"),
         (["x.py", "-q", "-v"], "not allowed with argument", "ddpcheck --help"),
-        (["x.py", "--demo"], "x.py was given beside another way in", "--help"),
-        (["x.py", "--format", "html"], "an option of --render alone", "--help"),
+        (["x.py", "--demo"], "x.py was given together with another command", "--help"),
+        (["x.py", "--format", "html"], "an option of --render only", "--help"),
         (["--demo", "--rules"], "not allowed with argument", "ddpcheck --help"),
         (["--explain"], "--explain: expected one argument", "ddpcheck --help"),
         (
@@ -85,7 +85,7 @@ def test_render_of_no_report_exits_2(
     path.write_text('{"format": 2}', encoding="utf-8")
     assert cli.main(["--render", str(path)]) == 2
     assert capsys.readouterr().err == (
-        f"ddpcheck: {path} is no report of ddpcheck [render-file]\n"
+        f"ddpcheck: {path} is not a ddpcheck report [render-file]\n"
         "  expected   report.json, or a file that --json wrote\n"
         "  found      expected a report of format 1, found 2\n"
         "  fix        ddpcheck TARGET --json report.json\n"
@@ -200,7 +200,7 @@ def test_working_directory_that_is_gone_is_told(
         "ddpcheck: the working directory cannot be read [environment-no-folder]\n"
         "  expected   a directory that exists\n"
         "  found      No such file or directory\n"
-        "  fix        change to another directory, or to this one anew: cd .\n"
+        "  fix        change to another directory, or enter this one again: cd .\n"
         "  more       ddpcheck --explain environment-no-folder\n"
     )
     assert cli.main(["--explain", "environment-no-folder"]) == 0  # needs none
@@ -213,7 +213,7 @@ def test_acceptance_of_an_unknown_slug_ends_with_2_before_anything_runs(
     target.write_text("raise SystemExit(5)", encoding="utf-8")
     assert cli.main([str(target), "--accept", "loss/sum-reductoin=x"]) == 2
     assert capsys.readouterr().err == (
-        "ddpcheck: --accept names no cause: 'loss/sum-reductoin' [option-value]\n"
+        "ddpcheck: --accept names no known cause: 'loss/sum-reductoin' [option-value]\n"
         "  expected   slugs of --rules (family/name), each with or without a reason\n"
         "  found      ['loss/sum-reductoin=x']\n"
         "  fix        did you mean loss/sum-reduction?\n"

@@ -61,7 +61,8 @@ def test_call_of_what_the_wrapper_lacks_goes_past_it(
     assert f"return self.model.{asked}(*args, **kwargs)" in found.fix.code
     assert wording.verdict_line(report) == "DIVERGENT: 1 of 1 run failed on ranks"
     assert wording.verdict_sentence(report) == (
-        "One process trains, but ranks failed in 1 of 1 run before anything was "
+        "Single-process training works, but ranks failed in 1 of 1 run before "
+        "anything was "
         "compared."
     )
 

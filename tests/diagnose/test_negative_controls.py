@@ -42,9 +42,10 @@ def test_batch_of_equal_samples_is_warned_of(pool: Pool, tmp_path: Path) -> None
     assert (report.verdict, report.warnings) == (
         "equivalent",
         (
-            "all samples of the batch are equal, so that all shards are, too: what a "
-            "norm or a loss makes of the rank's own samples cannot show; let batch() "
-            "return samples that differ",
+            "all samples of the batch are equal, so all shards are equal: a norm or "
+            "loss "
+            "that depends on the local shard cannot be detected; let batch() return "
+            "samples that differ",
         ),
     )
     other = tmp_path / "other"  # one sample of another kind is enough

@@ -154,7 +154,7 @@ def test_signal_in_the_reference_says_that_nothing_was_checked(
     command.wait_for(mark.exists)
     command.signal(signal.SIGINT)
     why = (
-        "interrupted by SIGINT (Ctrl-C) while running the reference: one process on "
+        "interrupted by SIGINT (Ctrl-C) while running the reference: single process on "
         "the global batch"
     )
     says = f"ddpcheck: not checked: {why}\n"

@@ -54,18 +54,28 @@ def _raised(*files: str) -> str:
 @pytest.mark.parametrize(
     ("files", "is_own"),
     [
-        ((f"{OWN}/run/steps.py", f"{OWN}/tree.py", f"{TORCH}/_tensor.py"), True),
+        (
+            (f"{OWN}/run/steps.py", f"{OWN}/compare/tree.py", f"{TORCH}/_tensor.py"),
+            True,
+        ),
         (("/home/me/train.py", f"{OWN}/run/record/recorders.py"), True),
-        ((f"{OWN}/tree.py", "/home/me/train.py", f"{TORCH}/_tensor.py"), False),
+        ((f"{OWN}/compare/tree.py", "/home/me/train.py", f"{TORCH}/_tensor.py"), False),
         # A module of torch's, called by ddpcheck: it is the target's.
         ((f"{OWN}/run/steps.py", f"{TORCH}/nn/modules/module.py"), False),
-        (("/home/me/ddpcheck/tree.py",), False),
+        (("/home/me/ddpcheck/compare/tree.py",), False),
     ],
 )
 def test_own_work_fails_where_no_code_of_the_target_is_further_inside(
     files: tuple[str, ...], *, is_own: bool
 ) -> None:
     assert bool(frames.raised_in_own_work(_raised(*files))) is is_own
+
+
+def test_lists_of_code_name_files_and_folders_of_the_package() -> None:
+    listed = (*frames._OWN_WORK, *frames._CALLS_USERS, *frames._OWN_EXCHANGES)  # noqa: SLF001 (a stale path matches nothing, silently)
+    for path in listed:
+        found = OWN / path
+        assert found.is_dir() if path.endswith("/") else found.is_file(), path
 
 
 def test_own_frames_are_those_of_the_package_not_of_a_folder_of_its_name() -> None:

@@ -88,7 +88,7 @@ def test_world_size_is_that_of_the_group() -> None:
     with pytest.raises(UsageError) as caught:
         nodes.for_group(Options(world_sizes=(2, 4)), follower)
     assert str(caught.value) == (
-        "ddpcheck: the world size is that of the given group [group-world-size]\n"
+        "ddpcheck: the world size is fixed by the launcher's group [group-world-size]\n"
         "  expected   WORLD_SIZE=4 of the launcher alone\n"
         "  found      --world-sizes 2,4\n"
         "  fix        leave --world-sizes out, or start ddpcheck without the launcher\n"

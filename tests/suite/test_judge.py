@@ -65,9 +65,10 @@ def test_wrong_prediction_fails_the_cell(suite_runner: Runner) -> None:
     result = judge(MASKED, None, _outcome(suite_runner, "masked", wrong))
     assert result.status == "FAILED"
     expected = (
-        "mlp-masked-asis-ddp at world size 2: expected the predicted training, far "
-        "from that of one process, found 12 of 12 gradients unequal to the prediction, "
-        "worst "
+        "mlp-masked-asis-ddp at world size 2: expected the predicted training, "
+        "which is far from single-process training, found 12 of 12 gradients unequal "
+        "to "
+        "the prediction, worst "
     )
     assert result.why.startswith(expected)
     assert _excess(result.why) > 1e6
@@ -84,7 +85,7 @@ def test_prediction_near_one_process_fails_the_cell(suite_runner: Runner) -> Non
     near = _prediction(suite_runner, "mean", world_size=2)
     result = judge(MASKED, None, _outcome(suite_runner, "mean", near))
     assert result.status == "FAILED"
-    assert "found a prediction near one process: excess " in result.why
+    assert "found a prediction near single-process training: excess " in result.why
 
 
 def test_divergence_that_the_tool_misses_fails_the_cell(suite_runner: Runner) -> None:
@@ -98,7 +99,7 @@ def test_divergence_where_equality_is_due_fails_the_cell(suite_runner: Runner) -
     reference = _reference(suite_runner, "masked")
     result = judge(MEAN, _outcome(suite_runner, "masked", reference), None)
     assert result.status == "FAILED"
-    assert "expected the training of one process, found 12 of 12 grad" in result.why
+    assert "expected single-process training, found 12 of 12 grad" in result.why
 
 
 def test_cell_that_compares_nothing_fails(suite_runner: Runner) -> None:

@@ -35,7 +35,7 @@ mlp               masked  -          predicted
 bn_dropout+noise  masked  ok         -
 
 {table.LEGEND}
-passed: 3 cells, 2 equal to one process, 1 different as predicted, 0 failed
+passed: 3 cells, 2 equal to single-process training, 1 different as predicted, 0 failed
 """
     assert table.render(RESULTS) == text
 
@@ -46,7 +46,8 @@ def test_failure_is_the_word_of_its_row_and_told_in_full() -> None:
     assert lines[-3:] == [
         "it is wrong",
         "",
-        "FAILED: 4 cells, 2 equal to one process, 1 different as predicted, 1 failed",
+        "FAILED: 4 cells, 2 equal to single-process training, 1 different as "
+        "predicted, 1 failed",
     ]
 
 
@@ -60,7 +61,8 @@ def test_suite_of_a_few_cells_passes(capsys: pytest.CaptureFixture[str]) -> None
     assert suite.main(options) == 0
     out, err = capsys.readouterr()
     last = (
-        "passed: 15 cells, 9 equal to one process, 6 different as predicted, 0 failed"
+        "passed: 15 cells, 9 equal to single-process training, 6 different as "
+        "predicted, 0 failed"
     )
     assert out.splitlines()[-1] == last
     assert not err  # no terminal, no progress

@@ -107,7 +107,7 @@ def test_acceptance_of_an_unknown_slug_is_a_usage_error(
         settings.read("accept", form(slug), origin="accept=")
     problem = caught.value.problem
     assert problem.slug == "option-value"
-    assert problem.message == f"accept= names no cause: {slug!r}"
+    assert problem.message == f"accept= names no known cause: {slug!r}"
     assert problem.fix.startswith(fix)
 
 
@@ -116,7 +116,7 @@ def test_unknown_slug_is_told_whole_wherever_it_is_written(tmp_path: Path) -> No
     with pytest.raises(UsageError) as caught:
         settings.from_project(near)
     assert str(caught.value) == (
-        "ddpcheck: accept in [tool.ddpcheck] of pyproject.toml names no cause: "
+        "ddpcheck: accept in [tool.ddpcheck] of pyproject.toml names no known cause: "
         "'loss/sum-reductoin' [option-value]\n"
         "  expected   slugs of --rules (family/name), each with or without a reason\n"
         "  found      ['loss/sum-reductoin']\n"
@@ -130,7 +130,8 @@ def test_unknown_slug_is_told_whole_wherever_it_is_written(tmp_path: Path) -> No
     with pytest.raises(UsageError) as caught:
         target.load(TargetRef(path=str(path)))
     assert (
-        caught.value.problem.message == "`accept` in mine.py names no cause: 'no/such'"
+        caught.value.problem.message
+        == "`accept` in mine.py names no known cause: 'no/such'"
     )
 
 

@@ -249,7 +249,7 @@ def setup(report: Report) -> tuple[tuple[str, str], ...]:
         ("model", wording.model(report)),
         (
             "reference",
-            f"{wording.reference(report)} on the whole batch of {target.batch_size}, "
+            f"{wording.reference(report)} on the global batch of {target.batch_size}, "
             f"{steps}",
         ),
         ("loss", "" if target.loss == "asis" else target.loss),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ddpcheck.report.data import Report, Run
 from ddpcheck.report.render import status
 
-_BY_STEP = "the target's train_step keeps it to itself"
+_BY_STEP = "the target's train_step does not return it"
 _NO_ROWS = "the model returns nothing that has a row for each sample"
-_NO_BUFFERS = "the model has none"
+_NO_BUFFERS = "the model has no buffers"
 
 
 def items(report: Report) -> list[tuple[str, str]]:

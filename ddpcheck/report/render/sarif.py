@@ -25,7 +25,7 @@ _SCHEMA = (
 )
 _ROOT = "SRCROOT"
 _UNKNOWN = "unknown"
-_NO_PAGE = "Ranks differ from one process, and no rule knows why."
+_NO_PAGE = "Ranks differ from the single-process run, and no rule explains it."
 
 
 def to_sarif(report: Report, *, pages: Mapping[str, str]) -> str:

@@ -247,10 +247,10 @@ def _more(page: Page, report_path: str) -> list[Text]:
     """Returns what explains the causes and shows the difference, where any does."""
     found = [f.slug for f in page.report.findings if f.accepted is None]
     slugs = list(dict.fromkeys(found))
-    others = " (likewise the others)" if len(slugs) > 1 else ""
+    others = " (or another slug)" if len(slugs) > 1 else ""
     parts = [f"ddpcheck --explain {slug}{others}" for slug in slugs[:1]]
     if report_path and page.report.reproduce:
-        parts.append("reproduce.py beside the report")
+        parts.append("reproduce.py next to the report")
     return page.wrapped(f"more: {'; '.join(parts)}", most=2) if parts else []
 
 

@@ -145,7 +145,7 @@ def _counts(report: Report) -> str:
         return f"{_runs(report)}; {equal} {verb} nothing"
     if told == "accepted":
         verb = "differs" if status.differing(report) == 1 else "differ"
-        parts[0] += f" {verb} by accepted causes alone"
+        parts[0] += f" {verb} only by accepted causes"
     if mismatched and told == "equivalent" and not _accepted(report):
         equal = f"{numbers.count(compared - mismatched)} comparisons equal"
         differ = f"{numbers.count(mismatched)} of loss or outputs differ (not judged)"
@@ -155,7 +155,7 @@ def _counts(report: Report) -> str:
     if accepted := _accepted(report):
         parts.append(f"{numbers.count(accepted)} accepted")
     if _is_by_noise_alone(report):
-        parts.append("by random numbers alone")
+        parts.append("only in random numbers")
     if report.ended:
         parts.append(report.ended)
     return ", ".join(parts)
@@ -211,11 +211,11 @@ def verdict_sentence(report: Report) -> str:
 
 
 def reference(report: Report) -> str:
-    """Returns what ranks are compared with, and whose micro-batches it trains on."""
+    """Returns the reference in words, with the micro-batches that it trains on."""
     count = report.target.backwards
     if count < 2:  # noqa: PLR2004
-        return "one process"
-    return f"one process, by the step's own {count} backwards an update"
+        return "single process"
+    return f"single process, {count} backward passes per update as in the step"
 
 
 def scope(report: Report) -> str:
@@ -237,7 +237,7 @@ def _verdict_sentence(report: Report) -> str:
     mismatched = sum(map(status.mismatched, report.runs))
     told = status.report_status(report)
     if not compared and told == "not-checked":
-        return "Nothing was compared, so this report says nothing about the model."
+        return "Nothing was compared, so nothing is known about the model."
     total = numbers.counted(compared, "tensor comparison")
     tensors = f"{numbers.count(mismatched)} of {total} above tolerance"
     if not compared:
@@ -254,8 +254,8 @@ def _reservations(report: Report) -> list[str]:
     found = []
     if _is_by_noise_alone(report):
         found.append(
-            "It is by random numbers alone: with the same ones for the same samples "
-            "there is no difference."
+            "Only random numbers differ: with the same random numbers for the same "
+            "samples the runs are equal."
         )
     if accepted := _accepted(report):
         verb = "is" if accepted == 1 else "are"
@@ -281,20 +281,21 @@ def _accepted(report: Report) -> int:
 
 
 _SENTENCES: dict[status.Status, str] = {
-    "equivalent": "Data-parallel training equals one process in {runs}, "
-    "with {tensors}.",
-    "divergent": "Data-parallel training differs from one process in {runs}, "
-    "with {tensors}.",
-    "accepted": "Data-parallel training differs from one process by accepted causes "
-    "alone in {runs}, with {tensors}.",
-    "not-checked": "No verdict: {runs} could not be checked. What was compared: "
-    "{tensors}.",
+    "equivalent": "Data-parallel training equals single-process training in "
+    "{runs}, with {tensors}.",
+    "divergent": "Data-parallel training differs from single-process training "
+    "in {runs}, with {tensors}.",
+    "accepted": "Data-parallel training differs from single-process training "
+    "only by accepted causes in {runs}, with {tensors}.",
+    "not-checked": "No verdict: {runs} could not be checked. Compared: {tensors}.",
 }
 
 
-_FAILED = "One process trains, but ranks failed in {runs}, with {tensors}."
-_FAILED_AT_ONCE = "One process trains, but ranks failed in {runs} before anything was "
-_FAILED_AT_ONCE += "compared."
+_FAILED = "Single-process training works, but ranks failed in {runs}, with {tensors}."
+_FAILED_AT_ONCE = (
+    "Single-process training works, but ranks failed in {runs} before anything was "
+    "compared."
+)
 
 
 def fault_line(fault: Fault) -> str:
@@ -334,10 +335,10 @@ def size(difference: Difference) -> str:
 
 
 def safety(fix: Fix) -> str:
-    """Returns what the fix does to one-process training."""
+    """Returns what the fix does to single-process training."""
     if fix.safe:
-        return "safe: one-process training stays what it is"
-    return "unsafe: it also changes one-process training"
+        return "safe: single-process training is unchanged"
+    return "unsafe: it also changes single-process training"
 
 
 def proof(finding: Finding) -> str:
@@ -350,7 +351,11 @@ def proof(finding: Finding) -> str:
         return "no fix is known"
     if fix.verified is None:
         is_covered = fix.excess_before is not None and fix.excess_before <= 1
-        why = "another cause's fix removes it too" if is_covered else "nothing was run"
+        why = (
+            "the fix of another cause removes it, too"
+            if is_covered
+            else "nothing was run"
+        )
         return f"not confirmed: {why}"
     said, numbers_told = fix.intervention, _before_and_after(fix)
     if said and numbers_told:

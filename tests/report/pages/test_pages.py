@@ -76,7 +76,7 @@ def test_page_of_settings_has_them_all_and_says_which_a_target_sets() -> None:
     lines = re.findall(r"^    (\w+ .*?)(?: +or --.*)?$", text, re.MULTILINE)
     assert lines == [f"{one.name:<13} {one.python}" for one in SETTINGS]
     *first, last = target.SETTINGS
-    told = f"A target file sets {', '.join(first)} and {last} alone"
+    told = f"A target file can set {', '.join(first)} and {last} only"
     assert told in " ".join(text.split())
 
 
@@ -105,7 +105,7 @@ def test_unknown_slug_is_told_with_what_is_near() -> None:
 
 def test_unknown_cause_has_a_page() -> None:
     first = pages.page("unknown").splitlines()[0]
-    assert first == "Ranks differ from one process, and no rule knows why."
+    assert first == "Ranks differ from the single-process run, and no rule explains it."
     assert "unknown" in pages.slugs()
 
 

@@ -57,7 +57,7 @@ def test_annotation_says_what_ran_and_that_the_code_did_not() -> None:
 def test_summary_says_what_ran_and_that_the_code_did_not() -> None:
     text = to_summary(sample.divergent())
     assert (
-        "**Fix** (safe: one-process training stays what it is): sum the mask over "
+        "**Fix** (safe: single-process training is unchanged): sum the mask over "
         "ranks before dividing by it\n\n"
         "Suggested code, not run&#58;\n\n"
         "```python\ncount = mask.sum()\n"
@@ -108,8 +108,9 @@ def test_summary_matrix() -> None:
         "## ddpcheck: divergent",
         "",
         (
-            "<code>mymodel.py</code>: Data-parallel training differs from one process "
-            "in 2 of 3 runs, with 60 of 216 tensor comparisons above tolerance."
+            "<code>mymodel.py</code>: Data-parallel training differs from "
+            "single-process training in 2 of 3 runs, with 60 of 216 tensor comparisons "
+            "above tolerance."
         ),
         "",
         "Worst excess of each quantity, at most 1 passes:",

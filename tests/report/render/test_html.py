@@ -129,7 +129,7 @@ def test_html_sections_come_in_the_order_of_the_style() -> None:
         "First and worst divergence",
         "Findings",
         "Warnings about this check",
-        "Every run against one process",
+        "Every run compared with the single-process run",
         "Pictures",
         "Tensors, worst first",
         "Not compared, and why",
@@ -155,7 +155,7 @@ def test_html_says_its_verdict_in_a_word(name: str, word: str) -> None:
 
 def test_html_of_nothing_compared_has_no_word_of_success() -> None:
     document = to_html(sample.nothing_compared())
-    assert "Nothing was compared, so this report says nothing" in document
+    assert "Nothing was compared, so nothing is known about the model." in document
     assert ">equivalent<" not in document
 
 
@@ -163,7 +163,8 @@ def test_html_tells_counts_cause_fix_and_proof() -> None:
     document = to_html(sample.divergent(), pages=PAGES)
     for text in (
         (
-            "Data-parallel training differs from one process in 2 of 3 runs, "
+            "Data-parallel training differs from single-process training in 2 of 3 "
+            "runs, "
             "with 60 of 216 tensor comparisons above tolerance."
         ),
         "each rank divides by its own mask count, not by the global one",
@@ -309,8 +310,8 @@ def test_html_lists_whole_kinds_that_are_not_compared_with_their_reason() -> Non
     assert '<a href="#not-compared">Not compared (3)</a>' in document
     listed = document[document.index('id="not-compared-title"') :]
     for kind, why in (
-        ("outputs, loss", "the target's train_step keeps it to itself"),
-        ("buffers", "the model has none"),
+        ("outputs, loss", "the target's train_step does not return it"),
+        ("buffers", "the model has no buffers"),
         ("optimizer state", "SGD without momentum has none"),
     ):
         assert f"<dt>{kind}</dt><dd>{why}</dd>" in html.unescape(listed)
@@ -326,7 +327,10 @@ def test_html_of_buffers_that_are_listed_gives_them_no_other_reason() -> None:
 
 def test_html_cell_without_anything_to_compare_is_a_dash_that_says_why() -> None:
     document = to_html(_by_a_train_step())
-    assert '<td><span class="soft" title="the model has none">-</span></td>' in document
+    assert (
+        '<td><span class="soft" title="the model has no buffers">-</span></td>'
+        in document
+    )
     assert "not compared</span>" not in document
 
 
@@ -339,7 +343,7 @@ def test_html_cell_of_ranks_that_failed_says_so() -> None:
 
 def test_html_of_what_was_not_checked_begins_with_the_reason() -> None:
     parsed = Parsed(to_html(sample.not_checked()))
-    assert parsed.headings("h2")[0] == "Every run against one process"
+    assert parsed.headings("h2")[0] == "Every run compared with the single-process run"
     (lead,) = (text for _, text in parsed.texts if "Reason: " in text)
     reason = "Reason: 2 of 4 ranks failed before the first comparison."
     assert " ".join(lead.split()).endswith(reason)
@@ -371,7 +375,7 @@ def test_html_of_an_equivalent_report_has_no_empty_section() -> None:
     report = replace(sample.equivalent(), not_compared=())
     parsed = Parsed(to_html(report))
     assert parsed.headings("h2") == [
-        "Every run against one process",
+        "Every run compared with the single-process run",
         "Tensors, worst first",
         "Not compared, and why",
         "How to read this",

@@ -73,7 +73,7 @@ def test_junit_error_tells_each_rank() -> None:
     assert error is not None
     assert (error.text or "").splitlines() == [
         "rank 1 died after step 1: killed by SIGABRT",
-        "rank 3 hung: no answer for 60 s, in all_reduce",
+        "rank 3 hung: no answer for 60 s, in all_reduce, at mymodel.py:41 in loss",
         'File "mymodel.py", line 41, in loss',
         "    dist.all_reduce(n)",
         "terminate called without an active exception",

@@ -20,7 +20,7 @@ PATH = "reports/mymodel/report.html"
 
 DIVERGENT = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
-  reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
+  reference: single process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
   excess of gradients, weights, buffers: at most 1 passes
   mode W gradients rel diff worst          weights buffers ranks verdict
   dp   2   6.7e-07  6.7e-16 body.0.weight  6.7e-07       0 agree = equivalent
@@ -48,7 +48,7 @@ DIVERGENT: 2 of 3 runs, 60 of 216 comparisons differ
 
 TWO_FINDINGS = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
-  reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
+  reference: single process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
   excess of gradients, weights, buffers: at most 1 passes
   mode W gradients rel diff worst          weights buffers ranks verdict
   dp   2   6.7e-07  6.7e-16 body.0.weight  6.7e-07       0 agree = equivalent
@@ -65,18 +65,18 @@ loss/local-normalizer at mymodel.py:41 in ddp W=2, ddp W=4
 batchnorm/local-statistics at mymodel.py:12 in ddp W=4
   cause  norm uses the mean and variance of its own shard
   fix    did not remove it: convert the model's batch norms (unsafe: it also
-         changes one-process training)
+         changes single-process training)
 
 warning: dropout was off: p=0.1 in body.2
 not compared (1): optimizer state (SGD without momentum has none)
 report: reports/mymodel/report.html
-more: ddpcheck --explain loss/local-normalizer (likewise the others)
+more: ddpcheck --explain loss/local-normalizer (or another slug)
 DIVERGENT: 2 of 3 runs, 60 of 216 comparisons differ
 """
 
 EQUIVALENT = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
-  reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
+  reference: single process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
 
   excess of gradients, weights, buffers: at most 1 passes
   mode W bn   gradients rel diff worst        weights buffers ranks verdict
@@ -94,13 +94,13 @@ EQUIVALENT: 12 of 12 runs, 504 comparisons equal
 
 NOT_CHECKED = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
-  reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
+  reference: single process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
 
   mode W gradients rel diff worst weights buffers ranks verdict
   ddp  4         -        - -           -       - -     ? not checked
   ddp W=4 not checked: 2 of 4 ranks failed before the first comparison
     rank 1 died after step 1: killed by SIGABRT
-    rank 3 hung: no answer for 60 s, in all_reduce
+    rank 3 hung: no answer for 60 s, in all_reduce, at mymodel.py:41 in loss
 
 not compared (1): ddp W=4 (2 ranks failed)
 report: reports/mymodel/report.html
@@ -109,7 +109,7 @@ NOT CHECKED: nothing was compared
 
 NOTHING_COMPARED = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
-  reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
+  reference: single process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
 
   mode W gradients rel diff worst weights buffers ranks verdict
   dp   2         -        - -           -       - -     ? not checked
@@ -121,7 +121,7 @@ NOT CHECKED: nothing was compared
 
 WITHOUT_RUNS = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, no run
-  reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
+  reference: single process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
 
   no run was made
 
@@ -140,7 +140,7 @@ NOT CHECKED: nothing was compared
 
 ACCEPTED = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
-  reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
+  reference: single process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
 
   excess of gradients, weights, buffers: at most 1 passes
   mode W gradients rel diff worst          weights buffers ranks verdict
@@ -160,7 +160,7 @@ accepted: loss/local-normalizer at mymodel.py:41 in ddp W=2
 warning: dropout was off: p=0.1 in body.2
 not compared (1): optimizer state (SGD without momentum has none)
 report: reports/mymodel/report.html
-ACCEPTED: 1 of 2 runs differs by accepted causes alone, 30 of 129 comparisons
+ACCEPTED: 1 of 2 runs differs only by accepted causes, 30 of 129 comparisons
   differ, 1 accepted
 """
 

@@ -42,12 +42,12 @@ def test_text_of_a_cause_of_many_lines_says_where_all_of_it_is() -> None:
     assert last == f"{' ' * 9}{'word ' * 10}... (all with -v)"
 
 
-def test_text_names_the_page_of_a_cause_and_the_script_beside_the_report() -> None:
+def test_text_names_the_page_of_a_cause_and_the_script_next_to_the_report() -> None:
     report = replace(sample.divergent(), reproduce="import torch\n")
     text = terminal.to_text(report, color=False, width=80, report_path=PATH)
     assert (
         f"\nreport: {PATH}\n"
-        "more: ddpcheck --explain loss/local-normalizer; reproduce.py beside the "
+        "more: ddpcheck --explain loss/local-normalizer; reproduce.py next to the "
         "report\n"
     ) in text
     unwritten = terminal.to_text(report, color=False, width=80)
@@ -57,7 +57,7 @@ def test_text_names_the_page_of_a_cause_and_the_script_beside_the_report() -> No
 
 STANDS_STILL = """\
 ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
-  reference: one process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
+  reference: single process, SGD lr 0.1, 3 steps; rtol 1e-09 (float64 default)
 
   excess of gradients, weights, buffers: at most 1 passes
   mode W gradients rel diff worst         weights buffers ranks verdict

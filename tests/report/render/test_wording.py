@@ -24,7 +24,7 @@ from . import sample
         (
             "accepted",
             (
-                "ACCEPTED: 1 of 2 runs differs by accepted causes alone, "
+                "ACCEPTED: 1 of 2 runs differs only by accepted causes, "
                 "30 of 129 comparisons differ, 1 accepted"
             ),
         ),
@@ -56,7 +56,8 @@ def test_verdict_of_ranks_that_failed_at_once_says_that_one_process_trains() -> 
     report = replace(sample.divergent(), runs=(run,))
     assert wording.verdict_line(report) == "DIVERGENT: 1 of 1 run failed on ranks"
     assert wording.verdict_sentence(report) == (
-        "One process trains, but ranks failed in 1 of 1 run before anything was "
+        "Single-process training works, but ranks failed in 1 of 1 run before "
+        "anything was "
         "compared."
     )
     case = ET.fromstring(junit.to_junit(report)).find(".//failure")
@@ -72,7 +73,8 @@ def test_verdict_of_ranks_that_failed_among_equal_runs_counts_both() -> None:
         "DIVERGENT: 1 of 2 runs failed on ranks, 42 comparisons equal"
     )
     assert wording.verdict_sentence(report) == (
-        "One process trains, but ranks failed in 1 of 2 runs, with 0 of 42 tensor "
+        "Single-process training works, but ranks failed in 1 of 2 runs, with 0 of "
+        "42 tensor "
         "comparisons above tolerance."
     )
 
@@ -93,7 +95,7 @@ def test_verdict_of_ranks_that_differ_from_each_other_alone_says_so() -> None:
         (
             Fix(text="x", excess_before=0.3),
             (),
-            "not confirmed: another cause's fix removes it too",
+            "not confirmed: the fix of another cause removes it, too",
         ),
         (Fix(text="x", verified=True), (), "confirmed by an intervention"),
         (
@@ -246,16 +248,16 @@ def test_noise_that_is_all_there_is_weakens_the_verdict() -> None:
     assert known.fix is not None
     noise = replace(known, benign=True)
     proven = replace(sample.divergent(), findings=(noise,))
-    assert wording.verdict_line(proven).endswith(" differ, by random numbers alone")
+    assert wording.verdict_line(proven).endswith(" differ, only in random numbers")
     assert wording.verdict_sentence(proven).endswith(
-        " above tolerance. It is by random numbers alone: with the same ones for the "
-        "same samples there is no difference."
+        " above tolerance. Only random numbers differ: with the same random numbers "
+        "for the same samples the runs are equal."
     )
     unproven = replace(noise, fix=replace(known.fix, verified=False))
     for findings in ((noise, known), (unproven,)):
         report = replace(proven, findings=findings)
-        assert "alone" not in wording.verdict_line(report)
-        assert "alone" not in wording.verdict_sentence(report)
+        assert "random numbers" not in wording.verdict_line(report)
+        assert "random numbers" not in wording.verdict_sentence(report)
 
 
 @pytest.mark.parametrize(
@@ -264,15 +266,16 @@ def test_noise_that_is_all_there_is_weakens_the_verdict() -> None:
         (
             "accepted",
             (
-                "Data-parallel training differs from one process by accepted causes "
-                "alone in 1 of 2 runs, with 30 of 129 tensor comparisons above "
-                "tolerance. 1 finding is accepted."
+                "Data-parallel training differs from single-process training only by "
+                "accepted causes in 1 of 2 runs, with 30 of 129 tensor comparisons "
+                "above tolerance. 1 finding is accepted."
             ),
         ),
         (
             "hostile",
             (
-                "Data-parallel training differs from one process in 1 of 10 runs, with "
+                "Data-parallel training differs from single-process training in 1 "
+                "of 10 runs, with "
                 "15 of 347 tensor comparisons above tolerance. 1 finding is accepted. "
                 "2 runs were not checked."
             ),
