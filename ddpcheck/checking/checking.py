@@ -292,8 +292,12 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
 
 def _give_up(made: Made, error: Exception) -> None:
     """Leaves what is not explained yet unknown: the search for causes has failed."""
+    stack = raised.whole_stack(error)
     said = f"{type(error).__name__}: {raised.text_of(error)}"
-    made.session.internal[said] = raised.whole_stack(error)
+    own = next((f for f in frames.frames(stack) if f.is_own), None)
+    if own is not None:
+        said += f" ({own.short})"
+    made.session.internal[said] = stack
     found, runs = made.diagnosis.findings, made.runs or []
     explained = {index for finding in found for index in finding.runs}
     rest = [

@@ -107,3 +107,13 @@ def test_innermost_line_of_the_users_is_said_in_a_sentence() -> None:
     waiting = _dump((f"{TORCH}/autograd/graph.py", "/home/me/train.py"))
     assert frames.in_users(waiting + MAIN) == ", at train.py:3 in f"
     assert frames.in_users(_dump((f"{TORCH}/autograd/graph.py",)) + MAIN) == ""
+
+
+def test_paths_that_tell_whose_failure_it_is_are_there() -> None:
+    listed = (
+        *frames._OWN_WORK,  # noqa: SLF001 (the tables are what is tested)
+        *frames._CALLS_USERS,  # noqa: SLF001
+        *frames._OWN_EXCHANGES,  # noqa: SLF001
+    )
+    missing = [path for path in listed if not (OWN / path).exists()]
+    assert missing == []

@@ -340,13 +340,13 @@ from ddpcheck.ranks import worker
 def load():
     def join(seat):
         raise RuntimeError("no interface")
-    worker._join_group = join
+    worker.join_group = join
 """
 DIES_EARLY = """
 import os
 from ddpcheck.ranks import worker
 def load():
-    worker._join_group = lambda seat: os._exit(7)
+    worker.join_group = lambda seat: os._exit(7)
 """
 
 

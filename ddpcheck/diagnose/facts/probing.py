@@ -174,7 +174,8 @@ def first_wrong_batch(run: Run, steps: int) -> int:
 def _why(session: Session, outcomes: list[Outcome]) -> str:
     """Returns what ended a probe: the last line of the first that failed."""
     stacks = [
-        o.raised.stack if o.raised else getattr(o.value, "failed", "") for o in outcomes
+        o.raised.stack if o.raised else getattr(o.value, "failed", "") or ""
+        for o in outcomes
     ]
     for stack in stacks:
         session.note_failure(stack)
