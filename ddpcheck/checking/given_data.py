@@ -8,6 +8,7 @@ from ddpcheck.compare import digests
 from ddpcheck.errors.problem import Problem, UsageError, cut
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report.data import Run
+from ddpcheck.run.intervention import Switch
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import RunOutcome, Session
@@ -77,7 +78,7 @@ def check_lists(
         is_ranks = mode_of(run.mode).is_ranks
         if not lists or not is_ranks or run.verdict != "divergent":
             continue
-        spec = outcome.spec.but(fixes=(*outcome.spec.fixes, "data.lists"))
+        spec = outcome.spec.but(fixes=(*outcome.spec.fixes, Switch.SHARDED_LISTS))
         mended = assemble.to_run(session.run([spec])[0], rtol)
         if mended.verdict == "equivalent":
             raise UsageError(

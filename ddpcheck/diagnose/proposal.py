@@ -6,7 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddpcheck.report.data import Fix, Proof
-from ddpcheck.run import fix_names
+from ddpcheck.run.intervention import (
+    AverageGradients,
+    Interventions,
+    describe,
+    kinds,
+    shows_all_rows,
+)
 
 BY_DDP = "with DistributedDataParallel in the place of DataParallel the runs are equal"
 
@@ -24,7 +30,7 @@ class Proposal:
     code the report points to.
 
     How it is proven:
-    `fixes`: names of interventions (run/interventions/apply.py), in force in the run
+    `fixes`: the interventions (run/intervention.py) that are in force in the run
     that decides; `noise`: its noise mode. `by_hand`: that run averages gradients by
     hand instead of by DDP;
     `or_by_hand`: so may it (what is found is a fact about the wrapper, which user
@@ -54,8 +60,8 @@ class Proposal:
     fix: str
     code: str = ""
     safe: bool = True
-    fixes: tuple[str, ...] = ()
-    control: tuple[str, ...] = ()
+    fixes: Interventions = ()
+    control: Interventions = ()
     by_hand: bool = False
     local: tuple[str, ...] = ()
     noise: str | None = None
@@ -80,14 +86,14 @@ class Proposal:
         and are the fix only where it says so. The same noise for the same samples is
         none.
         """
-        kinds = fix_names.kinds(self.fixes)
-        given = "substitution" in kinds or ("gather" in kinds and not self.gathers)
+        found = kinds(self.fixes)
+        given = "substitution" in found or ("gather" in found and not self.gathers)
         return given or bool(self.noise)
 
     @property
     def is_wide(self) -> bool:
         """Whether the fix lets something see the samples of all ranks."""
-        return any(".global:" in fix for fix in self.fixes)
+        return any(map(shows_all_rows, self.fixes))
 
     @property
     def is_precise(self) -> bool:
@@ -102,7 +108,7 @@ def replaced(proposal: Proposal, **changes: Any) -> Proposal:
 
 def with_own_average(proposal: Proposal) -> Proposal:
     """Returns it with a run that averages only what it leaves local, beside DDP."""
-    fix = f"gradients.averaged:{','.join(proposal.local)}"
+    fix = AverageGradients(names=proposal.local)
     return replace(proposal, fixes=(fix,), by_hand=False)
 
 
@@ -145,7 +151,7 @@ def _sentence(proposal: Proposal, *, verified: bool | None, is_alone: bool) -> s
     """Returns what ran and how it ended, "" where nothing ran."""
     if verified is None:
         return ""
-    said = fix_names.describe(
+    said = describe(
         proposal.fixes, noise=proposal.noise or "", by_hand=proposal.by_hand
     )
     if not said:  # only DataParallel's causes have none: their fix is to use DDP

@@ -14,11 +14,12 @@ from ddpcheck.diagnose.proposal import BY_DDP
 from ddpcheck.diagnose.search import findings
 from ddpcheck.diagnose.search.loop import Search
 from ddpcheck.report.data import Finding, Run, Tolerance
+from ddpcheck.run.intervention import Switch
 from ddpcheck.run.modes.ddp import DDP
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import RunOutcome, Session
 
-_ALONE = "model.alone"
+_ALONE = Switch.MODEL_WITHOUT_GROUP
 _SAME = 1e-3  # relative; the mean over ranks and one backward round otherwise
 
 

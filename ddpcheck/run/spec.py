@@ -8,6 +8,7 @@ from typing import Any
 from ddpcheck.errors.problem import Problem
 from ddpcheck.ranks.messages import Raised
 from ddpcheck.report.data import Quantity
+from ddpcheck.run.intervention import Interventions
 
 Digest = tuple[float, ...]  # see summing.digest
 NATIVE = "native"  # RunSpec.constants: no tensor of the target is cast
@@ -29,7 +30,7 @@ class RunSpec:
     the model. It is what DDP should have done. "sim" is DDP with all ranks played by
     one process, "ps" a parameter server with workers (ddpcheck/run/modes/).
 
-    `fixes` are interventions by name (see ddpcheck/run/interventions/apply.py).
+    `fixes` are interventions (see ddpcheck/run/intervention.py).
     `permute` reorders the batch and rescales the backward pass: the same mathematics
     with other rounding, the measure of a run's own noise. 0: not at all; 1: samples at
     random; W: the W shards, last one first. `jitter` changes the batch, and weights
@@ -65,7 +66,7 @@ class RunSpec:
     # Number of shards that become copies of the first: faults of layout stay, those of
     # counts go. 0: the batch as it is.
     tile: int = 0
-    fixes: tuple[str, ...] = ()
+    fixes: Interventions = ()
     # Tell which samples are trained on, in the reference too: see RowsSeen.
     watch: bool = False
     # Of a parameter server: "mean" or "sum" of the gradients, and what multiplies its

@@ -7,22 +7,37 @@ import math
 import pytest
 
 from ddpcheck.diagnose.search.causes import is_of_one_size, scaled_to
+from ddpcheck.run.intervention import (
+    CountLoss,
+    Intervention,
+    ScaleDirect,
+    ScaleLoss,
+    ScaleOutputs,
+    ScaleTerms,
+    Switch,
+)
 
 
 @pytest.mark.parametrize(
     ("fix", "at_eight"),
     [
-        ("loss.scale:2.0", "loss.scale:8"),
-        ("loss.scale:0.25", "loss.scale:0.015625"),
-        ("direct.scale:0.5", "direct.scale:0.125"),
-        ("terms.scale:0.5", "terms.scale:0.125"),
-        ("terms.scale:0.7", "terms.scale:0.7"),
-        ("terms.scale:0.9", "terms.scale:0.9"),
-        ("loss.count:target", "loss.count:target"),
-        ("ddp.rewrap", "ddp.rewrap"),
+        (ScaleLoss(factor=2.0), ScaleLoss(factor=8.0)),
+        (ScaleLoss(factor=0.25), ScaleLoss(factor=0.015625)),
+        (ScaleDirect(factor=0.5), ScaleDirect(factor=0.125)),
+        (
+            ScaleOutputs(factor=0.5, paths=("output[1]",)),
+            ScaleOutputs(factor=0.125, paths=("output[1]",)),
+        ),
+        (ScaleTerms(factor=0.5), ScaleTerms(factor=0.125)),
+        (ScaleTerms(factor=0.7), ScaleTerms(factor=0.7)),
+        (ScaleTerms(factor=0.9), ScaleTerms(factor=0.9)),
+        (CountLoss(countable="target"), CountLoss(countable="target")),
+        (Switch.REWRAP, Switch.REWRAP),
     ],
 )
-def test_factors_of_the_world_size_follow_it(fix: str, at_eight: str) -> None:
+def test_factors_of_the_world_size_follow_it(
+    fix: Intervention, at_eight: Intervention
+) -> None:
     assert scaled_to(fix, 2, 8) == at_eight
     assert scaled_to(fix, 2, 2) == fix
 

@@ -9,6 +9,7 @@ from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.facts.text import module, names, number
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.report.data import Difference
+from ddpcheck.run.intervention import GlobalModule
 from ddpcheck.run.session.agreement import ranks_differ
 
 
@@ -42,7 +43,7 @@ def silenced(case: Case) -> list[ModuleCall]:
         return []
     fixes = case.outcome.spec.fixes
     wrong = {t.name.rpartition(".")[0] for t in _wrong_rows(case, 0)}
-    wrong = {name for name in wrong if f"module.global:{name}" not in fixes}
+    wrong = {name for name in wrong if GlobalModule(name=name) not in fixes}
     return [
         m
         for m in case.modules()

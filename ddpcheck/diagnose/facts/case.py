@@ -20,6 +20,7 @@ from ddpcheck.diagnose.probes.evidence import (
 )
 from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.report.data import Quantity, Run
+from ddpcheck.run.intervention import GlobalLoss, found
 from ddpcheck.run.session.agreement import ranks_differ
 from ddpcheck.run.session.session import RunOutcome
 from ddpcheck.run.spec import Defect
@@ -202,7 +203,7 @@ class Case:
     @property
     def loss_is_global(self) -> bool:
         """Whether a fix gives every rank the loss of all samples, unseen by probes."""
-        return any(f.startswith("loss.global:") for f in self.outcome.spec.fixes)
+        return found(self.outcome.spec.fixes, GlobalLoss) is not None
 
     @property
     def loss_is_sound(self) -> bool:

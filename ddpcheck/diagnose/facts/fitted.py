@@ -10,6 +10,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import module, number
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import GlobalModule, Substitute
 
 
 def by_the_model(case: Case, slug: str) -> Proposal | None:
@@ -59,7 +60,7 @@ def _modules(case: Case, *, by_the_model: bool) -> list[ModuleCall]:
 
 def _proposal(case: Case, found: list[ModuleCall], slug: str, goes: str) -> Proposal:
     first, named = found[0], module(found[0].name)
-    control = () if any(m.collectives for m in found) else ("module.in_group:",)
+    control = () if any(m.collectives for m in found) else (GlobalModule(hides=False),)
     proposal = Proposal(
         slug=slug,
         link="forward",
@@ -76,7 +77,7 @@ def _proposal(case: Case, found: list[ModuleCall], slug: str, goes: str) -> Prop
             "fit to the samples of all ranks: all-reduce the values that the "
             "buffers are computed from"
         ),
-        fixes=("module.global:",),
+        fixes=(GlobalModule(),),
         control=control,
         module=first.name,
         speculative=True,
@@ -85,5 +86,7 @@ def _proposal(case: Case, found: list[ModuleCall], slug: str, goes: str) -> Prop
     if not case.facts["has_train_step"]:
         return proposal
     # The step fits it to what it is given itself, which no call of the model shows.
-    last = replaced(proposal, fixes=("data.whole",), control=(), last_resort=2)
+    last = replaced(
+        proposal, fixes=(Substitute(boundary="batches"),), control=(), last_resort=2
+    )
     return replaced(proposal, fallback=last)

@@ -10,6 +10,7 @@ and all else as it is.
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case
+from ddpcheck.run.intervention import Interventions, ScaleGradients, ScaleLoss
 
 FACT = (
     "outputs and the loss's gradient at them are right; a part of the parameters' "
@@ -17,7 +18,7 @@ FACT = (
 )
 
 
-def scaled(case: Case, factor: float) -> tuple[str, ...]:
+def scaled(case: Case, factor: float) -> Interventions:
     """Returns the fixes that give what backward adds of its own `factor` times as much.
 
     () where something else is wrong before: outputs, the loss, what DDP reduces.
@@ -25,4 +26,4 @@ def scaled(case: Case, factor: float) -> tuple[str, ...]:
     is_wrong = case.mismatched("gradients", 0) and not case.reduce_is_broken
     if not (is_wrong and case.loss_is_sound) or case.loss_is_global or case.diverging():
         return ()
-    return (f"loss.scale:{1 / factor!r}", f"gradients.scale:{factor!r}")
+    return (ScaleLoss(factor=1 / factor), ScaleGradients(factor=factor))

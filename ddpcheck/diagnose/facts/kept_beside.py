@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.report.data import Run
+from ddpcheck.run.intervention import Interventions, Substitute, substituted
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session.session import RunOutcome
 from ddpcheck.run.spec import FEW, KeptOtherwise
 
-_FIX = "state.beside"
 _FAR = 0.05  # relative: what no update of a step does
 _SAME = 1e-6  # relative, of differences: what rounding leaves of equal ones
 _VISIBLE = 1e-3  # relative: far above rounding in any dtype
@@ -34,7 +34,7 @@ class KeptBeside:
     decides: bool
     is_alike: bool
     facts: tuple[str, ...]
-    fixes: tuple[str, ...]
+    fixes: Interventions
 
 
 def before_gradients(case: Case) -> KeptBeside | None:
@@ -43,7 +43,7 @@ def before_gradients(case: Case) -> KeptBeside | None:
     Not where it has one process's values already, for a fix.
     """
     first = case.first_broken("gradients")
-    if not first or any(f.startswith(_FIX) for f in case.outcome.spec.fixes):
+    if not first or _is_substituted(case):
         return None
     worst: dict[str, float] = {}
     weights, trained, decides = False, True, True
@@ -65,7 +65,7 @@ def before_gradients(case: Case) -> KeptBeside | None:
         f"all values that differ so: {names(sorted(worst))}; when they are set to "
         "the single-process values after every step, the runs are equal",
     )
-    fixes = (f"{_FIX}:{','.join(sorted(worst))}",)
+    fixes = (Substitute(boundary="beside", names=tuple(sorted(worst))),)
     return KeptBeside(
         has_weights=weights,
         is_trained=trained,
@@ -74,6 +74,10 @@ def before_gradients(case: Case) -> KeptBeside | None:
         facts=facts,
         fixes=fixes,
     )
+
+
+def _is_substituted(case: Case) -> bool:
+    return substituted(case.outcome.spec.fixes, "beside") is not None
 
 
 def _is_alike(

@@ -8,6 +8,17 @@ from typing import Any
 from ddpcheck.diagnose.facts import other_rows
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import listed, number
+from ddpcheck.run.intervention import (
+    GlobalLoss,
+    GlobalModule,
+    Interventions,
+    Output,
+    ScaleDirect,
+    ScaleLoss,
+    ScaleOutputs,
+    ScaleTerms,
+    Substitute,
+)
 from ddpcheck.run.spec import SAMPLES
 
 _SAME = 0.01  # of factors that are 1 or 2
@@ -169,21 +180,26 @@ def _unlikely(name: str) -> int:
     return likely.index(True) if True in likely else len(likely)
 
 
-def global_loss_fix(case: Case) -> tuple[str, ...]:
+def global_loss_fix(case: Case) -> Interventions:
     """Returns the universal fix: the loss on the outputs and targets of all ranks."""
     if case.probed is None:
         return ()
     reference = case.probed.reference
-    paths = reference.whole_outputs + reference.laid_outputs
-    what = (reference.frontier, reference.direct, paths)
-    fix = "loss.global:" + "|".join(",".join(names) for names in what)
+    fix = GlobalLoss(
+        modules=reference.frontier,
+        parameters=reference.direct,
+        outputs=(
+            *(Output(path=path) for path in reference.whole_outputs),
+            *reference.laid_outputs,
+        ),
+    )
     if any(reference.frontier) or reference.direct_is_output or not reference.direct:
         return (fix,)
     # Every rank has the whole loss, W times: a penalty of its step's as well.
-    return (fix, f"direct.scale:{1 / case.world_size!r}")
+    return (fix, ScaleDirect(factor=1 / case.world_size))
 
 
-def global_loss_of_other_rows(case: Case) -> tuple[str, ...]:
+def global_loss_of_other_rows(case: Case) -> Interventions:
     """Returns the same where outputs are rows of tokens or nodes, or lists of samples.
 
     () for others.
@@ -193,9 +209,12 @@ def global_loss_of_other_rows(case: Case) -> tuple[str, ...]:
     if not other_rows.are_returned(case.probed):
         return ()
     told = [what.partition(" ") for what in case.outcome.facts()["not_compared"]]
-    paths = [f"{path}*1@0" for kind, _, path in told if kind == "output"]
-    paths += [f"{path}[]" for path in case.outcome.facts().get("sample_lists", [])]
-    return ("loss.global:||" + ",".join(paths),) if paths else ()
+    lists = case.outcome.facts().get("sample_lists", [])
+    outputs = (
+        *(Output(path=path, blocks=1) for kind, _, path in told if kind == "output"),
+        *(Output(path=path, is_list=True) for path in lists),
+    )
+    return (GlobalLoss(outputs=outputs),) if outputs else ()
 
 
 def with_scale(case: Case, proposal: Proposal, factor: float) -> Proposal:
@@ -205,17 +224,17 @@ def with_scale(case: Case, proposal: Proposal, factor: float) -> Proposal:
     term is found where it is added to others, or else by the parameters it uses. The
     loss may know them as outputs without samples alone: a temperature, a bias.
     """
-    fixes = (f"loss.scale:{factor!r}",)
+    fixes = (ScaleLoss(factor=factor),)
     if case.probed is None or not case.direct() or not case.direct_is_sound:
         return dataclasses.replace(proposal, fixes=fixes)
     terms, direct = (
-        dataclasses.replace(proposal, fixes=(*fixes, f"{name}:{1 / factor!r}"))
-        for name in ("terms.scale", "direct.scale")
+        dataclasses.replace(proposal, fixes=(*fixes, scale(factor=1 / factor)))
+        for scale in (ScaleTerms, ScaleDirect)
     )
     if not case.probed.reference.direct_is_output or is_made_by_the_model(case):
         return dataclasses.replace(terms, fallback=direct)
-    paths = ",".join(case.probed.reference.whole_outputs)
-    outputs = f"outputs.scale:{1 / factor!r}|{paths}"
+    paths = case.probed.reference.whole_outputs
+    outputs = ScaleOutputs(factor=1 / factor, paths=paths)
     return dataclasses.replace(proposal, fixes=(*fixes, outputs), fallback=terms)
 
 
@@ -304,7 +323,7 @@ def is_divided_by_counts(case: Case) -> bool | None:
     return max(known) <= case.close
 
 
-def whole_model_fix(case: Case) -> tuple[str, ...]:
+def whole_model_fix(case: Case) -> Interventions:
     """Returns the widest fix for a loss that the model makes: it sees all samples.
 
     Where modules are sound on the samples of a shard, so that it is the loss that is
@@ -317,10 +336,10 @@ def whole_model_fix(case: Case) -> tuple[str, ...]:
         and not case.facts["has_batch_norm"]
         and not case.diverging()
     )
-    return ("module.global:",) if is_of_loss else ()
+    return (GlobalModule(),) if is_of_loss else ()
 
 
-def whole_step_fix(case: Case) -> tuple[str, ...]:
+def whole_step_fix(case: Case) -> Interventions:
     """Returns the widest fix for a step that takes slopes: it has all samples.
 
     A slope is one of outputs by inputs, which no collective takes back to another rank.
@@ -334,7 +353,7 @@ def whole_step_fix(case: Case) -> tuple[str, ...]:
         and not case.run.faults
         and not case.reduce_is_broken
     )
-    return ("data.whole",) if is_of_loss else ()
+    return (Substitute(boundary="batches"),) if is_of_loss else ()
 
 
 def _is_within(name: str, outer: str) -> bool:

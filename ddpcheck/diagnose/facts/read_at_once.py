@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.buffers import Owners, wrong_at_once
 from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.run.intervention import Substitute
 
 
 def proposal(case: Case, slug: str, *, sent: bool) -> Proposal | None:
@@ -33,7 +34,7 @@ def proposal(case: Case, slug: str, *, sent: bool) -> Proposal | None:
             "written, the runs are equal",
         ),
         fix="all-reduce the written value, on all ranks, before it is read",
-        fixes=(f"state.as_written:{','.join(owner.modules)}",),
+        fixes=(Substitute(boundary="writes", names=tuple(owner.modules)),),
         module=owner.modules[0],
         speculative=True,
         before_wide=True,

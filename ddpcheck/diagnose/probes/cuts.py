@@ -9,6 +9,7 @@ from torch import Tensor
 from ddpcheck.diagnose.probes import micro
 from ddpcheck.diagnose.probes.flow import Flow
 from ddpcheck.diagnose.probes.teacher import is_cut, is_data, module_of, num_blocks
+from ddpcheck.run.intervention import Output
 
 Place = tuple[int, str]  # (micro-batch, key)
 
@@ -87,7 +88,7 @@ class Cuts:
         """Returns the keys of the model's own outputs that have samples."""
         return {key for _, key in self.values if key in self.shard_outputs}
 
-    def laid(self) -> tuple[str, ...]:
+    def laid(self) -> tuple[Output, ...]:
         """Returns the model's own whose samples lie otherwise than one per row."""
         own = ((k, v) for (_, k), v in self.values.items() if k in self.shard_outputs)
         places = {key: self.place(key, value) for key, value in own}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from ddpcheck.run.intervention import Output, Switch
 from ddpcheck.run.spec import Defect, RunSpec
 
 _SMOOTH = 1e-4  # of what a large change makes: less is no slope
@@ -268,8 +269,8 @@ class ReferenceEvidence:
     addends: tuple[str, ...] = ()  # of the loss: what computes each of them
     direct: tuple[str, ...] = ()  # parameters that the loss itself uses
     whole_outputs: tuple[str, ...] = ()  # paths of outputs without samples
-    # Those whose samples lie otherwise than one per row, as "path*blocks@dimension".
-    laid_outputs: tuple[str, ...] = ()
+    # Those whose samples lie otherwise than one per row.
+    laid_outputs: tuple[Output, ...] = ()
     direct_is_output: bool = False  # it uses them through such outputs alone
     draws: int | None = None  # random operations, but for those of data loaders
     # Shapes drawn with generators of the target's own.
@@ -313,7 +314,7 @@ class StepEvidence:
 
         None in a run whose noise follows the sample, or is taken out.
         """
-        if spec.noise == "sample" or "target.constant_draws" in spec.fixes:
+        if spec.noise == "sample" or Switch.CONSTANT_DRAWS in spec.fixes:
             return set()
         return {call.name for rank in self.ranks for call in rank.modules if call.draws}
 

@@ -18,6 +18,7 @@ from ddpcheck.compare import tree
 from ddpcheck.compare.trace import Reader
 from ddpcheck.diagnose.probes.evidence import Micro
 from ddpcheck.diagnose.probes.teacher import key_of, part, tensors_of
+from ddpcheck.run.intervention import Output
 from ddpcheck.run.observe import countables
 from ddpcheck.target.target import Target
 
@@ -218,8 +219,8 @@ def has_shard(
 
 def laid(
     places: Mapping[str, tuple[int, int]], *, are_given_samples: bool
-) -> tuple[str, ...]:
-    """Returns outputs that are not a row per sample, as "path*blocks@dimension".
+) -> tuple[Output, ...]:
+    """Returns outputs that are not a row per sample.
 
     Args:
         places: of each, the dimension of its samples and the blocks of all that it has.
@@ -229,7 +230,7 @@ def laid(
     for key, (dim, blocks) in places.items():
         own = blocks if are_given_samples else 1
         if (dim, own) != (0, 1):
-            found.append(f"{key.rpartition('/')[2]}*{own}@{dim}")
+            found.append(Output(path=key.rpartition("/")[2], blocks=own, dim=dim))
     return tuple(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import number
+from ddpcheck.run.intervention import Switch
 
 SLUG = "collective/backend-defect"
 LINK = "loss"
@@ -26,5 +27,5 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="compare the backend's collectives with their definition, upgrade the "
         "backend or use another one",
-        fixes=("collectives.exact",),
+        fixes=(Switch.EXACT_COLLECTIVES,),
     )

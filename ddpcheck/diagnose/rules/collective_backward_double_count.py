@@ -12,6 +12,7 @@ from ddpcheck.diagnose.facts.loss import (
 )
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.rules.sync_comm_hook_semantics import is_summed_by_hand
+from ddpcheck.run.intervention import ScaleGradients, Switch
 
 SLUG = "collective/backward-double-count"
 LINK = "loss"
@@ -72,7 +73,7 @@ def _of_one_term(case: Case) -> Proposal | None:
         fix="divide that sum by the world size",
         code="from torch.distributed.nn.functional import all_reduce\n"
         "term = all_reduce(term) / dist.get_world_size()",
-        fixes=("collectives.mean_sums",),
+        fixes=(Switch.MEAN_OF_SUMS,),
         speculative=True,
         before_wide=True,
         evidence=ratio_evidence(case),
@@ -108,7 +109,7 @@ def _in_a_backward(case: Case) -> Proposal | None:
         ),
         fix=("let DDP reduce the gradients of parameters, or divide by the world size"),
         code="grad_weight = grad_weight / dist.get_world_size()",
-        fixes=("backward.alone",),
+        fixes=(Switch.BACKWARD_WITHOUT_GROUP,),
         speculative=True,
     )
 
@@ -127,5 +128,5 @@ def _summed_once_more(case: Case) -> Proposal:
         ),
         fix="divide the reduced loss, or the summed gradients, by the world size",
         code="loss = reduced_loss / dist.get_world_size()",
-        fixes=(f"gradients.scale:{1 / case.world_size!r}",),
+        fixes=(ScaleGradients(factor=1 / case.world_size),),
     )

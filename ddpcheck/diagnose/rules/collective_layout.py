@@ -11,6 +11,7 @@ from ddpcheck.diagnose.facts.loss import (
 from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.diagnose.facts.unused import reduces_by_hand
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import OffsetLabels, Switch
 from ddpcheck.run.modes.averaged import AVERAGED
 from ddpcheck.run.spec import Defect
 
@@ -116,15 +117,15 @@ def _of_blocks(found: Proposal, other: Proposal | None) -> Proposal:
         code="all_gather = torch.distributed.nn.all_gather\n"
         "views = [torch.cat(all_gather(v.contiguous())) for v in views]\n"
         "features = torch.cat(views)",
-        fixes=("collectives.block_order",),
+        fixes=(Switch.BLOCK_ORDER,),
         fallback=other,
     )
 
 
-def _offset(case: Case) -> str:
+def _offset(case: Case) -> OffsetLabels:
     """Returns the fix; a forward that gathers nothing has rows of its own to count."""
     gathers = any(call.collectives for call in case.modules())
-    return "collectives.label_offset" + (":forward" if gathers else "")
+    return OffsetLabels(within_forward=gathers)
 
 
 def _with_gaps(gaps: list[Defect]) -> Proposal:
@@ -142,7 +143,7 @@ def _with_gaps(gaps: list[Defect]) -> Proposal:
         code="part = tensor[:, 0].contiguous()\n"
         "dist.all_reduce(part)\n"
         "tensor[:, 0] = part",
-        fixes=("collectives.exact",),
+        fixes=(Switch.EXACT_COLLECTIVES,),
     )
 
 
@@ -162,7 +163,7 @@ def _of_copies(case: Case) -> Proposal:
         fix="reduce the gradient itself, or copy the result back",
         code="flat = p.grad.reshape(-1)\ndist.all_reduce(flat)\n"
         "p.grad.copy_(flat.view_as(p.grad))",
-        fixes=("gradients.contiguous",),
+        fixes=(Switch.CONTIGUOUS_GRADIENTS,),
         speculative=True,
     )
 

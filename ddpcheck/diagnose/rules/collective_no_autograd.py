@@ -7,6 +7,7 @@ import dataclasses
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.loss import global_loss_fix, ratio_evidence
 from ddpcheck.diagnose.facts.text import in_group, listed, number
+from ddpcheck.run.intervention import ScaleLoss, Switch
 
 SLUG = "collective/no-autograd"
 LINK = "loss"
@@ -55,7 +56,7 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="use collectives with autograd",
         code="from torch.distributed.nn.functional import all_gather, all_reduce",
-        fixes=("collectives.autograd",),
+        fixes=(Switch.COLLECTIVES_WITH_GRADIENT,),
         # A mean of losses may also be right by the loss being a mean over samples.
         speculative=not (
             case.losses_replicate
@@ -90,7 +91,7 @@ def _with_fallbacks(case: Case, found: Proposal, *, may_scale: bool) -> Proposal
         found,
         fix="gather the tensor with its gradient, not a detached copy, using "
         "collectives with autograd",
-        fixes=("collectives.attached",),
+        fixes=(Switch.COLLECTIVES_ATTACHED,),
         fallback=wide,
     )
     if not may_scale:
@@ -103,7 +104,7 @@ def _with_fallbacks(case: Case, found: Proposal, *, may_scale: bool) -> Proposal
         code="logged = loss.detach().clone()\n"
         + in_group("dist.all_reduce(logged, op=dist.ReduceOp.AVG)")
         + "\nloss.backward()",
-        fixes=(f"loss.scale:{float(case.world_size)!r}",),
+        fixes=(ScaleLoss(factor=float(case.world_size)),),
         fallback=wide,
     )
     return dataclasses.replace(found, fallback=scaled)

@@ -6,6 +6,7 @@ import re
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import Switch
 
 # In what a rank raises, or in the stack of it.
 _IS_THE_COMPILERS = re.compile(r"torch/_dynamo/|ompiled autograd")
@@ -42,13 +43,13 @@ def detect(case: Case) -> Proposal | None:
         code='config.optimize_ddp = "python_reducer"  # of torch._dynamo'
         if backward
         else "config.optimize_ddp = False  # of torch._dynamo",
-        fixes=("compile.reducer" if backward else "compile.whole",),
+        fixes=(Switch.PYTHON_REDUCER if backward else Switch.COMPILED_WHOLE,),
         speculative=True,
     )
     eager = replaced(
         proposal,
         fix="compile the model inside DDP, or nothing",
         code='torch.compiler.set_stance("force_eager")  # compiles nothing',
-        fixes=("compile.off",),
+        fixes=(Switch.COMPILE_OFF,),
     )
     return replaced(proposal, fallback=eager)

@@ -6,6 +6,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import input_diff
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.rules import loss_empty_shard, loss_local_normalizer
+from ddpcheck.run.intervention import Switch
 
 SLUG = "data/batch-layout"
 LINK = "data"
@@ -47,7 +48,7 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="shard by group, or put each view in its own tensor",
         code="x = torch.stack(x.chunk(num_views), dim=1)  # 0: the sample",
-        fixes=("data.strided",),
+        fixes=(Switch.STRIDED_SHARDS,),
         speculative=True,
     )
 
@@ -74,7 +75,7 @@ def _holds_in_other_orders(case: Case) -> bool:
 
 
 def _holds_in(case: Case, order: int) -> bool:
-    fixes = (*case.outcome.spec.fixes, "data.strided")
+    fixes = (*case.outcome.spec.fixes, Switch.STRIDED_SHARDS)
     strided = case.vary(order=order, steps=1, fixes=fixes)
     if strided.verdict == "not-checked":
         return True  # one process does not train in it: it says nothing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts import rows
 from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.run.intervention import Substitute
 
 SLUG = "data/sampler-epoch"
 LINK = "data"
@@ -34,7 +35,7 @@ def detect(case: Case) -> Proposal | None:
             f"on no rank: {sum(moment.missing.values())}",
         ),
         fix="call sampler.set_epoch(epoch) before every epoch, on all ranks",
-        fixes=("target.orders",),
+        fixes=(Substitute(boundary="orders"),),
         evidence=rows.evidence(moment),
         # Else samples may be counted or chosen in another way, with no order at all.
         speculative=not case.watched.reference.facts["shuffles"],

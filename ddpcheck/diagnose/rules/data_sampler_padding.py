@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts import rows
 from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.run.intervention import Switch
 
 SLUG = "data/sampler-padding"
 LINK = "data"
@@ -34,7 +35,7 @@ def detect(case: Case) -> Proposal | None:
             "repeated samples a weight of 0"
         ),
         code="DistributedSampler(data, drop_last=True)",
-        fixes=("data.unpadded",),
+        fixes=(Switch.LOADER_UNPADDED,),
         evidence=rows.evidence(moment),
         needs_no_proof=True,
     )

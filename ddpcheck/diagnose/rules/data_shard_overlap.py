@@ -6,7 +6,7 @@ from ddpcheck.diagnose.facts import rows
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.rules.rng_stochastic_layer import EQUAL, chooses_alone
-from ddpcheck.run.fix_names import global_draws
+from ddpcheck.run.intervention import DrawGlobalBatch, Substitute, Switch
 
 SLUG = "data/shard-overlap"
 LINK = "data"
@@ -33,7 +33,7 @@ def detect(case: Case) -> Proposal | None:
         fix=(
             "shuffle with the same seed on all ranks, and give every rank its own part"
         ),
-        fixes=("target.orders",),
+        fixes=(Substitute(boundary="orders"),),
         evidence=rows.evidence(moment),
         speculative=not rows.overlap(case, moment),
         needs_no_proof=rows.overlap(case, moment),
@@ -46,7 +46,7 @@ def detect(case: Case) -> Proposal | None:
             ),
             fix="return the global batch on every rank: the loop cuts it into shards",
             code="",
-            fixes=("data.alone",),
+            fixes=(Switch.BATCH_WITHOUT_GROUP,),
         )
     return _drawn(case, proposal) or _chosen(case, _loaded(moment, proposal))
 
@@ -68,7 +68,7 @@ def _drawn(case: Case, proposal: Proposal) -> Proposal | None:
         fix="draw for the global batch, and keep the rank's part",
         code="indices = torch.randint(size, (world * n,), generator=g)\n"
         "indices = indices[rank * n : (rank + 1) * n]",
-        fixes=(global_draws(draws),),
+        fixes=(DrawGlobalBatch(shapes=tuple(dict.fromkeys(draws))),),
     )
 
 
@@ -86,7 +86,7 @@ def _chosen(case: Case, proposal: Proposal) -> Proposal:
         facts=(*proposal.facts, EQUAL),
         fix="choose with a generator that has the same seed on all ranks",
         code="",
-        fixes=("target.constant_draws",),
+        fixes=(Switch.CONSTANT_DRAWS,),
     )
     last = proposal.fallback
     if last is None:
@@ -97,9 +97,9 @@ def _chosen(case: Case, proposal: Proposal) -> Proposal:
 def _loaded(moment: rows.Moment, proposal: Proposal) -> Proposal:
     """Returns the proposal with the fix that shards what a loader gives."""
     sharding = _sharding(moment)
-    if not sharding:
+    if sharding is None:
         return proposal
-    sharded = ("target.orders", sharding)
+    sharded = (Substitute(boundary="orders"), sharding)
     if rows.are_equal(moment):
         return replaced(proposal, fixes=sharded)
     return replaced(proposal, fallback=replaced(proposal, fixes=sharded))
@@ -113,11 +113,11 @@ def _summary(moment: rows.Moment) -> str:
     return "the shards are not parts of one batch: each rank chooses its own samples"
 
 
-def _sharding(moment: rows.Moment) -> str:
-    """Returns the fix that shards what a loader gives, "" where no size fits one."""
+def _sharding(moment: rows.Moment) -> Switch | None:
+    """Returns the fix that shards what a loader gives, None where no size fits one."""
     sizes = {len(r) for r in moment.ranks}
     if sizes == {len(moment.one)}:
-        return "data.part"
+        return Switch.LOADER_PARTS
     if sizes == {len(moment.one) // len(moment.ranks)}:
-        return "data.stride"
-    return ""
+        return Switch.LOADER_STRIDES
+    return None

@@ -6,6 +6,7 @@ from ddpcheck.diagnose.facts import rank_table, rows
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.faults import backwards_of_ranks, busy_ranks, skipped_in
 from ddpcheck.diagnose.facts.text import listed
+from ddpcheck.run.intervention import Switch
 
 SLUG = "data/uneven-batches"
 LINK = "data"
@@ -34,7 +35,7 @@ def detect(case: Case) -> Proposal | None:
             "with the loss multiplied by 0"
         ),
         code="with model.join():  # for batches with an update each",
-        fixes=("data.filled",),
+        fixes=(Switch.EMPTY_BATCHES,),
         evidence={"ranks": rank_table.rows(case)},
         needs_no_proof=True,
     )

@@ -8,6 +8,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import asks_before_backward, has_later_backward
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.facts.unused import unused_parameters
+from ddpcheck.run.intervention import Switch
 
 SLUG = "ddp/autograd-grad"
 LINK = "reduce"
@@ -70,7 +71,7 @@ def _by_hand(summary: str, fact: str, *added: str) -> Proposal:
             "the ranks' calls of torch.autograd.grad, and the parameters "
             "that these leave out"
         ),
-        fixes=("autograd.averaged",),
+        fixes=(Switch.AVERAGED_AUTOGRAD_GRAD,),
         by_hand=True,
         # What the calls return cannot be averaged where they run under torch.vmap.
         or_by_hand=True,
@@ -94,6 +95,6 @@ def _beside_backward(calls: str) -> Proposal:
         "for grad in grads:\n"
         "    dist.all_reduce(grad)\n"
         "    grad /= dist.get_world_size()",
-        fixes=("autograd.averaged",),
+        fixes=(Switch.AVERAGED_AUTOGRAD_GRAD,),
         speculative=True,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import names
+from ddpcheck.run.intervention import Switch
 
 SLUG = "ddp/converted-after-wrap"
 LINK = "reduce"
@@ -28,7 +29,7 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="convert first, wrap last",
         code="model = DistributedDataParallel(model.to(dtype))",
-        fixes=("ddp.rewrap",),
+        fixes=(Switch.REWRAP,),
         or_by_hand=True,
         # There and back again: so do averages of weights that are put in their place.
         speculative=not converted,

@@ -6,6 +6,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import goes_past_the_wrapper, is_backward_past
 from ddpcheck.diagnose.facts.text import module, names
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import Switch
 
 SLUG = "ddp/forward-bypassed"
 LINK = "reduce"
@@ -65,7 +66,7 @@ class Step(torch.nn.Module):
 
     def forward(self, *args, **kwargs):
         return self.model.{name}(*args, **kwargs)""",
-        fixes=("ddp.hands_on",),
+        fixes=(Switch.CALLS_THROUGH_DDP,),
     )
 
 

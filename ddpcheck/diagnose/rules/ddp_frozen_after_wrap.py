@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import names
+from ddpcheck.run.intervention import Switch
 
 SLUG = "ddp/frozen-after-wrap"
 LINK = "reduce"
@@ -16,7 +17,7 @@ def detect(case: Case) -> Proposal | None:
     found = [n for n in frozen if n not in in_turn]
     if not frozen or not case.reduce_is_broken:
         return None
-    if "ddp.rewrap_trainable" in case.outcome.spec.fixes:
+    if Switch.REWRAP_TRAINABLE in case.outcome.spec.fixes:
         return None  # that froze them
     if all(case.rank_facts("find_unused", False)):
         return None  # nothing waits for them
@@ -30,7 +31,7 @@ def detect(case: Case) -> Proposal | None:
         facts=(_fact(found),),
         fix="freeze before wrapping, or wrap again",
         code="module.requires_grad_(False)\nmodel = DistributedDataParallel(model.module)",
-        fixes=("ddp.find_unused",),
+        fixes=(Switch.FIND_UNUSED,),
         # By hand, hooks would go too: another cause may be among them.
         or_by_hand=not any(case.rank_facts("comm_hooks", 0)),
     )
@@ -53,7 +54,7 @@ def _in_turn(frozen: list[str]) -> Proposal:
         ),
         fix="wrap each part separately, or set find_unused_parameters=True",
         code="model = DistributedDataParallel(model, find_unused_parameters=True)",
-        fixes=("ddp.find_unused",),
+        fixes=(Switch.FIND_UNUSED,),
         speculative=True,
         last_resort=1,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.run.intervention import Substitute
 
 SLUG = "ddp/param-order-mismatch"
 LINK = "reduce"
@@ -29,6 +30,6 @@ def detect(case: Case) -> Proposal | None:
             f"on rank {rank}",
         ),
         fix="register submodules in the same order on all ranks",
-        fixes=("ddp.broadcast",),
+        fixes=(Substitute(boundary="start"),),
         by_hand=True,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import names
+from ddpcheck.run.intervention import Switch
 
 SLUG = "ddp/param-replaced-after-wrap"
 LINK = "reduce"
@@ -33,7 +34,7 @@ def detect(case: Case) -> Proposal | None:
         fix="copy values into the existing parameters, or wrap last",
         code="model = DistributedDataParallel(module)  # the last thing",
         code_rests_on="trained tensors are not those that DDP was built with",
-        fixes=("ddp.rewrap",),
+        fixes=(Switch.REWRAP,),
         local=tuple(found),
         or_by_hand=True,
     )

@@ -7,6 +7,7 @@ import dataclasses
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import rewritten
 from ddpcheck.diagnose.facts.text import names
+from ddpcheck.run.intervention import Substitute, Switch
 
 SLUG = "ddp/rank-local-weights"
 LINK = "reduce"
@@ -36,7 +37,7 @@ def detect(case: Case) -> Proposal | None:
         code_rests_on=""
         if per_rank[0]
         else "rank 0 starts from the single-process weights",
-        fixes=("ddp.broadcast",),
+        fixes=(Substitute(boundary="start"),),
     )
 
 
@@ -46,7 +47,7 @@ def _rewritten(case: Case) -> Proposal | None:
     if step is not None:
         return _broadcast(
             case,
-            "ddp.broadcast_forward",
+            Switch.BROADCAST_BEFORE_STEP,
             "a training step writes weights on some ranks before its forward: DDP "
             "broadcasts rank 0's weights only when it is built",
             f"at the beginning of step {step + 1} the ranks' weights are equal, at "
@@ -57,7 +58,7 @@ def _rewritten(case: Case) -> Proposal | None:
         return None
     return _broadcast(
         case,
-        "ddp.broadcast_after",
+        Switch.BROADCAST_AFTER_STEP,
         "a training step writes weights on some ranks after the optimizer's step: "
         "DDP broadcasts rank 0's weights only when it is built",
         f"after the optimizer's step {step + 1} the ranks' weights are equal, at "
@@ -71,7 +72,7 @@ def _is_of_an_average(case: Case) -> bool:
     return bool(parted) and parted <= case.untrained
 
 
-def _broadcast(case: Case, fix: str, summary: str, fact: str) -> Proposal:
+def _broadcast(case: Case, fix: Switch, summary: str, fact: str) -> Proposal:
     found = Proposal(
         slug=SLUG,
         link=LINK,
@@ -88,6 +89,6 @@ def _broadcast(case: Case, fix: str, summary: str, fact: str) -> Proposal:
         found,
         facts=(fact, "with constants in place of random numbers the runs are equal"),
         fix="draw the same numbers on all ranks, or broadcast afterwards",
-        fixes=("target.constant_draws",),
+        fixes=(Switch.CONSTANT_DRAWS,),
     )
     return dataclasses.replace(found, fallback=drawn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import Switch
 
 SLUG = "ddp/step-before-reduce"
 LINK = "reduce"
@@ -49,6 +50,6 @@ def _of(summary: str, fact: str) -> Proposal:
         facts=(fact,),
         fix="step after backward, or register the step as a DDP communication hook",
         code="loss.backward()\noptimizer.step()",
-        fixes=("hooks.after_backward",),
+        fixes=(Switch.HOOKS_AFTER_BACKWARD,),
         is_attempt=True,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import names
+from ddpcheck.run.intervention import Switch
 
 SLUG = "ddp/unfrozen-after-wrap"
 LINK = "reduce"
@@ -25,7 +26,7 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="unfreeze before wrapping, or wrap again",
         code="module.requires_grad_(True)\nmodel = DistributedDataParallel(module)",
-        fixes=("ddp.rewrap_trainable",),
+        fixes=(Switch.REWRAP_TRAINABLE,),
         local=tuple(found),
         # By hand, hooks would go too: another cause may be among them.
         or_by_hand=not any(case.rank_facts("comm_hooks", 0)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.run.intervention import Switch
 
 SLUG = "dp/replica-parameters-empty"
 LINK = "forward"
@@ -24,6 +25,6 @@ def detect(_: DataParallelCase) -> Proposal | None:
             "attributes"
         ),
         code="loss = loss + penalty(model.module.parameters())",
-        fixes=("dp.replica_parameters",),
+        fixes=(Switch.REPLICA_PARAMETERS,),
         speculative=True,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
 from ddpcheck.diagnose.facts.text import number
+from ddpcheck.run.intervention import Switch
 
 SLUG = "dp/replica-state-lost"
 LINK = "update"
@@ -45,6 +46,6 @@ def _of_attributes() -> Proposal:
         fix="use DistributedDataParallel, or a buffer that is written in place; "
         "pass per-sample state as an argument and return it",
         code="self.register_buffer('steps', torch.zeros((), dtype=torch.long))",
-        fixes=("dp.keep_state",),
+        fixes=(Switch.KEPT_REPLICA_STATE,),
         speculative=True,
     )

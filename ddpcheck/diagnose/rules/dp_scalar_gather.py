@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.run.intervention import Switch
 
 SLUG = "dp/scalar-gather"
 LINK = "loss"
@@ -23,6 +24,6 @@ def detect(_: DataParallelCase) -> Proposal | None:
         fix="take the mean over replicas, weighted by their number of samples, or "
         "return sums and counts",
         code="loss = scalars.mean()",
-        fixes=("dp.mean_scalars",),
+        fixes=(Switch.MEAN_OF_SCALARS,),
         speculative=True,
     )

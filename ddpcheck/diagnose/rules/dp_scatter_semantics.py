@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.run.intervention import Switch
 
 SLUG = "dp/scatter-semantics"
 LINK = "data"
@@ -20,6 +21,6 @@ def detect(case: DataParallelCase) -> Proposal | None:
         facts=(),
         fix="pass samples as tensors with one row per sample, and other values as "
         "numbers or attributes of the model",
-        fixes=("dp.by_samples",),
+        fixes=(Switch.SPLIT_SAMPLES_ALONE,),
         speculative=True,
     )

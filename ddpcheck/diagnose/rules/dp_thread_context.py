@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.run.intervention import Switch
 
 SLUG = "dp/thread-context"
 LINK = "forward"
@@ -20,7 +21,7 @@ def detect(_: DataParallelCase) -> Proposal | None:
             "single-process run",
         ),
         fix="enter the context inside forward, or pass the value as an argument",
-        fixes=("dp.same_thread",),
+        fixes=(Switch.SAME_THREAD,),
         speculative=True,
     )
 
@@ -38,6 +39,6 @@ def detect_shared(_: DataParallelCase) -> Proposal | None:
         ),
         fix="return the collected values from forward, or create the list inside it",
         code="def forward(self, x):\n    penalties = []  # not self.penalties",
-        fixes=("dp.same_thread", "dp.own_objects"),
+        fixes=(Switch.SAME_THREAD, Switch.OWN_OBJECTS),
         speculative=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase, Proposal
+from ddpcheck.run.intervention import Switch
 
 SLUG = "dp/variable-length-gather"
 LINK = "forward"
@@ -19,6 +20,6 @@ def detect(case: DataParallelCase) -> Proposal | None:
         "outputs padded to the longest it runs",
         facts=(),
         fix="pad to a length that all replicas know (total_length)",
-        fixes=("dp.pad_gather",),
+        fixes=(Switch.PADDED_GATHER,),
         speculative=True,
     )

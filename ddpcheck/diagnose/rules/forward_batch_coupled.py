@@ -10,6 +10,7 @@ from ddpcheck.diagnose.facts.events import input_diff, written_by_the_model
 from ddpcheck.diagnose.facts.loss import global_loss_fix, modules_of_the_loss
 from ddpcheck.diagnose.facts.text import GATHER_ROWS, module, names, number
 from ddpcheck.diagnose.probes.evidence import Injected, ModuleCall
+from ddpcheck.run.intervention import GlobalModule, Substitute
 from ddpcheck.run.spec import ONE_SIDED
 
 SLUG = "forward/batch-coupled"
@@ -44,16 +45,18 @@ def detect(case: Case) -> Proposal | None:
         "autograd, or per sample (or per group of fixed size)",
         code="" if asks or len(set(case.run.shard_sizes)) > 1 else GATHER_ROWS,
         gathers=True,
-        fixes=tuple(f"module.global:{n}" for n in mended),
-        control=() if asks else tuple(f"module.in_group:{n}" for n in mended),
+        fixes=tuple(GlobalModule(name=n) for n in mended),
+        control=()
+        if asks
+        else tuple(GlobalModule(name=n, hides=False) for n in mended),
         module=first.name,
         speculative=case.outputs_agree,
     )
     # Its inputs may be of a kind that holds rows and takes no others.
-    control = () if asks else ("module.in_group:",)
+    control = () if asks else (GlobalModule(hides=False),)
     whole = dataclasses.replace(
         proposal,
-        fixes=("module.global:",),
+        fixes=(GlobalModule(),),
         control=control,
         fallback=_on_all(case, proposal),
     )
@@ -97,7 +100,10 @@ def _on_all(case: Case, proposal: Proposal) -> Proposal | None:
         return None
     fact = "when every rank has the samples of all ranks, the runs are equal"
     return dataclasses.replace(
-        proposal, facts=(*proposal.facts, fact), fixes=("data.whole",), control=()
+        proposal,
+        facts=(*proposal.facts, fact),
+        fixes=(Substitute(boundary="batches"),),
+        control=(),
     )
 
 
@@ -132,7 +138,9 @@ def _of_the_step(case: Case) -> Proposal | None:
         last_resort=1,
     )
     # What it makes by slopes of outputs comes back from no other rank.
-    last = dataclasses.replace(proposal, fixes=("data.whole",), last_resort=2)
+    last = dataclasses.replace(
+        proposal, fixes=(Substitute(boundary="batches"),), last_resort=2
+    )
     return dataclasses.replace(proposal, fallback=last)
 
 
@@ -182,7 +190,7 @@ def _of_gradients(case: Case) -> Proposal | None:
             "weight by a number that does not depend on the batch size, for "
             "example one of a single sample"
         ),
-        fixes=tuple(f"module.global:{name}" for name in modules),
+        fixes=tuple(GlobalModule(name=name) for name in modules),
         module=modules[0],
         speculative=True,
         last_resort=2,
@@ -190,7 +198,7 @@ def _of_gradients(case: Case) -> Proposal | None:
     if not adds:
         return proposal
     # The term may be made outside of the modules that get its gradient.
-    wide = dataclasses.replace(proposal, fixes=("module.global:",))
+    wide = dataclasses.replace(proposal, fixes=(GlobalModule(),))
     return dataclasses.replace(proposal, fallback=wide)
 
 
@@ -228,7 +236,7 @@ def _of_memory(case: Case) -> Proposal | None:
         fix=(
             "gather the stored samples from all ranks, in the order of the global batch"
         ),
-        fixes=("module.global:",),
+        fixes=(GlobalModule(),),
         module="",
         speculative=True,
         last_resort=2,
@@ -260,7 +268,7 @@ def _of_a_choice(case: Case) -> Proposal | None:
             "when the model has the samples of all ranks, the runs are equal",
         ),
         fix="choose per sample, or by the samples of all ranks together",
-        fixes=("module.global:",),
+        fixes=(GlobalModule(),),
         module="",
         speculative=True,
         last_resort=2,

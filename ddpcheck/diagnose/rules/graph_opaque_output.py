@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.run.intervention import Switch
 
 SLUG = "graph/opaque-output"
 LINK = "reduce"
@@ -21,7 +22,7 @@ def detect(case: Case) -> Proposal | None:
         facts=(f"the output is a {kind}; torch's pytree finds no tensor in it",),
         fix="return tensors, tuples or dicts, or register the class as a pytree node",
         code='return {"logits": logits}',
-        fixes=("ddp.plain_output",),
+        fixes=(Switch.PLAIN_OUTPUT,),
         # Tensors that an object computes later cannot be handed through DDP.
         or_by_hand=True,
     )

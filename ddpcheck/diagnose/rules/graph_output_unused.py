@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.facts.unused import unused_parameters
+from ddpcheck.run.intervention import Switch
 
 SLUG = "graph/output-unused"
 LINK = "reduce"
@@ -29,5 +30,5 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="return only what the loss uses, or set find_unused_parameters=True",
         code="DistributedDataParallel(model, find_unused_parameters=True)",
-        fixes=("ddp.find_unused",),
+        fixes=(Switch.FIND_UNUSED,),
     )

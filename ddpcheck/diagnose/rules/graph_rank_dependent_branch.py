@@ -6,6 +6,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.facts.unused import reduces_by_hand, unused_parameters
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import GlobalModule, Substitute, Switch
 
 SLUG = "graph/rank-dependent-branch"
 LINK = "reduce"
@@ -38,16 +39,16 @@ def detect(case: Case) -> Proposal | None:
             "factor of 0 if need be"
         ),
         code="DistributedDataParallel(model, find_unused_parameters=True)",
-        fixes=("ddp.find_unused",),
+        fixes=(Switch.FIND_UNUSED,),
     )
     # What the ranks choose by is the shard's: where DDP waits for nobody any more, they
     # still train otherwise than one process.
     alike = replaced(
         found,
         fix="make the same choice on all ranks, from the samples of all ranks",
-        fixes=("module.global:",),
+        fixes=(GlobalModule(),),
     )
-    last = replaced(alike, fixes=("data.whole",))
+    last = replaced(alike, fixes=(Substitute(boundary="batches"),))
     return replaced(found, fallback=replaced(alike, fallback=last))
 
 
@@ -69,7 +70,7 @@ def _of_ranks(case: Case, somewhere: list[str]) -> Proposal | None:
             "runs are equal",
         ),
         fix="make the same choice on all ranks",
-        fixes=("rank.first",),
+        fixes=(Switch.FIRST_RANK,),
         speculative=True,
         last_resort=2,
     )
@@ -90,6 +91,6 @@ def _of_averages(somewhere: list[str]) -> Proposal:
         fix="average zeros where a rank has no gradient, or let DDP average",
         code="if p.grad is None:\n    p.grad = torch.zeros_like(p)\n"
         "dist.all_reduce(p.grad)",
-        fixes=("gradients.filled",),
+        fixes=(Switch.FILLED_GRADIENTS,),
         speculative=True,
     )

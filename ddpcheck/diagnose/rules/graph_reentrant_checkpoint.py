@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import times
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import Switch
 
 SLUG = "graph/reentrant-checkpoint"
 LINK = "reduce"
@@ -23,7 +24,7 @@ def detect(case: Case) -> Proposal | None:
         facts=(f"backward was called {times(count)} from inside another backward",),
         fix="use_reentrant=False",
         code="checkpoint(layer, x, use_reentrant=False)",
-        fixes=("checkpoint.nonreentrant",),
+        fixes=(Switch.NONREENTRANT_CHECKPOINT,),
     )
     # A backward of the model's own, as of reversible layers, is no checkpoint.
     static = replaced(
@@ -35,6 +36,6 @@ def detect(case: Case) -> Proposal | None:
             "often"
         ),
         code="DistributedDataParallel(model, static_graph=True)",
-        fixes=("ddp.static_on",),
+        fixes=(Switch.STATIC_GRAPH_ON,),
     )
     return replaced(found, fallback=static)

@@ -11,6 +11,7 @@ from ddpcheck.diagnose.facts.faults import (
     skipped_in,
 )
 from ddpcheck.diagnose.facts.text import in_group, listed
+from ddpcheck.run.intervention import Switch
 
 SLUG = "graph/skipped-backward"
 LINK = "reduce"
@@ -37,7 +38,7 @@ def detect(case: Case) -> Proposal | None:
         code=in_group("dist.all_reduce(skip, dist.ReduceOp.MAX)")
         + "\nif not skip:  # all decide alike\n    loss.backward()",
         evidence={"ranks": rank_table.rows(case)},
-        fixes=("numbers.together",),
+        fixes=(Switch.MEAN_OF_NUMBERS,),
         needs_no_proof=True,
         is_attempt=True,
     )

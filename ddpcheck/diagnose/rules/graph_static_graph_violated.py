@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.run.intervention import Switch
 
 SLUG = "graph/static-graph-violated"
 LINK = "reduce"
@@ -20,5 +21,5 @@ def detect(case: Case) -> Proposal | None:
         facts=("DDP was built with static_graph=True",),
         fix="remove static_graph, or add 0 * the unused output to the loss",
         code="DistributedDataParallel(model, find_unused_parameters=True)",
-        fixes=("ddp.static_off", "ddp.find_unused"),
+        fixes=(Switch.STATIC_GRAPH_OFF, Switch.FIND_UNUSED),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.facts.unused import unused_parameters
+from ddpcheck.run.intervention import Switch
 
 SLUG = "graph/unused-parameter"
 LINK = "reduce"
@@ -33,5 +34,5 @@ def detect(case: Case) -> Proposal | None:
             "some parameters get no gradient, and DDP does not look for "
             "unused parameters"
         ),
-        fixes=("ddp.find_unused",),
+        fixes=(Switch.FIND_UNUSED,),
     )

@@ -13,6 +13,7 @@ from ddpcheck.diagnose.facts.loss import (
 )
 from ddpcheck.diagnose.facts.text import listed, number
 from ddpcheck.diagnose.probes.evidence import Micro
+from ddpcheck.run.intervention import CountMicroBatches, ScaleLoss
 from ddpcheck.run.spec import SAMPLES
 
 SLUG = "loss/accum-normalizer"
@@ -68,7 +69,7 @@ def _number(case: Case, ratio: float) -> Proposal | None:
         ),
         code="(loss / num_micro_batches).backward()",
         safe=False,
-        fixes=(f"loss.scale:{world / ratio!r}",),
+        fixes=(ScaleLoss(factor=world / ratio),),
         evidence=ratio_evidence(case),
     )
 
@@ -138,7 +139,7 @@ def _by_samples(case: Case) -> Proposal | None:
         ),
         code=_CODE,
         safe=False,
-        fixes=(f"target.accum:{SAMPLES}",),
+        fixes=(CountMicroBatches(countable=SAMPLES),),
         speculative=True,
     )
 
@@ -151,10 +152,9 @@ class _Divisor:
     by_number: bool
 
     @property
-    def fix(self) -> str:
+    def fix(self) -> CountMicroBatches:
         """The intervention that takes one count over all."""
-        name = "target.accum" if self.by_number else "target.accum_sums"
-        return f"{name}:{self.name}"
+        return CountMicroBatches(countable=self.name, by_number=self.by_number)
 
 
 def _divisor(case: Case) -> _Divisor | None:

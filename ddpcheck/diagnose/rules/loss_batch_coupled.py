@@ -25,6 +25,14 @@ from ddpcheck.diagnose.facts.loss import (
     whole_step_fix,
 )
 from ddpcheck.diagnose.facts.text import in_group, module, names, number
+from ddpcheck.run import intervention
+from ddpcheck.run.intervention import (
+    GlobalLoss,
+    GlobalModule,
+    Interventions,
+    Substitute,
+    Switch,
+)
 
 SLUG = "loss/batch-coupled"
 LINK = "loss"
@@ -52,10 +60,12 @@ def _or_alone(proposal: Proposal) -> Proposal:
     chain = [proposal]
     while (following := chain[-1].fallback) is not None:
         chain.append(following)
-    wide = (p for p in chain if any(f.startswith("loss.global:") for f in p.fixes))
+    wide = (p for p in chain if intervention.found(p.fixes, GlobalLoss))
     if (first := next(wide, None)) is None:
         return proposal
-    made = dataclasses.replace(first, fixes=(*first.fixes, "loss.alone"), fallback=None)
+    made = dataclasses.replace(
+        first, fixes=(*first.fixes, Switch.LOSS_WITHOUT_RANKS), fallback=None
+    )
     for each in reversed(chain):
         made = dataclasses.replace(each, fallback=made)
     return made
@@ -82,7 +92,7 @@ def _by_outputs(case: Case) -> Proposal | None:
     )
     facts = (_coupled(case), told)
     inner = loss_with_collectives(case)
-    wide = (f"module.global:{inner}",) if inner else whole_model_fix(case)
+    wide = (GlobalModule(name=inner),) if inner else whole_model_fix(case)
     narrower = _by_gradients(case) or _inside_a_module(case)
     whole = _of(facts, wide) if wide else None
     return dataclasses.replace(
@@ -144,7 +154,7 @@ def _replayed(case: Case) -> Proposal | None:
         "when every rank has the samples of all ranks, the runs are equal",
     )
     return dataclasses.replace(
-        _of(facts, ("data.whole",)),
+        _of(facts, (Substitute(boundary="batches"),)),
         summary="later steps train on samples that each rank stored from its own "
         "shard; the single-process run stores samples of the whole batch",
         fix="choose the samples to store among those of all ranks, then shard them",
@@ -168,7 +178,7 @@ def _by_gradients(case: Case) -> Proposal | None:
         ratio_fact(case),
     )
     return dataclasses.replace(
-        _of(facts, ("autograd.averaged",)),
+        _of(facts, (Switch.AVERAGED_AUTOGRAD_GRAD,)),
         summary="the loss is weighted by gradients of the local shard from "
         "torch.autograd.grad: the weights are no sum over samples, and DDP reduces "
         "only the gradients of backward",
@@ -221,7 +231,7 @@ def _on_the_way(case: Case) -> Proposal | None:
         f"{number(m.rel_diff or 0)}"
         for m in found
     )
-    return _of(facts, tuple(f"module.global:{m.name}" for m in found))
+    return _of(facts, tuple(GlobalModule(name=m.name) for m in found))
 
 
 def _later(case: Case) -> Proposal | None:
@@ -262,11 +272,11 @@ def _inside_a_module(case: Case) -> Proposal | None:
         f"average over ranks, {number(reference)} in the single-process run"
         for name, (mean, reference) in found.items()
     )
-    fixes = tuple(f"module.global:{name}" for name in found)
+    fixes = tuple(GlobalModule(name=name) for name in found)
     return dataclasses.replace(_of(facts, fixes), speculative=True, last_resort=1)
 
 
-def _of(facts: tuple[str, ...], fixes: tuple[str, ...]) -> Proposal:
+def _of(facts: tuple[str, ...], fixes: Interventions) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,

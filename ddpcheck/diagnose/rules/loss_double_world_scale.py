@@ -13,6 +13,7 @@ from ddpcheck.diagnose.facts.loss import (
     with_scale,
 )
 from ddpcheck.diagnose.facts.text import names
+from ddpcheck.run.intervention import ScaleGradients
 
 SLUG = "loss/double-world-scale"
 LINK = "loss"
@@ -96,7 +97,7 @@ def _of_some(case: Case) -> Proposal | None:
             "all others are right",
         ),
         fix="gather with autograd, and remove the factor",
-        fixes=(f"gradients.scale:{1 / world!r}|{','.join(found)}",),
+        fixes=(ScaleGradients(factor=1 / world, names=tuple(found)),),
         evidence={"factor": factor},
         speculative=True,
         last_resort=1,
@@ -118,7 +119,7 @@ def _on_the_way(case: Case, found: list[str]) -> Proposal:
         ),
         fix="remove the factor",
         code="return grad * factor  # without * world_size",
-        fixes=(f"gradients.scale:{1 / world!r}|{','.join(found)}",),
+        fixes=(ScaleGradients(factor=1 / world, names=tuple(found)),),
         speculative=True,
         last_resort=1,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import names, number
+from ddpcheck.run.intervention import GlobalModule
 
 SLUG = "loss/embedding-frequency"
 LINK = "backward"
@@ -35,6 +36,6 @@ def detect(case: Case) -> Proposal | None:
         fix="set scale_grad_by_freq=False, or scale by the counts of all ranks",
         code="nn.Embedding(n, d)  # scale_grad_by_freq=False",
         code_rests_on="embeddings with scale_grad_by_freq have the wrong gradients",
-        fixes=tuple(f"module.global:{name}" for name in owners),
+        fixes=tuple(GlobalModule(name=name) for name in owners),
         module=owners[0],
     )

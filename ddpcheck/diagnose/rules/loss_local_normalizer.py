@@ -18,6 +18,7 @@ from ddpcheck.diagnose.facts.loss import (
 )
 from ddpcheck.diagnose.facts.text import listed, number
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import CountLoss, ScaleLoss, Switch
 from ddpcheck.run.spec import SAMPLES
 
 SLUG = "loss/local-normalizer"
@@ -133,7 +134,7 @@ def _of(case: Case, name: str | None = None) -> Proposal:
             f"the factors are N / n_r with n_r the count of `{name}`: "
             f"{listed(counts)} on the ranks, {number(total)} in all"
         ]
-        fixes = (f"loss.count:{name}",)
+        fixes = (CountLoss(countable=name),)
     what = (
         f"the number of `{name}` in the shard"
         if name
@@ -188,6 +189,6 @@ def _where_the_step_scales(case: Case, found: Proposal) -> Proposal | None:
         return None
     found = replaced(found, code="")  # which multiplies as well
     if differs_with_equal_counts(case):
-        return replaced(found, fixes=("numbers.summed",))
-    scale = f"loss.scale:{1 / case.world_size!r}"
+        return replaced(found, fixes=(Switch.SUM_OF_NUMBERS,))
+    scale = ScaleLoss(factor=1 / case.world_size)
     return replaced(found, fixes=(*found.fixes, scale))

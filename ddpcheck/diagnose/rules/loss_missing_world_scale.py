@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from ddpcheck.diagnose.facts import injected
 from ddpcheck.diagnose.facts.case import Case, Proposal
@@ -16,6 +17,7 @@ from ddpcheck.diagnose.facts.loss import (
     with_scale,
 )
 from ddpcheck.diagnose.facts.text import WORLD, names, number
+from ddpcheck.run.intervention import Interventions, ScaleGradients, Switch
 
 SLUG = "loss/missing-world-scale"
 LINK = "loss"
@@ -67,8 +69,8 @@ def _is_all(case: Case) -> bool:
     return factor is not None and abs(factor * case.world_size - 1) <= case.close
 
 
-def _scaled(world_size: int) -> tuple[str, ...]:
-    return (f"gradients.scale:{float(world_size)!r}",)
+def _scaled(world_size: int, names: Iterable[str] = ()) -> Interventions:
+    return (ScaleGradients(factor=float(world_size), names=tuple(names)),)
 
 
 def _of_some(case: Case) -> Proposal | None:
@@ -93,7 +95,7 @@ def _of_some(case: Case) -> Proposal | None:
         ),
         fix="multiply the gradient that backward starts from by the world size",
         code=f"{WORLD}features.backward(world * gradient)",
-        fixes=(f"{_scaled(world)[0]}|{','.join(wrong)}",),
+        fixes=_scaled(world, wrong),
         speculative=True,
         last_resort=1,
     )
@@ -165,7 +167,7 @@ def _of_one_term(case: Case) -> Proposal | None:
         ),
         fix="multiply that term by the world size",
         code=f"{WORLD}loss = world * local_sum / global_count + mean_term",
-        fixes=("collectives.mean_counts",),
+        fixes=(Switch.MEAN_OF_COUNTS,),
         speculative=True,
         evidence=ratio_evidence(case),
     )

@@ -6,6 +6,7 @@ import dataclasses
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import WORLD, listed, number
+from ddpcheck.run.intervention import CountLoss, ScaleDirect, ScaleTerms, found
 
 SLUG = "loss/regularizer-scale"
 LINK = "loss"
@@ -46,7 +47,7 @@ def detect(case: Case) -> Proposal | None:
     if not has_factor:
         return dataclasses.replace(first, fixes=())
     # A penalty with a backward of its own is added to nothing.
-    other = dataclasses.replace(first, fixes=(f"direct.scale:{1 / mean!r}",))
+    other = dataclasses.replace(first, fixes=(ScaleDirect(factor=1 / mean),))
     return dataclasses.replace(first, fallback=other)
 
 
@@ -114,7 +115,7 @@ def _weighs_ranks(case: Case) -> bool:
 
     The penalty is in it: what counts is the mean of its factors.
     """
-    return any(fix.startswith("loss.count:") for fix in case.outcome.spec.fixes)
+    return found(case.outcome.spec.fixes, CountLoss) is not None
 
 
 def _among_others(case: Case) -> Proposal | None:
@@ -161,5 +162,5 @@ def _of(factor: float) -> Proposal:
         facts=(),
         fix="multiply the data term alone by the world size",
         code=f"{WORLD}loss = world * data_term + penalty",
-        fixes=(f"terms.scale:{1 / factor!r}",),
+        fixes=(ScaleTerms(factor=1 / factor),),
     )

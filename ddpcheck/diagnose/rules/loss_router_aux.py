@@ -7,6 +7,7 @@ from ddpcheck.diagnose.facts.loss import global_loss_fix, ratio_evidence
 from ddpcheck.diagnose.facts.text import module, names, number, output
 from ddpcheck.diagnose.probes.evidence import Cut
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import GlobalModule
 
 SLUG = "loss/router-aux"
 LINK = "loss"
@@ -110,13 +111,13 @@ def _in_backward(case: Case) -> Proposal | None:
         ),
         fix=_FIX,
         code=_CODE,
-        fixes=tuple(f"module.global:{name}" for name in modules),
+        fixes=tuple(GlobalModule(name=name) for name in modules),
         module=modules[0],
         speculative=True,
         last_resort=2,  # a wrong factor of the term is told by a narrower fix
     )
     # The term may be made outside of the modules that get its gradient.
-    return replaced(proposal, fallback=replaced(proposal, fixes=("module.global:",)))
+    return replaced(proposal, fallback=replaced(proposal, fixes=(GlobalModule(),)))
 
 
 def _is_smooth(case: Case, broken: list[Cut]) -> bool:

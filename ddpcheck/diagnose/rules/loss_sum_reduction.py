@@ -17,6 +17,7 @@ from ddpcheck.diagnose.facts.loss import (
     with_scale,
 )
 from ddpcheck.diagnose.facts.text import WORLD
+from ddpcheck.run.intervention import ScaleLoss, ScaleTerms
 
 SLUG = "loss/sum-reduction"
 LINK = "loss"
@@ -85,7 +86,7 @@ def _beside_a_penalty(case: Case) -> Proposal | None:
         ),
         fix="take the mean, or multiply the summed term by the world size",
         code=f"{WORLD}loss = world * summed_term + penalty",
-        fixes=(f"loss.scale:{world}", f"terms.scale:{1 / world!r}"),
+        fixes=(ScaleLoss(factor=world), ScaleTerms(factor=1 / world)),
         speculative=True,
     )
 

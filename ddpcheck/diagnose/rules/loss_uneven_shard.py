@@ -6,6 +6,7 @@ from ddpcheck.diagnose.facts import rows
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.loss import counted_by, ratio_evidence, ratio_fact
 from ddpcheck.diagnose.facts.text import in_group, listed
+from ddpcheck.run.intervention import CountLoss, Switch
 from ddpcheck.run.spec import SAMPLES
 
 SLUG = "loss/uneven-shard"
@@ -37,7 +38,7 @@ def detect(case: Case) -> Proposal | None:
         "    world = dist.get_world_size()\n"
         "    dist.all_reduce(n)\n"
         f"loss = loss * world * {size} / n",
-        fixes=(f"loss.count:{SAMPLES}",),
+        fixes=(CountLoss(countable=SAMPLES),),
         evidence=ratio_evidence(case),
     )
 
@@ -68,6 +69,6 @@ def _dealt_out(case: Case) -> Proposal | None:
         code="world, n = 1, torch.tensor(float(len(part)))\n"
         + in_group("world = dist.get_world_size()", "dist.all_reduce(n)")
         + "\nloss = loss * world * len(part) / n",
-        fixes=("data.unpadded",),
+        fixes=(Switch.LOADER_UNPADDED,),
         speculative=True,
     )

@@ -12,11 +12,18 @@ from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase
 from ddpcheck.diagnose.facts.text import module, names, number
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import (
+    GlobalModule,
+    Interventions,
+    Substitute,
+    Switch,
+    SyncBatchNorm,
+)
 
 SLUG = "norm/local-batch-stats"
 LINK = "forward"
 
-_FROZEN = "target.frozen_norms"
+_FROZEN = Switch.FROZEN_NORMS
 # What torch.jit compiles, by script and by trace: nothing inside can be replaced.
 _COMPILED = ("RecursiveScriptModule", "TopLevelTracedModule", "TracedModule")
 _PLAIN = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
@@ -37,15 +44,15 @@ def detect(case: Case) -> Proposal | None:
     first = calls[0]
     layers = list(dict.fromkeys(m.name for m in calls))
     are_alone = _are_right_elsewhere(case, layers)
-    fixes: tuple[str, ...] = tuple(
-        f"module.global:{m.name}" for m in calls if not m.is_batch_norm
+    fixes: Interventions = tuple(
+        GlobalModule(name=m.name) for m in calls if not m.is_batch_norm
     )
     if torchs:
-        named = ",".join(dict.fromkeys(m.name for m in torchs)) if are_alone else ""
-        fixes = (f"batch_norm.sync:{named}" if named else "batch_norm.sync", *fixes)
+        named = dict.fromkeys(m.name for m in torchs if m.name) if are_alone else ()
+        fixes = (SyncBatchNorm(names=tuple(named)), *fixes)
     at_start = statistics_at_start(case)
     if at_start:
-        fixes = (*fixes, "ddp.broadcast")
+        fixes = (*fixes, Substitute(boundary="start"))
     found = Proposal(
         slug=SLUG,
         link=LINK,

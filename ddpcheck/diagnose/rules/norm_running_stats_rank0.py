@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.buffers import diverging_buffers
 from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.run.intervention import GlobalModule, Substitute
 
 SLUG = "norm/running-stats-rank0"
 LINK = "update"
@@ -30,8 +31,8 @@ def detect(case: Case) -> Proposal | None:
         facts=owner.facts,
         fix="update running statistics from the moments of all ranks, or merge them before "
         "evaluation and checkpoints",
-        fixes=tuple(f"module.global:{name}" for name in owner.modules)
+        fixes=tuple(GlobalModule(name=name) for name in owner.modules)
         if owner.written_in_forward
-        else (f"state.one_process:{','.join(owner.modules)}",),
+        else (Substitute(boundary="state", names=tuple(owner.modules)),),
         module=owner.modules[0],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.diagnose.probes.evidence import ModuleCall
-from ddpcheck.run.fix_names import argument
+from ddpcheck.run.intervention import GlobalModule, Interventions, SyncBatchNorm, found
 
 SLUG = "norm/syncbn-implementation"
 LINK = "forward"
@@ -15,7 +15,7 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it where a module that calls collectives differs, forward or backward."""
     # Of torch's own, those whose rows are wrong: over which ranks may be. A fix in force
     # has synchronised others.
-    is_fixed = argument(case.outcome.spec.fixes, "batch_norm.sync") is not None
+    is_fixed = found(case.outcome.spec.fixes, SyncBatchNorm) is not None
     calls = [
         m
         for m in case.modules()
@@ -48,9 +48,9 @@ def detect(case: Case) -> Proposal | None:
     )
     asks = f"it calls {first.collectives} collectives and " if first.collectives else ""
     if any(m.is_synchronized for m in inner):
-        fixes: tuple[str, ...] = ("batch_norm.sync",)
+        fixes: Interventions = (SyncBatchNorm(),)
     else:
-        fixes = tuple(dict.fromkeys(f"module.global:{m.name}" for m in inner))
+        fixes = tuple(dict.fromkeys(GlobalModule(name=m.name) for m in inner))
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -96,7 +96,7 @@ def _of_a_function(case: Case) -> Proposal | None:
             "in backward, sum over ranks what forward sums over ranks, and divide "
             "by the same counts"
         ),
-        fixes=("module.global:",),
+        fixes=(GlobalModule(),),
         module="",
         speculative=True,
     )

@@ -12,7 +12,7 @@ from ddpcheck.diagnose.rules.rng_stochastic_layer import (
     draws_held,
     same_stream,
 )
-from ddpcheck.run.fix_names import GLOBAL_DRAWS, argument, global_draws
+from ddpcheck.run.intervention import DrawGlobalBatch, Switch, found
 
 SLUG = "rng/same-stream-all-ranks"
 LINK = "forward"
@@ -21,7 +21,7 @@ LINK = "forward"
 def detect(case: Case) -> Proposal | None:
     """Proposes it where draws happen and all generators are in the same state."""
     if case.probed is not None and case.probed.reference.own_draws:
-        if argument(case.outcome.spec.fixes, GLOBAL_DRAWS) is not None:
+        if found(case.outcome.spec.fixes, DrawGlobalBatch) is not None:
             return None
         return _by_own_generator(case, case.probed.reference.own_draws)
     if draws_held(case) and draws_alike(case):
@@ -64,7 +64,7 @@ def _by_own_generator(case: Case, draws: tuple[tuple[int, ...], ...]) -> Proposa
         ),
         fix="seed the generator by rank; for the same noise as in the "
         "single-process run draw for the global batch and keep the rank's rows",
-        fixes=(global_draws(draws),),
+        fixes=(DrawGlobalBatch(shapes=tuple(dict.fromkeys(draws))),),
         speculative=True,
     )
 
@@ -109,6 +109,6 @@ def _of_numpy(why: str, fact: str) -> Proposal:
         summary=f"all ranks draw the same random numbers for different samples: {why}",
         facts=(fact, EQUAL),
         fix="seed the generator by rank; to check the rest, remove the noise",
-        fixes=("target.constant_draws",),
+        fixes=(Switch.CONSTANT_DRAWS,),
         speculative=True,
     )

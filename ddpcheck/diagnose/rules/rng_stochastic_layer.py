@@ -15,6 +15,7 @@ from ddpcheck.diagnose.facts.events import (
 )
 from ddpcheck.diagnose.facts.kept_beside import drawn_weights
 from ddpcheck.diagnose.facts.text import number
+from ddpcheck.run.intervention import Switch
 
 SLUG = "rng/stochastic-layer"
 LINK = "forward"
@@ -58,7 +59,7 @@ def detect(case: Case) -> Proposal | None:
         "(dropout p=0), as it cannot follow the sample in this step",
         code="",
         noise=None,
-        fixes=("target.constant_draws",),
+        fixes=(Switch.CONSTANT_DRAWS,),
     )
     return dataclasses.replace(found, fallback=without)
 
@@ -82,7 +83,7 @@ def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
         fix="nothing is wrong if every replica should have its own noise; else "
         "draw before calling the model, and pass the numbers as an argument",
         code="",
-        fixes=("target.constant_draws",),
+        fixes=(Switch.CONSTANT_DRAWS,),
         benign=True,
         speculative=True,
     )
@@ -116,7 +117,7 @@ def _by_ranks_alone() -> Proposal:
         "draws none: an order or a choice that all ranks must share differs",
         facts=(EQUAL,),
         fix="draw on one rank and broadcast, or use the same seed on all ranks",
-        fixes=("target.constant_draws",),
+        fixes=(Switch.CONSTANT_DRAWS,),
         speculative=True,
         last_resort=1,
     )
@@ -147,7 +148,7 @@ def _by_seed() -> Proposal:
         "noise; for the single-process noise use the same seed, draw for the "
         "global batch and keep the rank's rows",
         code="",
-        fixes=("target.constant_draws",),
+        fixes=(Switch.CONSTANT_DRAWS,),
         benign=True,
         speculative=True,
         last_resort=1,
@@ -187,7 +188,7 @@ def _by_own_generators(case: Case) -> Proposal | None:
         "noise; to check the rest, remove the noise, or draw for the global batch "
         "on all ranks and keep the rank's rows",
         code="",
-        fixes=("target.constant_draws",),
+        fixes=(Switch.CONSTANT_DRAWS,),
         benign=True,
         speculative=True,
         last_resort=1,

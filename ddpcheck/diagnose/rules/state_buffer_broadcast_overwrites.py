@@ -7,6 +7,7 @@ from ddpcheck.diagnose.facts.buffers import Owners, diverging_buffers
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import GlobalModule, Substitute, Switch
 
 SLUG = "state/buffer-broadcast-overwrites"
 LINK = "update"
@@ -38,15 +39,15 @@ def detect(case: Case) -> Proposal | None:
         ),
         facts=owner.facts,
         fix="all-reduce the increment in forward",
-        fixes=(f"state.one_process:{','.join(owner.modules)}",),
+        fixes=(Substitute(boundary="state", names=tuple(owner.modules)),),
         module=owner.modules[0],
     )
     if not owner.are_called:
         return found
-    seen = tuple(f"module.global:{name}" for name in owner.modules)
+    seen = tuple(GlobalModule(name=name) for name in owner.modules)
     if "" not in owner.modules or owner.are_read_at_once:
         # What the module is given may have no samples, as losses do.
-        written = (f"state.as_written:{','.join(owner.modules)}",)
+        written = (Substitute(boundary="writes", names=tuple(owner.modules)),)
         return replaced(found, fixes=seen, fallback=replaced(found, fixes=written))
     # To show all rows to the model as a whole would mend whatever is in it.
     return replaced(found, fallback=replaced(found, fixes=seen))
@@ -61,7 +62,7 @@ def _by_the_step(owner: Owners, at_once: Proposal | None) -> Proposal:
         "data count",
         facts=(*owner.facts, "no forward writes these buffers: the training step does"),
         fix="all-reduce the increment before it is added",
-        fixes=(f"state.one_process:{','.join(owner.modules)}",),
+        fixes=(Substitute(boundary="state", names=tuple(owner.modules)),),
         module=owner.modules[0],
     )
     if at_once is None:
@@ -88,7 +89,7 @@ def _of_samples(case: Case) -> Proposal | None:
         ),
         fix="keep per-sample state in plain attributes, or pass it in and return it",
         code="model = DistributedDataParallel(model, broadcast_buffers=False)",
-        fixes=("ddp.no_buffer_broadcast",),
+        fixes=(Switch.BUFFER_BROADCAST_OFF,),
         speculative=True,
         last_resort=1,
     )

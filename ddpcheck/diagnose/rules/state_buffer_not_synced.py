@@ -9,6 +9,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.kept_beside import before_gradients
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import Substitute, Switch
 
 SLUG = "state/buffer-not-synced"
 LINK = "forward"
@@ -43,7 +44,7 @@ def detect(case: Case) -> Proposal | None:
         code_rests_on=""
         if per_rank[0]
         else "rank 0 starts from the single-process buffers",
-        fixes=("ddp.broadcast",),
+        fixes=(Substitute(boundary="start"),),
     )
 
 
@@ -66,7 +67,7 @@ def _written_by_some(case: Case) -> Proposal | None:
         facts=(*owner.facts, "no forward writes these buffers: the training step does"),
         fix="let DDP broadcast rank 0's buffers, or write the same on all ranks",
         code="model = DistributedDataParallel(model)  # broadcast_buffers=True",
-        fixes=("ddp.buffer_broadcast",),
+        fixes=(Switch.BUFFER_BROADCAST_ON,),
         module=owner.modules[0],
         speculative=True,
     )
@@ -113,5 +114,5 @@ def _built_otherwise(fact: str) -> Proposal:
             "build the model before the process group, or load the single-process "
             "buffers"
         ),
-        fixes=("ddp.broadcast",),
+        fixes=(Substitute(boundary="start"),),
     )

@@ -7,6 +7,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.kept_beside import before_gradients, drawn_weights
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import Substitute, Switch
 
 SLUG = "state/ema-teacher-divergence"
 LINK = "update"
@@ -41,7 +42,7 @@ def detect(case: Case) -> Proposal | None:
         code="update_teacher(teacher, student)  # not under `if rank == 0`"
         if any(case.rank_facts("asks_rank", 0))
         else "",
-        fixes=("ddp.broadcast_after" if asks else "state.broadcast",),
+        fixes=(Switch.BROADCAST_AFTER_STEP if asks else Switch.STATE_BROADCAST,),
         fallback=_from_own_data(found, when),
     )
 
@@ -90,7 +91,7 @@ def _read_at_once(case: Case) -> Proposal | None:
         ),
         fix="make the same update on all ranks",
         code="update_teacher(teacher, student)  # not under `if rank == 0`",
-        fixes=("rank.first",),
+        fixes=(Switch.FIRST_RANK,),
         speculative=True,
     )
 
@@ -134,7 +135,7 @@ def _by_numbers(found: list[str], when: str) -> Proposal:
             "and the ranks agree",
         ),
         fix="compute the update from the global batch",
-        fixes=(f"state.one_process:{','.join(modules)}",),
+        fixes=(Substitute(boundary="state", names=tuple(modules)),),
         speculative=True,
     )
 
@@ -157,7 +158,7 @@ def _of_buffers(case: Case) -> Proposal | None:
         "shard, and drifts apart between ranks",
         facts=(*owner.facts, "no forward writes these buffers: the training step does"),
         fix="make the same update on all ranks: all-reduce the values that it uses",
-        fixes=(f"state.one_process:{','.join(owner.modules)}",),
+        fixes=(Substitute(boundary="state", names=tuple(owner.modules)),),
         module=owner.modules[0],
     )
 
@@ -176,7 +177,7 @@ def _exchanged(owner: Owners) -> Proposal:
             "afterwards",
         ),
         fix="all-reduce sums and counts, then divide",
-        fixes=(f"state.one_process:{','.join(owner.modules)}",),
+        fixes=(Substitute(boundary="state", names=tuple(owner.modules)),),
         module=owner.modules[0],
     )
 
@@ -223,6 +224,6 @@ def _drawn(drawn: list[str]) -> Proposal:
             "use the same seed on all ranks before creating them, or broadcast "
             "them once"
         ),
-        fixes=("target.constant_draws",),
+        fixes=(Switch.CONSTANT_DRAWS,),
         speculative=True,
     )

@@ -11,6 +11,7 @@ from ddpcheck.diagnose.facts.events import (
 from ddpcheck.diagnose.facts.loss import differs_with_equal_counts, global_loss_fix
 from ddpcheck.diagnose.facts.text import module, names
 from ddpcheck.diagnose.facts.updates_apart import written_after
+from ddpcheck.run.intervention import GlobalModule, Substitute
 
 SLUG = "state/forward-writes-parameter"
 LINK = "forward"
@@ -25,7 +26,7 @@ def detect(case: Case) -> Proposal | None:
         for m in case.modules()
         if m.writes_parameters
         and m.name not in alike
-        and f"module.global:{m.name}" not in mended
+        and GlobalModule(name=m.name) not in mended
     ]
     if not modules:
         return _by_the_model(case) or _by_the_step(case) or _after_the_update(case)
@@ -37,7 +38,7 @@ def _by_the_model(case: Case) -> Proposal | None:
     """Proposes it where a model writes the parameters of its parts, by its shard."""
     by_themselves = {m.name for m in case.modules() if m.writes_parameters}
     modules = sorted(written_by_the_model(case) - by_themselves - {""})
-    if not modules or "module.global:" in case.outcome.spec.fixes:
+    if not modules or GlobalModule() in case.outcome.spec.fixes:
         return None
     told = f"the model's forward writes parameters of {_named(modules)}"
     return _of(case, ("",), told)
@@ -64,7 +65,7 @@ def _of(case: Case, writers: tuple[str, ...], told: str) -> Proposal | None:
             "all-reduce the values that the update uses, or apply it after the "
             "step to the global batch"
         ),
-        fixes=tuple(f"module.global:{n}" for n in writers),
+        fixes=tuple(GlobalModule(name=n) for n in writers),
         module=writers[0],
     )
 
@@ -117,7 +118,7 @@ def _after_the_update(case: Case) -> Proposal | None:
         fix=(
             "all-reduce the value that is written, or the value that decides about it"
         ),
-        fixes=("data.whole",),
+        fixes=(Substitute(boundary="batches"),),
         speculative=True,
         last_resort=2,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.run.intervention import Switch
 
 SLUG = "state/inplace-buffer-version"
 LINK = "forward"
@@ -24,5 +25,5 @@ def detect(case: Case) -> Proposal | None:
         fix="run one forward per backward, clone the buffer in forward, or set "
         "broadcast_buffers=False",
         code="scale = self.scale.clone()  # what backward keeps",
-        fixes=("autograd.mutation",),
+        fixes=(Switch.COPIED_SAVED_TENSORS,),
     )

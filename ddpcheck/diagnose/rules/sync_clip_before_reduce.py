@@ -6,6 +6,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import ranks_disagree
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import Switch
 
 SLUG = "sync/clip-before-reduce"
 LINK = "update"
@@ -36,14 +37,14 @@ def detect(case: Case) -> Proposal | None:
     fixes = []
     if hooked:
         facts.append(f"tensor hooks get the local gradient of {names(hooked)}")
-        fixes.append("target.unhook")
+        fixes.append(Switch.PARAMETERS_UNHOOKED)
     if clips:
         facts.append(
             f"{early} clippings by norm came before a backward of the same step"
             if early
             else "a clipping by norm came before an all_reduce of the same step"
         )
-        fixes.append("target.clip_last")
+        fixes.append(Switch.CLIPPED_AT_UPDATE)
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -86,7 +87,7 @@ def _of_samples(case: Case) -> Proposal | None:
         "for p in model.parameters():\n"
         "    dist.all_reduce(p.grad)\n"
         "    p.grad /= dist.get_world_size()",
-        fixes=("gradients.at_update",),
+        fixes=(Switch.AVERAGED_AT_UPDATE,),
         speculative=True,
     )
 
@@ -105,7 +106,7 @@ def _in_another_way(case: Case) -> Proposal | None:
             "it changes the mean of all ranks instead, the runs are equal"
         )
         return replaced(
-            _on_trial(fact, "ddp.hooks_on_means"), fallback=_by_the_step(case)
+            _on_trial(fact, Switch.COMM_HOOKS_ON_MEANS), fallback=_by_the_step(case)
         )
     return _by_the_step(case)
 
@@ -118,7 +119,7 @@ def _by_the_step(case: Case) -> Proposal | None:
         return _on_trial(
             f"the step wrote into gradients before {changed} backwards that added "
             "to them; without these writes the runs are equal",
-            "target.keep_sums",
+            Switch.KEPT_SUMS,
         )
     late = max(case.rank_facts("late_hooks", 0), default=0)
     on_the_way = _on_the_way(case)
@@ -128,7 +129,7 @@ def _by_the_step(case: Case) -> Proposal | None:
         f"{late} post-accumulate hooks get the local gradients, before DDP reduces "
         "them; when the hooks run after backward, the runs are equal"
     )
-    return replaced(_on_trial(fact, "hooks.after_backward"), fallback=on_the_way)
+    return replaced(_on_trial(fact, Switch.HOOKS_AFTER_BACKWARD), fallback=on_the_way)
 
 
 def _on_the_way(case: Case) -> Proposal | None:
@@ -140,7 +141,7 @@ def _on_the_way(case: Case) -> Proposal | None:
     return _on_trial(
         "hooks or an autograd function change gradients before they reach the "
         "parameters; when they pass gradients on unchanged, the runs are equal",
-        "target.unhook_all",
+        Switch.ALL_UNHOOKED,
     )
 
 
@@ -157,10 +158,10 @@ def _before_an_exchange(case: Case) -> Proposal | None:
         f"the step wrote into local gradients before {alone} exchanges with other "
         "ranks; when gradients are averaged first, the runs are equal"
     )
-    return replaced(_on_trial(fact, ""), fixes=(), by_hand=True, speculative=False)
+    return replaced(_on_trial(fact), by_hand=True, speculative=False)
 
 
-def _on_trial(fact: str, fix: str) -> Proposal:
+def _on_trial(fact: str, *fixes: Switch) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -169,6 +170,6 @@ def _on_trial(fact: str, fix: str) -> Proposal:
         fix=FIX,
         code=CODE,
         safe=False,
-        fixes=(fix,),
+        fixes=fixes,
         speculative=True,
     )

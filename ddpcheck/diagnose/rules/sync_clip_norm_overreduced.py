@@ -9,6 +9,7 @@ from ddpcheck.diagnose.facts.events import common_factor, sums_in_its_step, with
 from ddpcheck.diagnose.facts.loss import is_sound_until_backward
 from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import SkipAllReduces
 
 SLUG = "sync/clip-norm-overreduced"
 LINK = "update"
@@ -76,5 +77,5 @@ def _of(fact: str) -> Proposal:
         facts=(fact,),
         fix="use the local norm: after DDP all ranks have the same gradients",
         code="torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
-        fixes=("collectives.off_after_backward",),
+        fixes=(SkipAllReduces(),),
     )

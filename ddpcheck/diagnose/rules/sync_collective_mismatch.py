@@ -17,6 +17,7 @@ from ddpcheck.diagnose.facts.faults import (
 )
 from ddpcheck.diagnose.facts.text import listed
 from ddpcheck.diagnose.facts.unused import unused_parameters
+from ddpcheck.run.intervention import Switch
 
 SLUG = "sync/collective-mismatch"
 LINK = "reduce"
@@ -64,7 +65,7 @@ def _waits_for_parameters(case: Case) -> bool:
     """Returns whether ranks get on where DDP waits for no parameter that one skips."""
     if not (case.run.faults and unused_parameters(case).somewhere):
         return False
-    return not case.vary(fixes=(*case.outcome.spec.fixes, "ddp.find_unused")).faults
+    return not case.vary(fixes=(*case.outcome.spec.fixes, Switch.FIND_UNUSED)).faults
 
 
 def _of_forwards(case: Case) -> Proposal | None:
@@ -86,7 +87,7 @@ def _of_forwards(case: Case) -> Proposal | None:
         fix="call model.module, which exchanges nothing, in code that not all "
         "ranks run, such as `if rank == 0`",
         code="model.module(x)",
-        fixes=("ddp.no_buffer_broadcast",),
+        fixes=(Switch.BUFFER_BROADCAST_OFF,),
         needs_no_proof=True,
         is_attempt=True,
         evidence={"ranks": rank_table.rows(case)},

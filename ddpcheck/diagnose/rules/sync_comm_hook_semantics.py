@@ -7,6 +7,7 @@ from ddpcheck.diagnose.facts.events import common_factor, sums_in_its_step
 from ddpcheck.diagnose.facts.text import number, times
 from ddpcheck.diagnose.facts.unused import reduces_by_hand
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import ScaleGradients, SkipAllReduces, Switch
 
 SLUG = "sync/comm-hook-semantics"
 LINK = "reduce"
@@ -29,7 +30,7 @@ def detect(case: Case) -> Proposal | None:
         facts=(f"register_comm_hook was called {times(count)}",),
         fix="divide by the world size in the hook; compress only what the tolerance allows",
         code="dist.all_reduce(bucket.buffer().div_(dist.get_world_size()))",
-        fixes=("ddp.no_comm_hook",),
+        fixes=(Switch.NO_COMM_HOOKS,),
     )
     again = _of_micro_batches(case, found)
     if not is_in_doubt:
@@ -57,7 +58,10 @@ def _of_micro_batches(case: Case, found: Proposal) -> Proposal | None:
         "others in no_sync",
         code="with nullcontext() if is_last else model.no_sync():\n"
         "    loss(model(x), y).backward()",
-        fixes=("gradients.at_update", f"gradients.scale:{float(case.world_size)!r}"),
+        fixes=(
+            Switch.AVERAGED_AT_UPDATE,
+            ScaleGradients(factor=float(case.world_size)),
+        ),
     )
 
 
@@ -79,7 +83,7 @@ def _by_hand(case: Case) -> Proposal | None:
         ),
         fix="divide by the world size",
         code=_MEAN,
-        fixes=(f"gradients.scale:{1 / case.world_size!r}",),
+        fixes=(ScaleGradients(factor=1 / case.world_size),),
     )
 
 
@@ -104,7 +108,7 @@ def _in_the_update(case: Case) -> Proposal | None:
         ),
         fix="remove the sum: after DDP all ranks have the same gradients",
         code=_PLAIN_UPDATE,
-        fixes=("collectives.off_after_backward:gradients",),
+        fixes=(SkipAllReduces(of_gradients=True),),
         speculative=True,
         last_resort=1,
     )
@@ -131,7 +135,7 @@ def _after_backward(case: Case) -> Proposal | None:
         ),
         fix="remove the sum: after DDP all ranks have the same gradients",
         code=_PLAIN_UPDATE,
-        fixes=("collectives.off_after_backward:gradients",),
+        fixes=(SkipAllReduces(of_gradients=True),),
         speculative=True,
         fallback=scaled,
     )
@@ -158,7 +162,7 @@ def _by_a_factor(case: Case, factor: float, calls: int) -> Proposal | None:
         if by_hand
         else "remove the reduction: after DDP all ranks already have the mean",
         code=_MEAN if by_hand else _PLAIN_UPDATE,
-        fixes=(f"gradients.scale:{1 / factor!r}",),
+        fixes=(ScaleGradients(factor=1 / factor),),
         speculative=True,
     )
 

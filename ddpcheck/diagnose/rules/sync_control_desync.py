@@ -18,11 +18,12 @@ from ddpcheck.diagnose.facts.updates_apart import (
     step_of_update,
 )
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import Substitute, Switch
 
 SLUG = "sync/control-desync"
 LINK = "update"
 _FIX = "all-reduce the number that decides, so that all ranks make the same decision"
-TOGETHER = "numbers.together"
+TOGETHER = Switch.MEAN_OF_NUMBERS
 _CODE = in_group("dist.all_reduce(metric)", "metric /= dist.get_world_size()")
 
 
@@ -113,7 +114,9 @@ def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
             f"gradients are equal up to step {step + 1}; after its update {len(found)} "
             f"parameters differ between ranks: {names(found)}",
         ),
-        fixes=("update.schedule",) if decided == "numbers" else (TOGETHER,),
+        fixes=(Substitute(boundary="schedule"),)
+        if decided == "numbers"
+        else (TOGETHER,),
         needs_no_proof=decided == "updates",
         is_attempt=decided == "updates",
         speculative=decided is None,
@@ -143,7 +146,7 @@ def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
         facts=(f"{told.name} {told.text}",),
         fix="step a scheduler once per update, whatever the number of ranks; if a "
         "number is scaled with the ranks on purpose, accept this finding",
-        fixes=("update.schedule",),
+        fixes=(Substitute(boundary="schedule"),),
     )
     if not told.is_grouped:
         return found
@@ -177,7 +180,7 @@ def _within_a_step(case: Case, first: int | None) -> Proposal | None:
         "per-rank numbers",
         f"{told.name} {told.text}",
     )
-    return replaced(found, fixes=("update.schedule",), speculative=True)
+    return replaced(found, fixes=(Substitute(boundary="schedule"),), speculative=True)
 
 
 def _of_some_ranks(case: Case) -> Proposal | None:
@@ -215,7 +218,7 @@ def _at_other_times(case: Case, first: int | None) -> Proposal | None:
             "equal",
         ),
         fix="decide from the samples of all ranks",
-        fixes=("data.whole",),
+        fixes=(Substitute(boundary="batches"),),
         speculative=True,
         last_resort=1,
     )
@@ -237,7 +240,7 @@ def _of_rewritten(case: Case, first: int | None) -> Proposal | None:
             "runs, the runs are equal",
         ),
         fix="all-reduce the values that change the gradients",
-        fixes=("target.as_left",),
+        fixes=(Switch.GRADIENTS_AS_LEFT,),
         safe=False,
         speculative=True,
         last_resort=1,
@@ -279,7 +282,7 @@ def _of_the_rank(case: Case) -> Proposal | None:
         ),
         fix="change the model, its mode and its data on all ranks; only logs and "
         "files belong to rank 0",
-        fixes=("rank.first",),
+        fixes=(Switch.FIRST_RANK,),
         speculative=True,
         last_resort=2,
     )
@@ -288,7 +291,7 @@ def _of_the_rank(case: Case) -> Proposal | None:
         f"calls of get_rank: {asked}; when get_rank returns 0 on no rank, the "
         "runs are equal"
     )
-    other = replaced(found, facts=(none,), fixes=("rank.none",))
+    other = replaced(found, facts=(none,), fixes=(Switch.SECOND_RANK,))
     return replaced(found, fallback=other)
 
 

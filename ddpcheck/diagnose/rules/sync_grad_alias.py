@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.run.intervention import Switch
 
 SLUG = "sync/grad-alias"
 LINK = "reduce"
@@ -23,5 +24,5 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix=("clone the gradients that you keep, or set gradient_as_bucket_view=False"),
         code="kept = [p.grad.clone() for p in model.parameters()]",
-        fixes=("ddp.no_bucket_view",),
+        fixes=(Switch.BUCKET_VIEW_OFF,),
     )

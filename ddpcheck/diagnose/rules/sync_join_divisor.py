@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import listed
+from ddpcheck.run.intervention import Switch
 
 SLUG = "sync/join-divisor"
 LINK = "reduce"
@@ -34,5 +35,7 @@ def detect(case: Case) -> Proposal | None:
             "divide by the number of all ranks: the loss is already multiplied by it"
         ),
         code=f"model.join(divide_by_initial_world_size={not counts_all})",
-        fixes=("ddp.join_left" if counts_all else "ddp.join_all",),
+        fixes=(
+            Switch.JOIN_DIVIDES_BY_LEFT if counts_all else Switch.JOIN_DIVIDES_BY_ALL,
+        ),
     )

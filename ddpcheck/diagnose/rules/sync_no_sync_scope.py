@@ -10,6 +10,7 @@ from ddpcheck.diagnose.facts.events import (
     is_torn,
 )
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import Switch
 
 SLUG = "sync/no-sync-scope"
 LINK = "reduce"
@@ -95,6 +96,6 @@ def _used_while_local(order: str) -> Proposal:
         facts=(order,),
         fix="remove no_sync where gradients are used before the next backward",
         code="criterion(model(x), y).backward()  # not within model.no_sync()",
-        fixes=("ddp.always_sync",),
+        fixes=(Switch.ALWAYS_SYNC,),
         speculative=True,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.facts import events
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import in_group, listed, number
+from ddpcheck.run.intervention import Switch
 
 SLUG = "sync/scaler-desync"
 LINK = "reduce"
@@ -40,7 +41,7 @@ def _of(fact: str) -> Proposal:
             "for example the check for inf"
         ),
         code=in_group("dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)"),
-        fixes=("numbers.together",),
+        fixes=(Switch.MEAN_OF_NUMBERS,),
         needs_no_proof=True,
         is_attempt=True,
     )
@@ -54,7 +55,7 @@ def _of_scales(case: Case) -> str | None:
     are_powers = all(
         events.is_power_of_two(case, scale / scales[0]) for scale in scales
     )
-    is_given = any(f.startswith("loss.") for f in case.outcome.spec.fixes)
+    is_given = any(fix.place == "loss" for fix in case.outcome.spec.fixes)
     if is_given and not are_powers:
         return None  # what is undone is the doing of a fix
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.run.intervention import Switch
 
 SLUG = "sync/static-graph-no-sync"
 LINK = "reduce"
@@ -29,7 +30,7 @@ def detect(case: Case) -> Proposal | None:
         facts=tuple(facts),
         fix="set static_graph=False, or accumulate without no_sync",
         code="DistributedDataParallel(model, static_graph=False)",
-        fixes=("ddp.static_off",),
+        fixes=(Switch.STATIC_GRAPH_OFF,),
     )
     if not any(case.rank_facts("nested_backwards", 0)):
         return found
@@ -38,5 +39,5 @@ def detect(case: Case) -> Proposal | None:
         found,
         fix="accumulate without no_sync",
         code="criterion(model(x), y).backward()  # not within model.no_sync()",
-        fixes=("ddp.always_sync",),
+        fixes=(Switch.ALWAYS_SYNC,),
     )

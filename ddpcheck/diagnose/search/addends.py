@@ -14,7 +14,8 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.shares import are_shares
 from ddpcheck.diagnose.probes.evidence import Couplings, Cut, RankEvidence, combined
 from ddpcheck.diagnose.search.parts import Detect
-from ddpcheck.run import fix_names
+from ddpcheck.run.intervention import Substitute
+from ddpcheck.run.intervention import addends as given_addends
 
 _SAME = 1e-6  # of a factor that is 1
 _NOTHING = 1e-9  # of the largest addend: rounding of what is zero, in the first step
@@ -97,7 +98,7 @@ def _is_known(case: Case) -> bool:
 
 def _taken(case: Case) -> set[int]:
     """Returns the addends whose gradient a fix in force mends."""
-    return set(fix_names.addends(case.outcome.spec.fixes))
+    return set(given_addends(case.outcome.spec.fixes))
 
 
 def _groups(case: Case) -> dict[_Kind, list[int]]:
@@ -227,7 +228,13 @@ def _of_part(
             *proposal.facts,
             f"this holds for addend {shown} of the {every} addends of the loss",
         ),
-        fixes=(fix_names.addends_fix(numbers, _within(case, numbers)),),
+        fixes=(
+            Substitute(
+                boundary="addends",
+                numbers=tuple(numbers),
+                names=tuple(sorted(_within(case, numbers))),
+            ),
+        ),
         control=(),
         fallback=whole,
     )

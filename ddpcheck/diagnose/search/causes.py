@@ -13,13 +13,17 @@ from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.registry import RULES, Rule
 from ddpcheck.diagnose.search import addends, parts
 from ddpcheck.report.data import Control, Run
-from ddpcheck.run import fix_names
+from ddpcheck.run import intervention
+from ddpcheck.run.intervention import (
+    GlobalModule,
+    Intervention,
+    Scale,
+    Substitute,
+    SyncBatchNorm,
+)
 from ddpcheck.run.session import assemble
 
 _PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
-_SCALES = {
-    f"{what}.scale" for what in ("loss", "direct", "gradients", "terms", "outputs")
-}
 _MAX_CONTROLS = 6
 _BRANCH = "graph/rank-dependent-branch"
 _LAST = 2  # Proposal.last_resort of what is tried where there is nothing else
@@ -208,9 +212,9 @@ def _shown(cause: Cause) -> list[str]:
 
     One of the batch norms that are synchronised stands for all.
     """
-    named = [fix.partition(":") for fix in cause.proposal.fixes]
-    shown = [name for head, _, name in named if head == "module.global"]
-    is_sync = fix_names.argument(cause.proposal.fixes, "batch_norm.sync") is not None
+    fixes = cause.proposal.fixes
+    shown = [f.name for f in fixes if isinstance(f, GlobalModule) and f.hides]
+    is_sync = intervention.found(fixes, SyncBatchNorm) is not None
     norms = is_sync and cause.proposal.module
     return [*shown, norms] if norms else shown
 
@@ -235,7 +239,7 @@ def beside(proposals: list[Proposal], taken: list[Proposal]) -> list[Proposal]:
 def _with_own_samples(proposal: Proposal) -> Proposal | None:
     """Returns the proposal, or the fallback, whose fix leaves each rank its samples."""
     other = proposal.fallback and _with_own_samples(proposal.fallback)
-    if "data.whole" in proposal.fixes:
+    if Substitute(boundary="batches") in proposal.fixes:
         return other
     return replaced(proposal, fallback=other)
 
@@ -255,14 +259,11 @@ def can_run(proposal: Proposal) -> bool:
     return bool(proposal.fixes or proposal.noise or proposal.by_hand)
 
 
-def scaled_to(fix: str, found_at: int, world_size: int) -> str:
+def scaled_to(fix: Intervention, found_at: int, world_size: int) -> Intervention:
     """Returns a fix for another world size: factors of W follow it."""
-    name, _, argument = fix.partition(":")
-    if found_at == world_size or name not in _SCALES:
+    if found_at == world_size or not isinstance(fix, Scale):
         return fix
-    number, bar, paths = argument.partition("|")
-    factor = float(number)
-    power = math.log(factor) / math.log(found_at) if factor > 0 else 0.0
+    power = math.log(fix.factor) / math.log(found_at) if fix.factor > 0 else 0.0
     is_power = round(power) and abs(power - round(power)) <= _SAME
-    scaled = f"{name}:{world_size ** round(power)!r}{bar}{paths}"
-    return scaled if is_power else fix
+    factor = float(world_size) ** round(power)
+    return replace(fix, factor=factor) if is_power else fix

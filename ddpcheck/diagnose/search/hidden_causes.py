@@ -23,19 +23,19 @@ from ddpcheck.diagnose.rules import (
 )
 from ddpcheck.diagnose.search import update_alone
 from ddpcheck.diagnose.search.causes import Cause
-
-_HIDING = "loss.global"
+from ddpcheck.run.intervention import GlobalLoss, found
 
 
 def hidden(case: Case, causes: list[Cause]) -> list[Cause]:
     """Returns what the ranks' own numbers show beside these causes of the case."""
     slugs = {cause.proposal.slug for cause in causes}
     fixes = [fix for cause in causes for fix in cause.proposal.fixes]
-    hiding = [fix for fix in fixes if fix.startswith(_HIDING)]
-    if case.run.faults or not hiding:
+    hiding = found(fixes, GlobalLoss)
+    if case.run.faults or hiding is None:
         return []
     proposals = []
-    if norm_local_batch_stats.SLUG not in slugs and _shows_all_rows(hiding[0]):
+    # Where it names modules, those before them see the whole batch.
+    if norm_local_batch_stats.SLUG not in slugs and any(hiding.modules):
         proposals.append(_norms(case))
     if loss_double_world_scale.SLUG not in slugs:
         proposals.append(_scale(case))
@@ -48,11 +48,6 @@ def hidden(case: Case, causes: list[Cause]) -> list[Cause]:
     known = slugs | {p.slug for p in proposals if p is not None}
     proposals.append(update_alone.judge(case, known))
     return [Cause(p, before=causes[0].before) for p in proposals if p is not None]
-
-
-def _shows_all_rows(fix: str) -> bool:
-    """Returns whether the fix names modules: those before them see the whole batch."""
-    return bool(fix.partition(":")[2].partition("|")[0])
 
 
 def _norms(case: Case) -> Proposal | None:

@@ -6,6 +6,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.rules import loss_batch_coupled
 from ddpcheck.diagnose.search.causes import Cause
 from ddpcheck.diagnose.search.trials import Trials
+from ddpcheck.run.intervention import Switch
 from ddpcheck.run.session import assemble
 
 
@@ -50,5 +51,5 @@ def _statistics(case: Case) -> Proposal | None:
         fix=(
             "compute them from the samples of all ranks: all-reduce a sum and a count"
         ),
-        fixes=("statistics.together",),
+        fixes=(Switch.STATISTICS_OF_ALL_RANKS,),
     )

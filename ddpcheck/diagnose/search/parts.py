@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.probes.evidence import Cut
-
-FIX = "loss.partial"
+from ddpcheck.run.intervention import GlobalLossOfOutputs
 
 Detect = Callable[[Case], list[Proposal]]
 _Kind = tuple[float | None, ...]  # the factor of every rank, None where it has none
@@ -66,9 +65,7 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
 
 def _shows_all(proposal: Proposal) -> bool:
     """Returns whether its fix shows the samples of all ranks: that mends anything."""
-    return any(
-        fix.startswith(("loss.global", "module.global")) for fix in proposal.fixes
-    )
+    return proposal.is_wide
 
 
 def _of_loss(found: list[Proposal]) -> list[Proposal]:
@@ -89,8 +86,9 @@ def _is_separable(case: Case) -> bool:
 
 def _taken(case: Case) -> set[str]:
     """Returns the paths whose gradient a fix in force mends."""
-    fixes = [f.partition(":")[2] for f in case.outcome.spec.fixes if f.startswith(FIX)]
-    return {path for paths in fixes for path in paths.split(",")}
+    fixes = case.outcome.spec.fixes
+    given = (fix for fix in fixes if isinstance(fix, GlobalLossOfOutputs))
+    return {path for fix in given for path in fix.paths}
 
 
 def _groups(case: Case, taken: set[str]) -> list[set[str]]:
@@ -193,11 +191,11 @@ def _without_collectives(case: Case) -> Case:
 
 
 def _of_part(proposal: Proposal, keys: set[str], whole: tuple[str, ...]) -> Proposal:
-    paths = sorted(map(_path, keys))
+    paths = tuple(sorted(map(_path, keys)))
     return dataclasses.replace(
         proposal,
         facts=(*proposal.facts, f"this holds at the model's output {', '.join(paths)}"),
-        fixes=(f"{FIX}:{','.join([*paths, *(f'={path}' for path in whole)])}",),
+        fixes=(GlobalLossOfOutputs(paths=paths, whole=whole),),
         control=(),
         fallback=None,
     )

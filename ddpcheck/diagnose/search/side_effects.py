@@ -12,8 +12,6 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.search.causes import Cause
 
-_GIVES_STATE = "state."
-
 
 def is_one(first: Case, case: Case, taken: list[Proposal], found: Proposal) -> bool:
     """Returns whether what was found is told of buffers that only the fix made wrong.
@@ -27,7 +25,7 @@ def is_one(first: Case, case: Case, taken: list[Proposal], found: Proposal) -> b
     wrong, before = case.first_broken("buffers"), first.first_broken("buffers")
     return (
         any(p.is_wide for p in taken)
-        and all(fix.startswith(_GIVES_STATE) for fix in found.fixes)
+        and all(fix.place == "state" for fix in found.fixes)
         and wrong is not None
         and (before is None or wrong < before)
     )

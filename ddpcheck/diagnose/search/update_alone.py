@@ -12,8 +12,9 @@ from ddpcheck.diagnose.facts.events import rewritten
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.rules import state_ema_teacher_divergence, sync_control_desync
 from ddpcheck.report.data import Run
+from ddpcheck.run.intervention import Substitute
 
-_GIVEN = "gradients.one_process"
+_GIVEN = Substitute(boundary="gradients")
 
 
 def judge(case: Case, known: set[str]) -> Proposal | None:

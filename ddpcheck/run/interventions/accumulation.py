@@ -1,4 +1,4 @@
-"""The intervention target.accum: one count over all micro-batches and all ranks.
+"""The intervention CountMicroBatches: one count over all micro-batches and all ranks.
 
 It changes what one process computes too (the mean of micro-batch means becomes the
 mean over the whole step), so it is applied to the reference as well.

@@ -1,4 +1,4 @@
-"""The intervention collectives.block_order: gathered blocks stand as in one process.
+"""Switch.BLOCK_ORDER: gathered blocks stand as in one process.
 
 A rank that gathers the views of its samples one after the other gets them rank by rank,
 all views of one rank before those of the next. One process has them view by view.

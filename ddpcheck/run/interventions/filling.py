@@ -1,4 +1,4 @@
-"""The intervention data.filled: a rank without a batch left goes on with an empty one.
+"""Switch.EMPTY_BATCHES: a rank without a batch left goes on with an empty one.
 
 While any rank calls the model on one more batch, those that have come to their update
 run their last batch again with a loss of 0: every rank has as many backwards, and the

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ddpcheck.compare import tree
 from ddpcheck.compare.trace import Reader
-from ddpcheck.run import fix_names
+from ddpcheck.run import intervention
+from ddpcheck.run.intervention import GlobalLoss, GlobalLossOfOutputs
 from ddpcheck.run.interventions import apply as fixes
 from ddpcheck.run.interventions import (
     given_addends,
@@ -56,10 +57,10 @@ class Given:
     def around_model(self, wrapped: nn.Module, names: Names) -> nn.Module:
         """Returns the model to train, which may begin as another or see all rows."""
         chosen = self.spec.fixes
-        asks = fix_names.argument(chosen, "ddp.broadcast") is not None
+        asks = intervention.substituted(chosen, "start") is not None
         initial = reference_start(self.reader, names) if asks else {}
         wrapped = fixes.after_wrap(wrapped, chosen, initial)
-        what = fix_names.argument(chosen, "loss.global")
+        what = intervention.found(chosen, GlobalLoss)
         if what is None:
             return wrapped
         given = wrapped, self.bare, what, self.rows[:2], self._collated
@@ -80,11 +81,11 @@ class Given:
     def loss(self) -> Loss | None:
         """Returns the loss to train with, None where the target's own step has it."""
         loss, chosen = loss_function(self.target, self.spec), self.spec.fixes
-        paths = fix_names.arguments(chosen, "loss.partial")
-        if loss is not None and paths:
+        some = [fix for fix in chosen if isinstance(fix, GlobalLossOfOutputs)]
+        if loss is not None and some:
             rows, targets = self.rows[1], self._global_targets
-            return global_loss.partly_global(loss, paths, rows, targets)
-        if loss is None or fix_names.argument(chosen, "loss.global") is None:
+            return global_loss.partly_global(loss, some, rows, targets)
+        if loss is None or intervention.found(chosen, GlobalLoss) is None:
             return loss
         return global_loss.without_sight_of_ranks(loss)
 
@@ -100,12 +101,12 @@ class Given:
         `parameters` gives what is trained, by name.
         """
         chosen, facts = self.spec.fixes, self.reader.index.facts
-        numbers = fix_names.addends(chosen)
+        numbers = intervention.addends(chosen)
         with contextlib.ExitStack() as stack:
-            if "update.schedule" in chosen:
+            if intervention.substituted(chosen, "schedule") is not None:
                 numbered, grouped = facts["schedule"], facts["members"]
                 stack.enter_context(schedule.enforced(numbered, grouped, parameters))
-            if "target.orders" in chosen:
+            if intervention.substituted(chosen, "orders") is not None:
                 stack.enter_context(orders.repeated(facts["orders"], self.step))
             if numbers and self.is_rank:
                 addends = given_addends.given(
@@ -118,7 +119,7 @@ class Given:
                     self.spec.world_size,
                 )
                 stack.enter_context(addends)
-            written = fix_names.arguments(chosen, "state.as_written")
+            written = intervention.substituted(chosen, "writes")
             if written:
                 given = given_writes.given(self.bare, self.reader, self.step, written)
                 stack.enter_context(given)
@@ -126,6 +127,6 @@ class Given:
 
     def after_step(self, model: nn.Module, names: Names) -> None:
         """Overwrites what is not trained, where that is asked for."""
-        modules = fix_names.arguments(self.spec.fixes, "state.one_process")
+        modules = intervention.substituted(self.spec.fixes, "state")
         if modules:
             given_state.give(model, names, self.reader, self.step(), modules)

@@ -1,4 +1,4 @@
-"""The intervention target.addends: some of what a loss adds up as one process has it.
+"""Substitutes "addends": some of what a loss adds up as one process has it.
 
 One process notes what each addend of a loss gives the model's outputs. On a rank
 nothing goes back through the graphs of some addends, and the outputs get that instead,

@@ -1,4 +1,4 @@
-"""The intervention gradients.one_process: what the update makes of right gradients."""
+"""Substitutes "gradients": what the update makes of right gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The intervention state.one_process: what is not trained, as one process has it."""
+"""Substitutes "state": what is not trained, as one process has it."""
 
 from __future__ import annotations
 

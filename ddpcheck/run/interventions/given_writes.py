@@ -1,4 +1,4 @@
-"""The intervention state.as_written: what is written to buffers, as one process ends.
+"""Substitutes "writes": what is written to buffers, as one process ends.
 
 It answers whether what ranks write differently is all that is wrong, even where the
 same step goes on to read it: the loss or the forward may then be right as they are.

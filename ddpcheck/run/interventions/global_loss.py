@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch.distributed as dist
@@ -14,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.compare import tree
 from ddpcheck.run import private
+from ddpcheck.run.intervention import GlobalLoss, GlobalLossOfOutputs, Output
 from ddpcheck.run.interventions.gather import (
     alone,
     hide_ranks,
@@ -28,56 +28,47 @@ from ddpcheck.run.model.names import shortener
 Loss = Callable[[Any, Any], Any]
 # (args, kwargs) of the global batch, those of a rank's samples, samples of all.
 Own = tuple[Any, Any, int]
-# Of an output: blocks of all samples, 0 for no samples; the dimension they are in.
-Layout = tuple[int, int]
-
-_NO_SAMPLES: Layout = (0, 0)
-_LIST = "[]"
-_LAID = re.compile(r"(?P<path>.*)\*(?P<blocks>\d+)@(?P<dim>\d+)")
 
 
 def global_loss(
     model: nn.Module,
     bare: nn.Module,
-    what: str,
+    what: GlobalLoss,
     shard: tuple[int, int],
     collated: Callable[[], Own | None] = lambda: None,
 ) -> nn.Module:
     """Returns a model that takes the global batch and computes this rank's rows.
 
     Its output is the global batch's. Where the output itself cannot be gathered (the
-    loss is computed inside forward), the modules `names` inside `bare` do so instead;
-    what comes before them computes all rows, but for batch norms: their statistics are
-    no doing of the loss.
+    loss is computed inside forward), the modules that `what` names do so instead; what
+    comes before them computes all rows, but for batch norms: their statistics are no
+    doing of the loss.
 
     Args:
         model: as wrapped.
         bare: the module inside.
-        what: "MODULES|PARAMETERS|PATHS": the modules of `bare` whose outputs are
-            gathered, "" for the model as a whole, the parameters that the loss itself
-            uses, and the model's outputs that have no samples, or, as
-            "PATH*BLOCKS@DIMENSION", blocks of all samples one after the other there,
-            or, as "PATH[]", lists with an item per sample.
+        what: modules of `bare`, parameters and outputs, see GlobalLoss.
         shard: (first row, rows) of this rank.
         collated: gives what the model is called with for the global batch of the
             current step and for this rank's samples of it, where a collate makes both.
     """
-    names, direct, paths = (part.split(",") for part in f"{what}||".split("|", 3)[:3])
-    if names == [""]:
-        gathering = _Gathering(shard, _layouts(filter(None, paths)), collated)
+    if what.modules in ((), ("",)):
+        gathering = _Gathering(shard, what.outputs, collated)
         for each in _called(model, bare):
             gathering.attach(each)
         return model
     short = shortener(bare)  # a wrap() may have wrapped parts of it
-    gathering = _Gathering(shard, {})
+    gathering = _Gathering(shard)
     for path, parameter in contents.named_parameters(bare):
-        if short(path) in direct:
+        if short(path) in what.parameters:
             # Used in the loss itself, which now is the whole loss on every rank.
             parameter.register_hook(lambda g: g / dist.get_world_size())
             gathering.passes_on(parameter)
     norms = [m for m in contents.modules(bare) if isinstance(m, private.BATCH_NORMS)]
     # Of a wrapper what is inside, too: a step may call that.
-    named = [m for path, m in contents.named_modules(bare) if short(path) in names]
+    named = [
+        m for path, m in contents.named_modules(bare) if short(path) in what.modules
+    ]
     for each in dict.fromkeys(named + norms):
         gathering.attach(each)
     return model
@@ -99,15 +90,6 @@ def _called(model: nn.Module, bare: nn.Module) -> list[nn.Module]:
     return list(dict.fromkeys((model, bare)))
 
 
-def _layouts(paths: Iterable[str]) -> dict[str, Layout]:
-    found = {}
-    for path in paths:
-        laid = _LAID.fullmatch(path)
-        numbers = (int(laid["blocks"]), int(laid["dim"])) if laid else _NO_SAMPLES
-        found[laid["path"] if laid else path] = numbers
-    return found
-
-
 class _Gathering:
     """Global batch in, this rank's rows through a module, all rows out.
 
@@ -118,10 +100,10 @@ class _Gathering:
     def __init__(
         self,
         shard: tuple[int, int],
-        layouts: Mapping[str, Layout],
+        outputs: Collection[Output] = (),
         collated: Callable[[], Own | None] = lambda: None,
     ) -> None:
-        self._shard, self._layouts, self._collated = shard, layouts, collated
+        self._shard, self._outputs, self._collated = shard, outputs, collated
         self._depth = 0
         self._rows = shard[1]  # of the call that is running
         self._passed_on = set[int]()  # ids of parameters
@@ -151,7 +133,7 @@ class _Gathering:
         self._depth -= 1
         if self._depth or output is None:
             return None
-        gathered = _gather_output(output, self._rows, self._layouts)
+        gathered = _gather_output(output, self._rows, self._outputs)
         hide_ranks()
         kept = {p: t for p, t in tree.tensors(output) if id(t) in self._passed_on}
         return tree.replace(gathered, kept.get) if kept else gathered
@@ -193,8 +175,10 @@ def _local_rows(value: Any, shard: tuple[int, int]) -> tuple[Any, int]:
     return tree.replace(value, rows), size
 
 
-def _gather_output(output: Any, size: int, layouts: Mapping[str, Layout]) -> Any:
-    lists = {path.removesuffix(_LIST) for path in layouts if path.endswith(_LIST)}
+def _gather_output(output: Any, size: int, others: Collection[Output]) -> Any:
+    """Returns the rows of all ranks; `others` are no row per sample."""
+    lists = {other.path for other in others if other.is_list}
+    layouts = {o.path: (o.blocks, o.dim) for o in others if not o.is_list}
 
     def gather(path: str, t: Tensor) -> Tensor:
         if tree.is_below(path, lists):
@@ -206,8 +190,8 @@ def _gather_output(output: Any, size: int, layouts: Mapping[str, Layout]) -> Any
         if t.dim() == 0 or number == 0:
             return mean_over_ranks(t) if t.is_floating_point() else t
         parts = t.unflatten(dim, (number, t.shape[dim] // number))
-        others = (*parts.shape[: dim + 1], *parts.shape[dim + 2 :])
-        sizes = rows_of_ranks(parts.shape[dim + 1], others)
+        around = (*parts.shape[: dim + 1], *parts.shape[dim + 2 :])
+        sizes = rows_of_ranks(parts.shape[dim + 1], around)
         whole = own_live(parts, dim + 1, sizes)
         return whole.flatten(dim, dim + 1)
 
@@ -229,26 +213,29 @@ def without_sight_of_ranks(loss: Loss) -> Loss:
 
 
 def partly_global(
-    loss: Loss, paths: set[str], size: int, whole_targets: Callable[[], Any]
+    loss: Loss,
+    some: Collection[GlobalLossOfOutputs],
+    size: int,
+    whole_targets: Callable[[], Any],
 ) -> Loss:
     """Returns a loss that is the global one for some outputs, the rank's for the rest.
 
-    Its gradient at the outputs `paths` is W times one process's, and at the others what
-    the rank's own loss gives. Its value means nothing.
+    Its gradient at the outputs of `some` is W times one process's, and at the others
+    what the rank's own loss gives. Its value means nothing.
 
     Args:
         loss: of (output, targets).
-        paths: of tensors in the model's output; "=" before one without samples.
+        some: what names tensors in the model's output.
         size: samples of this rank.
         whole_targets: gives the targets of the global batch.
     """
-    whole_paths = {path[1:] for path in paths if path.startswith("=")}
-    mine = paths | whole_paths
+    without = {path: Output(path=path) for fix in some for path in fix.whole}
+    mine = {path for fix in some for path in fix.paths} | without.keys()
 
     def both(output: Any, targets: Any) -> Any:
         rest = tree.replace(output, lambda p, t: t.detach() if p in mine else t)
-        some = tree.replace(output, lambda p, t: t if p in mine else t.detach())
-        gathered = _gather_output(some, size, dict.fromkeys(whole_paths, _NO_SAMPLES))
+        given = tree.replace(output, lambda p, t: t if p in mine else t.detach())
+        gathered = _gather_output(given, size, without.values())
         whole = alone(loss, gathered, whole_targets())
         return loss(rest, targets) + dist.get_world_size() * whole
 

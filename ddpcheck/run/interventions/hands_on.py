@@ -1,4 +1,4 @@
-"""The intervention ddp.hands_on: what DDP lacks and the model inside has is found.
+"""Switch.CALLS_THROUGH_DDP: what DDP lacks and the model inside has is found.
 
 A method is called through DDP's forward, as the forward of the model: the reducer is
 armed, and the method's gradients are reduced.

@@ -1,4 +1,4 @@
-"""The intervention collectives.label_offset: labels count from the rank's first row."""
+"""The intervention OffsetLabels: labels count from the rank's first row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The intervention hooks.after_backward: what sees local gradients sees reduced ones.
+"""Switch.HOOKS_AFTER_BACKWARD: what sees local gradients sees reduced ones.
 
 A post-accumulate hook runs as soon as a parameter has its own gradient, DDP reduces the
 bucket later. Here the hooks of user code wait until backward is over.

@@ -1,4 +1,4 @@
-"""The intervention collectives.mean_counts: sums over ranks are read as means.
+"""Switch.MEAN_OF_COUNTS: sums over ranks are read as means.
 
 Those of tensors without a gradient, which count something. A term that is divided by a
 count of all ranks, and whose gradient DDP divides by the world size again, is right

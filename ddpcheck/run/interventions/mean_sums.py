@@ -1,4 +1,4 @@
-"""The intervention collectives.mean_sums: sums that carry gradients are means.
+"""Switch.MEAN_OF_SUMS: sums that carry gradients are means.
 
 torch's differentiable all-reduce, by whatever name the target has it, and autograd
 functions of the target's own whose forward adds up over ranks: what they return is

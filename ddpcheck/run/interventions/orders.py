@@ -1,4 +1,4 @@
-"""The intervention target.orders: data are shuffled on ranks as in one process.
+"""Substitutes "orders": data are shuffled on ranks as in one process.
 
 One process notes every permutation that is drawn; a rank's k-th permutation of n things
 in a step is one process's k-th of n in that step. (A RandomSampler draws one more than

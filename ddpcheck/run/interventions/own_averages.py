@@ -1,16 +1,16 @@
 """Interventions on gradients that DDP does not average, or code averages by hand.
 
-`gradients.averaged`: those of some parameters are averaged over ranks after each
+AverageGradients: those of some parameters are averaged over ranks after each
 backward, and before an update.
 
-`gradients.at_update`: no backward is reduced; all gradients are averaged over ranks
+AVERAGED_AT_UPDATE: no backward is reduced; all gradients are averaged over ranks
 when an optimizer steps.
 
-`gradients.filled`: what has a gradient on some rank has one on all, of zeros where a
+FILLED_GRADIENTS: what has a gradient on some rank has one on all, of zeros where a
 rank does not use the parameter. Code that leaves out those that are None then meets
 the same parameters on every rank.
 
-`gradients.contiguous`: gradients are contiguous. Of others, as those of a model in
+CONTIGUOUS_GRADIENTS: gradients are contiguous. Of others, as those of a model in
 channels_last, reshape(-1) is a copy: what is done to it never reaches the gradient.
 """
 
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ddpcheck.run.fix_names import argument, arguments
+from ddpcheck.run.intervention import AverageGradients, Interventions, Switch
 from ddpcheck.run.interventions import backwards
 from ddpcheck.run.model import averaged, contents
 from ddpcheck.run.model.names import shortener
@@ -33,18 +33,20 @@ from ddpcheck.run.observe import sync_flag
 
 
 def enter(
-    stack: contextlib.ExitStack, fixes: tuple[str, ...], model: Callable[[], nn.Module]
+    stack: contextlib.ExitStack, fixes: Interventions, model: Callable[[], nn.Module]
 ) -> None:
     """Enters the interventions of this module that are among the fixes."""
-    names = arguments(fixes, "gradients.averaged")
+    names = {
+        name for fix in fixes if isinstance(fix, AverageGradients) for name in fix.names
+    }
     if names:
         stack.enter_context(averaged_gradients(model(), names))
-    for name, context in {
-        "gradients.at_update": averaged_at_updates,
-        "gradients.filled": filled_gradients,
-        "gradients.contiguous": contiguous_gradients,
+    for switch, context in {
+        Switch.AVERAGED_AT_UPDATE: averaged_at_updates,
+        Switch.FILLED_GRADIENTS: filled_gradients,
+        Switch.CONTIGUOUS_GRADIENTS: contiguous_gradients,
     }.items():
-        if argument(fixes, name) is not None:
+        if switch in fixes:
             stack.enter_context(context(model()))
 
 

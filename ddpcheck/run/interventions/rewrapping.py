@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.run.fix_names import argument
+from ddpcheck.run.intervention import Interventions, Switch
 from ddpcheck.run.interventions import hooks_on_means
 from ddpcheck.run.interventions.hands_on import handing_on
 from ddpcheck.run.interventions.plain_output import with_plain_output
@@ -18,39 +18,39 @@ from ddpcheck.run.model import contents, submodules
 from ddpcheck.run.model.averaged import is_ddp
 
 # What a DDP object is built anew with.
-_SETTINGS: dict[str, dict[str, Any]] = {
-    "ddp.find_unused": {"find_unused_parameters": True},
-    "ddp.static_off": {"static_graph": False},
-    "ddp.static_on": {"static_graph": True},
-    "ddp.no_buffer_broadcast": {"broadcast_buffers": False},
-    "ddp.buffer_broadcast": {"broadcast_buffers": True},
-    "ddp.no_bucket_view": {"gradient_as_bucket_view": False},
-    "ddp.rewrap_trainable": {"find_unused_parameters": True},
-    "ddp.no_comm_hook": {"hooks": ()},
+_SETTINGS: dict[Switch, dict[str, Any]] = {
+    Switch.FIND_UNUSED: {"find_unused_parameters": True},
+    Switch.STATIC_GRAPH_OFF: {"static_graph": False},
+    Switch.STATIC_GRAPH_ON: {"static_graph": True},
+    Switch.BUFFER_BROADCAST_OFF: {"broadcast_buffers": False},
+    Switch.BUFFER_BROADCAST_ON: {"broadcast_buffers": True},
+    Switch.BUCKET_VIEW_OFF: {"gradient_as_bucket_view": False},
+    Switch.REWRAP_TRAINABLE: {"find_unused_parameters": True},
+    Switch.NO_COMM_HOOKS: {"hooks": ()},
 }
 
 
-def rewrapped(model: nn.Module, fixes: tuple[str, ...]) -> nn.Module:
+def rewrapped(model: nn.Module, fixes: Interventions) -> nn.Module:
     """Returns the model with the DDP objects in it as the interventions want them."""
     settings: dict[str, Any] = {}
-    for name, setting in _SETTINGS.items():
-        if argument(fixes, name) is not None:
+    for switch, setting in _SETTINGS.items():
+        if switch in fixes:
             settings |= setting
-    if argument(fixes, "collectives.exact") is not None:
+    if Switch.EXACT_COLLECTIVES in fixes:
         settings["process_group"] = dist.new_group(backend="gloo")
-    if argument(fixes, "ddp.hooks_on_means") is not None:
+    if Switch.COMM_HOOKS_ON_MEANS in fixes:
         model = submodules.replace(
             model, is_ddp, lambda ddp: _rebuilt(ddp, hooks_on_means.hooks_of(ddp))
         )
-    if settings or argument(fixes, "ddp.rewrap") is not None:
-        trainable = argument(fixes, "ddp.rewrap_trainable") is not None
+    if settings or Switch.REWRAP in fixes:
+        trainable = Switch.REWRAP_TRAINABLE in fixes
         with _all_trainable(model) if trainable else contextlib.nullcontext():
             model = submodules.replace(
                 model, is_ddp, lambda ddp: _rebuilt(ddp, **settings)
             )
-    if argument(fixes, "ddp.plain_output") is not None:
+    if Switch.PLAIN_OUTPUT in fixes:
         model = submodules.replace(model, is_ddp, with_plain_output)
-    if argument(fixes, "ddp.hands_on") is not None:
+    if Switch.CALLS_THROUGH_DDP in fixes:
         model = handing_on(model)
     return model
 

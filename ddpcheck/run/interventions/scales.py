@@ -1,4 +1,4 @@
-"""Interventions that give gradients a factor; apply.py has their names."""
+"""Interventions that give gradients a factor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddpcheck.run.fix_names import argument
+from ddpcheck.run.intervention import (
+    CountLoss,
+    CountMicroBatches,
+    GlobalLoss,
+    Interventions,
+    ScaleDirect,
+    ScaleGradients,
+    ScaleLoss,
+    ScaleOutputs,
+    ScaleTerms,
+    Switch,
+    found,
+)
 from ddpcheck.run.interventions import backwards, sharding
 from ddpcheck.run.interventions.accumulation import Accumulation
 from ddpcheck.run.observe import countables
@@ -24,48 +36,47 @@ from ddpcheck.run.observe.terms import scaled_terms
 
 def enter(
     stack: contextlib.ExitStack,
-    fixes: tuple[str, ...],
+    fixes: Interventions,
     shard_targets: Callable[[], Any],
     model: Callable[[], nn.Module],
 ) -> None:
     """Enters the interventions that give gradients a factor."""
-    if (scale := argument(fixes, "loss.scale")) is not None:
-        stack.enter_context(_scaled_backward(lambda: float(scale)))
-    if (counted := argument(fixes, "loss.count")) is not None:
+    if (scale := found(fixes, ScaleLoss)) is not None:
+        stack.enter_context(_scaled_backward(lambda: scale.factor))
+    if (counted := found(fixes, CountLoss)) is not None:
         stack.enter_context(
-            _scaled_backward(lambda: _count_factor(counted, shard_targets()))
+            _scaled_backward(lambda: _count_factor(counted.countable, shard_targets()))
         )
-    if argument(fixes, "loss.global") is not None:
+    if found(fixes, GlobalLoss) is not None:
         stack.enter_context(_scaled_backward(lambda: float(dist.get_world_size())))
-    for name, by_number in (("target.accum", True), ("target.accum_sums", False)):
-        if (each := argument(fixes, name)) is not None:
-            share = Accumulation(each, model(), shard_targets, by_number=by_number)
-            stack.callback(share.remove)
-            stack.enter_context(_scaled_backward(share.factor))
-    if argument(fixes, "data.unpadded") is not None:
+    for by_number in (True, False):
+        each = (f for f in fixes if isinstance(f, CountMicroBatches))
+        counts = next((f for f in each if f.by_number == by_number), None)
+        if counts is None:
+            continue
+        share = Accumulation(
+            counts.countable, model(), shard_targets, by_number=by_number
+        )
+        stack.callback(share.remove)
+        stack.enter_context(_scaled_backward(share.factor))
+    if Switch.LOADER_UNPADDED in fixes:
         weigh = stack.enter_context(sharding.unpadded(model()))
         stack.enter_context(_scaled_backward(weigh))
     _enter_by_place(stack, fixes, model)
 
 
 def _enter_by_place(
-    stack: contextlib.ExitStack, fixes: tuple[str, ...], model: Callable[[], nn.Module]
+    stack: contextlib.ExitStack, fixes: Interventions, model: Callable[[], nn.Module]
 ) -> None:
     """Enters those that give a factor to what is used in some places, or to some."""
-    for name, scaled in (
-        ("direct.scale", scaled_direct_use),
-        ("terms.scale", scaled_terms),
-    ):
-        if (each := argument(fixes, name)) is not None:
-            stack.enter_context(scaled(model(), float(each)))
-    for name, of_some in (
-        ("gradients.scale", scaled_parameters),
-        ("outputs.scale", scaled_outputs),
-    ):
-        if (each := argument(fixes, name)) is not None:
-            factor, _, listed = each.partition("|")
-            which = listed.split(",") if listed else []
-            stack.enter_context(of_some(model(), float(factor), which))
+    if (direct := found(fixes, ScaleDirect)) is not None:
+        stack.enter_context(scaled_direct_use(model(), direct.factor))
+    if (terms := found(fixes, ScaleTerms)) is not None:
+        stack.enter_context(scaled_terms(model(), terms.factor))
+    if (some := found(fixes, ScaleGradients)) is not None:
+        stack.enter_context(scaled_parameters(model(), some.factor, some.names))
+    if (outputs := found(fixes, ScaleOutputs)) is not None:
+        stack.enter_context(scaled_outputs(model(), outputs.factor, outputs.paths))
 
 
 def _scaled_backward(

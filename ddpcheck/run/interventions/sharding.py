@@ -1,8 +1,8 @@
 """Interventions on how the target's own data loaders shard its data.
 
-data.stride     a rank takes every W-th sample of what a loader's sampler gives
-data.part       a rank takes its part of every batch of a loader
-data.unpadded   what DistributedSampler repeats to fill the shards does not count
+LOADER_STRIDES    a rank takes every W-th sample of what a loader's sampler gives
+LOADER_PARTS      a rank takes its part of every batch of a loader
+LOADER_UNPADDED   what DistributedSampler repeats to fill the shards does not count
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The intervention statistics.together: samples of all ranks are reduced to numbers.
+"""Switch.STATISTICS_OF_ALL_RANKS: samples of all ranks are reduced to numbers.
 
 A mean, a deviation, a quantile or an extreme over samples, of what carries no gradient:
 the numbers by which a loss is normalised, weighed or cut off. Each is computed of the

@@ -1,4 +1,4 @@
-"""The interventions numbers.together and numbers.summed: ranks read the same numbers.
+"""Switch.MEAN_OF_NUMBERS and SUM_OF_NUMBERS: ranks read the same numbers.
 
 A rank that asks a tensor for its one number (`item()`, `float()`), or compares it, is
 told the mean over ranks, and of a condition (`if`) whether it holds on any of them. A

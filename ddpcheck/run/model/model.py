@@ -14,6 +14,7 @@ from ddpcheck.compare import tree
 from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.ranks import devices
 from ddpcheck.run import private
+from ddpcheck.run.intervention import Switch
 from ddpcheck.run.model import batch_norm, contents, user_code
 from ddpcheck.run.model.names import for_optimizer, keep_own
 from ddpcheck.run.process.isolation import seed_everything
@@ -48,7 +49,7 @@ def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Modu
     if spec.device == "cpu":
         model = batch_norm.emulate_existing(model)
     model.train()
-    frozen = "target.frozen_norms" in spec.fixes
+    frozen = Switch.FROZEN_NORMS in spec.fixes
     mode = "frozen" if frozen else spec.batch_norm
     model = batch_norm.apply(model, mode, device=spec.device)
     return devices.place(model, contents.tensors(model), spec.device)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -26,7 +26,6 @@ from torch import Tensor
 from ddpcheck.compare import tree
 from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.run import private
-from ddpcheck.run.fix_names import shape_name
 from ddpcheck.run.model import draws
 from ddpcheck.run.model.draws import NoiseMismatchError, Shape
 from ddpcheck.run.process import callers
@@ -259,15 +258,20 @@ class GlobalDraws(SampleNoise):
     Args:
         rank, world_size: of this process.
         samples: gives the number of samples of this rank.
-        known: the shapes that one process draws, "8x3,16"; "" for unknown.
+        known: the shapes that one process draws; none where they are unknown.
     """
 
     def __init__(
-        self, *, rank: int, world_size: int, samples: Callable[[], int], known: str = ""
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        samples: Callable[[], int],
+        known: Collection[Shape] = (),
     ) -> None:
         super().__init__(seed=0, step=0, shapes=None, start=0, size=1, total=1)
         self.rank, self.world_size, self.samples = rank, world_size, samples
-        self.known = known.split(",")
+        self.known = known
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -288,8 +292,8 @@ class GlobalDraws(SampleNoise):
 
     def _guessed(self, shape: Shape) -> Shape:
         whole = super()._guessed(shape)
-        is_of_none = shape_name(shape) in self.known
-        return shape if is_of_none and shape_name(whole) not in self.known else whole
+        is_of_none = shape in self.known
+        return shape if is_of_none and whole not in self.known else whole
 
     def _of_all_ranks(self, mine: Tensor) -> Tensor:
         """Returns the rows of all ranks: how much is drawn depends on the values."""

@@ -17,6 +17,7 @@ from ddpcheck.ranks import devices
 from ddpcheck.ranks.messages import OwnTimeout
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import private
+from ddpcheck.run.intervention import substituted
 from ddpcheck.run.interventions import apply as fixes
 from ddpcheck.run.interventions.gather import between_steps
 from ddpcheck.run.interventions.given import Given
@@ -204,7 +205,7 @@ class _Candidate:
     def _training(
         self, wrapped: nn.Module, names: Names, recorder: ComparingRecorder, size: int
     ) -> Training:
-        gives = "gradients.one_process" in self.spec.fixes
+        gives = substituted(self.spec.fixes, "gradients") is not None
         with fixes.around_building(self.spec.fixes):
             optimizer = models.make_optimizer(self.target, self.spec, wrapped)
         kept = beside.Beside(self.target, self._bare, optimizer)

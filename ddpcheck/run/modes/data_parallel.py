@@ -27,6 +27,7 @@ from torch.nn.parallel import scatter_gather
 from ddpcheck.compare import tree
 from ddpcheck.ranks import devices
 from ddpcheck.run import private
+from ddpcheck.run.intervention import Interventions, Switch
 from ddpcheck.run.interventions import replicas as changes
 from ddpcheck.run.interventions.shared_objects import SharedObjects
 from ddpcheck.run.model import contents
@@ -41,7 +42,7 @@ def data_parallel(
     device: str,
     around_replica: Callable[[int, int], Any],
     *,
-    fixes: tuple[str, ...] = (),
+    fixes: Interventions = (),
 ) -> nn.Module:
     """Returns the module under DataParallel over `world_size` devices.
 
@@ -50,7 +51,7 @@ def data_parallel(
         world_size: number of replicas.
         device: "cpu", or "cuda": torch's DataParallel where there are that many GPUs.
         around_replica: a context manager, see `_Replicas`.
-        fixes: names of interventions.
+        fixes: the interventions, of which those on replicas count.
     """
     if device == "cuda" and world_size <= devices.count():
         return DataParallelOnGPUs(module, world_size, around_replica, fixes=fixes)
@@ -65,7 +66,7 @@ class _Replicas(nn.DataParallel[nn.Module]):
     """
 
     around_replica: Any
-    fixes: tuple[str, ...]
+    fixes: Interventions
     sizes: list[int]  # samples of each replica in the last forward
     kept: list[list[dict[str, Any]]]  # what the replicas but the first assigned then
     shared: SharedObjects | None = None  # lists and dicts, where each has its own
@@ -75,7 +76,7 @@ class _Replicas(nn.DataParallel[nn.Module]):
         replicas: list[Any] = _replicate_function(
             module, device_ids, not torch.is_grad_enabled()
         )
-        if "dp.replica_parameters" in self.fixes:
+        if Switch.REPLICA_PARAMETERS in self.fixes:
             for replica in replicas:
                 changes.fill_parameters(replica)
         for replica, kept in zip(replicas[1:], self.kept, strict=False):
@@ -85,13 +86,13 @@ class _Replicas(nn.DataParallel[nn.Module]):
     def gather(self, outputs: Any, output_device: Any) -> Any:
         """Returns the outputs concatenated; scalars become a vector."""
         gather: Any = super().gather
-        if "dp.by_samples" in self.fixes:
+        if Switch.SPLIT_SAMPLES_ALONE in self.fixes:
             return changes.gathered(
                 outputs, self.sizes, lambda rows: gather(rows, output_device)
             )
-        if "dp.pad_gather" in self.fixes:
+        if Switch.PADDED_GATHER in self.fixes:
             outputs = changes.padded(outputs)
-        if "dp.mean_scalars" not in self.fixes:
+        if Switch.MEAN_OF_SCALARS not in self.fixes:
             return gather(outputs, output_device)
         outputs = changes.with_mean_scalars(outputs, self.sizes)
         return changes.first_scalars(gather(outputs, output_device), outputs[0])
@@ -99,7 +100,7 @@ class _Replicas(nn.DataParallel[nn.Module]):
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
         """Returns torch's chunks of every tensor, other objects whole."""
         scatter: Any = super().scatter
-        if "dp.by_samples" not in self.fixes:
+        if Switch.SPLIT_SAMPLES_ALONE not in self.fixes:
             return scatter(inputs, kwargs, device_ids)
         given = changes.BySamples(inputs, kwargs)
         parts = zip(*scatter(*given.rows(), device_ids), strict=True)
@@ -116,7 +117,7 @@ class _Replicas(nn.DataParallel[nn.Module]):
             functools.partial(self._call, replica, rows)
             for replica, rows in zip(replicas, starts, strict=True)
         ]
-        if "dp.own_objects" not in self.fixes:
+        if Switch.OWN_OBJECTS not in self.fixes:
             return calls
         self.shared = SharedObjects(self.module)
         return list(map(self.shared.alone, calls))
@@ -129,7 +130,7 @@ class _Replicas(nn.DataParallel[nn.Module]):
         """
         if self.shared is not None:
             self.shared.join(self.sizes)
-        if "dp.keep_state" in self.fixes:
+        if Switch.KEPT_REPLICA_STATE in self.fixes:
             self.kept = [changes.assigned(self.module, r) for r in replicas[1:]]
             changes.keep_state(self.module, replicas[0])
 
@@ -151,7 +152,7 @@ class DataParallelOnGPUs(_Replicas):
         world_size: int,
         around_replica: Callable[[int, int], Any] | None = None,
         *,
-        fixes: tuple[str, ...] = (),
+        fixes: Interventions = (),
     ) -> None:
         super().__init__(module, device_ids=list(range(world_size)))
         self.around_replica, self.fixes = around_replica, fixes
@@ -170,7 +171,7 @@ class DataParallelOnGPUs(_Replicas):
     ) -> list[Any]:
         """Returns the replicas' outputs; torch runs them in threads."""
         bound: Any = self.bound(replicas, inputs, kwargs)
-        if "dp.same_thread" in self.fixes:
+        if Switch.SAME_THREAD in self.fixes:
             outputs = self._one_by_one(bound, inputs, kwargs)
         else:
             outputs = super().parallel_apply(bound, inputs, kwargs)
@@ -201,7 +202,7 @@ class DataParallelOnOneDevice(_Replicas):
         world_size: int,
         around_replica: Callable[[int, int], Any] | None = None,
         *,
-        fixes: tuple[str, ...] = (),
+        fixes: Interventions = (),
     ) -> None:
         if private.data_parallel_functions is None:
             message = (
@@ -239,7 +240,7 @@ class DataParallelOnOneDevice(_Replicas):
         self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any
     ) -> list[Any]:
         """Returns the replicas' outputs; raises the first replica's exception."""
-        run = _call if "dp.same_thread" in self.fixes else _in_thread
+        run = _call if Switch.SAME_THREAD in self.fixes else _in_thread
         bound = self.bound(replicas, inputs, kwargs)
         outputs = [
             run(call, args, kwds)

@@ -20,7 +20,7 @@ from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks import devices
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context
-from ddpcheck.run import fix_names
+from ddpcheck.run import intervention
 from ddpcheck.run.interventions import apply as fixes
 from ddpcheck.run.interventions import given_addends, orders
 from ddpcheck.run.model import contents, finite, sizing, user_code
@@ -304,16 +304,14 @@ class _Reference:
         if self.spec.watch:
             self._watch(training, batches)
         before = {name: p.dtype for name, p in names.parameters(model).items()}
-        told = fix_names.argument(self.spec.fixes, "target.orders")
+        asked = intervention.substituted(self.spec.fixes, "orders") is not None
         with (
             fixes.around_training(
                 self.spec.fixes,
                 lambda: countables.targets_of(self.target, batches[training.step]),
                 lambda: model,
             ),
-            orders.noted(
-                lambda: training.step, on=told is not None or self.spec.watch
-            ) as drawn,
+            orders.noted(lambda: training.step, on=asked or self.spec.watch) as drawn,
             self._addends(training, writer),
         ):
             training.run(iter(batches))
@@ -326,7 +324,7 @@ class _Reference:
 
     def _addends(self, training: Training, writer: Writer) -> Any:
         """Returns what notes a loss's addends, where a fix gives them to ranks."""
-        numbers = fix_names.addends(self.spec.fixes)
+        numbers = intervention.addends(self.spec.fixes)
         if not numbers:
             return contextlib.nullcontext()
         step = lambda: training.step  # noqa: E731 (asked for as steps go by)

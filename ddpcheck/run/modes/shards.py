@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddpcheck.compare import tree
-from ddpcheck.run import fix_names
+from ddpcheck.run.intervention import GlobalLoss, Switch, found, substituted
 from ddpcheck.run.interventions.gather import alone
 from ddpcheck.run.modes import rounding
 from ddpcheck.run.modes.batches import batches_of
@@ -17,20 +17,22 @@ from ddpcheck.target.target import Target
 
 def whole(target: Target, spec: RunSpec) -> list[Any]:
     """Returns the global batch of every step, as the target gives it on this rank."""
-    if fix_names.argument(spec.fixes, "data.alone") is None:
+    if Switch.BATCH_WITHOUT_GROUP not in spec.fixes:
         return batches_of(target, spec)
-    found: list[Any] = alone(batches_of, target, spec)
-    return found
+    given: list[Any] = alone(batches_of, target, spec)
+    return given
 
 
 def of_rank(batches: list[Any], spec: RunSpec, rank: int) -> list[Any]:
     """Returns what this rank trains on in every step: all of it, in one process."""
-    sees_all = any(f.startswith(("loss.global", "data.whole")) for f in spec.fixes)
+    sees_all = found(spec.fixes, GlobalLoss) or (
+        substituted(spec.fixes, "batches") is not None
+    )
     if not mode_of(spec.mode).is_ranks or sees_all:
         return [rounding.jittered(batch, spec.jitter) for batch in batches]
-    if fix_names.argument(spec.fixes, "data.lists") is not None:
+    if Switch.SHARDED_LISTS in spec.fixes:
         batches = [_with_cut_lists(batch, rank, spec.world_size) for batch in batches]
-    if fix_names.argument(spec.fixes, "data.strided") is not None:
+    if Switch.STRIDED_SHARDS in spec.fixes:
         return [tree.strided_shard(batch, rank, spec.world_size) for batch in batches]
     return [tree.shard(batch, rank, spec.world_size) for batch in batches]
 

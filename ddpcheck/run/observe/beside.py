@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.compare.trace import Reader
-from ddpcheck.run.fix_names import arguments
+from ddpcheck.run.intervention import substituted
 from ddpcheck.run.model import contents
 from ddpcheck.run.observe import sight
 from ddpcheck.run.observe.weight_copies import keys_of_weights
@@ -118,14 +118,14 @@ def look(
 ) -> None:
     """Notes what a rank keeps otherwise than one process after a step.
 
-    With the intervention `state.beside:NAMES` it has one process's there afterwards.
+    What fixes substitute beside the model has one process's values afterwards.
     """
     written = reader.names(QUANTITY, step)
     if not written:
         return
     places = kept.places()
     # Of a history that grows all that is added, too.
-    asked = {_collection(n) for n in arguments(spec.fixes, "state.beside")}
+    asked = {_collection(n) for n in substituted(spec.fixes, "beside") or ()}
     for name in written.keys() & places.keys():
         reference, place = reader.get(QUANTITY, step, name), places[name]
         if reference is None:

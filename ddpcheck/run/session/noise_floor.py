@@ -116,7 +116,7 @@ def where_changed(session: Session, outcome: RunOutcome, limit: Tolerance) -> To
     they do. Nor is rounding told from draws before these follow the samples. A run that
     is off by more than rounding is judged as all others are.
     """
-    fixes = tuple(f for f in outcome.spec.fixes if f.startswith("target."))
+    fixes = tuple(f for f in outcome.spec.fixes if f.in_reference)
     is_drawn = outcome.spec.noise == "sample" and bool(limit.noise_floor)
     run = assemble.to_run(outcome, limit.rtol)
     off = assemble.worst_excess(run) * limit.rtol

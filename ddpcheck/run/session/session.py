@@ -150,7 +150,7 @@ class Session:
             permute=0,
             jitter=0.0,
             reround=False,
-            fixes=tuple(f for f in spec.fixes if f.startswith("target.")),
+            fixes=tuple(f for f in spec.fixes if f.in_reference),
             tile=spec.tile,
             floors=(),
             ps_reduce="mean",

@@ -11,6 +11,7 @@ import pytest
 
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO, Pool
+from ddpcheck.run.intervention import Switch
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import RunSpec
@@ -105,7 +106,7 @@ def collate(samples):
 KINDS: dict[str, dict[str, Any]] = {
     "ranks": {"mode": "ddp", "world_size": 2},
     "ranks-averaged-by-hand": {"mode": "averaged", "world_size": 2},
-    "ranks-rewrapped": {"mode": "ddp", "world_size": 2, "fixes": ("ddp.rewrap",)},
+    "ranks-rewrapped": {"mode": "ddp", "world_size": 2, "fixes": (Switch.REWRAP,)},
     "replicas": {"mode": "dp", "world_size": 2},
     "simulated": {"mode": "sim", "world_size": 2},
     "repeated": {"mode": "single", "permute": 1},

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ddpcheck.run.intervention import Switch
 from ddpcheck.run.modes.data_parallel import DataParallelOnOneDevice
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -229,7 +230,7 @@ def test_by_samples_splits_and_joins_where_the_samples_are() -> None:
     model = _Layers()
     x, state = torch.randn(5, 3), torch.randn(2, 5, 4)
     expected = model(x, state)
-    parallel = DataParallelOnOneDevice(model, 2, fixes=("dp.by_samples",))
+    parallel = DataParallelOnOneDevice(model, 2, fixes=(Switch.SPLIT_SAMPLES_ALONE,))
     output, states, table, means = parallel(x, state)  # of 3 samples, and of 2
     for found, wanted in zip((output, states, table), expected[:3], strict=True):
         torch.testing.assert_close(found, wanted)
@@ -248,5 +249,5 @@ def test_mean_of_scalars_counts_replicas_where_no_argument_is_a_tensor() -> None
             return self.weight.sum() * float(data["scale"])
 
     model = Constant()
-    parallel = DataParallelOnOneDevice(model, 2, fixes=("dp.mean_scalars",))
+    parallel = DataParallelOnOneDevice(model, 2, fixes=(Switch.MEAN_OF_SCALARS,))
     torch.testing.assert_close(parallel({"scale": 2.0}), 2 * model.weight.sum())
