@@ -220,7 +220,7 @@ def _check(made: Made, only: Sequence[Cell] | None) -> Report:
     session.pool.device = options.run_device
     _open_ahead(session.pool, options, only)
     session.room = memory.room(options.max_memory)
-    progress("running the reference: a single process on the global batch")
+    progress("running the reference: single process on the global batch")
     base = session.reference(_base_spec(options))
     options = made.options = _with_settings(options, base.facts.get("settings", {}))
     base = _at_tolerance(base, options)

@@ -52,7 +52,6 @@ def _of_order(session: Session, outcome: RunOutcome, limit: Tolerance) -> list[s
         return []
     return [
         "equal only for this order of the samples: with the batch in another order "
-        f" {worst.name} differs by {worst.rel_diff:.3g} at world size "
-        f"{run.world_size}; here all shards have equal counts, or samples "
-        "that belong together"
+        f"{worst.name} differs by {worst.rel_diff:.3g} at world size {run.world_size}; "
+        "here all shards have equal counts, or the samples of one shard belong together"
     ]

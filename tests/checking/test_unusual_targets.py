@@ -38,7 +38,7 @@ EIGHT_NUMBERS = (
 )
 _PAGE = pages.page("target-optimizer-closure")
 OF_CLOSURE = textwrap.dedent(
-    _PAGE[_PAGE.index("    def ") : _PAGE.index("The gradient")]
+    _PAGE[_PAGE.index("    def ") : _PAGE.index("The gradients of")]
 )
 # Source, what is warned of, what is not compared.
 RIGHT: dict[str, tuple[str, list[str], list[str]]] = {
@@ -499,8 +499,8 @@ def optimizer(params):
     assert (report.verdict, report.warnings) == (
         "equivalent",
         (
-            "no weight moves in 3 steps of one process: gradients are compared, and "
-            "nothing of what the optimizer makes of them",
+            "no weight changes in 3 steps of the single-process run: gradients are "
+            "compared, but no optimizer update is",
         ),
     )
 

@@ -43,9 +43,8 @@ def test_batch_of_equal_samples_is_warned_of(pool: Pool, tmp_path: Path) -> None
         "equivalent",
         (
             "all samples of the batch are equal, so all shards are equal: a norm or "
-            "loss "
-            "that depends on the local shard cannot be detected; let batch() return "
-            "samples that differ",
+            "loss that depends on the local shard cannot be detected; let batch() "
+            "return samples that differ",
         ),
     )
     other = tmp_path / "other"  # one sample of another kind is enough
@@ -58,7 +57,7 @@ def test_data_that_hid_a_local_count_is_warned_of(pool: Pool, tmp_path: Path) ->
     source = CONTROLS["ignored-targets-in-equal-numbers"]
     report = checked(pool, tmp_path, HEAD + source)
     assert report.warnings == (
-        "equal because of how this batch falls on the shards: with its samples in "
-        "another order weight differs by 0.461 at world size 2; the shards happen to "
-        "hold the same counts, or belong together",
+        "equal only for this order of the samples: with the batch in another order "
+        "weight differs by 0.461 at world size 2; here all shards have equal counts, or "
+        "the samples of one shard belong together",
     )

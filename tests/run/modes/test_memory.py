@@ -115,8 +115,8 @@ def test_run_that_nobody_asked_for_is_left_out(
     assert [run.world_size for run in report.runs] == [2, 4]
     why = {item.what: item.why for item in report.not_compared}
     assert why["ddp-W8"] == (
-        "it needs about 2.12e-05 GiB, and the 1.86e-05 GiB that are free have to do "
-        "for activations, too; --world-sizes 8 asks for it"
+        "it needs about 2.12e-05 GiB, and the 1.86e-05 GiB that are free must also "
+        "hold activations; --world-sizes 8 runs it anyway"
     )
     with pytest.raises(UsageError, match="option-max-memory"):
         checking.check(pool, ref, Options(modes=("ddp",), world_sizes=(8,)))
