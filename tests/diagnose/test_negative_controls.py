@@ -58,6 +58,6 @@ def test_data_that_hid_a_local_count_is_warned_of(pool: Pool, tmp_path: Path) ->
     report = checked(pool, tmp_path, HEAD + source)
     assert report.warnings == (
         "equal only for this order of the samples: with the batch in another order "
-        "weight differs by 0.461 at world size 2; here all shards have equal counts, or "
-        "the samples of one shard belong together",
+        "weight differs by 0.461 at world size 2; here all shards have equal counts, "
+        "or the samples of one shard belong together",
     )
