@@ -37,7 +37,7 @@ class Twin:
     """DDP's run at a world size of DataParallel's.
 
     `index`: of the run in the report, None where nobody asked for it. `num_findings`:
-    how many it has. `is_proven`: with their fixes it equals one process.
+    how many it has. `is_proven`: with their fixes it equals the single-process run.
     """
 
     run: Run
@@ -239,7 +239,7 @@ def _broken_off(
 def _of_fault(
     session: Session, spec: RunSpec, case: DataParallelCase, limit: Tolerance
 ) -> tuple[Proposal | None, float]:
-    """Returns the cause with whose fix it equals one process, or else runs at all.
+    """Returns the cause whose fix makes the runs equal, or else lets it run at all.
 
     With the excess that is left.
     """
@@ -355,7 +355,7 @@ def _finding(
 def _unknown(
     outcome: RunOutcome, run: Run, rest: list[int], *, ddp_is_fine: bool
 ) -> Finding:
-    """Returns an honest finding."""
+    """Returns the finding of an unknown cause."""
     facts_of_one = outcome.reference.facts
     wrong = [q for q in (run.gradients, run.weights, run.buffers) if q.mismatched]
     worst = next((q.worst for q in wrong), None)

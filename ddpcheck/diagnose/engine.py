@@ -17,9 +17,9 @@ from ddpcheck.run.session import acceptance, assemble
 from ddpcheck.run.session.session import RunOutcome, Session
 from ddpcheck.target.options import Options
 
-# A run that varies one that hung is given less time: no rank needs that many times
-# what one process did for the global batch. One that varies a run whose ranks waited
-# for each other is asked earlier whether its ranks do.
+# A variation of a run that hung gets less time: no rank needs that many times the time
+# of the single-process run. If the ranks of the run waited for each other, its
+# variations are checked earlier for that.
 _LEAST_TIMEOUT_S = 5.0
 _SLOWDOWN = 20.0
 _QUIET_LOOKS = 2
@@ -80,7 +80,7 @@ def diagnose(
     )
     for index in _by_world_size(runs, "server"):
         _diagnose_server(session, outcomes, limit, options, progress, diagnosis, index)
-    # Those that DataParallel broke off have findings of their own.
+    # Runs that DataParallel broke off have separate findings.
     of_replicas = (i for i in _by_world_size(runs, "replicas") if not runs[i].faults)
     rest = [i for i in of_replicas if i not in explained]
     for group in _groups(runs, rest, one_by_one=bool(options.accept)):
@@ -106,7 +106,7 @@ def _diagnose_replicas(
     progress: Silent,
     diagnosis: Diagnosis,
 ) -> None:
-    """Adds the findings of DataParallel's runs, from DDP's where these explain them."""
+    """Adds the findings of DataParallel runs, from DDP runs if these explain them."""
     runs, known = diagnosis.runs, diagnosis.findings
     mine, made, first = known, runs, runs[group[0]]
     twin = data_parallel.twin_of(runs, first, known)
@@ -115,7 +115,7 @@ def _diagnose_replicas(
     if not has_others or (options.accept and twin is None):
         mine, twin = _under_ddp(session, outcomes, group, limit, options, progress)
         made = [*runs, twin.run]
-    elif options.accept:  # what DDP has at another world size says nothing of these
+    elif options.accept:  # DDP findings of another world size say nothing about these
         mine = [f for f in known if twin and twin.index in f.runs]
     found = data_parallel.explain(session, outcomes, made, group, mine, limit)
     if options.accept and twin is not None:
@@ -128,7 +128,7 @@ def _diagnose_replicas(
 
 
 def _with(known: list[Finding], new: Finding) -> list[Finding]:
-    """Returns the findings and a new one; that of another run, if it is the same."""
+    """Returns the findings and a new one; that of another run if it is the same."""
     for number, other in enumerate(known):
         if (other.slug, other.summary) == (new.slug, new.summary):
             merged = findings.merge([other], [new])
@@ -137,9 +137,9 @@ def _with(known: list[Finding], new: Finding) -> list[Finding]:
 
 
 def limit_patience(session: Session, outcomes: list[RunOutcome]) -> None:
-    """Gives the runs that vary these, and probes, less time than they had.
+    """Gives variations of these runs, and probes, less time than the runs had.
 
-    Where one process alone takes long, more: a probe makes many passes.
+    They get more if the single-process run takes long: a probe makes many passes.
     """
     needed_s = _SLOWDOWN * max(o.reference.seconds for o in outcomes)
     longest_s = session.pool.timeout_s
@@ -158,10 +158,9 @@ def _under_ddp(
     options: Options,
     progress: Silent,
 ) -> tuple[list[Finding], data_parallel.Twin]:
-    """Returns what DataParallel shares with DDP, which nobody asked for, and DDP's run.
+    """Returns what DataParallel shares with DDP, not requested here, and DDP's run.
 
-    Most causes show under both, and what only DataParallel has is told by DDP's being
-    right.
+    Most causes occur under both; if DDP is right, the cause belongs to DataParallel.
     """
     spec = outcomes[rest[0]].spec.but(mode=DDP.name)
     outcome = session.run([spec])[0]
@@ -269,10 +268,10 @@ def _known_of_ranks(diagnosis: Diagnosis, outcome: RunOutcome, index: int) -> li
 
 
 def _repeats(session: Session, outcome: RunOutcome, limit: Tolerance) -> bool:
-    """Returns whether one process, seeded otherwise, computes the same again.
+    """Returns whether the single-process run with other seeds gives the same result.
 
-    Asked only where it does not on a permuted batch, and where torch's generator is at
-    rest: a target that draws from it says so itself.
+    Needed only if it does not on a permuted batch, and torch's generator is not used:
+    draws from that generator are known anyway.
     """
     floor = limit.noise_floor
     if floor is None or floor <= limit.rtol:
@@ -290,7 +289,7 @@ def _by_world_size(runs: list[Run], kind: str) -> list[int]:
         for i, r in enumerate(runs)
         if mode_of(r.mode).explained_by == kind and r.verdict == "divergent"
     ]
-    # Probes judge the first step: a run that differs from there on says more.
+    # Probes judge the first step: a run that differs from there on shows more.
     return sorted(found, key=lambda i: (_is_late(runs[i]), runs[i].world_size, i))
 
 
@@ -309,10 +308,10 @@ def _explained(
     *,
     one_by_one: bool,
 ) -> tuple[set[int], set[int]]:
-    """Returns the other divergent runs that have these causes, and where it is proven.
+    """Returns the other divergent runs that have these causes, and those with a proof.
 
-    That is where the same fixes mend the run. `one_by_one`: the others have none of
-    them, as something is accepted, which may hide another cause there.
+    The proof is that the same fixes make the run equal. `one_by_one`: the others have
+    none of them, because a finding is accepted, which may hide another cause there.
     """
     others = _alike(runs, index, faults_apart=one_by_one)
     is_proven = _is_proven(search, causes)
@@ -335,16 +334,16 @@ def _explained(
 
 
 def _is_proven(search: Search, causes: list[Cause]) -> bool:
-    """Returns whether the run equals one process with the fixes of all causes."""
+    """Returns whether the fixes of all causes make the run equal."""
     told = [cause.verified for cause in causes]
     return search.rest is None and True in told and False not in told
 
 
 def _alike(runs: list[Run], index: int, *, faults_apart: bool) -> list[int]:
-    """Returns the other divergent runs that may diverge as one does.
+    """Returns the other divergent runs that may diverge in the same way.
 
-    What is not finite is another matter than what differs, even where one fix mends
-    both. `faults_apart`: and so are ranks that fail.
+    Non-finite runs are separate from others, even if one fix repairs both.
+    `faults_apart`: so are ranks that fail.
     """
     run = runs[index]
     found = [

@@ -1,7 +1,7 @@
-"""All rules, in the order in which they are asked.
+"""All rules, in the order in which they run.
 
-What breaks a run off comes first, then the chain: data, forward, loss, reduction,
-update. Within a group the order is from the most specific evidence to the least.
+Faults come first, then the chain: data, forward, loss, reduction, update. Within a
+group the order is from the most specific evidence to the least.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Rule(Protocol):
 
 
 class DataParallelRule(Protocol):
-    """The same for what DataParallel does by itself."""
+    """The same for divergences that occur only under DataParallel."""
 
     SLUG: str
     LINK: str
@@ -113,7 +113,7 @@ class DataParallelRule(Protocol):
 
 
 class ServerRule(Protocol):
-    """The same for what a parameter server does by itself."""
+    """The same for divergences of a parameter server."""
 
     SLUG: str
     LINK: str
@@ -122,10 +122,10 @@ class ServerRule(Protocol):
         """Returns what may be the cause of a run that differs; runs nothing."""
 
 
-# For what a parameter server alone gets wrong; these take a ServerCase.
+# For divergences of a parameter server; these take a ServerCase.
 SERVER_RULES: tuple[ServerRule, ...] = (ps_reduce_mismatch,)
 
-# For what DataParallel alone gets wrong; these take a DataParallelCase.
+# For divergences that occur only under DataParallel; these take a DataParallelCase.
 DATA_PARALLEL_RULES: tuple[DataParallelRule, ...] = (
     dp_scalar_gather,
     dp_replica_parameters_empty,
@@ -134,7 +134,7 @@ DATA_PARALLEL_RULES: tuple[DataParallelRule, ...] = (
     dp_scatter_semantics,
 )
 
-# All that look at DataParallel alone: its rules, then what others say of replicas.
+# For DataParallel alone: its own rules, then those that others have for replicas.
 DATA_PARALLEL_DETECTORS: tuple[Callable[[DataParallelCase], Proposal | None], ...] = (
     *(rule.detect for rule in DATA_PARALLEL_RULES),
     norm_local_batch_stats.detect_in_replicas,
@@ -142,7 +142,7 @@ DATA_PARALLEL_DETECTORS: tuple[Callable[[DataParallelCase], Proposal | None], ..
     rng_stochastic_layer.detect_in_replicas,
 )
 
-# For what DataParallel raises; these take a DataParallelCase too.
+# For exceptions under DataParallel; these take a DataParallelCase too.
 DATA_PARALLEL_FAULT_RULES: tuple[DataParallelRule, ...] = (
     dp_scatter_semantics,
     dp_variable_length_gather,
@@ -150,8 +150,8 @@ DATA_PARALLEL_FAULT_RULES: tuple[DataParallelRule, ...] = (
     dp_scalar_gather,
 )
 
-# For what breaks off and no other rule explains: they say what happened, not why. One
-# of them fires wherever a rank raised, died or hung.
+# For faults that no other rule explains: they say what happened, not why. One of them
+# fires whenever a rank raised, died or hung.
 FAULT_RULES: tuple[Rule, ...] = (
     sync_rank_died,
     sync_rank_raised,
@@ -159,7 +159,7 @@ FAULT_RULES: tuple[Rule, ...] = (
 )
 
 RULES: tuple[Rule, ...] = (
-    # What breaks a run off, before anything else can be judged.
+    # Faults, before anything else can be judged.
     sync_collective_mismatch,
     data_uneven_batches,
     graph_skipped_backward,
@@ -169,7 +169,7 @@ RULES: tuple[Rule, ...] = (
     data_sampler_padding,
     data_sampler_epoch,
     data_shard_overlap,
-    # Random numbers, and what is decided on a rank's own numbers.
+    # Random numbers, and decisions from per-rank numbers.
     rng_same_stream_all_ranks,
     sync_control_desync,
     rng_stochastic_layer,
@@ -177,12 +177,12 @@ RULES: tuple[Rule, ...] = (
     ddp_param_order_mismatch,
     ddp_rank_local_weights,
     state_buffer_not_synced,
-    # The forward mixes samples: by layout, by a norm, by anything else.
+    # The forward mixes samples: by layout, in a norm, or otherwise.
     data_batch_layout,
     norm_syncbn_implementation,
     norm_local_batch_stats,
     forward_batch_coupled,
-    # What a forward, or a step, leaves for the next one.
+    # State that a forward, or a step, leaves for the next one.
     state_forward_writes_parameter,
     norm_running_stats_rank0,
     state_buffer_broadcast_overwrites,
@@ -227,7 +227,7 @@ RULES: tuple[Rule, ...] = (
     ddp_autograd_grad,
     ddp_multi_backward,
     sync_grad_alias,
-    # What is done to reduced gradients.
+    # Changes of reduced gradients.
     sync_clip_norm_overreduced,
     sync_clip_before_reduce,
 )

@@ -1,7 +1,7 @@
-"""Causes of divergences of simulated ranks: found on real ones that diverge alike.
+"""Causes of divergences of simulated ranks, found on real ranks that diverge alike.
 
-Probes need a process for each rank. A divergence at a world size beyond the machine's
-is looked for at a small one, of shards as uneven as the large one's.
+Probes need a process for each rank. A divergence at a large world size is searched at a
+small one, with shards as uneven as at the large one.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def joined(found: list[Finding], known: list[int], indices: list[int]) -> list[F
 def stand_in(
     session: Session, outcomes: list[RunOutcome], indices: list[int], limit: Tolerance
 ) -> RunOutcome | None:
-    """Returns a run of real ranks that diverges too, None where none does.
+    """Returns a run of real ranks that diverges too, None if none does.
 
-    The smallest world size that leaves uneven shards as the simulated one does, and
-    the smallest that leaves even ones.
+    The smallest world size that leaves uneven shards as the simulated one does, and the
+    smallest that leaves even ones.
     """
     outcome = outcomes[indices[0]]
     size = outcome.reference.facts["batch_size"]
@@ -83,7 +83,7 @@ def said(finding: Finding, world_size: int, spec: RunSpec) -> Finding:
 
 
 def unknown(run: Run, indices: list[int]) -> Finding:
-    """Returns the finding for a divergence that no small number of ranks has."""
+    """Returns the finding for a divergence that does not occur with few ranks."""
     parts = (run.gradients, run.weights, run.buffers)
     worst = next((q.worst for q in parts if q.mismatched and q.worst), None)
     facts = [f"rank {f.rank}: {f.summary}" for f in run.faults[:1]]

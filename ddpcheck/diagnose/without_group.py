@@ -1,8 +1,8 @@
-"""What DataParallel's replicas lack: a process group to ask.
+"""What DataParallel's replicas lack: a process group.
 
-A norm that synchronises itself is right on ranks and normalises a shard in a replica,
-where there is nobody to ask. Ranks whose model sees no group do as replicas do, and
-what is wrong with them can be probed and mended.
+A norm that synchronises its statistics is right on ranks but uses the shard in a
+replica, where there is no process group. Ranks whose model has no process group behave
+like replicas, and can be probed and fixed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def found(
     limit: Tolerance,
     ddp: Run,
 ) -> list[Finding]:
-    """Returns the findings of DataParallel's runs, where such ranks differ as they do.
+    """Returns the findings of DataParallel runs, if such ranks differ in the same way.
 
-    And where fixes in the forward mend them entirely; [] otherwise.
+    Fixes in the forward must make them equal; [] otherwise.
 
     Args:
         session: of the target.

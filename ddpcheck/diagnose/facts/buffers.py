@@ -1,4 +1,4 @@
-"""Which modules' buffers differ after a step that was otherwise right."""
+"""Finds the modules whose buffers differ after a step that was otherwise right."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Owners:
     """The modules, and the facts about their buffers.
 
     `written_in_forward`: while the model's forward runs; else the training step does.
-    `are_called`: one of the modules is called itself, and does it.
-    `are_broadcast`: a DDP object sends rank 0's to all before its forward.
-    `are_read_at_once`: by the very call that writes them, which is right otherwise.
-    `are_exchanged`: the step asks other ranks, and all have the same in the end.
+    `are_called`: one of the modules is called itself, and writes them.
+    `are_broadcast`: a DDP object broadcasts rank 0's before its forward.
+    `are_read_at_once`: by the call that writes them, which is right otherwise.
+    `are_exchanged`: the step calls collectives, and all ranks have the same afterwards.
     """
 
     modules: tuple[str, ...]
@@ -36,8 +36,8 @@ class Owners:
 def silenced(case: Case) -> list[ModuleCall]:
     """Returns batch norms that differ, and are multiplied by zero in the first step.
 
-    Their buffers and the gradients of the first step say so; their outputs cannot.
-    Those that a fix shows all rows already differ by what comes before them.
+    Their buffers and the gradients of the first step show it; their outputs cannot. If
+    a fix already gives them all rows, the modules before them make them differ.
     """
     if case.first_broken("gradients") != 0 or not case.loss_is_sound:
         return []
@@ -52,11 +52,11 @@ def silenced(case: Case) -> list[ModuleCall]:
 
 
 def statistics_at_start(case: Case) -> list[str]:
-    """Returns running statistics that all ranks start from, and one process does not.
+    """Returns start statistics that are equal on all ranks but not single-process ones.
 
-    Where model() itself calls its batch norms, and they synchronise in a group. Norms
-    that train with a batch's statistics do not read them. [] where any other buffer
-    differs, or ranks do.
+    That is so if model() calls its batch norms, and they synchronise in a group. Norms
+    that train with a batch's statistics do not read them. [] if any other buffer
+    differs, or if ranks do.
     """
     found = sorted(
         {n for names in case.rank_facts("start_buffers_differ", []) for n in names}
@@ -148,7 +148,7 @@ def diverging_buffers(case: Case, *, batch_norm: bool) -> Owners | None:
 def wrong_at_once(case: Case) -> Owners | None:
     """Returns modules whose buffers differ after the first step, as gradients do.
 
-    But for those of norms, which have causes of their own.
+    Norms are left out, as they have causes of their own.
     """
     starts = any(case.rank_facts("start_buffers_differ", []))
     if starts or case.first_broken("gradients") != 0 or case.run.faults:

@@ -1,4 +1,4 @@
-"""Of what vectors another one is made, in Python: this side imports no torch."""
+"""Writes a vector as a combination of others, in Python: this side imports no torch."""
 
 from __future__ import annotations
 

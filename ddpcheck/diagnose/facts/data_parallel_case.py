@@ -1,4 +1,4 @@
-"""What rules may ask of a divergence that DataParallel alone has."""
+"""Facts of a divergence that occurs only under DataParallel."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["DataParallelCase", "Proposal"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallelCase:
-    """A divergence that DataParallel alone has.
+    """A divergence that occurs only under DataParallel.
 
-    `has_batch_norm`: of torch's, and no finding of DDP's runs blames it. `draws`: one
-    process draws random numbers with torch's generator.
+    `has_batch_norm`: torch's batch norm, which no finding of DDP runs explains.
+    `draws`: the single-process run draws random numbers with torch's generator.
     """
 
     run: Run

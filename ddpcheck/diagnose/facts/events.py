@@ -1,4 +1,4 @@
-"""The order of what a step did, and what its ranks agree on.
+"""The order of events in a step, and what its ranks agree on.
 
 Events: F a DDP forward, B a backward, [ and ] no_sync entered and left, S an optimizer
 step, G autograd.grad.
@@ -35,10 +35,10 @@ def is_torn(events: str) -> bool:
 
 
 def asks_before_backward(events: str) -> bool:
-    """Returns whether autograd.grad looks at what the next backward goes back through.
+    """Returns whether autograd.grad uses the graph of the next backward.
 
-    A term's weight is made of such gradients; a step towards higher loss (SAM) goes
-    forward again.
+    Weights of a term use such gradients; a step towards higher loss (SAM) runs forward
+    again.
 
     >>> asks_before_backward("FGGBS"), asks_before_backward("FGFBS")
     (True, False)
@@ -66,8 +66,8 @@ def ends_unsynchronised(events: str) -> bool:
 def has_no_reduction(events: str) -> bool:
     """Returns whether one no_sync covers all backwards of every step.
 
-    Where each micro-batch has one of its own, the last one's is the one too many; so is
-    that of a last step with fewer micro-batches than the others.
+    If each micro-batch has its own no_sync, the last one's is wrong; so is that of a
+    last step with fewer micro-batches than the others.
 
     >>> has_no_reduction("[FB]S"), has_no_reduction("[FBFB]S")
     (True, True)
@@ -79,7 +79,7 @@ def has_no_reduction(events: str) -> bool:
     True
     """
     inside = False
-    held = entered = 0  # backwards inside since the last update, and how often entered
+    held = entered = 0  # backwards inside since the last update, and number of entries
     for event in events:
         if event in "[]":
             inside = event == "["
@@ -94,7 +94,7 @@ def has_no_reduction(events: str) -> bool:
 
 
 def accumulates(events: str) -> bool:
-    """Returns whether an update takes what several backwards have left.
+    """Returns whether an update uses the sum of several backwards.
 
     >>> accumulates("[FB]FBS"), accumulates("[FB]SFBS")
     (True, False)
@@ -105,15 +105,15 @@ def accumulates(events: str) -> bool:
 def has_later_backward(case: Case) -> bool:
     """Returns whether more backwards follow one another than DDP objects wait for.
 
-    Two networks, each in a DDP object of its own, may have theirs one after the other;
-    of one that was called twice it is not known which of the calls a backward is of.
+    Two networks in separate DDP objects may run theirs one after the other. If an
+    object was called twice, it is not known which call a backward belongs to.
     """
     events, callers = case.rank_facts("events", ""), case.rank_facts("callers", [])
     return bool(events) and is_late(events[0], callers[0])
 
 
 def is_late(events: str, callers: list[int]) -> bool:
-    """Returns the same of events, and of the DDP object that each F is of.
+    """Returns the same for events and the DDP object of each F.
 
     >>> is_late("FBB", [0]), is_late("FFBB", [0, 1]), is_late("FFBB", [0, 0])
     (True, False, True)
@@ -148,13 +148,13 @@ def is_late(events: str, callers: list[int]) -> bool:
 
 
 def goes_past_the_wrapper(case: Case) -> bool:
-    """Returns whether a step goes backward through calls that were no DDP forward's."""
+    """Returns whether a step runs backward through calls that bypass DDP's forward."""
     ranks = case.probed.ranks if case.probed else ()
     return any(is_backward_past(rank.events) for rank in ranks)
 
 
 def is_backward_past(events: str) -> bool:
-    """Returns whether a backward follows calls past the wrapper alone.
+    """Returns whether a backward follows only calls that bypass the wrapper.
 
     Args:
         events: in order, F a wrapper's forward, P a call past it, B a backward.
@@ -187,7 +187,7 @@ def ranks_disagree(case: Case, quantity: str, step: int) -> bool:
 
 
 def common_factor(case: Case) -> float | None:
-    """Returns the one factor that all gradients of step 0 have, None without one."""
+    """Returns the single factor of all gradients of step 0, None without one."""
     rows = [t for q in case.step_quantity("gradients", 0) for t in q.tensors]
     wrong = [t for t in rows if t.excess * case.outcome.spec.rtol > case.rtol]
     if not wrong or any(t.ratio is None for t in wrong):
@@ -204,7 +204,7 @@ def with_factor(case: Case, factor: float) -> list[str]:
 
 
 def _has(tensor: Difference, factor: float, close: float) -> bool:
-    """Returns whether a tensor is a pure multiple: off by |f - 1| of its largest."""
+    """Returns whether a tensor is a pure multiple: wrong by |f - 1| of its largest."""
     return (
         tensor.ratio is not None
         and abs(tensor.ratio - factor) <= close
@@ -237,16 +237,16 @@ def factor_between_ranks(case: Case, quantity: str, step: int) -> float | None:
 
 
 def is_power_of_two(case: Case, factor: float) -> bool:
-    """Returns whether it is one, as a loss scale's changes are."""
+    """Returns whether it is a power of two, as changes of a loss scale are."""
     return (
         factor > 0 and abs(math.log2(factor) - round(math.log2(factor))) <= case.close
     )
 
 
 def sums_in_its_step(case: Case) -> int:
-    """Returns how many collectives a program calls that may do so in an update.
+    """Returns how many collectives a program calls that may sum in an update.
 
-    0 where gradients are wrong before an update is, or the ranks' updates differ.
+    0 if gradients are wrong before an update, or if the ranks' updates differ.
     """
     step, first = case.first_broken("weights"), case.first_broken("gradients")
     if step is None or (first is not None and first <= step):
@@ -257,9 +257,9 @@ def sums_in_its_step(case: Case) -> int:
 
 
 def input_diff(case: Case) -> float:
-    """Returns how far the model's own inputs are from one process's, relative.
+    """Returns the relative difference of the model's inputs from the reference's.
 
-    In the first step, on the worst rank; 0 where they cannot be compared.
+    In the first step, on the worst rank; 0 if they cannot be compared.
     """
     return max((m.input_diff for m in _given(case)), default=0.0)
 
@@ -267,19 +267,19 @@ def input_diff(case: Case) -> float:
 def makes_some_input(case: Case) -> bool:
     """Returns whether some of the model's own inputs differ, and others do not.
 
-    The step makes these beside samples that are one process's: a mask, say.
+    The step makes these in addition to the right samples: a mask, for example.
     """
     found = [m for m in _given(case) if m.input_diff > case.close]
     return bool(found) and all(m.keeps_some_input for m in found)
 
 
 def repeats_first_inputs(case: Case) -> bool:
-    """Returns whether ranks give the model what one process does for its first rows."""
+    """Returns whether ranks' inputs are the reference's inputs for the first rows."""
     return any(m.repeats_first for m in _given(case))
 
 
 def first_rank_is_right(case: Case) -> bool:
-    """Returns whether rank 0 gives the model one process's rows, and no other rank."""
+    """Returns whether only rank 0 gives the model the single-process rows."""
     ranks = case.probed.ranks if case.probed else ()
     told = [max((m.input_diff for m in _itself(r.modules)), default=0.0) for r in ranks]
     others = told[1:]
@@ -287,7 +287,7 @@ def first_rank_is_right(case: Case) -> bool:
 
 
 def _given(case: Case) -> list[ModuleCall]:
-    """Returns the calls of the model itself whose inputs no hook makes."""
+    """Returns the calls of the model itself whose inputs are not made by a hook."""
     return _itself(case.modules())
 
 
@@ -296,7 +296,7 @@ def _itself(calls: Iterable[ModuleCall]) -> list[ModuleCall]:
 
 
 def rewritten(case: Case, when: str) -> int | None:
-    """Returns the step in which user code parts the ranks' weights, None for none.
+    """Returns the step in which user code makes the ranks' weights differ, or None.
 
     `when`: "before" the step's first forward, or "after" the optimizer's step.
     """
@@ -304,16 +304,16 @@ def rewritten(case: Case, when: str) -> int | None:
 
 
 def written_by_the_model(case: Case) -> set[str]:
-    """Returns the modules whose parameters the model's forward writes, ranks unlike."""
+    """Returns the modules whose parameters forward writes differently on ranks."""
     ranks = case.probed.ranks if case.probed else ()
     written = {name for rank in ranks for name in rank.written_parameters}
     return written - written_alike(case)
 
 
 def written_alike(case: Case) -> set[str]:
-    """Returns the modules whose parameters all ranks write alike.
+    """Returns the modules whose parameters all ranks write in the same way.
 
-    An average of other weights, which steps have not parted yet.
+    That is an average of other weights, which do not differ yet.
     """
     ranks = case.probed.ranks if case.probed else ()
     told = [rank.written_parameters for rank in ranks]

@@ -1,4 +1,4 @@
-"""What ranks did before they raised, died or hung, and which of them began it."""
+"""What ranks did before they raised, died or hung, and which of them was first."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ddpcheck.run.spec import (
     StepResult,
 )
 
-# What a rank raises or writes because another one left, or called something else.
+# Messages of a rank that another rank caused, by leaving or by another call.
 _OF_OTHERS = re.compile(
     r"gloo|nccl|connection (?:closed|reset)|timed out|socket", re.IGNORECASE
 )
 _OF_DDP = re.compile(
     r"mark a variable ready|finished reduction|DistributedDataParallel|training graph"
 )
-# From torch.distributed, and yet the rank's own doing.
+# From torch.distributed, but caused by the rank itself.
 _NO_GROUP = re.compile(r"process group (?:has not been|is not) initialized")
-# Every rank passes as much here, and none leaves before all have entered.
+# Every rank passes the same size here, and none leaves before all have entered.
 _SAME_SIZE = {
     "all_reduce",
     "all_gather",
@@ -51,10 +51,10 @@ _WAITS_FOR_ALL = {
 
 
 def busy_ranks(run: Run) -> dict[int, str]:
-    """Returns the ranks that hang in code of their own, and where: "file.py:12".
+    """Returns the ranks that hang in user code, and where: "file.py:12".
 
-    A rank that waits for others does so inside torch; one that sleeps, loops or waits
-    for something else is itself what the others wait for.
+    A rank that waits for others does so inside torch; the others wait for one that
+    sleeps, loops or waits for something else.
     """
     found = {}
     for fault in run.faults:
@@ -67,10 +67,10 @@ def busy_ranks(run: Run) -> dict[int, str]:
 
 
 def own_faults(faults: Sequence[Fault]) -> list[Fault]:
-    """Returns the faults that a rank brought upon itself, by raising or dying.
+    """Returns the faults that a rank caused itself, by raising or dying.
 
-    Not those that follow from what other ranks did: a lost connection, an abort inside
-    gloo, an exception of DDP's about what it was given.
+    Faults that other ranks caused are left out: a lost connection, an abort inside
+    gloo, an exception of DDP about what it received.
     """
     return [f for f in faults if _is_own(f)]
 
@@ -110,10 +110,10 @@ def calls_of_ranks(case: Case) -> list[list[CollectiveCount]]:
 
 
 def first_difference(case: Case) -> int | None:
-    """Returns the first collective, counted from 0, in which ranks call another.
+    """Returns the index, from 0, of the first collective that differs between ranks.
 
-    Known where two ranks entered different ones, or passed tensors of different sizes.
-    None where groups are in use: their ranks need not do the same.
+    Known if two ranks entered different ones, or passed tensors of different sizes.
+    None if subgroups are used: their ranks need not do the same.
     """
     calls = calls_of_ranks(case)
     if not all(call.of_all for rank in calls for call in rank):
@@ -135,7 +135,7 @@ def _signature(call: CollectiveCount, *, uneven: bool) -> tuple[object, ...]:
 def first_overtaken(case: Case) -> int | None:
     """Returns the first collective that one rank left and another never entered.
 
-    It waits for all: what it met on the other rank was something else.
+    It waits for all ranks, so it was matched with another collective.
     """
     calls = calls_of_ranks(case)
     least = min(map(len, calls), default=0)
@@ -150,16 +150,16 @@ def first_overtaken(case: Case) -> int | None:
 
 
 def skipped_in(case: Case) -> int | None:
-    """Returns the step that a rank left with fewer backwards than another began in it.
+    """Returns the step that a rank left with fewer backwards than another started.
 
-    What collectives it meets later follows from that.
+    Later mismatches of collectives follow from that.
     """
     left = _steps_done(case)
     waits = {f.rank for f in case.run.faults if _is_in_ddps_forward(f)}
     for step in range(case.outcome.spec.steps):
         forwards = _forwards_in(case, step)
         begun = [
-            # It would have done another, and comes to none.
+            # It would have run another, but reaches none.
             n + (rank in waits and left[rank] == step and _trains(forwards[rank]))
             for rank, n in enumerate(backwards_in(case.outcome, step))
         ]
@@ -169,9 +169,9 @@ def skipped_in(case: Case) -> int | None:
 
 
 def forwards_in_step(case: Case) -> tuple[int, list[int]] | None:
-    """Returns (step, forwards through DDP by rank) where a rank left a step with fewer.
+    """Returns (step, DDP forwards by rank) of a step that a rank left with fewer.
 
-    The others may be in it still: they began more than it did.
+    The others may still be in it: they started more than that rank.
     """
     left = _steps_done(case)
     for step in range(case.outcome.spec.steps):
@@ -184,7 +184,7 @@ def forwards_in_step(case: Case) -> tuple[int, list[int]] | None:
 
 
 def _forwards_in(case: Case, step: int) -> list[list[ForwardCount]]:
-    """Returns what each rank told of its forwards through DDP in a step."""
+    """Returns each rank's record of its DDP forwards in a step."""
     return [
         [p for p in rank.progress if isinstance(p, ForwardCount) and p.step == step]
         for rank in case.outcome.ranks
@@ -202,16 +202,16 @@ def _steps_done(case: Case) -> list[int]:
     counts = []
     for rank, outcome in enumerate(case.outcome.ranks):
         done = [p.step for p in outcome.progress if isinstance(p, StepResult)]
-        # A rank that raises tells of the step that it does not end.
+        # A rank that raises reports the step that it does not finish.
         counts.append(done[-1] + (rank not in raised) if done else 0)
     return counts
 
 
 def _is_in_ddps_forward(fault: Fault) -> bool:
-    """Returns whether a rank waits in what DDP exchanges before the model's forward.
+    """Returns whether a rank waits in DDP's exchange before the model's forward.
 
-    The order in which gradients came, in the second step: by then every rank has to
-    have been in a forward.
+    In the second step that is the order of gradients: by then every rank has called
+    forward.
     """
     frame = frames.innermost(fault.stack)
     is_ddps = frame is not None and frame.file.endswith("nn/parallel/distributed.py")
@@ -219,7 +219,7 @@ def _is_in_ddps_forward(fault: Fault) -> bool:
 
 
 def backwards_in(outcome: RunOutcome, step: int) -> list[int]:
-    """Returns how many backwards each rank began in a step."""
+    """Returns how many backwards each rank started in a step."""
     return [
         sum(isinstance(p, BackwardCount) and p.step == step for p in rank.progress)
         for rank in outcome.ranks
@@ -227,10 +227,10 @@ def backwards_in(outcome: RunOutcome, step: int) -> list[int]:
 
 
 def backwards_of_ranks(case: Case) -> list[int]:
-    """Returns how many backwards each rank had begun, empty where none waited in vain.
+    """Returns how many backwards each rank had started, empty if none waited in vain.
 
-    A rank waits that hung, or that raised what came of others: a time of its own was
-    up, a connection was lost. One that died is waited for.
+    A rank waits if it hung, or raised because of others: its timeout ended, a
+    connection was lost. The others wait for a rank that died.
     """
     if not any(f.kind != "raised" or _waited(f) for f in case.run.faults):
         return []

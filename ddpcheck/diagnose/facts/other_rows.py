@@ -1,8 +1,8 @@
-"""Models that return rows of another kind than samples: tokens, nodes, edges.
+"""Models whose output rows are not samples: tokens, nodes, edges.
 
-No output of a shard is known to be a part of the whole one, so none can be cut, and the
-loss cannot be judged by its gradient there. Parameters tell as much where one process's
-gradient is a sum of the ranks' own, each weighed.
+No output of a shard is known to be a part of the global output, so none can be cut, and
+the loss cannot be judged by its gradient there. The gradients of parameters show the
+same if the single-process gradient is a weighted sum of the ranks' gradients.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ def are_returned(probed: StepEvidence | None) -> bool:
 def ratios(
     probed: StepEvidence | None, close: float
 ) -> list[tuple[float, float]] | None:
-    """Returns (ratio, residual) of every rank's gradient, None where they do not tell.
+    """Returns (ratio, residual) of every rank's gradient, None if they do not show it.
 
-    A rank that weighs 1 / W in one process's gradient, as DDP has it, has the ratio W.
+    A rank with the weight 1 / W in the single-process gradient, as in DDP, has the
+    ratio W.
 
     Args:
         probed: what probes found.
-        close: the largest residual of a sum that is one process's gradient.
+        close: the largest residual of a sum that is the single-process gradient.
     """
     span = probed.ranks[0].span if probed else None
     if span is None or not are_returned(probed):

@@ -1,4 +1,4 @@
-"""The evidence of one run: what the probes say of the reference and of every rank."""
+"""The evidence of one run: measurements in the reference and in every rank."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class _Key(NamedTuple):
 
 
 class References:
-    """What one process says of each reference that a search asks for, asked once.
+    """The probe of each reference that a search needs, run once.
 
-    `train_before`: probes train the steps before the one that they look at.
+    `train_before`: probes train the steps before the one that they measure.
     """
 
     def __init__(self, session: Session) -> None:
@@ -39,9 +39,9 @@ class References:
 
     @contextlib.contextmanager
     def ahead(self, spec: RunSpec, run: Run) -> Iterator[None]:
-        """Lets one process begin with what `probe` will ask, beside the ranks' runs.
+        """Starts the reference's part of `probe` while the ranks run.
 
-        Inside, no other job is for one process: their references are there.
+        Inside, no other job needs the single process: their references exist.
         """
         key = self._key(spec, run)
         if key not in self._known and is_quick(self._session.reference(spec)):
@@ -50,7 +50,7 @@ class References:
             yield
         except BaseException:
             self._begun.clear()
-            self._session.pool.retire(SOLO)  # at work for nobody
+            self._session.pool.retire(SOLO)  # idle
             raise
 
     def of(self, spec: RunSpec, run: Run) -> tuple[ReferenceEvidence | None, str]:
@@ -75,8 +75,8 @@ class References:
     def _key(self, spec: RunSpec, run: Run) -> _Key:
         """Returns the reference's spec, with the steps to look at, and the world size.
 
-        On the CPU wherever the run was: evidence is exact there, and what it proposes
-        is tried on the run itself.
+        Always on the CPU: evidence is exact there, and fixes are tried on the run
+        itself.
         """
         single = self._session.reference(spec.but(device="cpu")).spec
         assert single is not None
@@ -107,8 +107,8 @@ def probe(
     spec = spec.but(device="cpu", steps=first_wrong_batch(run, spec.steps) + 1)
     if reference is None:
         return None, failed
-    # Indices of the reference's rows may be none of a shard's: with the ranks' own
-    # where they raise, and the run does not.
+    # Indices of the reference's rows may be none of a shard's: with the ranks' own if
+    # they raise, and the run does not.
     for feeds_indices in (True, False):
         told = _of_ranks(session, spec, reference, feeds_indices, references)
         if not run.faults and any(rank.was_ended_from_outside for rank in told):
@@ -133,7 +133,7 @@ def _of_ranks(
     feeds_indices: bool,  # noqa: FBT001
     references: References,
 ) -> list[Outcome]:
-    """Returns what the ranks say of every module and the loss."""
+    """Returns what the ranks measure for every module and the loss."""
     job = Job(
         function="ddpcheck.diagnose.probes.rank:judge",
         arguments={
@@ -156,11 +156,10 @@ def _of_ranks(
 
 
 def first_wrong_batch(run: Run, steps: int) -> int:
-    """Returns the step whose batch shows what is wrong, on the weights of the start.
+    """Returns the step whose batch shows the error, with the start weights.
 
-    That of the first wrong gradients, where all weights and buffers before it are
-    right: such a shard held the counts of the others until then. 0 where a step has
-    none of them.
+    It is that of the first wrong gradients, if all weights and buffers before it are
+    right: until then the shards had equal counts. 0 if there is no such step.
     """
     series = (run.gradients, run.weights, run.buffers)
     gradients, *state = (q.excess_by_step for q in series)

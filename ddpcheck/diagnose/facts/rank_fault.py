@@ -1,4 +1,4 @@
-"""Faults that no rule explains, as what they are: which rank, where, at what."""
+"""Faults that no rule explains: which rank, where, and what it was doing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ddpcheck.report.data import Fault
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFault:
-    """How a run broke off: the ranks that began it, and what they did.
+    """How a run broke off: the first ranks, and what they did.
 
-    `kind` as of Fault. `ranks` are all ranks where all did the same.
+    `kind` as in Fault. `ranks` are all ranks if all did the same.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class RankFault:
 
 
 def of(case: Case, kind: str) -> RankFault | None:
-    """Returns the fault that a run of this kind broke off by, None for another."""
+    """Returns the fault of this kind that broke off the run, None for another."""
     begun = begun_by(case.run.faults)
     if not begun or begun[0].kind != kind:
         return None
@@ -49,7 +49,7 @@ def of(case: Case, kind: str) -> RankFault | None:
 def proposal(
     case: Case, fault: RankFault, *, slug: str, link: str, summary: str, fix: str
 ) -> Proposal:
-    """Returns what the report says of a fault; no intervention can prove it."""
+    """Returns the proposal for a fault; no intervention can prove it."""
     return Proposal(
         slug=slug,
         link=link,
@@ -65,7 +65,7 @@ def proposal(
 
 
 def _waited_for(case: Case, hung: list[Fault]) -> list[Fault]:
-    """Returns those that others wait for: at work or silent, else the least far."""
+    """Returns the ranks that others wait for: computing or silent, else the last."""
     busy = faults.busy_ranks(case.run)
     known = [f for f in hung if f.rank in busy or not f.stack]
     if known:
@@ -76,9 +76,9 @@ def _waited_for(case: Case, hung: list[Fault]) -> list[Fault]:
 
 
 def begun_by(found: Sequence[Fault]) -> list[Fault]:
-    """Returns the faults from which the others may follow, all of one kind.
+    """Returns the faults that may have caused the others, all of one kind.
 
-    Deaths before exceptions before waiting, a rank's own before what others did to it.
+    Deaths before exceptions before waiting, faults of a rank itself before others.
     """
     own = faults.own_faults(found)
     for group in (own, found):
@@ -90,12 +90,12 @@ def begun_by(found: Sequence[Fault]) -> list[Fault]:
 
 
 def verb(fault: RankFault, word: str) -> str:
-    """Returns the verb as one rank or several need it: "raises", "raise"."""
+    """Returns the verb for one rank or several: "raises", "raise"."""
     return word if len(fault.ranks) > 1 else word + "s"
 
 
 def message(fault: RankFault) -> str:
-    """Returns what the first of the ranks said."""
+    """Returns the message of the first of the ranks."""
     return rank_table.message(fault.first)
 
 

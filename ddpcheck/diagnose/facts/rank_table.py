@@ -1,4 +1,4 @@
-"""What every rank of a faulty run did last: a row per rank, and the rows as facts."""
+"""The last actions of every rank of a faulty run: as rows, and as facts."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def rows(case: Case) -> list[dict[str, Any]]:
 
 
 def facts(case: Case, first: Collection[int] = ()) -> list[str]:
-    """Returns the rows as sentences; ranks of which the same is to say share one.
+    """Returns the rows as sentences; ranks with the same row share one.
 
-    The ranks in `first` come first, then those of which others say something else.
+    The ranks in `first` come first, then those with rare rows.
     """
     ranks: dict[str, list[int]] = {}
     for row in rows(case):

@@ -1,8 +1,8 @@
-"""Buffers that a step writes from the rank's own samples, and reads before it ends.
+"""Buffers that a step writes from the local shard, and reads before it ends.
 
-A count of items that a loss subtracts, a threshold that follows the shard: the gradient
-is wrong at once, and a loss or forward of all rows would mend it as well. One process's
-values in the buffers do so alone, and say more.
+Examples are a count of items that a loss subtracts, or a threshold computed from the
+shard: the gradient is wrong at once, and a loss or forward of all rows would fix it as
+well. Setting only the buffers to the single-process values is a more precise proof.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from ddpcheck.run.intervention import Substitute
 
 
 def proposal(case: Case, slug: str, *, sent: bool) -> Proposal | None:
-    """Returns the proposal, on trial, where gradients differ with buffers in step 1.
+    """Returns the proposal, on trial, if gradients differ with buffers in step 1.
 
-    `sent`: whether DDP sends rank 0's buffers to all before its forward; None is
-    returned where it is otherwise.
+    `sent`: whether DDP broadcasts rank 0's buffers before its forward; None is returned
+    if that is not so.
     """
     owner = wrong_at_once(case)
     ranks = case.probed.ranks if case.probed else ()

@@ -1,7 +1,7 @@
-"""The data link: do the samples of all ranks make up those of one process, once each?
+"""The data link: are the ranks' samples those of the single-process run, once each?
 
-Known where the target may choose its samples: then it runs once more, and each call of
-the model that trains tells a number for every sample (see run/observe/row_numbers.py).
+Known if the target may choose its samples: then it runs once more, and each training
+call of the model records a number for every sample (see run/observe/row_numbers.py).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Rows = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What was trained on at one moment: samples by their numbers, in order.
+    """The samples of one moment, by their numbers, in order.
 
-    `one` is what one process was given, `ranks` what each rank was: for one update
-    where each has a call of its own, else in all calls of a step. `step` counts from 0.
+    `one` has those of the single-process run, `ranks` those of each rank: of one update
+    if each update has its own call, else of all calls of a step. `step` counts from 0.
     """
 
     step: int
@@ -40,7 +40,7 @@ class Moment:
 
     @property
     def repeated(self) -> Counter[int]:
-        """Samples that the ranks together have more often than one process.
+        """Samples that the ranks together have more often than the single-process run.
 
         Those that it does not have at all: more often than once.
         """
@@ -51,12 +51,12 @@ class Moment:
 
     @property
     def missing(self) -> Counter[int]:
-        """Samples of one process that no rank has."""
+        """Samples of the single-process run that no rank has."""
         return Counter(self.one) - self.together
 
     @property
     def foreign(self) -> Counter[int]:
-        """Samples of ranks that one process does not have."""
+        """Samples of ranks that the single-process run does not have."""
         return Counter(
             {n: c for n, c in self.together.items() if n not in set(self.one)}
         )
@@ -71,7 +71,7 @@ class Moment:
 
     @property
     def is_parted(self) -> bool:
-        """Whether the ranks have each sample of one process once, and no other."""
+        """Whether the ranks have each of the reference's samples once, and no other."""
         return self.together == Counter(self.one)
 
     def _in_one_place(self) -> Iterator[int]:
@@ -89,7 +89,7 @@ class Moment:
 
     @property
     def shared(self) -> set[int]:
-        """Samples that the ranks have more often than one process, on several ranks."""
+        """Samples on several ranks, more often than the single-process run has them."""
         return {n for n in self.repeated if sum(n in rank for rank in self.ranks) > 1}
 
 
@@ -141,8 +141,8 @@ def _moments(watched: RunOutcome, updates: int) -> Iterator[Moment]:
 def first_wrong(case: Case) -> Moment | None:
     """Returns the first moment at which the data link breaks, None where it holds.
 
-    Samples that one process never has are made on the way (noise, mixed or trimmed
-    ones, outputs of another network): nothing is known of those.
+    Samples that the single-process run never has are made on the way (noise, mixed or
+    trimmed ones, outputs of another network): nothing is known of those.
     """
     # A repeat that fills up may be on all ranks, too.
     wrong = (m for m in moments(case) if is_padded(m) or not m.is_sound)
@@ -185,7 +185,7 @@ def is_dropped(moment: Moment) -> bool:
 
 
 def _repeats_the_last(moment: Moment) -> bool:
-    """Returns whether nothing but one process's last sample comes again, at ends."""
+    """Returns whether only the reference's last sample is repeated, at ends."""
     last = moment.one[-1]
     ends = [rank[-rank.count(last) :] for rank in moment.ranks if last in rank]
     return set(moment.repeated) == {last} and all(set(end) == {last} for end in ends)
@@ -207,8 +207,8 @@ def _fills(number: int, ranks: tuple[Rows, ...], filling: int) -> bool:
 def earlier(case: Case, moment: Moment) -> Moment | None:
     """Returns the moment whose samples the ranks have again, None without one.
 
-    Where a step has samples of several kinds, all that are not one process's may be of
-    one kind: the labelled ones are right, those without labels come again.
+    In a step with samples of several kinds, all wrong ones may be of one kind: the
+    labelled ones are right, those without labels are repeated.
     """
     before = [m for m in moments(case) if m.step < moment.step]
     again = moment.together
@@ -224,16 +224,16 @@ def are_equal(moment: Moment) -> bool:
 
 
 def has_a_part(moment: Moment) -> bool:
-    """Returns whether a rank has samples of one process alone, and another has not.
+    """Returns whether a rank has only single-process samples, and another has not.
 
-    Samples that a step makes, of noise or by mixing, are no rank's and one process's.
+    Samples that a step makes from noise or by mixing are in no single-process run.
     """
     own = [set(rank) <= set(moment.one) for rank in moment.ranks]
     return any(own) and not all(own)
 
 
 def foreign(case: Case, moment: Moment) -> bool:
-    """Returns whether ranks have samples that one process has in no step."""
+    """Returns whether ranks have samples that the single-process run has in no step."""
     steps = _of_one(case.watched) if case.watched else []
     known = {n for calls in steps for rows in calls for n in rows}
     return not known.issuperset(moment.together)
@@ -254,8 +254,7 @@ def evidence(moment: Moment) -> dict[str, Any]:
 def are_used_up(case: Case, step: int) -> bool:
     """Returns whether the ranks that left a step early had no samples left.
 
-    They were given all of their shard, once, where that is what is trained on; a step
-    on data of its own takes what there is.
+    They had used all of their shard once; a step on its own data uses what there is.
     """
     watched = case.watched
     one = _of_one(watched) if watched else []
@@ -267,7 +266,7 @@ def are_used_up(case: Case, step: int) -> bool:
     if not all(map(all, calls)):
         return False
     given = case.facts["batch_size"]
-    # Several passes over the batch that is given have as many samples each.
+    # Several passes over the given batch have the same number of samples each.
     own_data = watched.reference.facts["loads"] or len(_joined(one[step])) % given
     for mine, backwards, size in zip(calls, begun, case.run.shard_sizes, strict=True):
         seen = len(_joined(mine))

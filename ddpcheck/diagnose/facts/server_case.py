@@ -1,4 +1,4 @@
-"""What rules may ask of a divergence under a parameter server."""
+"""Facts of a divergence under a parameter server."""
 
 from __future__ import annotations
 

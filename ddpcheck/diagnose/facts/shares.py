@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def are_shares(factors: Sequence[float] | None, close: float) -> bool:
-    """Returns whether the ranks' factors can be N / n_r: their inverses make 1.
+    """Returns whether the ranks' factors can be N / n_r: their inverses add up to 1.
 
-    True where they are None: nothing speaks against it.
+    True if they are None: nothing contradicts it.
     """
     if factors is None:
         return True
@@ -22,11 +22,11 @@ def make_the_whole(
     whole: float | None,
     close: float,
 ) -> bool:
-    """Returns whether the ranks' losses, weighed by their shares, make one process's.
+    """Returns whether the per-rank losses, weighted by shares, add up to the whole.
 
-    So do quotients S_r / n_r, whatever n_r is made of, and sound terms beside them. The
-    logarithm of a mean has the same factors and makes another number. True where
-    something is unknown.
+    That is so for quotients S_r / n_r, whatever n_r is, and for sound terms. The
+    logarithm of a mean has the same factors and gives another number. True if something
+    is unknown.
     """
     if factors is None or whole is None or not all(factors):
         return True

@@ -13,7 +13,7 @@ _MAX_NUMBERS = 8
 
 
 def in_group(*lines: str) -> str:
-    """Returns code that runs these lines on ranks, and leaves one process alone.
+    """Returns code that runs these lines on ranks only.
 
     >>> print(in_group("dist.all_reduce(count)"))
     if dist.is_initialized():  # one process has no group
@@ -23,7 +23,7 @@ def in_group(*lines: str) -> str:
     return "\n".join((first, *(f"    {line}" for line in lines)))
 
 
-# Makes a tensor of all ranks' rows, with their gradients, beside a rank's own.
+# Gathers the rows of all ranks, with their gradients.
 GATHER_ROWS = (
     "gather = torch.distributed.nn.functional.all_gather\n"
     "rows = x  # of all ranks, for what the rows of x are related to\n"

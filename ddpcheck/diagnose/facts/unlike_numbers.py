@@ -1,7 +1,7 @@
-"""Numbers of the optimizer that are not one process's, though nothing judged differs.
+"""Numbers of the optimizer that differ although no compared value does.
 
-A learning rate that follows the rank's own loss parts the ranks by as much as it is
-large: under a long warm-up the weights agree for as many steps as a check has.
+A learning rate computed from the local loss makes ranks differ in proportion to its
+size: in a long warm-up the weights agree in all steps of a check.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session.session import RunOutcome
 
 _BEYOND_ROUNDING = 1e-6  # relative: numbers of Python are float64 in every dtype
-_DIGITS = 7  # that show what differs by this much
+_DIGITS = 7  # of a number, to show differences of this size
 
 
 def warnings(
     outcomes: Sequence[RunOutcome], runs: Sequence[Run], rtol: float
 ) -> list[str]:
-    """Says which number differs first, in the first run that has one.
+    """Reports which number differs first, in the first run that has one.
 
     Args:
         outcomes: of all runs.
@@ -44,13 +44,13 @@ def warnings(
 
 @dataclass(frozen=True, slots=True)
 class OtherNumber:
-    """A number of the optimizer that ranks do not have as one process has it."""
+    """A number of the optimizer that differs from the single-process run."""
 
     name: str  # "lr", or "lr of head.weight" where parameters are grouped otherwise
     step: int
     wanted: float
     values: tuple[float, ...]  # of the ranks
-    is_grouped: bool  # otherwise than in one process
+    is_grouped: bool  # unlike the single-process run
 
     @property
     def text(self) -> str:
@@ -84,7 +84,7 @@ class _Updates:
         return _Updates(facts.get("schedule", []), facts.get("members", []))
 
     def numbers(self, update: int, names: Sequence[str]) -> dict[Any, dict[str, float]]:
-        """Returns them by the number of the group; by parameter where there are names.
+        """Returns them by the number of the group, or by parameter if there are names.
 
         One group holds all of them.
         """
@@ -99,7 +99,7 @@ class _Updates:
 def _numbers(known: _Updates, told: list[_Updates]) -> Iterator[OtherNumber]:
     """Yields every number that all have, update by update.
 
-    Nothing where ranks update another number of times: they do not correspond.
+    Nothing if ranks have another number of updates: they do not correspond.
     """
     if any(len(rank.schedule) != len(known.schedule) for rank in told):
         return

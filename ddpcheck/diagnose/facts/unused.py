@@ -1,4 +1,4 @@
-"""Which trainable parameters get no gradient, on which ranks, and who averages them."""
+"""Which trainable parameters get no gradient on which ranks, and what averages them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ddpcheck.diagnose.facts.case import Case
 class Unused:
     """`everywhere`: left out by backward on all ranks; `somewhere`: on some ranks only.
 
-    In some step: a name may be in both. `in_output`: what the wrapped model has
-    returned depends on some of the former. `fault`: what DDP raised, as a fact.
+    In some step: a name may be in both. `in_output`: an output of the wrapped model
+    depends on some of the former. `fault`: what DDP raised, as a fact.
     """
 
     everywhere: list[str]

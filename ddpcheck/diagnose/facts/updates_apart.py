@@ -1,4 +1,4 @@
-"""How ranks come to other updates than one process, though backward left them alike."""
+"""Equal gradients, different updates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpcheck.diagnose.facts.text import listed
 
 
 def step_of_update(case: Case) -> int | None:
-    """Returns the step whose update parts the ranks' trained weights, None without."""
+    """Returns the step whose update makes the ranks' weights differ, or None."""
     if case.run.faults or any(m.writes_parameters for m in case.modules()):
         return None
     if any(case.rank_facts("updates_in_backward", False)) or any(
@@ -28,15 +28,15 @@ def step_of_update(case: Case) -> int | None:
 
 
 def parted_before(case: Case, step: int | None) -> bool:
-    """Returns whether the ranks' weights part before there is the update of a step."""
+    """Returns whether the ranks' weights differ before the update of a step."""
     parted = rewritten(case, "before")
     return step is not None and parted is not None and parted <= step
 
 
 def written_after(case: Case) -> int | None:
-    """Returns the step after whose update ranks write their weights, each its own.
+    """Returns the step after whose update each rank writes its own weights.
 
-    Their gradients were equal, and no number that is known decides on it.
+    Their gradients were equal, and no known number decides about it.
     """
     step, first = step_of_update(case), case.first_broken("gradients")
     if step is None or parted_before(case, step) or case.facts["draws"]:
@@ -68,9 +68,9 @@ def at_other_times(case: Case, first: int | None) -> str | None:
 
 
 def left_out_by_some(case: Case) -> str | None:
-    """Returns the fact that some ranks leave out an update, if they do.
+    """Returns the fact that some ranks skip an update, if they do.
 
-    What the gradients were there is not known: such a step may have put them away.
+    The gradients there are not known: such a step may have set them to None.
     """
     step = case.first_broken("weights")
     if step is None or case.run.faults:
@@ -83,7 +83,7 @@ def left_out_by_some(case: Case) -> str | None:
 
 
 def rewritten_alone(case: Case, first: int | None) -> str | None:
-    """Returns the fact that ranks write into reduced gradients by themselves, if so.
+    """Returns the fact that ranks change reduced gradients locally, if they do.
 
     `first`: the step in which gradients differ first, None for none.
     """
@@ -103,7 +103,7 @@ def rewritten_alone(case: Case, first: int | None) -> str | None:
 
 
 def decided_by(case: Case, step: int) -> str | None:
-    """Returns what is not one process's: "numbers" of the optimizer, or "updates".
+    """Returns what differs: "numbers" of the optimizer, or "updates".
 
     A rank that skips an update has fewer of them, not other numbers.
     """

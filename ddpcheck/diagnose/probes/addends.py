@@ -1,4 +1,4 @@
-"""What each addend of a loss gives the model's outputs, one process's and a rank's."""
+"""The gradient of each addend of a loss at the model's outputs, on both sides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Dim = Callable[[str, Tensor], int]  # where the samples of a key's tensor are
 
 
 class Noted:
-    """One process's addends, in a step whose backwards are all of the same loss.
+    """The reference's addends, in a step whose backwards are all of the same loss.
 
     `kinds`: what computes each; empty for a loss that is no sum, or for several losses.
     """
@@ -36,7 +36,7 @@ class Noted:
         return self._kinds or ()
 
     def note(self, loss: Tensor, outputs: dict[str, Tensor]) -> None:
-        """Writes what each addend gives these outputs, by key."""
+        """Writes each addend's gradient at these outputs, by key."""
         if not outputs:
             return
         if self._dim is not None:
@@ -52,7 +52,7 @@ class Noted:
         self._kinds = kinds
 
     def is_twice(self, dim: Dim | None) -> None:
-        """Takes what comes for the gradients of the batch taken twice; None ends it."""
+        """Counts the following gradients as the repeated batch's; None ends it."""
         self._dim = dim
 
     @property
@@ -76,9 +76,9 @@ def of_rank(
     reader: Reader,
     earlier: tuple[tuple[Cut, ...], ...] | None,
 ) -> tuple[tuple[Cut, ...], ...]:
-    """Returns what the gradient of each addend of the loss is like, by output.
+    """Returns the gradient of each addend of the loss against the reference, by output.
 
-    `earlier`: the same of the step's backwards before, None for the first. () for
+    `earlier`: the same of the step's earlier backwards, None for the first. () for
     another loss than the reference's.
     """
     if earlier == ():

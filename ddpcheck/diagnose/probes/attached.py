@@ -1,11 +1,11 @@
-"""Cuts that stay in the graph, for steps that differentiate by themselves.
+"""Cuts that stay in the graph, for steps that call torch.autograd.grad.
 
-A penalty on a critic's slope, weights from the gradients of several losses: there
-torch.autograd.grad asks for the way from an output back into the model, which a cut
-would end. An attached cut goes on with the reference's value and lets gradients
-through; its leaf gets what `backward` sends there, and not what `autograd.grad` does.
-Of two outputs one may be made of the other before either is cut: what is differentiated
-by a cut output is differentiated by the output itself, which has the cut's way too.
+A penalty on a critic's slope, or weights from the gradients of several losses, needs
+the graph from an output back into the model, which a cut would end. An attached cut has
+the reference's value and passes gradients on; its leaf gets the gradients of
+`backward`, and not those of `autograd.grad`. One output may be computed from another
+before either is cut: a derivative with respect to a cut output is taken with respect to
+the output itself, whose graph includes the cut.
 """
 
 from __future__ import annotations

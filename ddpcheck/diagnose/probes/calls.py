@@ -1,4 +1,4 @@
-"""The calls of modules in a rank: given what the reference gave them, and compared."""
+"""The calls of modules in a rank: given the reference's inputs, and compared."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from ddpcheck.run.record import pairing
 
 @dataclass(slots=True)
 class _Inputs:
-    """What a module is called with, beside what the reference's was.
+    """What a module is called with, compared with the reference's inputs.
 
     `worst` is relative; see ModuleCall for the others. `is_other`: some input is no
-    rows of what one process called it with, and could not be replaced.
+    rows of what the single-process run called it with, and could not be replaced.
     """
 
     worst: float = 0.0
@@ -54,9 +54,9 @@ class _Inputs:
     def add(
         self, actual: Tensor, reference: Tensor, diff: float, *, is_first: bool
     ) -> None:
-        """Takes a tensor, one process's of all samples, and how far the own rows are.
+        """Takes a tensor, the reference's of all samples, and the relative difference.
 
-        `is_first`: the own rows are the first ones.
+        `is_first`: the rank's rows are the first ones.
         """
         repeats = actual.shape[1:] == reference.shape[1:] and torch.equal(
             actual, reference[: len(actual)]
@@ -294,7 +294,7 @@ class Calls:
             yield
 
     def _counterparts(self, prefix: str, output: Any) -> dict[str, str]:
-        """Returns which item of one process's list an item of the rank's list is."""
+        """Returns which item of the reference's list an item of the rank's list is."""
         if not tree.is_container(output):
             return {}
         mine = [path for path, _ in tree.tensors(output)]
@@ -315,10 +315,10 @@ class Calls:
 
 
 def _is_another(actual: Tensor, reference: Tensor) -> bool:
-    """Returns whether a call's input is as large as one process's, and another.
+    """Returns whether a call's input is as large as the reference's, and another one.
 
-    A module that is called for pieces of a batch (ghosts, chunks, steps in time) is
-    called for others on a rank: the same number of a call names another piece.
+    A module that is called for pieces of a batch (ghosts, chunks, time steps) gets
+    other pieces on a rank: call number n is another piece.
     """
     is_as_large = actual.shape == reference.shape and has_fractions(actual)
     return is_as_large and distance(actual, reference) > SAME
@@ -327,7 +327,7 @@ def _is_another(actual: Tensor, reference: Tensor) -> bool:
 def _as_a_norm(call: with_buffers.Call, collectives: int) -> tuple[bool, bool]:
     """Returns whether a module is scale invariant, and whether it normalises.
 
-    Asked of those that keep state or communicate; the slope only where that costs no
+    Only for modules that keep state or communicate; the slope only if it needs no
     collective, as each is judged.
     """
     given = call.module, call.args, call.kwargs

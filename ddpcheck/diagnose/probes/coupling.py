@@ -1,9 +1,9 @@
 """Whether the loss at one sample depends on others, output by output.
 
-Some samples are changed; what moves is the loss's gradient at the outputs of the rest.
-Either half of the batch is changed, then every other shard: views that are stacked
-couple samples far apart, pairs of neighbours those beside a shard's border, and a
-threshold may be crossed by the samples of one half alone.
+Some samples are changed, and the change of the loss's gradient at the outputs of the
+rest is measured. Either half of the batch is changed, then every other shard: stacked
+views couple samples that are far apart, pairs of neighbours those next to a shard's
+border, and a threshold may be crossed only by the samples of one half.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _has_one_batch(grads: Grads) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """What moves where this part of the samples is changed."""
+    """The changes of the gradient if this part of the samples is changed."""
 
     run: Pass
     grads: Grads

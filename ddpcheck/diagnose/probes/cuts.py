@@ -1,4 +1,4 @@
-"""The outputs at which one process's model is cut, and the values behind the cuts."""
+"""The outputs at which the reference's model is cut, and the values behind the cuts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Cuts:
         output: Tensor,
         perturb: Callable[[str, Tensor], Tensor] | None,
     ) -> Tensor | None:
-        """Returns what goes on from a cut, None for what is none.
+        """Returns the value that continues from a cut, None if it is no cut.
 
         Args:
             name: of the module that returned the output.

@@ -1,4 +1,4 @@
-"""The batch taken twice: gradients of a mean stay, those of a sum double."""
+"""The repeated batch: gradients of a mean stay, those of a sum double."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ddpcheck.diagnose.probes.coupling import Grads, Pass
 def at_cuts(
     run: Pass, grads: Grads, dim: Callable[[str, Tensor], int], batch: Any
 ) -> Iterator[tuple[int, str, Tensor]]:
-    """Yields (micro-batch, key, gradient) at the first half of the batch taken twice.
+    """Yields (micro-batch, key, gradient) at the first half of the repeated batch.
 
-    Half of what they are on the batch for a mean, the same for a sum.
+    It is half of that on the batch for a mean, the same for a sum.
 
     Args:
         run: one pass on the first pass's values, perturbed, and a batch.

@@ -1,8 +1,8 @@
-"""The steps before the one that a probe looks at, trained as the run trains them.
+"""The steps before the one that a probe measures, trained as the run trains them.
 
-A probe puts the batch of the first wrong step on the weights of the start. What begins
-later, a schedule, a term that waits for its epoch, shows only behind the steps before;
-up to there the ranks are what one process is.
+A probe uses the batch of the first wrong step with the start weights. What begins
+later, such as a schedule or a term that starts in a later epoch, shows only after the
+earlier steps; up to there the ranks equal the single-process run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def train(
     batches: list[Any],
     rows: Rows,
 ) -> None:
-    """Trains one step per batch, on all ranks or in one process.
+    """Trains one step per batch, on all ranks or in the single-process run.
 
     Args:
         target: whose loss, or step, it is.

@@ -1,4 +1,4 @@
-"""What the probes say of one step: plain data, one value per rank."""
+"""The results of the probes for one step: plain data, one value per rank."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SMOOTH = 1e-4  # of what a large change makes: less is no slope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCall:
-    """One call of one module on a rank, fed with the reference's own inputs.
+    """One call of one module on a rank, given the reference's inputs.
 
-    `rel_diff` compares its output with the rank's rows of the reference's output;
-    None where they cannot be matched. `input_diff` is how far its real input was from
-    the reference's before it was replaced: not 0 where the code that calls it differs.
+    `rel_diff` compares its output with the rank's rows of the reference's output; None
+    where they cannot be matched. `input_diff` is how far its real input was from the
+    reference's before it was replaced: not 0 where the code that calls it differs.
     """
 
     name: str
@@ -28,8 +28,8 @@ class ModuleCall:
     caller: str = ""
     caller_kind: str = ""
     input_diff: float = 0.0
-    # Of the inputs that differ some are those of one process's first samples; others
-    # of its inputs are those of the rank's own.
+    # Of the inputs that differ some are those of the single-process first samples;
+    # others of its inputs are those of the rank's own.
     repeats_first: bool = False
     keeps_some_input: bool = False
     remakes_input: bool = False  # a hook of the target's on the module makes its input
@@ -40,8 +40,8 @@ class ModuleCall:
     draws: bool = False  # random numbers itself, by torch's own generator
     collectives: int = 0
     writes_buffers: bool = False
-    # With one process's buffers, which its own are not, and which it writes no more,
-    # it returns one process's rows.
+    # With the single-process buffers, which its own are not, and which it writes no
+    # more, it returns the single-process rows.
     through_buffers: bool = False
     writes_parameters: bool = False
     has_other_weights: bool = False  # of its own, than at its first call
@@ -53,7 +53,7 @@ class ModuleCall:
 
 
 def worst_of(calls: list[ModuleCall]) -> ModuleCall:
-    """Returns the call whose output differs most, with what any rank's call does."""
+    """Returns the call whose output differs most, with all ranks' properties."""
     return replace(
         max(calls, key=lambda c: c.rel_diff or 0.0),
         input_diff=max(c.input_diff for c in calls),
@@ -127,7 +127,7 @@ class Direct:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One process's gradient as a combination of the ranks' own, one weight each.
+    """The single-process gradient as a combination of the ranks' gradients.
 
     `residual`: what the best one leaves of it, relative.
     """
@@ -149,8 +149,8 @@ class RankEvidence:
     # As `group_factor`, for each addend; empty where it is not known.
     addend_factors: tuple[float | None, ...] = ()
     loss: float | None = None
-    # A constant that the loss is divided by: as many samples, or elements, as one
-    # process has.
+    # A constant that the loss is divided by: as many samples, or elements, as the
+    # single-process run has.
     divides_by_all: int | None = None
     after_backward: float = 1.0  # what the step multiplies gradients by; cuts have it
     collectives: int = 0

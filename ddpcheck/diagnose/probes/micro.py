@@ -64,7 +64,7 @@ def picked(rows: list[int], shard_rows: list[int], found: Windows) -> Windows:
     """Returns the samples that a step leaves for the model, or `found` for all.
 
     Args:
-        rows: of each call of the model in one process.
+        rows: of each call of the model in the single-process run.
         shard_rows: of each call on the first shard.
         found: what else the calls are.
     """
@@ -127,7 +127,7 @@ def start_of(mine: Tensor, whole: Tensor, near: float) -> int | None:
 
 
 def alike_padded(target: Target, batch: Any) -> Any:
-    """Returns a batch whose rows have one length on ranks and in one process.
+    """Returns a batch whose rows have one length on ranks and in the reference.
 
     Where shapes alone tell what belongs together: micro-batches, and what is inside a
     forward that computes the loss. A loss of outputs is looked at as it is padded.

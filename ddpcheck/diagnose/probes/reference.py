@@ -1,4 +1,4 @@
-"""The reference's side of the probe: one process, step 0, everything recorded."""
+"""The reference's side of the probe: step 0 in a single process, fully recorded."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class _Probe:
             hooks.remove()
 
     def _trained(self, batch: Any, *, puts_aside: bool = False) -> training.Done:
-        """Does a step with what fixes change in one process too."""
+        """Does a step with what fixes change in the single-process run too."""
 
         def targets() -> Any:
             return countables.targets_of(self.target, batch)

@@ -2,8 +2,8 @@
 
 What a module gets then is in no order of the batch, and shards are sorted otherwise
 than the batch. A probe gives the batch in the order in which the model gets it: sorting
-changes nothing any more, in one process and on the shards. Those are other shards than
-the run's; what the probe proposes is tried on the run itself.
+changes nothing any more, in the single-process run and on the shards. Those are other
+shards than the run's; what the probe proposes is tried on the run itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether one process's gradient is a combination of the ranks' own.
+"""Whether the single-process gradient is a combination of the ranks' own.
 
 It is where the loss divides by a count, or a weight, of each shard: g = sum_r c_r g_r.
 A loss that relates samples has another gradient, and so has one with several terms that
@@ -22,13 +22,13 @@ def fitted(model: nn.Module, reader: Reader, quantity: str) -> Span | None:
     """Returns the best combination of the ranks' gradients.
 
     A collective: all ranks ask. Gradients are compared by sums of their numbers, with
-    signs at random. None for as many ranks as sums, or as numbers, or
-    without a gradient.
+    signs at random. None for as many ranks as sums, or as numbers, or without a
+    gradient.
 
     Args:
         model: with this rank's gradients.
         reader: of the reference's trace.
-        quantity: what it calls one process's gradients.
+        quantity: what it calls the single-process gradients.
     """
     world_size = dist.get_world_size()
     mine, reference = _sketches(model, reader, quantity)

@@ -37,11 +37,11 @@ class Call:
 
 
 def is_right(call: Call, recorded: Recorded, rows: tuple[int, int, int]) -> bool:
-    """Returns whether it returns one process's rows with one process's buffers.
+    """Returns whether it returns the reference's rows with the reference's buffers.
 
     Args:
         call: of a module that differs.
-        recorded: gives what one process had.
+        recorded: gives what the single-process run had.
         rows: (first, number, of all) of the rank's samples.
     """
     kept = {

@@ -11,7 +11,7 @@ LINK = "loss"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where a collective returned something else than its definition."""
+    """Proposes it if a collective did not return the result of its definition."""
     found = [defect for defect in case.defects() if defect.is_dense]
     if not found:
         return None

@@ -48,15 +48,15 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _is_part_of_all(case: Case) -> bool:
-    """Returns whether addends are made of what other ranks have, by more than a count.
+    """Returns whether addends use values of other ranks, and not only a count.
 
-    They have no value of their own to tell whether every rank has the whole of it.
+    Their own values are unknown, so it is not known whether every rank has the whole.
     """
     return case.is_part and case.loss_asks_others and bool(case.couples)
 
 
 def _of_one_term(case: Case) -> Proposal | None:
-    """Proposes it on trial for a sum over ranks that stands where a mean belongs."""
+    """Proposes it on trial for a sum over ranks in place of a mean."""
     if not (case.has_cuts and case.loss_asks_others) or case.is_part:
         return None
     return Proposal(
@@ -83,7 +83,7 @@ def _of_one_term(case: Case) -> Proposal | None:
 def _in_a_backward(case: Case) -> Proposal | None:
     """Proposes it on trial where some gradients are W times one process's.
 
-    An autograd function of the model's adds them up over ranks in its backward.
+    An autograd function of the model sums them over ranks in its backward.
     """
     factor, world = common_factor(case), case.world_size
     if factor is None or abs(factor - world) > case.close * world:

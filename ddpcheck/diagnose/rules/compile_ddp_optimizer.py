@@ -15,7 +15,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where DDP runs what is compiled."""
+    """Proposes it if DDP runs compiled code."""
     compiled = max(case.rank_facts("compiled", 0), default=0)
     is_said = any(
         _IS_THE_COMPILERS.search(f.stack + f.summary) for f in case.run.faults

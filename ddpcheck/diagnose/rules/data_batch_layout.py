@@ -15,7 +15,7 @@ _ORDERS = (1, 2, 3, 4)
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes strided shards where loss, module or training step relates samples."""
+    """Proposes strided shards if loss, module or training step relates samples."""
     if not _may_be_torn(case):
         return None
     # Samples may be related by their targets alone: then no factor per rank explains
@@ -32,9 +32,9 @@ def detect(case: Case) -> Proposal | None:
     count = loss_local_normalizer.detect(case)
     is_exchanged = case.loss_asks_others and count and count.last_resort
     if loss_empty_shard.detect(case) or (count and not is_exchanged):
-        return None  # strided shards may have equal counts by chance
+        return None  # strided shards may have equal counts by coincidence
     if not _holds_in_other_orders(case):
-        return None  # or choose as many of the hardest samples
+        return None  # or the same number of the hardest samples
     world = case.world_size
     return Proposal(
         slug=SLUG,
@@ -54,22 +54,22 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _may_be_torn(case: Case) -> bool:
-    """Returns whether it may be a fault of what the shards hold, and of no more."""
+    """Returns whether only the choice of samples in the shards may be wrong."""
     if case.world_size == 1 or case.run.faults:
         return False
     if case.loss_asks_others and case.rank_ratios is not None:
         return False  # of what it asks for
     if case.probed is not None and case.probed.reference.micros:
-        return False  # strided shards have micro-batches of one process's samples
+        return False  # strided shards have micro-batches of the single-process samples
     return case.run.ranks_agree and len(set(case.run.shard_sizes)) == 1
 
 
 def _holds_in_other_orders(case: Case) -> bool:
-    """Returns whether strided shards alone train as one process in other orders, too.
+    """Returns whether only strided shards are equal in other orders, too.
 
-    A structure of places in the batch does not ask which samples are there: contiguous
-    shards tear it in any order. Half of the hardest samples are in each of two shards,
-    of whatever kind, in two orders of five.
+    A structure of positions in the batch does not depend on which samples are there:
+    contiguous shards break it in any order. By coincidence each of two shards has half
+    of the hardest samples in two orders of five.
     """
     return all(_holds_in(case, order) for order in _ORDERS)
 
@@ -78,7 +78,7 @@ def _holds_in(case: Case, order: int) -> bool:
     fixes = (*case.outcome.spec.fixes, Switch.STRIDED_SHARDS)
     strided = case.vary(order=order, steps=1, fixes=fixes)
     if strided.verdict == "not-checked":
-        return True  # one process does not train in it: it says nothing
+        return True  # the single-process run does not train in it: no evidence
     return strided.verdict == "equivalent" and (
         case.vary(order=order, steps=1).verdict == "divergent"
     )

@@ -11,7 +11,7 @@ LINK = "data"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where ranks train again on what they have trained on."""
+    """Proposes it if ranks train again on samples of an earlier step."""
     moment = None if case.run.faults else rows.first_wrong(case)
     if moment is None or not case.facts["has_train_step"]:
         return None
@@ -37,7 +37,7 @@ def detect(case: Case) -> Proposal | None:
         fix="call sampler.set_epoch(epoch) before every epoch, on all ranks",
         fixes=(Substitute(boundary="orders"),),
         evidence=rows.evidence(moment),
-        # Else samples may be counted or chosen in another way, with no order at all.
+        # Else samples may be chosen in another way, without an order.
         speculative=not case.watched.reference.facts["shuffles"],
         needs_no_proof=known.is_sound and case.watched.reference.facts["shuffles"],
     )

@@ -11,7 +11,7 @@ LINK = "data"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where the ranks have one process's samples, and repeats besides."""
+    """Proposes it if the ranks have the single-process samples, some of them repeated."""
     moment = None if case.run.faults else rows.first_padded(case)
     if moment is None:
         dropped = None if case.run.faults else rows.first_dropped(case)

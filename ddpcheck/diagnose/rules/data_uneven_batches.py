@@ -13,7 +13,7 @@ LINK = "data"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where a rank has had all its batches, and another has more."""
+    """Proposes it if a rank has used all its batches, and another has more."""
     step = skipped_in(case)
     if step is None or not backwards_of_ranks(case) or busy_ranks(case.run):
         return None

@@ -42,7 +42,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _of_a_penalty(case: Case) -> Proposal | None:
-    """Proposes it where the slope of an output leaves parameters out of backward."""
+    """Proposes it if a backward through the slope of an output leaves out parameters."""
     slopes = max(case.rank_facts("slopes", 0), default=0)
     left_out = unused_parameters(case).everywhere
     if not slopes or not left_out or not case.reduce_is_broken:
@@ -79,10 +79,10 @@ def _by_hand(summary: str, fact: str, *added: str) -> Proposal:
 
 
 def _beside_backward(calls: str) -> Proposal:
-    """Proposes it for what is made of them on the way; the run with their mean decides.
+    """Proposes it for other uses of these gradients; a run with their mean confirms it.
 
-    A step towards higher loss (SAM), an influence, a learning rate: the gradients that
-    the optimizer gets come from backward, and DDP reduces those.
+    Examples are a step towards higher loss (SAM), an influence, a learning rate: the
+    optimizer's gradients come from backward, and DDP reduces those.
     """
     return Proposal(
         slug=SLUG,

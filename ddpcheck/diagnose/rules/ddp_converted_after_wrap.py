@@ -11,7 +11,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes wrapping anew where parameters are not what DDP was built on."""
+    """Proposes wrapping again if parameters are not as DDP was built with."""
     facts = case.outcome.facts()
     converted, moved = facts.get("converted", []), facts.get("moved", [])
     if not (converted or moved) or not case.reduce_is_broken:
@@ -31,6 +31,6 @@ def detect(case: Case) -> Proposal | None:
         code="model = DistributedDataParallel(model.to(dtype))",
         fixes=(Switch.REWRAP,),
         or_by_hand=True,
-        # There and back again: so do averages of weights that are put in their place.
+        # Converted and back: averages of weights that replace these do the same.
         speculative=not converted,
     )

@@ -22,7 +22,7 @@ def detect(case: Case) -> Proposal | None:
     events = case.rank_facts("events", "")
     if not case.reduce_is_broken or not forwards:
         return None
-    # One that holds nothing that is trained here is rightly not called.
+    # A DDP object without parameters trained here need not be called.
     unused = set(case.facts["unused"])
     used = [(count, held) for count, held in forwards[0] if not set(held) <= unused]
     idle = [held for count, held in used if count == 0]

@@ -11,7 +11,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes wrapping anew where trained tensors are not those DDP was built with."""
+    """Proposes wrapping again if trained tensors are not those DDP was built with."""
     facts = case.outcome.facts()
     resized = facts.get("resized", [])
     if resized and case.run.faults:
@@ -43,8 +43,8 @@ def detect(case: Case) -> Proposal | None:
 def _of_resized(resized: list[str]) -> Proposal:
     """Returns the proposal for parameters that are given another shape in place.
 
-    No run proves it: whatever holds the node that adds to a gradient, as DDP and an
-    average by hand do, expects the gradient's former shape.
+    No run proves it: DDP and an average by hand hold the node that accumulates the
+    gradient, and that node expects the former shape.
     """
     return Proposal(
         slug=SLUG,

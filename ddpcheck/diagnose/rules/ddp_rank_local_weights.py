@@ -42,7 +42,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _rewritten(case: Case) -> Proposal | None:
-    """Proposes a broadcast where ranks part while only user code is at work."""
+    """Proposes a broadcast if ranks begin to differ while only user code runs."""
     step = rewritten(case, "before")
     if step is not None:
         return _broadcast(
@@ -67,7 +67,7 @@ def _rewritten(case: Case) -> Proposal | None:
 
 
 def _is_of_an_average(case: Case) -> bool:
-    """Returns whether what parts first is trained by no optimizer: a teacher, say."""
+    """Returns whether no optimizer trains the first weights that differ: a teacher."""
     parted = set(case.mismatched("weights", 0))
     return bool(parted) and parted <= case.untrained
 
@@ -84,7 +84,7 @@ def _broadcast(case: Case, fix: Switch, summary: str, fact: str) -> Proposal:
     )
     if not (case.facts["draws"] or case.facts["draws_later"]):
         return found
-    # What rank 0 draws is not what one process draws.
+    # What rank 0 draws is not what the single-process run draws.
     drawn = dataclasses.replace(
         found,
         facts=(fact, "with constants in place of random numbers the runs are equal"),

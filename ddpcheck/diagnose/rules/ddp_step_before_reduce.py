@@ -11,7 +11,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where hooks see gradients before DDP has reduced them."""
+    """Proposes it if hooks get gradients before DDP has reduced them."""
     if case.run.ranks_agree:
         return None
     if any(case.rank_facts("updates_in_backward", False)):

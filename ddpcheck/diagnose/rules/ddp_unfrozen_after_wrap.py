@@ -11,7 +11,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes wrapping anew where requires_grad was False when DDP was built."""
+    """Proposes wrapping again if requires_grad was False when DDP was built."""
     found = case.outcome.facts().get("unfrozen", [])
     if not found or not case.reduce_is_broken:
         return None
@@ -28,6 +28,6 @@ def detect(case: Case) -> Proposal | None:
         code="module.requires_grad_(True)\nmodel = DistributedDataParallel(module)",
         fixes=(Switch.REWRAP_TRAINABLE,),
         local=tuple(found),
-        # By hand, hooks would go too: another cause may be among them.
+        # Averaging by hand would also remove hooks: another cause may be among them.
         or_by_hand=not any(case.rank_facts("comm_hooks", 0)),
     )

@@ -12,9 +12,9 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where original parameters are outside every DDP object."""
+    """Proposes it if original parameters are outside every DDP object."""
     if not case.reduce_is_broken or case.run.ranks_agree:
-        return _beside(case)  # on equal gradients: something averages them
+        return _beside(case)  # on equal gradients: other code averages them
     step = case.first_broken("gradients")
     wrong = set(case.mismatched("gradients", step)) if step is not None else set()
     # Others get no gradient (a teacher), or are averaged by hand.
@@ -22,7 +22,7 @@ def detect(case: Case) -> Proposal | None:
     if not found:
         return None
     averages = reduces_by_hand(case)
-    # It has averaged before: what it averages now may be what is wrong.
+    # It has averaged before: its own average may be wrong.
     has_averaged = averages and any(
         quantity.compared
         for earlier in range(step or 0)
@@ -52,7 +52,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _beside(case: Case) -> Proposal | None:
-    """Proposes it on trial for what is trained and no part of the model: a loss's own."""
+    """Proposes it on trial for trained parameters outside the model: those of a loss."""
     found = before_gradients(case)
     if found is None or not found.is_trained:
         return None

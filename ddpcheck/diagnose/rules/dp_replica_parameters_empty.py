@@ -10,7 +10,7 @@ LINK = "forward"
 
 
 def detect(_: DataParallelCase) -> Proposal | None:
-    """Proposes it on trial; the run in which replicas have them decides."""
+    """Proposes it on trial; a run in which replicas have them confirms it."""
     return Proposal(
         slug=SLUG,
         link=LINK,

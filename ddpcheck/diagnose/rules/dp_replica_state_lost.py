@@ -33,7 +33,7 @@ def detect(case: DataParallelCase) -> Proposal | None:
 
 
 def _of_attributes() -> Proposal:
-    """Proposes it on trial for what is no buffer; the run that keeps it decides."""
+    """Proposes it on trial for attributes; a run that keeps them confirms it."""
     return Proposal(
         slug=SLUG,
         link=LINK,

@@ -10,7 +10,7 @@ LINK = "forward"
 
 
 def detect(case: DataParallelCase) -> Proposal | None:
-    """Proposes it where DataParallel raises; the run with padded outputs decides."""
+    """Proposes it if DataParallel raises; a run with padded outputs confirms it."""
     if not case.run.faults:
         return None
     return Proposal(

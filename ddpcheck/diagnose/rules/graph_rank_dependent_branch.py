@@ -41,8 +41,8 @@ def detect(case: Case) -> Proposal | None:
         code="DistributedDataParallel(model, find_unused_parameters=True)",
         fixes=(Switch.FIND_UNUSED,),
     )
-    # What the ranks choose by is the shard's: where DDP waits for nobody any more, they
-    # still train otherwise than one process.
+    # The ranks choose by their shard: even if DDP waits for no parameter, they still
+    # train differently from the single-process run.
     alike = replaced(
         found,
         fix="make the same choice on all ranks, from the samples of all ranks",
@@ -53,7 +53,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _of_ranks(case: Case, somewhere: list[str]) -> Proposal | None:
-    """Proposes it on trial where DDP knows of it, and its mean is not one process's."""
+    """Proposes it on trial if DDP looks for unused parameters and its mean is wrong."""
     asked = max(case.rank_facts("asks_rank", 0), default=0)
     if not asked:
         return None

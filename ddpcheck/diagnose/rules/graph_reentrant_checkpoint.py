@@ -26,7 +26,7 @@ def detect(case: Case) -> Proposal | None:
         code="checkpoint(layer, x, use_reentrant=False)",
         fixes=(Switch.NONREENTRANT_CHECKPOINT,),
     )
-    # A backward of the model's own, as of reversible layers, is no checkpoint.
+    # A custom backward of the model, as of reversible layers, is no checkpoint.
     static = replaced(
         found,
         summary="a backward runs inside the backward, and DDP's hooks fire early or "

@@ -11,7 +11,7 @@ _READY_TWICE = ("mark a variable ready only once", "marked as ready twice")
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where DDP says so, and no nested backward explains it."""
+    """Proposes it if DDP raises it, and no nested backward explains it."""
     if not case.reduce_is_broken or any(case.rank_facts("nested_backwards", 0)):
         return None
     if not any(text in case.fault_text for text in _READY_TWICE):

@@ -18,7 +18,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where a rank left out a backward and another waits."""
+    """Proposes it if a rank skipped a backward and another waits."""
     calls = backwards_of_ranks(case)
     if not calls or busy_ranks(case.run) or optimizer_runs_backwards(case):
         return None

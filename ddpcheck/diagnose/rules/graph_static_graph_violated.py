@@ -10,7 +10,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where static_graph is set and building without it mends."""
+    """Proposes it if static_graph is set; a run without it confirms it."""
     if not case.reduce_is_broken or not any(case.rank_facts("static_graph", False)):
         return None
     return Proposal(

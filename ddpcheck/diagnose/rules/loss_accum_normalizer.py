@@ -28,20 +28,20 @@ _CODE = (
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it for one ratio per micro-batch, or one that follows their number."""
+    """Proposes it for one ratio per micro-batch, or one that depends on their number."""
     if case.probed is None or not case.probed.reference.micros or not case.has_cuts:
         return None
     if case.loss_is_sound or case.losses_replicate:
         return None
     if case.couples:
-        return _by_samples(case)  # other samples in the same place look like it
+        return _by_samples(case)  # other samples in the same position look like it
     if case.uniform_ratio is not None:
         return _number(case, case.uniform_ratio)
     return _windows(case) or _by_samples(case)
 
 
 def _number(case: Case, ratio: float) -> Proposal | None:
-    """The sum over micro-batches of means: it grows with their number."""
+    """Detects the sum over micro-batches of means: it grows with their number."""
     assert case.probed is not None
     world = case.world_size
     ours = len(case.probed.reference.micros)
@@ -52,7 +52,7 @@ def _number(case: Case, ratio: float) -> Proposal | None:
     for rank in case.probed.ranks:
         every += rank.micros
     if len({m.size for m in every}) > 1:
-        return None  # means of so many samples would be told apart: it is a sum
+        return None  # means over these numbers of samples would differ: it is a sum
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -75,7 +75,7 @@ def _number(case: Case, ratio: float) -> Proposal | None:
 
 
 def _windows(case: Case) -> Proposal | None:
-    """The mean over micro-batches of means: it differs with what they hold."""
+    """Detects the mean over micro-batches of means: it depends on their samples."""
     ratios, divisor = case.micro_ratios(), _divisor(case)
     if divisor is None and any(left > case.close for _, left in ratios.values()):
         return None
@@ -113,7 +113,7 @@ def _windows(case: Case) -> Proposal | None:
 def _by_samples(case: Case) -> Proposal | None:
     """Proposes it on trial for micro-batches of unequal size: the last is smaller.
 
-    Which samples a micro-batch holds may be drawn, so that no factors are comparable.
+    The samples of a micro-batch may be drawn, so that no factors are comparable.
     """
     assert case.probed is not None
     ours, rank = case.probed.reference.micros, case.probed.ranks[0]
@@ -191,8 +191,8 @@ def _is_followed(case: Case, divisor: _Divisor) -> bool:
 def _expected(case: Case, place: tuple[int, int], divisor: _Divisor) -> set[float]:
     """Returns the factors of the samples of a micro-batch, by (rank, number).
 
-    Several where it lies in several of the reference's that hold other counts; none
-    where it holds none.
+    Several if it overlaps several of the reference's with other counts; none if it
+    counts nothing.
     """
     assert case.probed is not None
     whole, mine = case.probed.reference.micros, _micro(case, place)

@@ -52,10 +52,11 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _or_alone(proposal: Proposal) -> Proposal:
-    """Returns it, or in the end one in which the step sees no rank but its own.
+    """Returns it, with a last fallback in which the step has no process group.
 
-    With the samples of all ranks it would count and gather them once more. In the end:
-    then it does what one process does, whatever is wrong with its collectives.
+    With the samples of all ranks it would count and gather them once more. It is the
+    last: then the step does what the single-process run does, whatever its collectives
+    are.
     """
     chain = [proposal]
     while (following := chain[-1].fallback) is not None:
@@ -80,7 +81,7 @@ def _by_outputs(case: Case) -> Proposal | None:
     if not case.couples:
         return _by_memory(case) or _by_gradients(case)
     if case.losses_replicate or (case.losses_average and case.loss_asks_others):
-        return None  # the value is global: collective/no-autograd and its kin
+        return None  # the value is global: rules of collective/
     if _is_by_the_step(case):
         return None  # forward/batch-coupled
     residual = max(residual for _, residual in case.ratios())
@@ -104,10 +105,10 @@ def _by_outputs(case: Case) -> Proposal | None:
 
 
 def _code(case: Case) -> str:
-    """Returns the code that gathers what the loss is given, "" where it may not do.
+    """Returns the code that gathers the inputs of the loss, "" if it may not work.
 
-    It needs shards of one size, and a loss of the model's own output, one tensor, that
-    does not gather by itself.
+    It needs shards of one size, and a loss of the model's output, one tensor, that does
+    not gather by itself.
     """
     if case.probed is None or case.is_part or case.loss_collectives:
         return ""
@@ -119,12 +120,12 @@ def _code(case: Case) -> str:
 
 
 def _by_memory(case: Case) -> Proposal | None:
-    """Proposes it for a memory of samples that holds the rank's own.
+    """Proposes it for stored samples that are the rank's own.
 
-    Those of earlier steps are constants: moving an output moves no other's gradient.
+    Those of earlier steps are constants: no output changes another one's gradient.
     """
     found = own_samples(case)
-    # What divides a loss needs no memory.
+    # A divisor of the loss needs no stored samples.
     if not found or case.rank_ratios is not None:
         return None
     fact = (
@@ -142,7 +143,7 @@ def _by_memory(case: Case) -> Proposal | None:
 
 
 def _replayed(case: Case) -> Proposal | None:
-    """Proposes it on trial for a step that trains on earlier samples of the rank's."""
+    """Proposes it on trial for a step that trains on the rank's earlier samples."""
     found = own_samples(case)
     wrong = rows.first_wrong(case) if found else None
     if wrong is None or not wrong.step:
@@ -164,10 +165,10 @@ def _replayed(case: Case) -> Proposal | None:
 
 
 def _by_gradients(case: Case) -> Proposal | None:
-    """Proposes it on trial for a weight of a term that is made of gradients.
+    """Proposes it on trial for a weight of a term that is computed from gradients.
 
-    The norm of a term's gradient is one of all samples. Not by the outputs: a cut gets
-    none of what torch.autograd.grad takes.
+    The norm of a term's gradient depends on all samples. Outputs do not show it: a cut
+    gets no gradient of torch.autograd.grad.
     """
     events = case.rank_facts("events", "")
     if not events or "G" not in events[0] or case.reduce_is_broken:
@@ -206,7 +207,7 @@ def _is_by_the_step(case: Case) -> bool:
 
 
 def _unseen(case: Case) -> Proposal | None:
-    """Proposes it on trial for a loss that the model makes of what no module returns."""
+    """Proposes it on trial for a loss of the model that no module's output shows."""
     fixes = whole_model_fix(case) or global_loss_of_other_rows(case)
     fixes = fixes or whole_step_fix(case)
     if not fixes or common_factor(case) is not None:
@@ -235,7 +236,7 @@ def _on_the_way(case: Case) -> Proposal | None:
 
 
 def _later(case: Case) -> Proposal | None:
-    """Proposes it on trial for samples that were chosen rightly in the first step."""
+    """Proposes it on trial for samples that were chosen correctly in the first step."""
     first = case.first_broken("gradients")
     if not first or case.facts["has_train_step"] or not case.has_cuts:
         return None
@@ -261,8 +262,8 @@ def _gradients_alone_differ(case: Case) -> bool:
 def _inside_a_module(case: Case) -> Proposal | None:
     """Proposes it on trial for terms that modules compute of their samples.
 
-    Gradients of gradients pass by the outputs of modules, and a module that calls
-    collectives computes another term on the same rows: it is to see all of them.
+    Gradients of gradients bypass the outputs of modules, and a module that calls
+    collectives computes another term on the same rows: it must get all of them.
     """
     found = numbers_of_modules(case)
     if not found:

@@ -71,10 +71,10 @@ def _of_what_backward_adds(case: Case) -> Proposal | None:
 
 
 def _of_some(case: Case) -> Proposal | None:
-    """Proposes it on trial for parameters that the loss of all samples itself uses.
+    """Proposes it on trial for parameters that the global loss uses directly.
 
-    The factor makes up for outputs whose gradient stays on their rank. A temperature,
-    or the proxies of classes, have theirs in full on every rank.
+    The factor corrects outputs whose gradient stays on their rank. A temperature, or
+    the proxies of classes, have their full gradient on every rank.
     """
     factor, world = common_factor(case), case.world_size
     if factor is None or abs(factor / world - 1) > case.close:
@@ -105,7 +105,7 @@ def _of_some(case: Case) -> Proposal | None:
 
 
 def _on_the_way(case: Case, found: list[str]) -> Proposal:
-    """Returns the proposal, on trial, for gradients multiplied behind the loss."""
+    """Returns the proposal, on trial, for gradients multiplied during backward."""
     world = case.world_size
     return Proposal(
         slug=SLUG,

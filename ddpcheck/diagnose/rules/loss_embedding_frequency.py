@@ -11,7 +11,7 @@ LINK = "backward"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where only embeddings' gradients differ and the loss is sound."""
+    """Proposes it if only embeddings' gradients differ and the loss is sound."""
     if case.probed is None or not case.loss_is_sound or not case.forward_is_sound:
         return None
     rows = [

@@ -26,7 +26,7 @@ LINK = "loss"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it for one ratio per rank, or several, in a loss that couples nothing."""
+    """Proposes it for one ratio per rank, or several, in a loss without coupling."""
     if not case.has_cuts:
         return _unseen(case)
     if case.loss_is_sound or case.losses_replicate:
@@ -39,7 +39,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _of_counts(case: Case) -> Proposal | None:
-    """Returns the proposal for factors that follow a count, or for several of them."""
+    """Returns the proposal for factors that follow a count, or several counts."""
     name = counted_by(case)
     if name == SAMPLES:
         return None  # loss/uneven-shard
@@ -48,16 +48,16 @@ def _of_counts(case: Case) -> Proposal | None:
     if name is not None:
         return _of(case, name)
     if case.loss_asks_others and differs_with_equal_counts(case):
-        # What it divides by may differ, and something else be wrong.
+        # The divisor may differ, and something else may be wrong.
         return _of_an_exchange(case)
     return _of(case)
 
 
 def _unseen(case: Case) -> Proposal | None:
-    """Proposes it on trial for a loss that is seen in the parameters' gradients alone.
+    """Proposes it on trial for a loss that only the parameters' gradients show.
 
-    The model makes it of what no module returns, or all that modules return are rows of
-    another kind than samples: tokens without padding.
+    No module's output shows it, or all output rows are no samples: tokens without
+    padding.
     """
     if common_factor(case) is not None or not is_divided_by_counts(case):
         return None
@@ -83,7 +83,7 @@ def _unseen(case: Case) -> Proposal | None:
 
 
 def _of_a_sum(case: Case) -> Proposal | None:
-    """Returns the proposal for (S_r + a) / (n_r + b): no factor of W, but one for all."""
+    """Returns the proposal for (S_r + a) / (n_r + b): one factor for all, no power of W."""
     ratio, world = case.uniform_ratio, case.world_size
     assert ratio is not None
     known = any(abs(ratio - world**k) <= 1e-3 * world**k for k in (0, 1, 2))
@@ -95,7 +95,7 @@ def _of_a_sum(case: Case) -> Proposal | None:
 
 
 def _of_an_exchange(case: Case) -> Proposal:
-    """Returns the proposal, on trial, for a count that is exchanged, and not right."""
+    """Returns the proposal, on trial, for a count that is exchanged but wrong."""
     return replaced(
         _of(case),
         summary="the loss divides by a number that ranks exchange, and the result "
@@ -109,7 +109,7 @@ def _of_an_exchange(case: Case) -> Proposal:
 
 
 def _fact_of_outputs(case: Case) -> str:
-    """Returns what other samples' outputs do to a gradient, as words."""
+    """Returns the effect of other samples' outputs on a gradient, in words."""
     if case.couplings.count(case.close):
         return (
             "changing the outputs of some samples multiplies the gradient at the "
@@ -167,9 +167,9 @@ def _of(case: Case, name: str | None = None) -> Proposal:
 
 
 def _rests_on(case: Case, name: str | None) -> str:
-    """Returns what shows that the loss is divided by a count of the rank's own.
+    """Returns the evidence that the loss is divided by a per-rank count.
 
-    A sum over ranks is the right divisor of a count, and not of a maximum, say.
+    A sum over ranks is the right divisor for a count, but not for a maximum.
     """
     if case.loss_asks_others:
         return ""
@@ -181,8 +181,8 @@ def _rests_on(case: Case, name: str | None) -> str:
 def _where_the_step_scales(case: Case, found: Proposal) -> Proposal | None:
     """Returns the proposal for a step that multiplies by the world size itself.
 
-    Given the loss of all samples it goes on doing so. Where counts are equal the factor
-    is right, it belongs to a sum; or what divides is made of more than a count.
+    Given the global loss it still does so. If counts are equal the factor is right and
+    belongs to a sum; or the divisor is more than a count.
     """
     facts = case.facts
     if not (facts["has_train_step"] and facts["asks_distributed"]):

@@ -64,7 +64,7 @@ def _of_the_loss(case: Case) -> Proposal | None:
 
 
 def _is_all(case: Case) -> bool:
-    """Returns whether every gradient is 1/W of one process's."""
+    """Returns whether every gradient is 1/W of the single-process one."""
     factor = common_factor(case)
     return factor is not None and abs(factor * case.world_size - 1) <= case.close
 
@@ -74,9 +74,9 @@ def _scaled(world_size: int, names: Iterable[str] = ()) -> Interventions:
 
 
 def _of_some(case: Case) -> Proposal | None:
-    """Proposes it on trial for the parameters that it holds of, where others are right.
+    """Proposes it on trial for the parameters with this factor, if others are right.
 
-    Their gradients may be made apart, as those of class centres that ranks share out.
+    Their gradients may be computed separately, as those of sharded class centres.
     """
     wrong, world = case.mismatched("gradients", 0), case.world_size
     is_of_some = len(wrong) < case.facts["num_tensors"]
@@ -126,7 +126,7 @@ def _of_what_backward_adds(case: Case) -> Proposal | None:
 
 
 def _of_all_gradients(case: Case) -> Proposal | None:
-    """Proposes it on trial where all gradients are 1/W of one process's, however made."""
+    """Proposes it on trial if all gradients are 1/W of the single-process ones."""
     if not case.loss_collectives or not _is_all(case):
         return None
     world = case.world_size
@@ -149,7 +149,7 @@ def _of_all_gradients(case: Case) -> Proposal | None:
 
 
 def _of_one_term(case: Case) -> Proposal | None:
-    """Proposes it on trial for a term beside others that are right, or wrong elsewise."""
+    """Proposes it on trial for one term, if others are right or wrong in another way."""
     if not case.has_cuts or case.loss_is_sound or not case.loss_asks_others:
         return None
     if case.couples:

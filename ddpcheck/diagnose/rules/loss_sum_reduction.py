@@ -66,7 +66,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _beside_a_penalty(case: Case) -> Proposal | None:
-    """Proposes it on trial where no output tells the data term from a penalty."""
+    """Proposes it on trial if no output separates the data term from a penalty."""
     world = case.world_size
     if world == 1 or case.loss_collectives or not case.run.ranks_agree:
         return None

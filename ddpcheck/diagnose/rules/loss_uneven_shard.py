@@ -18,7 +18,7 @@ def detect(case: Case) -> Proposal | None:
     sizes = case.run.shard_sizes
     if len(set(sizes)) < 2 or counted_by(case) != SAMPLES:  # noqa: PLR2004
         return _dealt_out(case)
-    # Of what a collate makes, targets may have more rows than samples.
+    # After a collate, targets may have more rows than samples.
     size = "samples" if case.facts.get("collates") else "len(target)"
     return Proposal(
         slug=SLUG,
@@ -44,12 +44,12 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _dealt_out(case: Case) -> Proposal | None:
-    """Proposes it on trial for a step that gives each rank a part of its own choice."""
+    """Proposes it on trial for a step that distributes the samples again."""
     moment = next(iter(rows.moments(case)), None)
     if moment is None or not moment.is_parted or case.run.faults:
         return None
     sizes = [len(rank) for rank in moment.ranks]
-    # Fewer than there are: samples that do not count were left out.
+    # If there are fewer, samples that do not count were left out.
     is_whole = len(moment.one) >= case.facts["batch_size"]
     if len(set(sizes)) == 1 or not is_whole:
         return None

@@ -33,7 +33,7 @@ def detect(case: Case) -> Proposal | None:
     """Proposes synchronised batch norm where batch norms' outputs differ."""
     calls = [m for m in case.diverging() if _normalises(m)]
     if calls and has_right_gradients(case):
-        return None  # norm/running-stats-rank0: nobody takes what they return
+        return None  # norm/running-stats-rank0: their outputs are not used
     hidden = not calls
     if hidden:
         calls = silenced(case)
@@ -82,7 +82,7 @@ def detect(case: Case) -> Proposal | None:
 def _facts(
     first: ModuleCall, layers: list[str], at_start: list[str], *, hidden: bool
 ) -> tuple[str, ...]:
-    """Returns what is seen; `at_start`: the statistics that ranks start from alone."""
+    """Returns the facts; `at_start`: statistics that differ at the start, on all ranks."""
     layer = f"{module(first.name)} ({first.kind})"
     found = [
         f"the output of {layer} is multiplied by zero in the first step: its "
@@ -109,7 +109,7 @@ def _of_compiled(call: ModuleCall) -> str:
 
 
 def _summary(number_of: int, *, are_torchs: bool) -> str:
-    """Returns the cause; a home-made norm may go by the least and the largest value."""
+    """Returns the cause; a custom norm may use the smallest and the largest value."""
     by = "the mean and variance" if are_torchs else "statistics"
     norms = (
         f"{number_of} batch norms normalise"
@@ -120,7 +120,7 @@ def _summary(number_of: int, *, are_torchs: bool) -> str:
 
 
 def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
-    """Proposes it for DataParallel alone: ranks may synchronise what replicas cannot."""
+    """Proposes it for DataParallel alone: ranks may synchronise, replicas cannot."""
     if not case.has_batch_norm:
         return None
     return Proposal(
@@ -140,9 +140,9 @@ def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
 
 
 def _frozen(found: Proposal) -> Proposal:
-    """Returns the proposal for samples that meet others than in one process.
+    """Returns the proposal for samples in other micro-batches than in the reference.
 
-    Micro-batches of the ranks together are none of one process's.
+    The ranks' micro-batches together are no micro-batch of the single-process run.
     """
     return replaced(
         found,
@@ -162,9 +162,9 @@ def _frozen(found: Proposal) -> Proposal:
 def _are_right_elsewhere(case: Case, layers: list[str]) -> bool:
     """Returns whether others of torch's batch norms return the single process's rows.
 
-    Those of a ghost batch norm, called for pieces of a shard: synchronised over ranks
-    they would not. Where pieces cannot be matched, what calls them is judged. One that
-    is multiplied by zero shows in its statistics.
+    Those of a ghost batch norm do, which is called for pieces of a shard: synchronised
+    over ranks they would not. If pieces cannot be matched, their caller is judged. One
+    that is multiplied by zero shows in its statistics.
     """
     known = {*layers, *(m.name for m in [*case.diverging(), *silenced(case)])}
     judged: dict[str, float] = {}

@@ -68,7 +68,7 @@ def _of_a_function(case: Case) -> Proposal | None:
     """Proposes it on trial for a norm that is an autograd function, and no module.
 
     Its backward reduces as well. The model that calls it exchanges no rows of samples,
-    all it returns is right, and of the gradients those are wrong that come through it.
+    its outputs are right, and the gradients that pass through it are wrong.
     """
     asks = [m for m in case.modules() if not m.name and m.collectives]
     wrong = case.mismatched("gradients", 0)

@@ -19,7 +19,7 @@ LINK = "forward"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where draws happen and all generators are in the same state."""
+    """Proposes it if numbers are drawn and all generators have the same state."""
     if case.probed is not None and case.probed.reference.own_draws:
         if found(case.outcome.spec.fixes, DrawGlobalBatch) is not None:
             return None
@@ -78,9 +78,9 @@ def _by_held_generators() -> Proposal:
 
 
 def _by_inputs(case: Case) -> Proposal | None:
-    """Proposes it on trial for what a step draws, and gives the model.
+    """Proposes it on trial for inputs of the model that a step draws.
 
-    What stands in a place of the shard would be alike, too.
+    Inputs that depend on the position in the shard would be equal on ranks, too.
     """
     why = (
         "the training step draws them with numpy or random, with the same seed "
@@ -92,7 +92,7 @@ def _by_inputs(case: Case) -> Proposal | None:
             "the first samples"
         )
         return dataclasses.replace(_of_numpy(why, fact), last_resort=1)
-    # Where no rank asks who it is, all of them seed alike.
+    # If no rank calls get_rank, all of them use the same seed.
     if first_rank_is_right(case) and not any(case.rank_facts("asks_rank", 0)):
         return _of_numpy(
             why,

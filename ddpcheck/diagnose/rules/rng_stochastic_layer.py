@@ -24,7 +24,7 @@ EQUAL = "with constants in place of random numbers the runs are equal"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes noise bound to the sample where the forward draws random numbers."""
+    """Proposes noise that follows the sample if the forward draws random numbers."""
     if not case.repeats:
         return _unrepeatable()
     if not case.facts["draws"]:  # of torch's own generator
@@ -32,9 +32,9 @@ def detect(case: Case) -> Proposal | None:
     if not _draws_noise(case) or case.run.noise == "sample" or same_stream(case):
         return None
     if case.run.faults or rewritten(case, "before") == 0 or drawn_weights(case):
-        return None  # it raises nothing; what the step draws are weights
+        return None  # noise raises nothing; here the step draws weights
     if not case.rest_is_broken:
-        return None  # ranks that average by hand have noise of their own, too
+        return None  # ranks that average by hand have their own noise, too
     found = Proposal(
         slug=SLUG,
         link=LINK,
@@ -67,7 +67,7 @@ def detect(case: Case) -> Proposal | None:
 def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
     """Proposes it on trial for replicas that draw with numpy's or Python's generators.
 
-    What they draw with torch's follows the sample already.
+    Draws of torch's generator follow the sample already.
     """
     if case.draws:
         return None
@@ -92,7 +92,7 @@ def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
 def _by_other_generators(case: Case) -> Proposal | None:
     wrong = rows.first_wrong(case)
     if wrong is not None and not rows.foreign(case, wrong):
-        return None  # which samples a step takes is another matter
+        return None  # the choice of samples is another cause
     if _draws_by_seed_alone(case):
         return _by_seed()
     if _ranks_alone_draw(case):
@@ -124,9 +124,9 @@ def _by_ranks_alone() -> Proposal:
 
 
 def _draws_by_seed_alone(case: Case) -> bool:
-    """Returns whether every draw is a generator's that ranks have seeded otherwise.
+    """Returns whether every draw uses a generator with another seed on some rank.
 
-    A rank that draws nothing has no other noise: it does something else.
+    A rank that draws nothing has no other noise: it differs in something else.
     """
     if case.probed is None:
         return False
@@ -166,7 +166,7 @@ def _draws_noise(case: Case) -> bool:
 def _by_own_generators(case: Case) -> Proposal | None:
     """Proposes it on trial for inputs that are made with numpy's or Python's random.
 
-    Seeded by the target itself: one process repeats itself, and ranks draw for shards.
+    The target seeds them: the single-process run is repeatable, ranks draw for shards.
     """
     worst = input_diff(case)
     if not case.facts["has_train_step"] or worst <= case.close:
@@ -231,7 +231,7 @@ def same_stream(case: Case) -> bool:
 def draws_held(case: Case) -> bool:
     """Returns whether the forward may draw with numpy's or Python's generators.
 
-    With those that the target holds; which samples a step takes is another matter.
+    With generators that the target holds; the choice of samples is another cause.
     """
     if case.probed is None or not case.probed.reference.held_draws:
         return False

@@ -30,7 +30,7 @@ def detect(case: Case) -> Proposal | None:
     where = f"differs from the single-process run in {buffers}: {names(found)}"
     states = case.rank_facts("start_buffers", None)
     if _norms_differ(case) and statistics_at_start(case):
-        return None  # of norms that go by the shard: what these do in model(), too
+        return None  # norms that use the shard do so in model(), too
     if None not in states and digests.is_same(states, case.rtol):
         return _built_otherwise(f"before the first step every rank {where}")
     return Proposal(
@@ -49,7 +49,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _norms_differ(case: Case) -> bool:
-    """Returns whether norms return other rows, and not because of what they keep."""
+    """Returns whether norms return other rows, and not because of their buffers."""
     found = (m for m in case.diverging() if m.is_batch_norm or m.normalises)
     return any(not m.through_buffers for m in found)
 

@@ -27,7 +27,7 @@ def detect(case: Case) -> Proposal | None:
     when = f"after step {step + 1}" if step else "after the first step"
     if case.run.ranks_agree:
         return _by_numbers(found, when)
-    # What asks for gradients, and gets none, is sent with all that is trained.
+    # Parameters that require gradients and get none are broadcast with trained ones.
     asks = not set(found) <= set(case.facts["untrained"])
     return Proposal(
         slug=SLUG,
@@ -50,7 +50,7 @@ def detect(case: Case) -> Proposal | None:
 def _first_differing(case: Case) -> tuple[int, list[str]]:
     """Returns the first step after which weights differ, and their names.
 
-    None where gradients do before: what trained weights do then says nothing.
+    None if gradients differ before: then trained weights show nothing.
     """
     first = case.first_broken("gradients")
     for step in range(case.outcome.spec.steps):
@@ -69,9 +69,9 @@ def _differing(case: Case, step: int) -> list[str]:
 
 
 def _read_at_once(case: Case) -> Proposal | None:
-    """Proposes it on trial for what some ranks write before they compute with it.
+    """Proposes it on trial for weights that some ranks write before they use them.
 
-    Gradients differ in the same step then, and what is trained as well.
+    Then gradients and trained weights differ in the same step, too.
     """
     first = case.first_broken("gradients")
     if first is None or case.run.ranks_agree:
@@ -97,9 +97,9 @@ def _read_at_once(case: Case) -> Proposal | None:
 
 
 def _from_own_data(found: list[str], when: str) -> Proposal:
-    """Returns the proposal for an update that no rank makes as one process does.
+    """Returns the proposal for an update that differs from the reference on all ranks.
 
-    By a rate that follows the rank's own samples: the first rank's is not right, either.
+    Its rate depends on the local shard: that of the first rank is wrong, too.
     """
     return replaced(
         _by_numbers(found, when),
@@ -118,9 +118,9 @@ def _from_own_data(found: list[str], when: str) -> Proposal:
 
 
 def _by_numbers(found: list[str], when: str) -> Proposal:
-    """Returns the proposal, on trial, for ranks that make one and the same update.
+    """Returns the proposal, on trial, for ranks that make the same wrong update.
 
-    By another number than one process: a rate that follows the size of a shard.
+    They use another number: for example a rate that depends on the size of a shard.
     """
     modules = dict.fromkeys(name.rpartition(".")[0] for name in found)
     return Proposal(
@@ -164,7 +164,7 @@ def _of_buffers(case: Case) -> Proposal | None:
 
 
 def _exchanged(owner: Owners) -> Proposal:
-    """Returns the proposal for what ranks agree about, and one process has otherwise."""
+    """Returns the proposal for buffers on which ranks agree, unlike the reference."""
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -210,7 +210,7 @@ def _beside(case: Case) -> Proposal | None:
 
 
 def _drawn(drawn: list[str]) -> Proposal:
-    """Returns the proposal, on trial, for a teacher that every rank starts by itself."""
+    """Returns the proposal, on trial, for a teacher that every rank initialises itself."""
     return Proposal(
         slug=SLUG,
         link=LINK,

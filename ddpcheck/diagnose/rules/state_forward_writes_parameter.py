@@ -19,7 +19,7 @@ LINK = "forward"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for modules that change their parameters in forward."""
-    mended = case.outcome.spec.fixes  # these write what one process writes
+    mended = case.outcome.spec.fixes  # these write the single-process values
     alike = written_alike(case)
     modules = [
         m.name
@@ -35,7 +35,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _by_the_model(case: Case) -> Proposal | None:
-    """Proposes it where a model writes the parameters of its parts, by its shard."""
+    """Proposes it if a model writes parameters of its submodules from the local shard."""
     by_themselves = {m.name for m in case.modules() if m.writes_parameters}
     modules = sorted(written_by_the_model(case) - by_themselves - {""})
     if not modules or GlobalModule() in case.outcome.spec.fixes:
@@ -71,10 +71,10 @@ def _of(case: Case, writers: tuple[str, ...], told: str) -> Proposal | None:
 
 
 def _by_the_step(case: Case) -> Proposal | None:
-    """Proposes it for a step that writes weights before its forward, by its shard.
+    """Proposes it for a step that writes weights from the shard before its forward.
 
-    With the same shard on all ranks they would be equal: that tells it from weights
-    that a rank loads or draws for itself.
+    With the same shard on all ranks they would be equal, unlike weights that a rank
+    loads or draws for itself.
     """
     step = rewritten(case, "before")
     if step is None or differs_with_equal_counts(case):
@@ -96,10 +96,10 @@ def _by_the_step(case: Case) -> Proposal | None:
 
 
 def _after_the_update(case: Case) -> Proposal | None:
-    """Proposes it on trial for a step that writes weights after its update, by its shard.
+    """Proposes it on trial for a step that writes weights from the shard after its update.
 
-    By more than a number, which ranks could reduce: which of them had small gradients,
-    or rows of the shard in place of codes that none of these uses.
+    It uses more than a number that ranks could reduce: for example which weights had
+    small gradients, or rows of the shard in place of unused codes.
     """
     step = written_after(case)
     if step is None:

@@ -10,7 +10,7 @@ LINK = "forward"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where autograd says so on ranks and not in one process."""
+    """Proposes it if autograd raises it on ranks and not in the single-process run."""
     if "modified by an inplace operation" not in case.fault_text:
         return None
     if not case.facts["has_buffers"]:

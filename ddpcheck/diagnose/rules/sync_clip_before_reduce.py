@@ -23,7 +23,7 @@ CODE = (
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it for tensor hooks on parameters, or a clipping that backward follows."""
+    """Proposes it for tensor hooks on parameters, or a clipping before a backward."""
     if case.forward_is_sound and case.has_cuts and not case.loss_is_sound:
         return _of_samples(case)
     if not case.forward_is_sound:
@@ -54,7 +54,7 @@ def detect(case: Case) -> Proposal | None:
         code=CODE,
         safe=False,
         fixes=tuple(fixes),
-        # What was reduced after a clipping may be a metric.
+        # The tensor reduced after a clipping may be a metric.
         speculative=not hooked and not early,
     )
 
@@ -62,8 +62,8 @@ def detect(case: Case) -> Proposal | None:
 def _of_samples(case: Case) -> Proposal | None:
     """Proposes it on trial for gradients of samples that are clipped one by one.
 
-    Each has a backward of its own, so DDP hands back the mean of as many samples as
-    there are ranks, and that is what is clipped.
+    Each has its own backward, so DDP returns the mean of one sample per rank, and that
+    mean is clipped.
     """
     clips = max(case.rank_facts("early_clips", 0), default=0)
     if not clips or case.run.faults or not case.run.ranks_agree:
@@ -93,7 +93,7 @@ def _of_samples(case: Case) -> Proposal | None:
 
 
 def _in_another_way(case: Case) -> Proposal | None:
-    """Proposes it on trial for clipping that no function of torch's does.
+    """Proposes it on trial for clipping without torch's functions.
 
     Gradients that a step writes between two backwards of an update, hooks on
     activations, or backwards of autograd functions that clip what they pass on.
@@ -133,11 +133,11 @@ def _by_the_step(case: Case) -> Proposal | None:
 
 
 def _on_the_way(case: Case) -> Proposal | None:
-    """Proposes it on trial for what changes gradients before they are parameters'."""
+    """Proposes it on trial for changes of gradients during backward."""
     if not any(case.rank_facts("hooks_on_the_way", False)):
         return None
     if any(case.rank_facts("set_on_wrapper", [])):
-        return None  # by which it may change them: without it nobody asks
+        return None  # which may change them: without it this is not tried
     return _on_trial(
         "hooks or an autograd function change gradients before they reach the "
         "parameters; when they pass gradients on unchanged, the runs are equal",
@@ -146,9 +146,9 @@ def _on_the_way(case: Case) -> Proposal | None:
 
 
 def _before_an_exchange(case: Case) -> Proposal | None:
-    """Proposes it for a step that averages by itself what it has written into before.
+    """Proposes it for a step that changes gradients and then averages them itself.
 
-    Averaged right after backward, as DDP does, the step writes into means.
+    When they are averaged right after backward, as in DDP, the step changes means.
     """
     alone = max(case.rank_facts("changes_alone", 0), default=0)
     reduces = any("F" in events for events in case.rank_facts("events", ""))

@@ -13,14 +13,14 @@ from ddpcheck.run.intervention import SkipAllReduces
 
 SLUG = "sync/clip-norm-overreduced"
 LINK = "update"
-_SEVERAL = 2  # parameters: of one the factor may be chance
+_SEVERAL = 2  # parameters: for one, the factor may be a coincidence
 
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where all final gradients have the factor 1 / sqrt(W)."""
     if not case.forward_is_sound or case.world_size == 1:
         return None
-    # Clipped by hand, the factor is seen at the outputs as well.
+    # If clipped by hand, the outputs show the factor as well.
     if not case.loss_is_sound and not is_sound_until_backward(case):
         return None
     factor = common_factor(case)

@@ -44,7 +44,7 @@ def detect(case: Case) -> Proposal | None:
             return None  # the rank did not come to its next collective
         index = min(counts)
     if skipped_in(case) is not None:
-        return None  # graph/skipped-backward: it meets those of its next step
+        return None  # graph/skipped-backward: matched with those of its next step
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -62,14 +62,14 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _waits_for_parameters(case: Case) -> bool:
-    """Returns whether ranks get on where DDP waits for no parameter that one skips."""
+    """Returns whether ranks continue if DDP waits for no skipped parameter."""
     if not (case.run.faults and unused_parameters(case).somewhere):
         return False
     return not case.vary(fixes=(*case.outcome.spec.fixes, Switch.FIND_UNUSED)).faults
 
 
 def _of_forwards(case: Case) -> Proposal | None:
-    """Proposes it where ranks went through DDP unequally often: it sends buffers."""
+    """Proposes it if ranks called DDP's forward unequally often: it broadcasts buffers."""
     found = forwards_in_step(case) if case.run.faults else None
     sent = case.rank_facts("broadcast_buffers", None)  # None of a rank that died
     if found is None or skipped_in(case) is not None or [] in sent:
@@ -95,7 +95,7 @@ def _of_forwards(case: Case) -> Proposal | None:
 
 
 def _of_buffers(case: Case) -> Proposal | None:
-    """Proposes it where gloo ended a rank that received more buffers than it has."""
+    """Proposes it if gloo ended a rank that received more buffers than it has."""
     for fault in case.run.faults:
         found = _TOO_LONG.search(fault.stderr) if fault.kind == "died" else None
         if found is None or _BUFFERS not in fault.stack or skipped_in(case) is not None:

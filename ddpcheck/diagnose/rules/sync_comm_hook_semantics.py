@@ -17,9 +17,9 @@ _PLAIN_UPDATE = "optimizer.step()  # without dist.all_reduce(p.grad)"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where a hook was registered and DDP without it is right."""
+    """Proposes it if a hook was registered and DDP without it is right."""
     count = max(case.rank_facts("comm_hooks", 0), default=0)
-    # A hook's result takes the place of what join divides by.
+    # A hook's result replaces the division by join.
     is_in_doubt = case.reduce_is_broken or any(case.rank_facts("joins", []))
     if not count:
         return _by_hand(case)
@@ -34,13 +34,13 @@ def detect(case: Case) -> Proposal | None:
     )
     again = _of_micro_batches(case, found)
     if not is_in_doubt:
-        # The loss divides by the world size, for a hook that adds up.
+        # The loss divides by the world size, for a hook that sums.
         return replaced(again, speculative=True) if again else _by_hand(case)
     return replaced(found, fallback=again)
 
 
 def _of_micro_batches(case: Case, found: Proposal) -> Proposal | None:
-    """Returns the proposal for a hook that adds up what it has added up before."""
+    """Returns the proposal for a hook that sums earlier sums again."""
     micros = len(case.probed.reference.micros) if case.probed else 0
     if micros < 2:  # noqa: PLR2004
         return None
@@ -66,7 +66,7 @@ def _of_micro_batches(case: Case, found: Proposal) -> Proposal | None:
 
 
 def _by_hand(case: Case) -> Proposal | None:
-    """Proposes it for a step that adds gradients up over ranks, and does not divide."""
+    """Proposes it for a step that sums gradients over ranks, and does not divide."""
     if not is_summed_by_hand(case):
         return _in_the_update(case) or _after_backward(case)
     if case.loss_collectives:
@@ -142,9 +142,9 @@ def _after_backward(case: Case) -> Proposal | None:
 
 
 def _by_a_factor(case: Case, factor: float, calls: int) -> Proposal | None:
-    """Returns the proposal where nothing else than the step's reduction may be off.
+    """Returns the proposal if only the step's reduction may be wrong.
 
-    All gradients are, by one factor, and the collectives are not those of a loss.
+    All gradients have one factor, and the collectives are not those of a loss.
     """
     if not _is_of_all(case) or case.loss_asks_others or not factor:
         return None
@@ -175,9 +175,9 @@ def _fact(factor: float) -> str:
 
 
 def is_summed_by_hand(case: Case) -> bool:
-    """Returns whether all gradients are W times one process's, and no DDP reduces them.
+    """Returns whether all gradients are W times the right ones, and no DDP reduces them.
 
-    The loss is right, were it DDP that reduces.
+    The loss would be right with DDP.
     """
     factor, world = common_factor(case), case.world_size
     if factor is None or world == 1 or abs(factor / world - 1) > case.close:

@@ -28,7 +28,7 @@ _CODE = in_group("dist.all_reduce(metric)", "metric /= dist.get_world_size()")
 
 
 def unproven(*facts: str) -> Proposal:
-    """Returns it where the search has found it, by these facts, and no run proves it."""
+    """Returns the proposal with these facts of the search, without a run to prove it."""
     return _decided(
         "the ranks update their weights with different numbers: each rank decides "
         "by itself",
@@ -43,16 +43,16 @@ def _decided(summary: str, *facts: str) -> Proposal:
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where ranks decide differently: by what they read, or have kept."""
+    """Proposes it if ranks decide differently: by numbers that they read or keep."""
     found, kept = _by_numbers(case), _by_kept(case)
     if found is None or kept is None:
         return found or kept
-    # What is kept is named: it says more than what else the proposal falls back on.
+    # Kept numbers have names: they are more precise than the other fallbacks.
     return replaced(found, fallback=replaced(kept, fallback=found.fallback))
 
 
 def _by_kept(case: Case) -> Proposal | None:
-    """Proposes it on trial for a few numbers that are kept beside the model."""
+    """Proposes it on trial for a few numbers that are kept outside the model."""
     found = before_gradients(case)
     if found is None or found.has_weights or not found.decides:
         return None
@@ -96,16 +96,16 @@ def _by_numbers(case: Case) -> Proposal | None:
 
 
 def _puts_gradients_away(case: Case) -> bool:
-    """Returns whether a rank has a gradient at its first update that one process lacks.
+    """Returns whether only one side has some gradient at the first update.
 
-    Or the other way round: a step that leaves a part of the model out sets it to None.
+    A step that leaves out a part of the model sets its gradients to None.
     """
     rows = [t for q in case.step_quantity("gradients", 0) for t in q.tensors]
     return any(t.why is not None and t.why.startswith("missing") for t in rows)
 
 
 def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
-    """Returns the proposal for an update that parts the ranks."""
+    """Returns the proposal for an update that makes the ranks differ."""
     found = case.mismatched("weights", step)
     proposal = replaced(
         _decided(
@@ -127,7 +127,7 @@ def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
 
 
 def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
-    """Returns the proposal for numbers that all ranks have and one process has not.
+    """Returns the proposal for numbers that are equal on ranks, but not single-process.
 
     `first`: the step in which gradients differ first, None for none.
     """
@@ -164,7 +164,7 @@ def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
 
 
 def _within_a_step(case: Case, first: int | None) -> Proposal | None:
-    """Returns the proposal, on trial, for an update that parts the next of its step.
+    """Returns the proposal, on trial, for an update that makes the next one differ.
 
     `first`: the step in which gradients differ first, None for none.
     """
@@ -184,7 +184,7 @@ def _within_a_step(case: Case, first: int | None) -> Proposal | None:
 
 
 def _of_some_ranks(case: Case) -> Proposal | None:
-    """Returns the proposal for an update that some ranks leave out."""
+    """Returns the proposal for an update that some ranks skip."""
     fact = left_out_by_some(case)
     if fact is None:
         return None
@@ -250,7 +250,7 @@ def _of_rewritten(case: Case, first: int | None) -> Proposal | None:
 def _of_a_decision(case: Case, first: int | None) -> Proposal | None:
     """Returns the proposal for numbers that decide on the loss of a later step.
 
-    Or of this one, where its gradients are put away. `first`: the step in which
+    Or of this one, if its gradients are set to None. `first`: the step in which
     gradients differ first, None for none.
     """
     if first is None or case.run.faults:
@@ -267,7 +267,7 @@ def _of_a_decision(case: Case, first: int | None) -> Proposal | None:
 
 
 def _of_the_rank(case: Case) -> Proposal | None:
-    """Returns the proposal for what a step does on some ranks, by their number."""
+    """Returns the proposal for what a step does on some ranks, by rank number."""
     asked = max(case.rank_facts("asks_rank", 0), default=0)
     if not asked or case.run.faults or unused_parameters(case).somewhere:
         return None
@@ -286,7 +286,7 @@ def _of_the_rank(case: Case) -> Proposal | None:
         speculative=True,
         last_resort=2,
     )
-    # What only ranks do, and the first of them, one process does not.
+    # What only rank 0 does when there are ranks, the single-process run does not.
     none = (
         f"calls of get_rank: {asked}; when get_rank returns 0 on no rank, the "
         "runs are equal"
@@ -296,7 +296,7 @@ def _of_the_rank(case: Case) -> Proposal | None:
 
 
 def _of_closures(case: Case) -> Proposal:
-    """Returns the proposal for an optimizer that takes as many steps as it wants."""
+    """Returns the proposal for an optimizer that chooses its number of steps."""
     waits = skipped_in(case) is not None
     calls = backwards_of_ranks(case)
     if not calls:
@@ -319,7 +319,7 @@ def _of_closures(case: Case) -> Proposal:
 
 
 def _of_draws(step: int) -> Proposal:
-    """Returns the proposal for noise in the update: what a model draws parts no ranks."""
+    """Returns the proposal for noise in the update, which makes ranks differ."""
     return Proposal(
         slug=SLUG,
         link=LINK,

@@ -10,7 +10,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it for gradient_as_bucket_view where by-hand averaging is right."""
+    """Proposes it for gradient_as_bucket_view if averaging by hand is right."""
     if not case.reduce_is_broken or not any(case.rank_facts("bucket_view", False)):
         return None
     return Proposal(

@@ -15,7 +15,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where the last backward of a step lies inside no_sync."""
+    """Proposes it if the last backward of a step is inside no_sync."""
     events = case.rank_facts("events", "")
     if not case.reduce_is_broken or not events:
         return None

@@ -17,7 +17,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where no_sync covers what the step needs the mean of."""
+    """Proposes it if no_sync covers gradients whose mean the step needs."""
     events = case.rank_facts("events", "")
     if not events or "[" not in events[0]:
         return None
@@ -29,7 +29,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _torn(case: Case, order: str) -> Proposal | None:
-    """Proposes it where a forward and its backward lie on two sides of no_sync."""
+    """Proposes it if only one of a forward and its backward is inside no_sync."""
     if not case.reduce_is_broken:
         return None
     return Proposal(
@@ -58,14 +58,14 @@ def _whole(case: Case, events: str, order: str) -> Proposal | None:
     if ends_unsynchronised(events) and accumulates(events):
         return None  # sync/no-sync-off-by-one
     used = _used_while_local(order)
-    # Where DDP cannot reduce them all: it waits for what one backward leaves out.
+    # If DDP cannot reduce them all: it waits for parameters that a backward leaves out.
     is_mended = case.by_hand.verdict == "equivalent"
     by_hand = replaced(used, fixes=(), by_hand=True)
     return replaced(used, fallback=by_hand) if is_mended else used
 
 
 def _is_made_up_for(case: Case) -> bool:
-    """Returns whether the step reduces by itself what no_sync covers."""
+    """Returns whether the step itself reduces the gradients that no_sync covers."""
     return case.run.ranks_agree or not case.reduce_is_broken
 
 
@@ -84,9 +84,10 @@ def _covers_all(order: str) -> Proposal:
 
 
 def _used_while_local(order: str) -> Proposal:
-    """Proposes it for gradients that the step reads inside; the run without decides.
+    """Proposes it for gradients that the step reads inside; a run without confirms it.
 
-    A step towards higher loss (SAM), a norm: what accumulates only is reduced later.
+    Examples are a step towards higher loss (SAM), a norm: gradients that only
+    accumulate are reduced later.
     """
     return Proposal(
         slug=SLUG,

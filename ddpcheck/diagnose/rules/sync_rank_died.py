@@ -11,7 +11,7 @@ LINK = "reduce"  # the others wait there
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where the first thing to go wrong is a death."""
+    """Proposes it if the first fault is a death."""
     fault = rank_fault.of(case, "died")
     if fault is None:
         return None

@@ -11,7 +11,7 @@ LINK = "reduce"  # the others wait there
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where ranks wait, and none raised or died."""
+    """Proposes it if ranks wait, and none raised or died."""
     fault = rank_fault.of(case, "hung")
     if fault is None:
         return None

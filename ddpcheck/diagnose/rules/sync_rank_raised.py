@@ -19,7 +19,7 @@ _OF_INNER = (
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where the first thing to go wrong is an exception."""
+    """Proposes it if the first fault is an exception."""
     fault = rank_fault.of(case, "raised")
     if fault is None:
         return None

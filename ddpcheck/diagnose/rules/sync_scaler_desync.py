@@ -13,7 +13,7 @@ _POWERS = "powers of two apart"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where ranks divide by other scales, each by its own loss's."""
+    """Proposes it if ranks divide by different scales, each by that of its loss."""
     step = case.first_broken("gradients")
     if not case.reduce_is_broken or step is None:
         return None
@@ -48,7 +48,7 @@ def _of(fact: str) -> Proposal:
 
 
 def _of_scales(case: Case) -> str | None:
-    """Returns what ranks multiply their gradients by after backward, where it differs."""
+    """Returns the factors of gradients after backward, if they differ between ranks."""
     scales = [rank.after_backward for rank in case.probed.ranks] if case.probed else []
     if not scales or not all(scales) or max(scales) == min(scales):
         return None
@@ -57,7 +57,7 @@ def _of_scales(case: Case) -> str | None:
     )
     is_given = any(fix.place == "loss" for fix in case.outcome.spec.fixes)
     if is_given and not are_powers:
-        return None  # what is undone is the doing of a fix
+        return None  # a fix made the factor that is undone
     return (
         f"after backward the ranks multiply their gradients by {listed(scales)}, "
         "which undoes the factors of their losses"

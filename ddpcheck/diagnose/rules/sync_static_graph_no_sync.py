@@ -34,7 +34,7 @@ def detect(case: Case) -> Proposal | None:
     )
     if not any(case.rank_facts("nested_backwards", 0)):
         return found
-    # Without the static graph DDP does not stand what is recomputed.
+    # Without the static graph DDP fails for recomputed layers.
     return replaced(
         found,
         fix="accumulate without no_sync",

@@ -1,4 +1,4 @@
-"""Causes: what rules propose, and what a run with a fix says of one."""
+"""Causes: what rules propose, and the result of a run with a fix."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ from ddpcheck.run.session import assemble
 _PROBED = ("data", "forward", "loss")  # measured anew with a fix in force
 _MAX_CONTROLS = 6
 _BRANCH = "graph/rank-dependent-branch"
-_LAST = 2  # Proposal.last_resort of what is tried where there is nothing else
-_EXACT = 1e-6  # of what a run is off by, where nothing but rounding was changed
+_LAST = 2  # Proposal.last_resort of proposals that are tried if there are no others
+_EXACT = 1e-6  # of a run's excess, if only rounding was changed
 _SAME = 0.01  # powers this close: it is one
-_ONE_SIZE = (
-    2.0  # excesses within this factor: what was mended, if any, is not the cause
-)
+_ONE_SIZE = 2.0  # excesses within this factor: what the fix changed is not the cause
 
 
 @dataclass(slots=True)
@@ -47,7 +45,7 @@ class Cause:
 
 
 def is_weak(causes: list[Cause]) -> bool:
-    """Returns whether all that is said of the loss is that one of all rows is right."""
+    """Returns whether the only evidence is that the loss of all rows is right."""
     told = [cause.proposal for cause in causes]
     return bool(told) and all(p.last_resort and p.link == "loss" for p in told)
 
@@ -62,18 +60,18 @@ def proposed(case: Case) -> list[Proposal]:
         found = [p for p in found if p.link != "loss"]
     is_made = case.facts["has_train_step"] and input_diff(case) > case.close
     if is_made and rows.first_wrong(case) is None:
-        # Samples, and targets with them, that the step makes otherwise on ranks: what
-        # the loss makes of one process's outputs there says little of the loss.
+        # The step makes other samples and targets on ranks: then the loss on the
+        # single-process outputs says little about the loss.
         found = [
             replaced(p, speculative=True) if p.link == "loss" else p for p in found
         ]
     if any(p.needs_no_proof and p.link == "data" for p in found):
-        # What shows all samples to a rank mends any choice of them.
+        # A fix that gives a rank all samples repairs any choice of them.
         found = [without_fallback(p) for p in found if not p.is_wide]
     if any(p.needs_no_proof for p in found):
         found = [p for p in found if p.last_resort < _LAST]
     if case.run.faults and any(p.slug == _BRANCH for p in found):
-        # All samples on every rank end any wait of ranks for each other's parameters.
+        # With all samples on every rank, ranks wait for no other rank's parameters.
         found = [p for p in found if not p.is_wide]
     firm = {p.slug for p in found if not p.speculative}
     found = [p for p in found if not (p.speculative and p.slug in firm)]
@@ -97,7 +95,7 @@ def _of_the_loss(case: Case) -> list[Proposal]:
 
 
 def verified(proposal: Proposal, before: float, tested: dict[str, float]) -> Cause:
-    """Returns the cause that a run proves; others that were on trial are its controls.
+    """Returns the cause that a run proves; others that were tried are its controls.
 
     Args:
         proposal: whose fix mends the run.
@@ -116,15 +114,14 @@ def verified(proposal: Proposal, before: float, tested: dict[str, float]) -> Cau
 
 
 def mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -> bool:
-    """Returns whether a fix mended its own link, though the run still differs.
+    """Returns whether a fix repaired its own link, although the run still differs.
 
-    Its rule finds nothing any more, and that is not for want of evidence. What rules of
-    the later links find may be there with the fix too: then the run must differ by
-    another amount, not of the same size.
+    Its rule no longer finds anything, and not because evidence is missing. If rules of
+    later links find the same with the fix, the run must differ by another amount.
     """
     if cause.verified:
         return True
-    # A run of noise that cannot follow the sample says nothing.
+    # A run with noise that cannot follow the sample says nothing.
     is_nothing = after.run.verdict == "not-checked"
     is_lost = after.probed is None and before.probed is not None
     if is_nothing or is_lost or (after.run.faults and not before.run.faults):
@@ -140,14 +137,15 @@ def mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -
 
 
 def is_of_one_size(was: float, left: float) -> bool:
-    """Returns whether a fix left what a run is off by."""
+    """Returns whether a fix left a run's excess at about the same size."""
     return was == left or was / _ONE_SIZE < left < was * _ONE_SIZE
 
 
 def _differ(run: Run, other: Run) -> bool:
-    """Returns whether any tensor of two runs is off by another amount.
+    """Returns whether any tensor of two runs differs by another amount.
 
-    Of many tensors a run keeps the worst: those of both are compared, and all steps.
+    A run keeps only the worst of many tensors: those of both are compared, in all
+    steps.
     """
     if run.faults or other.faults:
         return True
@@ -172,10 +170,10 @@ def _changed(excess: float, other: float) -> bool:
 
 
 def covered(cause: Cause, others: list[Cause]) -> bool:
-    """Returns whether another fix shows all rows to a module around this one's modules.
+    """Returns whether another fix gives all rows to a module around this one's modules.
 
-    Then what is wrong inside goes with it, and was wrong all the same. A fix that shows
-    all samples to a rank covers any choice of them.
+    Then an error inside disappears with it, but was there. A fix that gives all samples
+    to a rank covers any choice of them.
     """
     if cause.proposal.needs_no_proof and cause.proposal.link == "data":
         return any(other.proposal.is_wide for other in others)
@@ -191,10 +189,10 @@ def covered(cause: Cause, others: list[Cause]) -> bool:
 
 
 def said_more(cause: Cause, dropped: list[Cause]) -> Cause:
-    """Returns the cause; one that the same fix proves where evidence asks for that one.
+    """Returns the cause, or the one with more evidence that the same fix proves.
 
-    What was too narrow a fix (a count that had the right shares at first) falls back on
-    one that mends many, and then says what the last resort leaves open.
+    A fix that was too narrow (a count with the right shares at first) falls back on a
+    wider one, whose cause is less precise.
     """
     if not cause.proposal.last_resort:
         return cause
@@ -208,7 +206,7 @@ def said_more(cause: Cause, dropped: list[Cause]) -> Cause:
 
 
 def _shown(cause: Cause) -> list[str]:
-    """Returns the modules that the cause's fix lets see the rows of all ranks.
+    """Returns the modules that get the rows of all ranks by the cause's fix.
 
     One of the batch norms that are synchronised stands for all.
     """
@@ -220,7 +218,7 @@ def _shown(cause: Cause) -> list[str]:
 
 
 def without_fallback(proposal: Proposal) -> Proposal:
-    """Returns the proposal with no wider one to fall back on."""
+    """Returns the proposal without its wider fallback."""
     other = proposal.fallback
     return replaced(proposal, fallback=None) if other and other.is_wide else proposal
 
@@ -228,8 +226,8 @@ def without_fallback(proposal: Proposal) -> Proposal:
 def beside(proposals: list[Proposal], taken: list[Proposal]) -> list[Proposal]:
     """Returns those that can be a second cause.
 
-    Where ranks are seen to train on other samples than one process, a fix that gives
-    all samples to each rank mends just that.
+    If ranks train on other samples than the single-process run, a fix that gives all
+    samples to each rank repairs just that.
     """
     if not any(t.needs_no_proof and t.link == "data" for t in taken):
         return proposals
@@ -247,7 +245,7 @@ def _with_own_samples(proposal: Proposal) -> Proposal | None:
 def is_told(proposal: Proposal) -> bool:
     """Returns whether the proposal ends the search, proven or not.
 
-    What ranks are seen to train on stands too, but its fix shows what else is wrong.
+    Wrong samples are also certain, but their fix shows what else is wrong.
     """
     return not can_run(proposal) or (
         proposal.needs_no_proof and proposal.link != "data"

@@ -1,4 +1,4 @@
-"""What the search goes by: which fix says more, and what several say together."""
+"""Compares fixes: which one is more precise, and what several show together."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 
 from ddpcheck.diagnose.facts.case import Proposal
 
-_SAME = 1e-6  # of what two fixes leave
+_SAME = 1e-6  # of the excess that two fixes leave
 
 
 def as_good(
     proposals: list[Proposal], first: Proposal, tested: dict[str, float], before: float
 ) -> Proposal:
-    """Returns the first firm proposal, or one on trial before it that does as much.
+    """Returns the first firm proposal, or an earlier one on trial that is as good.
 
-    Of several causes none mends the run alone; of two fixes of one link that leave the
-    same the narrower one comes first.
+    With several causes no fix is enough; of two fixes of one link that leave the same
+    excess, the narrower one comes first.
     """
     left = tested.get(first.slug, math.inf)
     for p in proposals[: proposals.index(first)]:
@@ -28,5 +28,5 @@ def as_good(
 
 
 def changes_nothing(excess: float, before: float) -> bool:
-    """Returns whether a fix leaves what a run is off by as it was."""
+    """Returns whether a fix leaves a run's excess unchanged."""
     return math.isclose(excess, before, rel_tol=_SAME)

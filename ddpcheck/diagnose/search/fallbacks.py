@@ -1,4 +1,4 @@
-"""What a rule falls back on: the same cause, less precisely, and its run."""
+"""Fallbacks of a rule: the same cause, less precisely, and its run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.diagnose.search.choosing import changes_nothing
 from ddpcheck.diagnose.search.trials import Trials
 
-_NEAR = 1e-6  # of an excess: what no cause of its own leaves
+_NEAR = 1e-6  # of an excess: below that no separate cause remains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fallbacks:
     """The runs of one round's fallbacks.
 
-    `tested`: what is left by slug, kept up to date; `taken`: proposals whose fixes are
-    in force; `before`: what the run is off by. `are_for_all`: those of proposals that
-    evidence asks for are tried too, which mend more than their own cause.
+    `tested`: the remaining excess by slug, kept up to date; `taken`: proposals whose
+    fixes are in force; `before`: the run's excess. `are_for_all`: fallbacks of
+    proposals with evidence are tried too, though they repair more than their own cause.
     """
 
     trials: Trials
@@ -28,9 +28,9 @@ class Fallbacks:
     are_for_all: bool
 
     def or_narrow(self, proposal: Proposal) -> Proposal:
-        """Returns the first narrow fallback that mends the run, else the proposal.
+        """Returns the first narrow fallback with an equal run, else the proposal.
 
-        Evidence asks for it; what mends the run without it is a last resort.
+        There is evidence for it; without evidence it would be a last resort.
         """
         if proposal.last_resort or proposal.speculative or proposal.needs_no_proof:
             return proposal
@@ -42,14 +42,16 @@ class Fallbacks:
         return proposal
 
     def or_any(self, proposal: Proposal) -> Proposal:
-        """Returns what mends the run of the proposal and its fallbacks, in turn.
+        """Returns the first of the proposal and its fallbacks that makes the run equal.
 
-        Of several causes none does: then the first that changes it, if any.
+        With several causes none does: then the first that changes the excess, if any.
         """
-        # What is told without a proof, or not without one, has no other attempt.
+        # A proposal that needs no proof, or is nothing without one, has no other
+        # attempt.
         is_last = proposal.needs_no_proof or proposal.speculative
         left, before = self.tested.get(proposal.slug, math.inf), self.before
-        # Its rounding is left, say of a loss in float32: another attempt may have none.
+        # Rounding remains, for example of a loss in float32: another attempt may have
+        # none.
         is_near = 1 < left < _NEAR * before
         if left <= 1 or not (self.are_for_all or is_last or is_near):
             return proposal
@@ -68,7 +70,7 @@ class Fallbacks:
         return proposal
 
     def _left(self, other: Proposal) -> float:
-        """Returns what is left with a fallback; notes it where that is nothing."""
+        """Returns the excess left by a fallback; notes it if that is nothing."""
         excess = self.trials.of([other], self.taken)[other.slug]
         if excess <= 1:
             self.tested[other.slug] = excess

@@ -1,4 +1,4 @@
-"""Causes and what their runs said, as the report's findings."""
+"""Causes and the results of their runs, as the report's findings."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def merge(known: list[Finding], new: list[Finding]) -> list[Finding]:
 def _finding(
     cause: Cause, case: Case, runs: list[int], *, sized: bool, alone: bool = True
 ) -> Finding:
-    """Returns a cause as a finding; `sized`: what differs is its doing alone.
+    """Returns a cause as a finding; `sized`: it alone makes the run differ.
 
-    `alone`: no other fix was in force in the run that decided.
+    `alone`: no other fix was in force in the run that confirmed it.
     """
     p = cause.proposal
     evidence = dict(p.evidence)
@@ -117,7 +117,7 @@ def _found_at(session: Session, spec: RunSpec, keys: tuple[str, ...]) -> str | N
 
 
 def place_of_unknown(session: Session, spec: RunSpec, case: Case) -> str | None:
-    """Returns the line of the target's that holds the link which breaks first."""
+    """Returns the target's line for the link that breaks first."""
     if any(rule.detect(case) for rule in FAULT_RULES):
         return None  # they say where a rank was
     link, module = _link(case), None

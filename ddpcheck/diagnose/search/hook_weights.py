@@ -1,8 +1,8 @@
-"""A communication hook that weighs the ranks: by what, and what goes together with it.
+"""A communication hook that weights the ranks, and the loss that it belongs to.
 
-Ranks whose losses are means over their own counts are one process where the hook weighs
-them by these counts. Where its weights are others, the fix of the loss and DDP without
-the hook mend the run together only, and are one cause: the weights.
+Ranks whose losses are means over their own counts equal the single-process run if the
+hook weights them by these counts. With other weights, only the fix of the loss and DDP
+without the hook together make the run equal, and they are one cause: the weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TOGETHER = {loss_local_normalizer.SLUG, sync_comm_hook_semantics.SLUG}
 
 
 def as_one(case: Case, causes: list[Cause]) -> list[Cause]:
-    """Returns the causes, those of a hook that weighs local means as one."""
+    """Returns the causes, those of a hook that weights local means as one."""
     parts = [c for c in causes if c.proposal.slug in _TOGETHER]
     if len(parts) != len(_TOGETHER) or (found := unequal(case)) is None:
         return causes
@@ -61,7 +61,7 @@ def _rank(verified: bool | None) -> int:  # noqa: FBT001
 def unequal(case: Case) -> tuple[int, list[float]] | None:
     """Returns (call, weight of each rank) of the first call of unequal weights.
 
-    None where the hook is the mean of the ranks' buckets, or no combination of them.
+    None if the hook returns the mean of the ranks' buckets, or no combination of them.
     """
     told = case.rank_facts("hook_sketches", [])
     for call, ranks in enumerate(zip(*told, strict=False)):

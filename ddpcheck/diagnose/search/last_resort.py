@@ -1,4 +1,4 @@
-"""What is tried where nothing else explains a run: it would mend many causes."""
+"""Fixes that are tried if nothing else explains a run: they would fix many causes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpcheck.run.session import assemble
 
 
 def cause(case: Case, causes: list[Cause], trials: Trials) -> Cause | None:
-    """Returns a cause whose fix mends the run, with those of `causes`, if any does.
+    """Returns a cause whose fix, with those of `causes`, makes the run equal.
 
     Args:
         case: what is left with the fixes of `causes`.
@@ -30,10 +30,10 @@ def cause(case: Case, causes: list[Cause], trials: Trials) -> Cause | None:
 
 
 def _statistics(case: Case) -> Proposal | None:
-    """Returns the proposal for numbers that a step makes of its samples, and goes by.
+    """Returns the proposal for numbers that a step computes from its samples and uses.
 
-    They carry no gradient, so that none at the outputs tells of them: a mean that a
-    penalty of slopes is compared with.
+    They carry no gradient, so no gradient at the outputs shows them: for example a mean
+    that a penalty on slopes is compared with.
     """
     first = case.first_broken("gradients")
     if not case.facts["has_train_step"] or first is None or case.run.faults:

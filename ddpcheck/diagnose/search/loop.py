@@ -1,8 +1,8 @@
 """The search for the causes of one divergent run: fix the first link, run again.
 
 Rules propose, runs decide: a proposal's intervention is applied to the real run, and
-the cause is verified when what remains is within tolerance. With several causes each
-is verified by leaving its fix alone out again.
+the cause is verified if the rest is within tolerance. With several causes each is
+verified by a run without its fix alone.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ class Search:
         self.references = References(session)
         self.case: Case | None = None
         self.rest: Case | None = None  # what no cause explains
-        self.unknown_at: str | None = None  # and the line that holds it
+        self.unknown_at: str | None = None  # and its line
         self.refuted: set[str] = set()
         self.repeats = True
         self.falls_back = False
         self.causes: list[Cause] = []  # what `run` has returned
         # Proposals of all rounds that can be run; narrow ones may be on trial, and none
-        # would mend many causes.
+        # would fix many causes.
         self.firm: dict[str, Proposal] = {}
         self.narrow: dict[str, Proposal] = {}
         self.quiet: Proposal | None = None  # what takes all noise out
-        self.can_fall_back = False  # where one was taken up, some had a fallback
+        self.can_fall_back = False  # when one was taken up, some had a fallback
 
     def run(self) -> list[Cause]:
         """Returns the causes in the order of the chain, verified as far as possible.
 
-        What rules fall back on mends more than its own cause: it is tried last.
+        Fallbacks fix more than their own cause: they are tried last.
         """
         causes = self._attempt()
         if self.rest is not None and self.fix:
@@ -82,7 +82,7 @@ class Search:
             if several:
                 causes, self.rest = several, None
         elif len(causes) == 1 and causes[0].proposal.last_resort:
-            # It mends many: two that say more may do as well.
+            # It fixes many causes: two more precise ones may do as well.
             causes = self._together(list(self.narrow.values())) or causes
         causes = self._apart(causes)
         if self.fix and self._is_late() and (self.rest is not None or is_weak(causes)):
@@ -102,7 +102,7 @@ class Search:
         return causes
 
     def _explaining_more(self, causes: list[Cause]) -> list[Cause]:
-        """Returns what explains the rest as well, these where nothing does."""
+        """Returns causes that explain the rest as well, or these if none do."""
         if self.can_fall_back:
             self.falls_back = True
             causes = self._again(causes)
@@ -119,7 +119,7 @@ class Search:
     def _again(self, causes: list[Cause], *, train_before: bool = False) -> list[Cause]:
         """Returns the causes of another attempt, or these if it explains no more.
 
-        `train_before`: probes look at the model as it is when all is still right.
+        `train_before`: probes use the model at the last step that is still right.
         """
         first = self.case, self.rest
         self.case, self.refuted = None, set()
@@ -177,7 +177,7 @@ class Search:
     def _open(self, proposals: list[Proposal], taken: list[Proposal]) -> list[Proposal]:
         """Returns the proposals that are neither taken up nor refuted; notes firm ones.
 
-        With noise that follows the sample there is another loss to judge.
+        With noise that follows the sample the loss to judge is another one.
         """
         known = {t.slug for t in taken} | self.refuted
         found = [p for p in beside(proposals, taken) if p.slug not in known]
@@ -190,7 +190,7 @@ class Search:
         return found
 
     def mended(self, causes: list[Cause]) -> Callable[[RunSpec], RunSpec] | None:
-        """Returns what puts the fixes of all causes into a spec, if runs prove each."""
+        """Returns what adds all causes' fixes to a spec, if each is proven."""
         proposals = [cause.proposal for cause in causes if cause.verified]
         if not proposals or len(proposals) < len(causes):
             return None
@@ -227,7 +227,7 @@ class Search:
     def _beside_the_probe(
         self, spec: RunSpec, wanted: list[RunSpec]
     ) -> list[RunOutcome]:
-        """Returns the outcomes of what is wanted, one process at work for `spec`."""
+        """Returns the outcomes of `wanted`; the reference is probed meanwhile."""
         # Ranks that fail are waited for, and replaced in any case.
         fails = any(rank.kind != "done" for rank in self.outcome.ranks)
         if fails or spec != self.spec:
@@ -239,9 +239,9 @@ class Search:
             return self.session.run(wanted)
 
     def _watched(self, spec: RunSpec) -> tuple[RunSpec, ...]:
-        """Returns the run once more, with its samples told, where it may choose them.
+        """Returns the run once more, with its samples recorded, if it may choose them.
 
-        Not where it cannot be watched: a scripted model, a traced step.
+        Not if it cannot be observed: a scripted model, a traced step.
         """
         facts = self.outcome.reference.facts
         if not (facts["has_train_step"] or facts["asks_distributed"]):
@@ -254,8 +254,8 @@ class Search:
     ) -> Cause | None:
         """Returns the cause to take up: the first proposal that its run verifies.
 
-        Where none does, there may be several causes: then the first proposal of the
-        first link, whose fix the next round builds on.
+        If there is none, there may be several causes: then it is the first proposal of
+        the first link, and the next round keeps its fix.
         """
         firm = [p for p in proposals if not p.speculative]
         before = assemble.worst_excess(case.run)
@@ -278,8 +278,8 @@ class Search:
         before: float,
     ) -> Cause | None:
         tested: dict[str, float] = {}
-        refuted: set[str] = set()  # what mends the run, as its control does
-        # What would mend much, if nothing else does.
+        refuted: set[str] = set()  # makes the run equal, as its control does
+        # What would fix much, if nothing else does.
         for resort in sorted({p.last_resort for p in proposals}):
             if any(x <= 1 for slug, x in tested.items() if slug not in refuted):
                 break
@@ -331,14 +331,14 @@ class Search:
         return Cause(first, before=before, after=after, verified=told)
 
     def _together(self, firm: list[Proposal]) -> list[Cause]:
-        """Returns the fewest of these proposals that together mend the run, if any do.
+        """Returns the fewest of these proposals that together make the run equal.
 
-        A probe cannot always say whether a fix mended its own link, and the search goes
-        from link to link by what it says; runs need not be told.
+        The search goes from link to link by probes, which cannot always show whether a
+        fix repaired its link; runs can.
         """
         if len(firm) < 2 or self.trials.together(firm) > 1:  # noqa: PLR2004
             return []
-        # What mends most goes first: a narrower fix says more.
+        # Fixes that leave the least come first; a narrower fix is more precise.
         for proposal in sorted(firm, key=lambda p: p.is_wide, reverse=True):
             rest = [p for p in firm if p is not proposal]
             if self.trials.together(rest) <= 1:
@@ -352,7 +352,7 @@ class Search:
         return causes
 
     def _one_first(self) -> list[Cause]:
-        """Returns two causes that mend the run, one proven where the other is fixed."""
+        """Returns two causes, one proven with the other fixed."""
         firm = filter(None, [self.quiet, *self.firm.values()])
         causes = pairs.with_one_first(firm, self._beside)
         self._leave_one_out(causes)
@@ -362,7 +362,7 @@ class Search:
         return causes
 
     def _beside(self, others: list[Proposal]) -> Cause | None:
-        """Returns what a run proves of the rest where these are mended."""
+        """Returns the causes that runs prove with these fixed."""
         case = self._case(self.trials.with_fixes(self.spec, others))
         if case.run.verdict == "equivalent":
             return None
@@ -372,7 +372,7 @@ class Search:
         return cause if cause and cause.verified else None
 
     def _apart(self, causes: list[Cause]) -> list[Cause]:
-        """Returns what one average by hand mended, apart by the parameters of each."""
+        """Returns the causes that one average by hand fixed, one per parameter set."""
         by_hand = next((c for c in causes if c.verified and c.proposal.by_hand), None)
         if by_hand is None or not by_hand.proposal.local:
             return causes
@@ -397,7 +397,7 @@ class Search:
         told = [c for c in causes if c.verified]
         for cause in causes:
             if cause not in told and covered(cause, told):
-                cause.verified = None  # no run takes it apart from the wider fix
+                cause.verified = None  # no run separates it from the wider fix
         kept = [c for c in causes if c.verified is not False]
         dropped = [c for c in causes if c.verified is False]
         causes[:] = [said_more(c, dropped) for c in kept]

@@ -1,4 +1,4 @@
-"""How much a divergence matters, in words a user can act on."""
+"""How much a divergence matters for training, in words."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def in_words(case: Case) -> str | None:
 
 
 def _decays(case: Case) -> bool:
-    """Returns whether the optimizer adds what does not follow the gradient."""
+    """Returns whether the optimizer adds a term that no gradient scales."""
     groups = (group for _, numbers in case.facts["schedule"] for group in numbers)
     return any(group.get("weight_decay") for group in groups)

@@ -1,7 +1,7 @@
-"""Two causes, of which one hides what the other is: looked at with one fix in force.
+"""With two causes, fix one and diagnose again.
 
-A fix of one of two mends nothing by itself, so that what is on trial only is not taken
-up, and what evidence asks for may be another cause than the right one.
+One fix of two does not make the run equal, so a proposal on trial is not taken up, and
+evidence may point to another cause than the right one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.diagnose.registry import RULES
 from ddpcheck.diagnose.search.causes import Cause
 
-# Returns what a run proves of the rest where these are mended, None without a proof.
+# Returns what a run proves of the rest with these fixed, None without a proof.
 Beside = Callable[[list[Proposal]], Cause | None]
 
 _ORDER = {rule.SLUG: place for place, rule in enumerate(RULES)}
@@ -20,7 +20,7 @@ _MOST = 4  # proposals: each is a search of its own
 
 
 def with_one_first(firm: Iterable[Proposal], beside: Beside) -> list[Cause]:
-    """Returns one of these and what is proven beside it, in the order of the chain.
+    """Returns one of these and the causes proven with it, in the order of the chain.
 
     [] without a pair.
     """

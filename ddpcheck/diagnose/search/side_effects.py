@@ -1,7 +1,7 @@
-"""What a fix does besides: buffers that were right until it was in force.
+"""Side effects of a fix: buffers that were right without it.
 
-A step that sees the samples of all ranks, and counts or keeps what the ranks exchange,
-does so once for each rank. What it keeps then differs from one process, by the fix.
+A step that gets the samples of all ranks, and counts or stores what the ranks exchange,
+does so once for each rank. Then these buffers differ because of the fix.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ddpcheck.diagnose.search.causes import Cause
 
 
 def is_one(first: Case, case: Case, taken: list[Proposal], found: Proposal) -> bool:
-    """Returns whether what was found is told of buffers that only the fix made wrong.
+    """Returns whether the finding is about buffers that only the fix made wrong.
 
     Args:
         first: the run as it is.
@@ -32,7 +32,7 @@ def is_one(first: Case, case: Case, taken: list[Proposal], found: Proposal) -> b
 
 
 def joined(cause: Cause, besides: Cause) -> Cause:
-    """Returns the cause whose fix is given back the buffers that it made wrong."""
+    """Returns the cause with a fix that also restores the buffers it made wrong."""
     fixes = (*cause.proposal.fixes, *besides.proposal.fixes)
     return dataclasses.replace(
         cause,

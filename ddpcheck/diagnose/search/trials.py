@@ -1,4 +1,4 @@
-"""Runs with the interventions of proposals: what is left of a divergence with them."""
+"""Runs with the interventions of proposals: the divergence that remains with them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Trials:
         return spec.but(fixes=spec.fixes + scaled, noise=noise, mode=mode)
 
     def of(self, proposals: list[Proposal], taken: list[Proposal]) -> dict[str, float]:
-        """Returns by slug the worst excess that is left with each of them.
+        """Returns the worst excess that is left with each of them, by slug.
 
         Args:
             proposals: on trial, each by itself.
@@ -58,7 +58,7 @@ class Trials:
         return math.inf if combined == self.spec else self.excesses([combined])[0]
 
     def passes_control(self, proposal: Proposal, taken: list[Proposal]) -> bool:
-        """Returns whether the proposal's control, if any, mends the run as well."""
+        """Returns whether the proposal's control, if any, makes the run equal."""
         if not proposal.control:
             return True
         control = dataclasses.replace(proposal, fixes=proposal.control)
@@ -67,9 +67,9 @@ class Trials:
     def can_train(
         self, proposal: Proposal, tested: dict[str, float], taken: list[Proposal]
     ) -> bool:
-        """Returns whether one process trains with the fix, where its run told nothing.
+        """Returns whether the single-process run trains with the fix.
 
-        A hook that is taken away may be what the target's own update needs.
+        The target's own update may need a hook that the fix removes.
         """
         if tested.get(proposal.slug) != math.inf:
             return True
@@ -78,7 +78,8 @@ class Trials:
     def vary(self, spec: RunSpec, changes: dict[str, Any]) -> Run:
         """Returns a variation of the run, compared with a reference varied alike.
 
-        "not-checked" where one process does not train so.
+        "not-checked" if the single-process run does not train so.
+
         """
         spec = spec.but(**changes)
         if not self.session.trains(spec):
@@ -88,9 +89,9 @@ class Trials:
         return assemble.to_run(outcome, self.limit.rtol)
 
     def excesses(self, specs: list[RunSpec]) -> list[float]:
-        """Returns the worst excess of every spec, inf where it faults.
+        """Returns the worst excess of every spec, inf if it faults.
 
-        Or where one process does not train so: changed, a step may find no number.
+        Also inf if the single-process run does not train with that change.
         """
         able = [spec for spec in specs if self.session.trains(spec)]
         outcomes = dict(zip(able, self._run(able), strict=True))

@@ -1,8 +1,8 @@
-"""The update judged alone: what differs where every update has the right gradients.
+"""The update judged separately: what differs when every update has right gradients.
 
-The run that mends a loss shows all samples to whatever comes after it, too. With one
-process's gradients at every update, and the rank's own samples around it, only what the
-update and the end of the step make of these is left to differ.
+The run that fixes a loss gives all samples to the code after it, too. With the
+single-process gradients at every update, and the local samples around it, only the
+update and the end of the step are left to differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _GIVEN = Substitute(boundary="gradients")
 
 
 def judge(case: Case, known: set[str]) -> Proposal | None:
-    """Returns what the update does wrong by itself, beside the causes `known`."""
+    """Returns what the update itself does wrong, in addition to the causes `known`."""
     if not case.facts["has_train_step"] or case.run.faults:
         return None
     run = case.vary(fixes=(_GIVEN,))
@@ -32,8 +32,8 @@ def judge(case: Case, known: set[str]) -> Proposal | None:
     if sync_control_desync.SLUG in known or run.ranks_agree:
         return None
     if rewritten(case, "before") is not None:
-        return None  # weights part where there is no update yet
-    # Alike, if not as one process: the mean of the ranks' losses need not be its loss.
+        return None  # weights differ before the first update
+    # Ranks agree, but the mean of their losses need not be the single-process loss.
     together = case.vary(fixes=(_GIVEN, sync_control_desync.TOGETHER))
     agrees = not together.faults and together.ranks_agree
     return _decision(first, wrong - untrained) if agrees else None
@@ -47,9 +47,9 @@ def _first(run: Run) -> tuple[int, set[str]]:
 
 
 def _are_in_the_loss(case: Case, wrong: set[str]) -> bool:
-    """Returns whether these weights are written before the loss goes backward.
+    """Returns whether these weights are written before the loss's backward.
 
-    What it is made of, moments of a normaliser, is no update of its own.
+    Inputs of the loss, such as moments of a normaliser, are no separate update.
     """
     ranks = case.probed.ranks if case.probed else ()
     written = {name for rank in ranks for name in rank.written_by_backward}
