@@ -1,4 +1,4 @@
-"""What a rule says: a candidate cause, and the run that would prove it."""
+"""A rule's proposal: a candidate cause, and the run that would prove it."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ class Proposal:
     What the report shows:
     `link`: where in a step it is, of data, forward, loss, backward, reduce and update.
     `summary`: the cause, one sentence. `facts`: sentences with numbers that name no
-    cause. `fix` and `code`: what to do, and how. `safe`: the fix leaves one-process
-    training as it is. `benign`: nothing is wrong with the training itself.
+    cause. `fix` and `code`: what to do, and how. `safe`: the fix does not change the
+    single-process run. `benign`: nothing is wrong with the training itself.
     `evidence`: the numbers behind the facts, for the report's data. `module`: whose
     code the report points to.
 
     How it is proven:
-    `fixes`: the interventions (run/intervention.py) that are in force in the run
-    that decides; `noise`: its noise mode. `by_hand`: that run averages gradients by
-    hand instead of by DDP;
-    `or_by_hand`: so may it (what is found is a fact about the wrapper, which user
-    code may bring about again after `fixes` mended it); `local`: the parameters whose
-    gradients it leaves to each rank, where it leaves others alone. `control`: fixes
-    that must mend the run as well, or the cause is another one. `fallback`: the same
-    cause less precisely, for where `fixes` do not mend it.
+    `fixes`: the interventions (run/intervention.py) that are in force in the run that
+    confirms it; `noise`: its noise mode. `by_hand`: that run averages gradients by hand
+    instead of by DDP;
+    `or_by_hand`: it may do so (the finding is a fact about the wrapper, and user code
+    may repeat the mistake after `fixes` repaired it); `local`: the parameters whose
+    gradients stay local, if those of others do not. `control`: fixes that must mend the
+    run as well, or the cause is another one. `fallback`: the same cause less precisely,
+    if `fixes` do not make the run equal.
 
     What its code rests on:
-    `gathers`: the fix says to gather, as a run does that shows the samples of all
-    ranks. `code` supposes something of the file. That is known where a run with `fixes`
-    that do as the fix says is equal; else `code_rests_on` names the evidence that the
-    rule has asked for. Without either the code is not shown.
+    `gathers`: the fix says to gather, as a run does that gives the samples of all
+    ranks. `code` assumes something about the file. That is known if a run with
+    `fixes` that do what the fix says is equal; else `code_rests_on` names the evidence
+    of the rule. Without either the code is not shown.
 
     What it counts for:
-    `speculative`: nothing, unless its run verifies it. `last_resort`: 1, it would mend
-    many causes, and is tried after all others; 2, after these, and not beside what
-    needs no proof. `needs_no_proof`: it is told whatever its run says. `is_attempt`: a
-    run that does not mend it says nothing against it. `before_wide`: where it mends as
-    well as what shows the samples of all ranks, it says more.
+    `speculative`: nothing, unless its run verifies it. `last_resort`: 1, it would fix
+    many causes, and is tried after all others; 2, after these, and not together with
+    what needs no proof. `needs_no_proof`: it is reported whatever its run shows.
+    `is_attempt`: a run that still differs does not refute it. `before_wide`: it is
+    preferred to a fix that gives the samples of all ranks, if both make the run equal.
     """
 
     slug: str
@@ -80,11 +80,11 @@ class Proposal:
 
     @property
     def is_located_only(self) -> bool:
-        """Whether a run that its fixes mend shows where the cause is, and no more.
+        """Whether an equal run with its fixes shows only where the cause is.
 
-        Samples of all ranks that are shown to a loss or a module mend almost anything,
-        and are the fix only where it says so. The same noise for the same samples is
-        none.
+        Giving the samples of all ranks to a loss or a module fixes almost anything, and
+        is the fix only if the proposal says so. The same noise for the same samples is
+        no fix.
         """
         found = kinds(self.fixes)
         given = "substitution" in found or ("gather" in found and not self.gathers)
@@ -92,12 +92,12 @@ class Proposal:
 
     @property
     def is_wide(self) -> bool:
-        """Whether the fix lets something see the samples of all ranks."""
+        """Whether the fix gives the samples of all ranks to some code."""
         return any(map(shows_all_rows, self.fixes))
 
     @property
     def is_precise(self) -> bool:
-        """Whether evidence asks for the fix, and it mends this cause alone."""
+        """Whether there is evidence for the fix, and it fixes this cause alone."""
         return not (self.speculative or self.is_wide or self.last_resort)
 
 
@@ -107,7 +107,7 @@ def replaced(proposal: Proposal, **changes: Any) -> Proposal:
 
 
 def with_own_average(proposal: Proposal) -> Proposal:
-    """Returns it with a run that averages only what it leaves local, beside DDP."""
+    """Returns it with a run that averages only its local gradients, next to DDP."""
     fix = AverageGradients(names=proposal.local)
     return replace(proposal, fixes=(fix,), by_hand=False)
 
@@ -132,7 +132,7 @@ def fix_of(
     proof: Proof | None = None
     if verified:
         proof = "located" if proposal.is_located_only else "intervention"
-    # An average by hand mends whatever DDP leaves out, by none of the code.
+    # An average by hand fixes whatever DDP leaves out, without using the code.
     ran_alike = proof == "intervention" and not proposal.by_hand
     is_known = ran_alike or bool(proposal.code_rests_on)
     return Fix(

@@ -1,4 +1,4 @@
-"""All that is known of one divergent run, in the words that rules ask in."""
+"""All that is known of one divergent run, as questions that rules ask."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LARGEST_COARSE = 0.2
 
 @dataclass(slots=True, kw_only=True)
 class Case:
-    """One divergent data-parallel run with what the probes and other runs say.
+    """One divergent data-parallel run with the results of probes and other runs.
 
     `run` and `outcome`: the divergent run. `by_hand`: the same with gradients averaged
     by hand, so without DDP's reducer. `probed`: what the probes saw of step 0.
@@ -47,11 +47,11 @@ class Case:
     outcome: RunOutcome
     by_hand: Run
     by_hand_outcome: RunOutcome
-    watched: RunOutcome | None = None  # the run once more, its samples told
+    watched: RunOutcome | None = None  # the run once more, with the samples recorded
     probed: StepEvidence | None
     rtol: float
     facts: dict[str, Any]  # of the reference
-    repeats: bool = True  # one process, seeded otherwise, computes the same again
+    repeats: bool = True  # the single-process run gives the same with other seeds
     vary: Callable[..., Run]  # (changes of the spec) -> the run with them
     probe_failed: str = ""  # why `probed` is None
     is_part: bool = False  # some of the outputs alone, see search/parts.py
@@ -63,9 +63,9 @@ class Case:
 
     @property
     def num_draws(self) -> int:
-        """Random operations in the first step of one process, at least as far as known.
+        """Known number of random operations in the single-process run's first step.
 
-        But for those of data loaders.
+        Those of data loaders are not counted.
         """
         counted = self.probed.reference.draws if self.probed else None
         return counted or int(self.facts["draws"])
@@ -73,16 +73,17 @@ class Case:
     @property
     def close(self) -> float:
         """Relative difference below which two ratios are the same."""
-        # In float64 rounding may have grown with the updates: probes see the first.
+        # In float64 rounding may grow with the updates, but probes use the first step.
         is_fine = self.outcome.spec.dtype == "float64"
         most = _LARGEST_CLOSE if is_fine else _LARGEST_COARSE
         return min(max(_CLOSE, 10 * self.rtol), most)
 
     @property
     def least_coupling(self) -> float:
-        """Relative change of a gradient by which others move it, and no rounding does.
+        """Relative change of a gradient above which it depends on other samples.
 
-        The loss runs on the same outputs: a model's noise (TF32, say) is not in it.
+        Rounding is below it. The loss runs on the same outputs, without the model's
+        noise (such as TF32).
         """
         return min(self.close, max(_CLOSE, 10 * DEFAULT_RTOL[self.outcome.spec.dtype]))
 
@@ -95,7 +96,7 @@ class Case:
             return True
         if self.by_hand.verdict == "equivalent" and self.run.verdict == "divergent":
             return True
-        # Weights may part by another cause after the first gradients that are wrong.
+        # After the first wrong gradients weights may differ because of another cause.
         step, weights = self.first_broken("gradients"), self.first_broken("weights")
         if step is None or (weights is not None and weights < step):
             step = 0
@@ -107,7 +108,7 @@ class Case:
 
     @property
     def rest_is_broken(self) -> bool:
-        """Whether something is wrong that averaging by hand does not mend."""
+        """Whether something is wrong that averaging by hand does not fix."""
         return self.by_hand.verdict != "equivalent"
 
     def modules(self) -> list[ModuleCall]:
@@ -121,10 +122,10 @@ class Case:
     def diverging(self) -> list[ModuleCall]:
         """Returns the module calls whose own computation differs, in call order.
 
-        A module is fed with the reference's input and its submodules return the
-        reference's outputs, so a difference is its own: in its output, or in what its
-        code passes to a submodule. Not one of noise. Whether it matters is another
-        question: what a zero-initialised branch computes reaches no output at first.
+        A module gets the reference's input and its submodules return the reference's
+        outputs, so a difference is its own: in its output, or in what its code passes
+        to a submodule. Differences of noise are left out. A difference need not matter:
+        the result of a zero-initialised branch reaches no output at first.
         """
         if any(self.rank_facts("start_differs", [])):
             return []
@@ -173,9 +174,9 @@ class Case:
     def ratios(self) -> list[tuple[float, float]]:
         """Returns (ratio, residual) of d loss / d outputs of every rank, all cuts.
 
-        The ratio is the least-squares one over all cuts of the rank; the residual also
-        holds what single cuts deviate from it. Where the model returns rows of another
-        kind than samples, and no output can be cut, that of the parameters' gradients.
+        The ratio is the least-squares one over all cuts of the rank; the residual
+        includes the deviation of single cuts from it. If the model's rows are not
+        samples, and no output can be cut, it is that of the parameters' gradients.
         """
         found = None if self.has_cuts else other_rows.ratios(self.probed, self.close)
         if found is not None:
@@ -183,7 +184,7 @@ class Case:
         return [combined(r.cuts) for r in self.probed.ranks] if self.probed else []
 
     def micro_ratios(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """Returns (ratio, residual) by (rank, micro-batch) where a step has several."""
+        """Returns (ratio, residual) by (rank, micro-batch) for steps with several."""
         found: dict[tuple[int, int], tuple[float, float]] = {}
         for rank in self.probed.ranks if self.probed else ():
             for number in sorted({c.micro for c in rank.cuts}):
@@ -202,7 +203,7 @@ class Case:
 
     @property
     def loss_is_global(self) -> bool:
-        """Whether a fix gives every rank the loss of all samples, unseen by probes."""
+        """Whether a fix gives every rank the global loss, which probes do not see."""
         return found(self.outcome.spec.fixes, GlobalLoss) is not None
 
     @property
@@ -221,8 +222,8 @@ class Case:
     def direct_is_sound(self) -> bool:
         """Whether parameters used in the loss itself get the right mean gradient.
 
-        Sound: the mean over ranks is the reference's; for a term that every rank has
-        in full each rank's own is.
+        Sound: the mean over ranks is the reference's; for a term that every rank has in
+        full, each rank's gradient is the reference's.
         """
         return all(
             residual <= self.close and abs(ratio - 1) <= self.close
@@ -239,7 +240,7 @@ class Case:
 
     @property
     def uniform_ratio(self) -> float | None:
-        """One factor that all ranks' output gradients have, None where none fits."""
+        """The single factor of all ranks' output gradients, None if none fits."""
         if (ratios := self.rank_ratios) is None:
             return None
         first = ratios[0]
@@ -256,7 +257,7 @@ class Case:
 
     @property
     def rank_ratios(self) -> list[float] | None:
-        """One factor per rank where each rank has one, None where a rank has none."""
+        """One factor per rank, None if some rank has none."""
         ratios = self.ratios()
         if not ratios or any(residual > self.close for _, residual in ratios):
             return None
@@ -270,7 +271,7 @@ class Case:
         factors = self.rank_ratios
         shares = are_shares(factors, self.close)
         if not self.is_part and factors is not None and shares:
-            # Whatever a divisor is made of, it is one for all samples.
+            # A divisor is the same for all samples, whatever it is computed from.
             whole = self.probed.reference.loss if self.probed else None
             makes = make_the_whole(factors, self.rank_losses(), whole, self.close)
             return self.couplings.is_smooth() and not makes
@@ -284,7 +285,7 @@ class Case:
     def couplings(self) -> Couplings:
         """How samples are coupled at the outputs where the loss is wrong.
 
-        A sound term that couples samples says nothing of what is wrong elsewhere.
+        A sound term that couples samples says nothing about errors elsewhere.
         """
         keys = {c.key for c in self._wrong_cuts()}
         found = self.probed.reference.couplings if self.probed else Couplings()
@@ -301,7 +302,7 @@ class Case:
 
     @property
     def fault_text(self) -> str:
-        """What the first rank that raised said, "" where none did."""
+        """The message of the first rank that raised, "" if none did."""
         return next((f.summary for f in self.run.faults if f.kind == "raised"), "")
 
     def rank_losses(self) -> list[float | None]:
@@ -310,8 +311,8 @@ class Case:
 
     @property
     def losses_replicate(self) -> bool:
-        """Whether every rank's loss already is the reference's, by an exchange."""
-        # Else by chance: with nothing learnt yet every shard's is log(classes).
+        """Whether an exchange has given every rank the reference's loss."""
+        # Else by coincidence: before training the loss of every shard is log(classes).
         if self.probed is None or not any(r.collectives for r in self.probed.ranks):
             return False
         reference, values = self.probed.reference.loss, self.rank_losses()
@@ -327,7 +328,7 @@ class Case:
 
     @property
     def mean_loss_power(self) -> int | None:
-        """Power of W by which the mean of the ranks' losses is off, if it is one."""
+        """Power of W by which the mean of the per-rank losses is wrong, or None."""
         reference = self.probed.reference.loss if self.probed else None
         values = [v for v in self.rank_losses() if v is not None]
         if reference is None or not values or len(values) < self.world_size:
@@ -340,9 +341,9 @@ class Case:
 
     @property
     def loss_collectives(self) -> int:
-        """Collectives that the target calls in a step, outside DDP's own.
+        """Number of collectives that the target calls in a step, without those of DDP.
 
-        0 where what they return reaches no gradient of any rank.
+        0 if their results reach no gradient of any rank.
         """
         ranks = self.probed.ranks if self.probed else ()
         if not any(r.asks_others for r in ranks):
@@ -351,9 +352,9 @@ class Case:
 
     @property
     def loss_asks_others(self) -> bool:
-        """Whether the loss itself depends on what other ranks say.
+        """Whether the loss itself depends on values of other ranks.
 
-        Gradients may besides: a norm to clip them by, or a count they are divided by.
+        Gradients may, too: on a norm for clipping, or on a count that divides them.
         """
         ranks = self.probed.ranks if self.probed else ()
         return any(r.collectives and "loss" in r.asks_others for r in ranks)
@@ -377,7 +378,7 @@ class Case:
     def mismatched(self, name: str, step: int) -> list[str]:
         """Returns the tensors of a quantity that differ at a step on any rank.
 
-        By name alone, whichever of the step's updates it is.
+        Tensors are matched by name, whichever of the step's updates it is.
         """
         found = (
             t.name.partition("@")[0]
@@ -389,7 +390,7 @@ class Case:
 
     @property
     def untrained(self) -> set[str]:
-        """Parameters that ask for no gradient, or get none in one process either."""
+        """Parameters that require no gradient, or get none in the reference."""
         return {*self.facts["untrained"], *self.facts["unused"]}
 
     def first_broken(self, name: str) -> int | None:

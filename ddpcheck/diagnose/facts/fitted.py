@@ -1,7 +1,7 @@
 """Modules that are fitted to the shard before they are called.
 
-A normaliser of observations, say: another method than its forward updates its buffers
-with the samples at hand, and forward goes by them at once.
+An example is a normaliser of observations: a method other than forward updates its
+buffers with the current samples, and forward uses them at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ddpcheck.run.intervention import GlobalModule, Substitute
 
 
 def by_the_model(case: Case, slug: str) -> Proposal | None:
-    """Returns the proposal, on trial, for what the model's forward fits itself."""
+    """Returns the proposal, on trial, for modules that the model's forward fits."""
     found = _modules(case, by_the_model=True)
     if not found:
         return None
@@ -25,10 +25,10 @@ def by_the_model(case: Case, slug: str) -> Proposal | None:
 
 
 def by_the_step(case: Case, slug: str, *, sent: bool) -> Proposal | None:
-    """Returns the proposal, on trial, for what the training step fits.
+    """Returns the proposal, on trial, for modules that the training step fits.
 
-    `sent`: whether DDP sends rank 0's buffers to all before its forward; None is
-    returned where it is otherwise.
+    `sent`: whether DDP broadcasts rank 0's buffers before its forward; None is returned
+    if that is not so.
     """
     found = _modules(case, by_the_model=False)
     if not found:
@@ -46,7 +46,7 @@ def by_the_step(case: Case, slug: str, *, sent: bool) -> Proposal | None:
 
 
 def _modules(case: Case, *, by_the_model: bool) -> list[ModuleCall]:
-    """Returns them where nothing else differs: with one process's buffers they do not.
+    """Returns them if nothing else differs: with the reference's buffers they do not.
 
     `by_the_model`: whether the model's forward writes these, or the step does.
     """
@@ -85,7 +85,7 @@ def _proposal(case: Case, found: list[ModuleCall], slug: str, goes: str) -> Prop
     )
     if not case.facts["has_train_step"]:
         return proposal
-    # The step fits it to what it is given itself, which no call of the model shows.
+    # The step fits it to its own samples, which no call of the model shows.
     last = replaced(
         proposal, fixes=(Substitute(boundary="batches"),), control=(), last_resort=2
     )

@@ -1,10 +1,10 @@
-"""Gradients that a backward pass adds of its own: those of a term that no loss returns.
+"""Gradients that a custom backward adds: those of a term that no loss returns.
 
-An autograd function hands its output on as it is, and adds the gradient of a term to
-what comes back: the balance loss of experts is often trained so. What backward makes of
-the loss it starts from grows with it; what it adds does not. So a loss that counts F
-times less, under gradients that are then multiplied by F, leaves F times what is added
-and all else as it is.
+An autograd function passes its output on unchanged, and adds the gradient of a term in
+its backward: the balance loss of experts is often trained in this way. The gradient of
+the loss scales with the loss; the added gradient does not. So with a loss divided by F,
+and gradients multiplied by F afterwards, the added gradient is multiplied by F and all
+else is unchanged.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ FACT = (
 
 
 def scaled(case: Case, factor: float) -> Interventions:
-    """Returns the fixes that give what backward adds of its own `factor` times as much.
+    """Returns the fixes that multiply the gradient that backward adds by `factor`.
 
-    () where something else is wrong before: outputs, the loss, what DDP reduces.
+    () if something before it is wrong: outputs, the loss, the reduction.
     """
     is_wrong = case.mismatched("gradients", 0) and not case.reduce_is_broken
     if not (is_wrong and case.loss_is_sound) or case.loss_is_global or case.diverging():

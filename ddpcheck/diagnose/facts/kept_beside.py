@@ -1,4 +1,4 @@
-"""What training code keeps beside the model, where it differs from one process's."""
+"""State that training code keeps outside the model, if it differs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session.session import RunOutcome
 from ddpcheck.run.spec import FEW, KeptOtherwise
 
-_FAR = 0.05  # relative: what no update of a step does
+_FAR = 0.05  # relative: more than any update of a step
 _SAME = 1e-6  # relative, of differences: what rounding leaves of equal ones
 _VISIBLE = 1e-3  # relative: far above rounding in any dtype
 
@@ -23,10 +23,11 @@ _VISIBLE = 1e-3  # relative: far above rounding in any dtype
 class KeptBeside:
     """The facts about what differs, and the run that would prove it.
 
-    `has_weights`: some of it are parameters, as those of an average of the model are;
-    `is_trained`: all of it have gradients.
-    `decides`: all of it are a few numbers, by which a step may decide, and no buffers.
-    `is_alike`: it is as far from one process's on every rank.
+    `has_weights`: it contains parameters, as those of an average of the model;
+    `is_trained`: all of it has gradients.
+    `decides`: it consists of a few numbers that a step may use for a decision, without
+    buffers.
+    `is_alike`: the difference is equal on every rank.
     """
 
     has_weights: bool
@@ -38,9 +39,9 @@ class KeptBeside:
 
 
 def before_gradients(case: Case) -> KeptBeside | None:
-    """Returns what differs after a step, where gradients do from a later one on.
+    """Returns what differs after a step, if gradients differ from a later step on.
 
-    Not where it has one process's values already, for a fix.
+    Not if a fix already sets it to the single-process values.
     """
     first = case.first_broken("gradients")
     if not first or _is_substituted(case):
@@ -88,10 +89,10 @@ def _is_alike(
 
 
 def own_samples(case: Case) -> list[str]:
-    """Returns what holds a rank's own samples after a step, where the next differs."""
+    """Returns what stores a rank's own samples after a step, if the next differs."""
     first, broken = (case.first_broken(name) for name in ("gradients", "weights"))
     if not first or (broken is not None and broken < first):
-        return []  # an update has parted the ranks before
+        return []  # an earlier update made the ranks differ
     found = {
         name
         for facts in case.rank_facts("beside", {})
@@ -102,10 +103,10 @@ def own_samples(case: Case) -> list[str]:
 
 
 def drawn_weights(case: Case) -> list[str]:
-    """Returns weights beside the model that each rank has drawn for itself.
+    """Returns weights outside the model that each rank has drawn for itself.
 
-    They are far apart after the first step, in which numbers are drawn: an average
-    that follows the model would be as near as the model's own weights.
+    They differ a lot after the first step, in which numbers are drawn: an average of
+    the model would be as close as the model's own weights.
     """
     if not case.facts["draws"]:
         return []
@@ -119,9 +120,9 @@ def drawn_weights(case: Case) -> list[str]:
 
 
 def warnings(outcomes: Sequence[RunOutcome], runs: Sequence[Run]) -> list[str]:
-    """Says what differs there though nothing that is judged does.
+    """Reports what differs there although no compared value does.
 
-    Not of single numbers: a loss for the log is the rank's own.
+    Single numbers are left out: a loss for the log is local.
     """
     for outcome, run in zip(outcomes, runs, strict=True):
         if not mode_of(run.mode).is_ranks or run.verdict != "equivalent":

@@ -1,4 +1,4 @@
-"""What the rules of the loss link share: ratios in words, counts, the universal fix."""
+"""What the rules of the loss link share: ratios in words, counts, the widest fix."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def ratio_fact(case: Case) -> str:
 def ratio_evidence(case: Case) -> dict[str, Any]:
     """Returns the ratios as the report's picture takes them.
 
-    Where no one factor makes a rank's gradient, the best one may well be the right
-    one: it is told under another name, and not drawn.
+    If no single factor explains a rank's gradient, the best one may still be the right
+    one: it is reported under another name, and not drawn.
     """
     name = "ratios" if case.rank_ratios is not None else "fitted_ratios"
     return {
@@ -57,8 +57,8 @@ def ratio_evidence(case: Case) -> dict[str, Any]:
 def micro_evidence(case: Case) -> dict[str, Any]:
     """Returns the ratios of micro-batches as the report's picture takes them.
 
-    Of those that have one factor; a micro-batch that holds samples of several of one
-    process's has none.
+    Only micro-batches with one factor are returned; one whose samples are in several
+    micro-batches of the single-process run has none.
     """
     found = {
         place: ratio
@@ -75,11 +75,11 @@ def micro_evidence(case: Case) -> dict[str, Any]:
 
 
 def doubled(case: Case) -> float | None:
-    """Returns 2 for a sum, 1 for a mean: gradient of the batch twice, over once.
+    """Returns 2 for a sum, 1 for a mean: gradient of the repeated batch over one.
 
-    Of the parameters, which have what the step divides by after backward, too; of the
-    outputs where those fit no one factor, as what the model makes of more samples
-    (an embedding that scales by frequency) is in them. None where neither do.
+    It is that of the parameters, which includes divisions after backward; if these fit
+    no single factor, because the model depends on the number of samples (an embedding
+    that scales by frequency), it is that of the outputs. None if neither fits.
     """
     if case.probed is None:
         return None
@@ -93,10 +93,10 @@ def doubled(case: Case) -> float | None:
 
 
 def is_sum(case: Case) -> bool:
-    """Returns whether the loss of one process grows with the batch.
+    """Returns whether the single-process loss grows with the batch.
 
-    Where the batch cannot be taken twice, a loss of local samples that calls nobody
-    has no count of all samples to divide by.
+    If the batch cannot be repeated, a loss of local samples without collectives has no
+    global count to divide by.
     """
     factor = doubled(case)
     if factor is None:
@@ -105,7 +105,7 @@ def is_sum(case: Case) -> bool:
 
 
 def constant_count(case: Case) -> int | None:
-    """Returns the constant that a sum is divided by, where it is the count of all."""
+    """Returns the constant that divides a sum, if it is the global count."""
     if case.probed is None:
         return None
     told = {rank.divides_by_all for rank in case.probed.ranks}
@@ -113,9 +113,9 @@ def constant_count(case: Case) -> int | None:
 
 
 def shrinks(case: Case) -> bool:
-    """Returns whether the loss of one process is known to get smaller with the batch.
+    """Returns whether the single-process loss is known to get smaller with the batch.
 
-    A sum over samples that is divided by more than their number.
+    It is then a sum over samples divided by more than their number.
     """
     factor = doubled(case)
     return factor is not None and factor < 1 - _SAME
@@ -137,7 +137,7 @@ def differs_with_equal_counts(case: Case) -> bool:
 
 
 def is_sound_until_backward(case: Case) -> bool:
-    """Returns whether the loss is right but for what the step does to its gradients."""
+    """Returns whether the loss is right, apart from later changes of its gradients."""
     if case.probed is None:
         return False
     world, theirs = case.world_size, case.probed.reference.after_backward
@@ -153,9 +153,9 @@ def is_sound_until_backward(case: Case) -> bool:
 def counted_by(case: Case) -> str | None:
     """Returns the countable thing n_r for which every rank's ratio is N / n_r.
 
-    Where several fit, one that leaves out a negative value wins (no class is negative,
-    so that is an ignore value), then the number of samples, then what a mask or weights
-    add up to, then the first in the order of countables.names.
+    If several fit, a count without a negative value is taken first (no class is
+    negative, so that is an ignore value), then the number of samples, then the sum of a
+    mask or of weights, then the first in the order of countables.names.
     """
     ratios = case.rank_ratios
     if ratios is None or case.probed is None:
@@ -181,7 +181,7 @@ def _unlikely(name: str) -> int:
 
 
 def global_loss_fix(case: Case) -> Interventions:
-    """Returns the universal fix: the loss on the outputs and targets of all ranks."""
+    """Returns the widest fix: the loss on the outputs and targets of all ranks."""
     if case.probed is None:
         return ()
     reference = case.probed.reference
@@ -195,12 +195,12 @@ def global_loss_fix(case: Case) -> Interventions:
     )
     if any(reference.frontier) or reference.direct_is_output or not reference.direct:
         return (fix,)
-    # Every rank has the whole loss, W times: a penalty of its step's as well.
+    # Every rank has the whole loss, W times: also a penalty that the step adds.
     return (fix, ScaleDirect(factor=1 / case.world_size))
 
 
 def global_loss_of_other_rows(case: Case) -> Interventions:
-    """Returns the same where outputs are rows of tokens or nodes, or lists of samples.
+    """Returns the same if outputs are rows of tokens or nodes, or lists of samples.
 
     () for others.
     """
@@ -220,9 +220,9 @@ def global_loss_of_other_rows(case: Case) -> Interventions:
 def with_scale(case: Case, proposal: Proposal, factor: float) -> Proposal:
     """Returns the proposal with a fix that scales what the loss makes of the samples.
 
-    What parameters get from a term without data is left as it is where it is right: the
-    term is found where it is added to others, or else by the parameters it uses. The
-    loss may know them as outputs without samples alone: a temperature, a bias.
+    The gradient of a term without data is unchanged if it is right: the term is found
+    where it is added to others, or else by its parameters. The loss may get these only
+    as outputs without samples: a temperature, a bias.
     """
     fixes = (ScaleLoss(factor=factor),)
     if case.probed is None or not case.direct() or not case.direct_is_sound:
@@ -239,11 +239,11 @@ def with_scale(case: Case, proposal: Proposal, factor: float) -> Proposal:
 
 
 def numbers_of_modules(case: Case) -> dict[str, tuple[float, float]]:
-    """Returns what modules compute of their samples together, as a term of the loss.
+    """Returns numbers that modules compute from all samples, as a term of the loss.
 
-    By the innermost module that returns such a number: (its mean over ranks, one
-    process's), where these differ and no sum over samples tells why. The loss itself
-    is none: it may be wrong in any way.
+    By the innermost module that returns such a number: (mean over ranks, single-process
+    value), if these differ and no sum over samples explains it. The loss itself is left
+    out: it may be wrong in any way.
     """
     found: dict[str, tuple[float, float]] = {}
     calls: dict[tuple[str, int], list[tuple[tuple[float, float], ...]]] = {}
@@ -267,9 +267,9 @@ def numbers_of_modules(case: Case) -> dict[str, tuple[float, float]]:
 
 
 def modules_of_the_loss(case: Case) -> set[str]:
-    """Returns the modules within the model that return numbers alone.
+    """Returns the modules within the model that return only numbers.
 
-    What they mix on the way is the loss's doing, not the forward's.
+    If they mix samples, that belongs to the loss, not to the forward.
     """
     calls = case.modules()
     with_rows = {m.name for m in calls if m.rel_diff is not None}
@@ -277,9 +277,9 @@ def modules_of_the_loss(case: Case) -> set[str]:
 
 
 def loss_with_collectives(case: Case) -> str:
-    """Returns the innermost module that returns the loss and asks the group, or "".
+    """Returns the innermost module that returns the loss and calls collectives, or "".
 
-    The loss function may be shown all samples and no group; such a module must be.
+    The loss function may get all samples and no process group; such a module must.
     """
     losses = case.rank_losses()
     calls = [rank.modules for rank in case.probed.ranks] if case.probed else []
@@ -312,9 +312,9 @@ def losses_are_one(case: Case) -> bool:
 
 
 def is_divided_by_counts(case: Case) -> bool | None:
-    """Returns whether one process's gradient is the ranks', each times a factor.
+    """Returns whether one factor per rank gives the single-process gradient.
 
-    None where it is not known.
+    None if it is not known.
     """
     told = [rank.span for rank in (case.probed.ranks if case.probed else ())]
     known = [span.residual for span in told if span is not None]
@@ -324,10 +324,10 @@ def is_divided_by_counts(case: Case) -> bool | None:
 
 
 def whole_model_fix(case: Case) -> Interventions:
-    """Returns the widest fix for a loss that the model makes: it sees all samples.
+    """Returns the widest fix for a loss in the model: all samples for the model.
 
-    Where modules are sound on the samples of a shard, so that it is the loss that is
-    not; () for others. A model with batch norms would be mended by it for their sake.
+    Only if modules are sound on a shard, so that the loss is wrong; () for others. In a
+    model with batch norms it would also fix these.
     """
     is_of_loss = (
         is_made_by_the_model(case)
@@ -340,9 +340,9 @@ def whole_model_fix(case: Case) -> Interventions:
 
 
 def whole_step_fix(case: Case) -> Interventions:
-    """Returns the widest fix for a step that takes slopes: it has all samples.
+    """Returns the widest fix for a step with slopes: all samples for the step.
 
-    A slope is one of outputs by inputs, which no collective takes back to another rank.
+    A slope is d output / d input, which no collective sends back to another rank.
     """
     slopes = max(case.rank_facts("slopes", 0), default=0)
     is_of_loss = (

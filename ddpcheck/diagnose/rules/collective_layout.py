@@ -32,7 +32,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _of_rows(case: Case) -> Proposal | None:
-    """Returns the proposal for samples that a loss has in other places."""
+    """Returns the proposal for samples that a loss has in other positions."""
     if case.probed is None or not case.has_cuts or case.loss_is_sound:
         return None
     if (
@@ -46,8 +46,8 @@ def _of_rows(case: Case) -> Proposal | None:
     if not shown and not case.couples:
         return None
     are_labels = not shown or _are_labels(case)
-    # With all counts equal the loss is right: labels may still point at the rows of
-    # another rank, or views stand rank by rank, which only a run can tell.
+    # With all counts equal the loss is right: labels may still refer to the rows of
+    # another rank, or views be joined rank by rank, which only a run can show.
     found = Proposal(
         slug=SLUG,
         link=LINK,
@@ -71,7 +71,7 @@ def _of_rows(case: Case) -> Proposal | None:
 
 
 def _are_labels(case: Case) -> bool:
-    """Returns whether labels are all that is wrong but for what DDP reduces."""
+    """Returns whether only labels are wrong, apart from the reduction."""
     if not case.reduce_is_broken:
         return False
     fixes = (*case.outcome.spec.fixes, _offset(case))
@@ -79,7 +79,7 @@ def _are_labels(case: Case) -> bool:
 
 
 def _of_the_own_rows(case: Case, found: Proposal) -> Proposal | None:
-    """Returns the proposal for own rows that stand where the first rank's belong."""
+    """Returns the proposal for own rows at the position of the first rank's rows."""
     assert case.probed is not None
     moves = any(rank.moves_rows for rank in case.probed.ranks)
     world = case.world_size
@@ -123,7 +123,7 @@ def _of_blocks(found: Proposal, other: Proposal | None) -> Proposal:
 
 
 def _offset(case: Case) -> OffsetLabels:
-    """Returns the fix; a forward that gathers nothing has rows of its own to count."""
+    """Returns the fix; a forward that gathers nothing counts its own rows."""
     gathers = any(call.collectives for call in case.modules())
     return OffsetLabels(within_forward=gathers)
 
@@ -169,13 +169,13 @@ def _of_copies(case: Case) -> Proposal:
 
 
 def _seen_without_counts(case: Case) -> list[str]:
-    """Returns in which arms it differs though all ranks count the same."""
+    """Returns the variations that differ although all ranks have the same count."""
     shown = []
     if case.vary(world_size=1).verdict == "divergent":
         shown.append(
             "the runs differ even with one rank, where there is nothing to reduce"
         )
-    # Where no sample knows of another, or all is added up, rows have no places.
+    # If no sample depends on another, or all are summed, rows have no position.
     moves = any(rank.moves_rows for rank in case.probed.ranks) if case.probed else False
     if moves and case.couples is not False and differs_with_equal_counts(case):
         shown.append(

@@ -23,7 +23,7 @@ def detect(case: Case) -> Proposal | None:
     # Not even its own part: no row of what was gathered is the rank's own tensor.
     is_lost = ratio == 0 and case.couples
     is_own_part = is_own_part or is_lost
-    # The mean may have another factor beside, for what the gradients lack.
+    # The mean may have another factor, to correct the gradients.
     is_scaled = bool(case.mean_loss_power) and case.couples
     known = case.losses_replicate or case.losses_average or is_own_part or is_scaled
     if not case.loss_collectives or not known:
@@ -57,7 +57,7 @@ def detect(case: Case) -> Proposal | None:
         fix="use collectives with autograd",
         code="from torch.distributed.nn.functional import all_gather, all_reduce",
         fixes=(Switch.COLLECTIVES_WITH_GRADIENT,),
-        # A mean of losses may also be right by the loss being a mean over samples.
+        # A mean of losses may also be right because the loss is a mean over samples.
         speculative=not (
             case.losses_replicate
             or is_own_part
@@ -71,7 +71,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _have_too_much(case: Case) -> bool:
-    """Returns whether whatever addend is wrong gives W times too much, or more."""
+    """Returns whether every wrong addend is at least W times too large."""
     ranks = case.probed.ranks if case.probed else ()
     cuts = [c for rank in ranks for addend in rank.addends for c in addend if c.norm]
     wrong = [c for c in cuts if abs(c.ratio / case.world_size - 1) > case.close]
@@ -81,11 +81,11 @@ def _have_too_much(case: Case) -> bool:
 
 
 def _with_fallbacks(case: Case, found: Proposal, *, may_scale: bool) -> Proposal:
-    """Returns the proposal with others, for what no collective's gradient mends.
+    """Returns the proposal with fallbacks, if collectives with autograd are not enough.
 
-    `may_scale`: the rank's own part is right where it is taken W times.
+    `may_scale`: the rank's own part is right if it is multiplied by W.
     """
-    # What was detached on its way there carries no gradient by any collective.
+    # A tensor that was detached before carries no gradient through any collective.
     wide = dataclasses.replace(found, fixes=global_loss_fix(case))
     wide = dataclasses.replace(
         found,
@@ -96,7 +96,7 @@ def _with_fallbacks(case: Case, found: Proposal, *, may_scale: bool) -> Proposal
     )
     if not may_scale:
         return dataclasses.replace(found, fallback=wide)
-    # There may be no such collective: then what the rank has is to be taken W times.
+    # There may be no such collective: then the rank's part is multiplied by W.
     scaled = dataclasses.replace(
         found,
         fix="multiply by the world size the term of which each rank has its own "

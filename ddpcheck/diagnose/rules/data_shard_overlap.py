@@ -13,7 +13,7 @@ LINK = "data"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where ranks do not have each sample of one process once."""
+    """Proposes it if ranks do not have each single-process sample once."""
     moment = None if case.run.faults else rows.first_wrong(case)
     if moment is None or rows.first_padded(case) or rows.earlier(case, moment):
         return None
@@ -54,7 +54,7 @@ def detect(case: Case) -> Proposal | None:
 def _drawn(case: Case, proposal: Proposal) -> Proposal | None:
     """Returns the proposal for a step that draws its samples, without a loader.
 
-    Samples that no other rank has may be the rank's own with noise that is drawn.
+    Samples that no other rank has may be the rank's own with drawn noise.
     """
     draws = case.probed.reference.own_draws if case.probed else ()
     if (
@@ -75,7 +75,7 @@ def _drawn(case: Case, proposal: Proposal) -> Proposal | None:
 def _chosen(case: Case, proposal: Proposal) -> Proposal:
     """Returns the proposal with the run in which torch.utils.data draws nothing.
 
-    A split by chance, say, with a seed of the rank's own: other samples are to train on.
+    An example is a random split with a per-rank seed: the training samples differ.
     """
     if not case.facts["draws"] or not chooses_alone(case):
         return proposal
@@ -95,7 +95,7 @@ def _chosen(case: Case, proposal: Proposal) -> Proposal:
 
 
 def _loaded(moment: rows.Moment, proposal: Proposal) -> Proposal:
-    """Returns the proposal with the fix that shards what a loader gives."""
+    """Returns the proposal with the fix that shards a loader's samples."""
     sharding = _sharding(moment)
     if sharding is None:
         return proposal

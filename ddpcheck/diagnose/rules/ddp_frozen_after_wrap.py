@@ -11,7 +11,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes wrapping anew where requires_grad was True when DDP was built."""
+    """Proposes wrapping again if requires_grad was True when DDP was built."""
     in_turn = set(case.facts["in_turn"])  # as GANs do
     frozen = case.outcome.facts().get("frozen", [])
     found = [n for n in frozen if n not in in_turn]
@@ -32,7 +32,7 @@ def detect(case: Case) -> Proposal | None:
         fix="freeze before wrapping, or wrap again",
         code="module.requires_grad_(False)\nmodel = DistributedDataParallel(model.module)",
         fixes=(Switch.FIND_UNUSED,),
-        # By hand, hooks would go too: another cause may be among them.
+        # Averaging by hand would also remove hooks: another cause may be among them.
         or_by_hand=not any(case.rank_facts("comm_hooks", 0)),
     )
 
@@ -40,7 +40,7 @@ def detect(case: Case) -> Proposal | None:
 def _in_turn(frozen: list[str]) -> Proposal:
     """Proposes it on trial for networks in one DDP object that are trained in turn.
 
-    Each in an object of its own waits for nothing: then something else is wrong.
+    In separate DDP objects they wait for nothing: then something else is wrong.
     """
     return Proposal(
         slug=SLUG,

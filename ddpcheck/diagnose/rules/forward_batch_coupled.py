@@ -27,7 +27,7 @@ def detect(case: Case) -> Proposal | None:
     first = calls[0]
     modules = list(dict.fromkeys(m.name for m in calls))
     mended = list(dict.fromkeys(_with_rows_first(case, m.name) for m in calls))
-    # One that asks for its rank differs on all rows too, unless the group is hidden.
+    # A module that calls get_rank differs on all rows too, unless the group is hidden.
     asks = any(m.collectives for m in calls)
     proposal = Proposal(
         slug=SLUG,
@@ -52,7 +52,7 @@ def detect(case: Case) -> Proposal | None:
         module=first.name,
         speculative=case.outputs_agree,
     )
-    # Its inputs may be of a kind that holds rows and takes no others.
+    # Its inputs may be of a type that holds rows and takes no others.
     control = () if asks else (GlobalModule(hides=False),)
     whole = dataclasses.replace(
         proposal,
@@ -64,9 +64,9 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _mixing(case: Case) -> list[ModuleCall]:
-    """Returns the calls of modules whose outputs differ by nothing but other rows."""
+    """Returns the calls of modules whose outputs differ only because of other rows."""
     found = case.diverging()
-    # What a module makes of parameters that a part of it wrote is no doing of its own.
+    # A module need not cause a difference of parameters that a part of it wrote.
     writers = {m.name for m in found if m.writes_parameters}
     writers |= written_by_the_model(case)
     rewritten = [m.name for m in case.modules() if m.has_other_weights]
@@ -79,8 +79,9 @@ def _mixing(case: Case) -> list[ModuleCall]:
         and not m.normalises
         and not m.through_buffers
         and not any(_is_within(name, m.name) for name in writers)
-        # By the step: ranks may have other weights than one process by now, and in
-        # micro-batches from the first one on, which is none of one process's first.
+        # By the step: ranks may have other weights than the single-process run by now,
+        # and in micro-batches from the first one on, which is none of the
+        # single-process first.
         and not (
             (m.call or has_micros)
             and any(_is_within(name, m.name) for name in rewritten)
@@ -93,8 +94,8 @@ def _mixing(case: Case) -> list[ModuleCall]:
 def _on_all(case: Case, proposal: Proposal) -> Proposal | None:
     """Returns the proposal for rows that are no samples: of graphs, of packed tokens.
 
-    What points at rows, by number, is another thing where the rows of all ranks are.
-    Or of a backward that mixes samples as well: of a solver that adapts its steps.
+    Indices of rows mean other rows if the rows of all ranks are there. Also for a
+    backward that mixes samples: of a solver with adaptive steps.
     """
     if proposal.speculative and not case.facts["has_train_step"]:
         return None
@@ -137,7 +138,7 @@ def _of_the_step(case: Case) -> Proposal | None:
         speculative=True,
         last_resort=1,
     )
-    # What it makes by slopes of outputs comes back from no other rank.
+    # Slopes of outputs cannot be sent back from another rank.
     last = dataclasses.replace(
         proposal, fixes=(Substitute(boundary="batches"),), last_resort=2
     )
@@ -145,10 +146,10 @@ def _of_the_step(case: Case) -> Proposal | None:
 
 
 def _of_gradients(case: Case) -> Proposal | None:
-    """Proposes it on trial for modules that weigh gradients by how many rows they have.
+    """Proposes it on trial for modules that weight gradients by their number of rows.
 
-    Their outputs do not tell: a learned step size, say, of which the gradient is scaled
-    by the number of activations.
+    Their outputs do not show it: for example a learned step size whose gradient is
+    scaled by the number of activations.
     """
     found = case.mismatched("gradients", 0)
     is_of_some = found and len(found) < case.facts["num_tensors"]
@@ -197,7 +198,7 @@ def _of_gradients(case: Case) -> Proposal | None:
     )
     if not adds:
         return proposal
-    # The term may be made outside of the modules that get its gradient.
+    # The term may be computed outside the modules that get its gradient.
     wide = dataclasses.replace(proposal, fixes=(GlobalModule(),))
     return dataclasses.replace(proposal, fallback=wide)
 
@@ -205,8 +206,8 @@ def _of_gradients(case: Case) -> Proposal | None:
 def _of_memory(case: Case) -> Proposal | None:
     """Proposes it on trial for a model that keeps samples, and uses them later.
 
-    All is right up to a step in which its outputs have another shape than one process's
-    have: as many columns, say, as it has kept rows.
+    All is right up to a step in which its outputs have another shape: for example one
+    column per stored row.
     """
     first = case.first_broken("gradients")
     told = case.outcome.facts().get("not_compared", {})
@@ -246,8 +247,8 @@ def _of_memory(case: Case) -> Proposal | None:
 def _of_a_choice(case: Case) -> Proposal | None:
     """Proposes it on trial for a model that returns other outputs on some ranks.
 
-    What it computes for a sample follows from all samples that it is given: it stops
-    early, say, where each of them is sure.
+    Its result for a sample depends on all samples of its input: for example it stops
+    early if all of them are confident.
     """
     told = case.rank_facts("not_compared", {})
     found = {
@@ -283,7 +284,7 @@ def _is_within(name: str, outer: str) -> bool:
 def _with_rows_first(case: Case, name: str) -> str:
     """Returns the module, or the innermost one around it that takes samples as rows.
 
-    What treats the batch as a sequence hands it on as another dimension.
+    A module that treats the batch as a sequence passes it on as another dimension.
     """
     turned = {m.name for m in case.modules() if not m.rows_first}
     while name in turned and name:

@@ -10,7 +10,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where DDP sees fewer tensors in the output than there are."""
+    """Proposes it if DDP finds fewer tensors in the output than there are."""
     if not case.reduce_is_broken or not any(case.rank_facts("opaque_output", False)):
         return None
     kind = next(k for k in case.rank_facts("opaque_output", "") if k)
@@ -23,6 +23,6 @@ def detect(case: Case) -> Proposal | None:
         fix="return tensors, tuples or dicts, or register the class as a pytree node",
         code='return {"logits": logits}',
         fixes=(Switch.PLAIN_OUTPUT,),
-        # Tensors that an object computes later cannot be handed through DDP.
+        # Tensors that an object computes later cannot be passed through DDP.
         or_by_hand=True,
     )

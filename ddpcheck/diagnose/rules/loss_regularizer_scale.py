@@ -15,7 +15,7 @@ _WHOLE = 1e-6
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where the data term is right and parameters' own terms are not."""
+    """Proposes it if the data term is right and the terms without data are not."""
     if case.probed is None or case.world_size == 1:
         return None
     if not case.loss_is_sound:
@@ -30,7 +30,7 @@ def detect(case: Case) -> Proposal | None:
     mean = sum(ratios) / len(ratios)
     if abs(mean - 1) <= case.close:
         return None
-    has_factor = abs(mean) > case.close  # else no factor mends it
+    has_factor = abs(mean) > case.close  # else no factor fixes it
     first = dataclasses.replace(
         _of(mean if has_factor else 1.0),
         facts=(
@@ -46,13 +46,13 @@ def detect(case: Case) -> Proposal | None:
         first = _on_some(first)
     if not has_factor:
         return dataclasses.replace(first, fixes=())
-    # A penalty with a backward of its own is added to nothing.
+    # A penalty with a separate backward is added to nothing.
     other = dataclasses.replace(first, fixes=(ScaleDirect(factor=1 / mean),))
     return dataclasses.replace(first, fallback=other)
 
 
 def _beside_a_hook(case: Case) -> Proposal | None:
-    """Proposes it on trial where a hook may make up for what the data term lacks."""
+    """Proposes it on trial if a hook may cancel the factor of the data term."""
     if case.uniform_ratio is None or not any(case.rank_facts("comm_hooks", 0)):
         return None
     world = case.world_size
@@ -98,9 +98,9 @@ def _on_some(found: Proposal) -> Proposal:
 
 
 def _are_whole(ratios: list[float]) -> bool:
-    """Returns whether ranks have the term or not, or so many times.
+    """Returns whether ranks have the term a whole number of times, or not at all.
 
-    A parameter of one element is proportional to any other, and a part in the data term
+    A parameter of one element is proportional to any other, so a part in the data term
     would show as any number.
     """
     return all(abs(ratio - round(ratio)) <= _WHOLE for ratio in ratios)
@@ -111,9 +111,9 @@ def _same(ratios: list[float], close: float) -> bool:
 
 
 def _weighs_ranks(case: Case) -> bool:
-    """Returns whether a fix in force gives each rank's whole loss a factor of its own.
+    """Returns whether a fix in force multiplies each rank's whole loss by a factor.
 
-    The penalty is in it: what counts is the mean of its factors.
+    The penalty is part of it: what counts is the mean of the factors.
     """
     return found(case.outcome.spec.fixes, CountLoss) is not None
 
@@ -121,8 +121,8 @@ def _weighs_ranks(case: Case) -> bool:
 def _among_others(case: Case) -> Proposal | None:
     """Proposes it on trial.
 
-    The gradient of such a term cannot be seen alone where a parameter has a part in
-    the data term too, or the model computes both. It may be 0 in the first step.
+    The gradient of such a term is not known separately if the parameter is also used in
+    the data term, or if the model computes both. It may be 0 in the first step.
     """
     if not (case.forward_is_sound and case.rest_is_broken):
         return None

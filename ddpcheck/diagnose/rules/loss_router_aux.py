@@ -30,7 +30,7 @@ _CODE = (
 def detect(case: Case) -> Proposal | None:
     """Proposes it where only softmax scores inside the network get a wrong gradient.
 
-    By the loss, or by what the model itself adds to gradients.
+    In the loss, or in a gradient that the model adds in backward.
     """
     if case.probed is None or not case.has_cuts:
         return None
@@ -75,7 +75,7 @@ def _in_the_loss(case: Case) -> Proposal | None:
 
 
 def _rests_on(case: Case) -> str:
-    """Returns what shows that the loss counts the rank's own tokens."""
+    """Returns the evidence that the loss counts the rank's own tokens."""
     if case.loss_asks_others:
         return ""
     return (
@@ -85,13 +85,13 @@ def _rests_on(case: Case) -> str:
 
 
 def _in_backward(case: Case) -> Proposal | None:
-    """Proposes it on trial for a term that the model's own backward adds.
+    """Proposes it on trial for a term that a custom backward of the model adds.
 
-    No loss function has it. Of a mean over tokens the shards' mean would be right.
+    No loss function has it. For a mean over tokens the mean over shards would be right.
     """
     assert case.probed is not None
     added = case.probed.reference.injected
-    # Shares of tokens may be one process's at first.
+    # Shares of tokens may be right at first.
     found = case.mismatched("gradients", case.first_broken("gradients") or 0)
     if not added.of_scores or not found or not set(found) <= set(added.names):
         return None
@@ -114,17 +114,17 @@ def _in_backward(case: Case) -> Proposal | None:
         fixes=tuple(GlobalModule(name=name) for name in modules),
         module=modules[0],
         speculative=True,
-        last_resort=2,  # a wrong factor of the term is told by a narrower fix
+        last_resort=2,  # a narrower fix finds a wrong factor of the term
     )
-    # The term may be made outside of the modules that get its gradient.
+    # The term may be computed outside the modules that get its gradient.
     return replaced(proposal, fallback=replaced(proposal, fixes=(GlobalModule(),)))
 
 
 def _is_smooth(case: Case, broken: list[Cut]) -> bool:
-    """Returns whether small changes of other samples move the gradient, too.
+    """Returns whether small changes of other samples change the gradient, too.
 
-    The share of tokens is a count: they do not. A penalty on all samples' scores, be
-    they behind a softmax, is no load balancing.
+    They do not for a share of tokens, which is a count. A penalty on all samples'
+    scores, even after a softmax, is no load balancing.
     """
     assert case.probed is not None
     keys = {c.key for c in broken}
@@ -137,8 +137,8 @@ def _is_smooth(case: Case, broken: list[Cut]) -> bool:
 def _counts(case: Case, broken: list[Cut]) -> bool:
     """Returns whether the gradient changes when other tokens become copies of one.
 
-    Where it does not, the shares are none of the tokens': sizes of graphs, masks. Nor
-    is it where others choose the tokens: each has its part in the mean probability.
+    If it does not, the shares are not those of tokens: sizes of graphs, masks. Neither
+    is it this if others choose the tokens: each has a part in the mean probability.
     """
     assert case.probed is not None
     if any(c.selects for c in broken):
@@ -150,8 +150,8 @@ def _counts(case: Case, broken: list[Cut]) -> bool:
 def _of_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
     """Proposes it where the loss begins at the probabilities, or at their scores.
 
-    The mean probability gives every token the same gradient, the share of tokens. That
-    counts, so it changes with the tokens, but not by a little.
+    The mean probability gives every token the same gradient, the share of tokens. It is
+    a count, so it changes with the tokens, but not with small changes.
     """
     assert case.probed is not None
     keys = {c.key for c in broken}

@@ -46,10 +46,10 @@ def detect(case: Case) -> Proposal | None:
         return found
     seen = tuple(GlobalModule(name=name) for name in owner.modules)
     if "" not in owner.modules or owner.are_read_at_once:
-        # What the module is given may have no samples, as losses do.
+        # The module's inputs may have no samples, as those of losses.
         written = (Substitute(boundary="writes", names=tuple(owner.modules)),)
         return replaced(found, fixes=seen, fallback=replaced(found, fixes=written))
-    # To show all rows to the model as a whole would mend whatever is in it.
+    # Giving all rows to the whole model would fix whatever is in it.
     return replaced(found, fallback=replaced(found, fixes=seen))
 
 
@@ -73,7 +73,8 @@ def _by_the_step(owner: Owners, at_once: Proposal | None) -> Proposal:
 def _of_samples(case: Case) -> Proposal | None:
     """Proposes it on trial for buffers that are not compared: they hold samples.
 
-    The state of a recurrent network, row by row: that of rank 0's samples reaches all.
+    An example is the state of a recurrent network, row by row: all ranks get that of
+    rank 0's samples.
     """
     sent = case.outcome.facts().get("broadcast_buffers", ())
     if not sent or not case.first_broken("gradients") or case.run.faults:

@@ -1,8 +1,8 @@
-"""A loss that adds up terms that are wrong in several ways: each group judged alone.
+"""A loss whose terms are wrong in several ways: each group is judged separately.
 
-A coupled term and a mean over a count may meet in one output of the model. The gradient
-of each addend is known on its own (run/observe/addends.py), so rules see those that are
-wrong alike, and an intervention mends these alone.
+A coupled term and a mean over a count may use the same output of the model. The
+gradient of each addend is known separately (run/observe/addends.py), so rules get the
+addends that are wrong in the same way, and an intervention fixes only these.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ddpcheck.run.intervention import addends as given_addends
 
 _SAME = 1e-6  # of a factor that is 1
 _NOTHING = 1e-9  # of the largest addend: rounding of what is zero, in the first step
-_MIXED = "loss/batch-coupled"  # what a sound addend beside a wrong one looks like, too
+_MIXED = "loss/batch-coupled"  # a sound addend next to a wrong one looks like this, too
 
 _Kind = tuple[float, ...] | None  # factors of the ranks; None: some rank has none
 
 
 def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposal]:
-    """Returns the proposals; those of the loss by addends, where these differ in cause.
+    """Returns the proposals; those of the loss by addends, if these differ in cause.
 
     Args:
         case: the case as a whole.
@@ -47,13 +47,13 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
     whole = next((p for p in found if p.link == "loss" and not p.speculative), None)
     is_seen = whole is not None and (whole.slug != _MIXED or _MIXED in parts)
     if not parts or (len(parts) == 1 and is_seen):
-        return found  # one cause, which rules see in the whole
+        return found  # one cause, which rules find in the whole loss
     mine = [
         _of_part(case, proposal, numbers, whole)
         for proposal, numbers in parts.values()
         if not taken & set(numbers)
     ]
-    # One thing may mend all: collectives that carry gradients.
+    # One fix may be right for all: collectives with autograd.
     all_in_one = [
         dataclasses.replace(p, fallback=None)
         for p in found
@@ -66,9 +66,9 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
 
 
 def as_mended(case: Case) -> Case:
-    """Returns the case; where fixes in force mend all wrong addends, with a sound loss.
+    """Returns the case, with a sound loss if fixes in force repair all wrong addends.
 
-    Probes look at the loss as it is written.
+    Probes use the loss as it is written.
     """
     taken = _taken(case)
     if case.probed is None or not taken or not _is_known(case):
@@ -87,7 +87,7 @@ def as_mended(case: Case) -> Case:
 
 
 def _is_known(case: Case) -> bool:
-    """Returns whether all ranks told of the addends of the loss."""
+    """Returns whether the addends of the loss are known on all ranks."""
     if case.probed is None or case.loss_is_sound or case.is_part:
         return False
     told = [rank.addends for rank in case.probed.ranks]
@@ -97,15 +97,15 @@ def _is_known(case: Case) -> bool:
 
 
 def _taken(case: Case) -> set[int]:
-    """Returns the addends whose gradient a fix in force mends."""
+    """Returns the addends whose gradient a fix in force repairs."""
     return set(given_addends(case.outcome.spec.fixes))
 
 
 def _groups(case: Case) -> dict[_Kind, list[int]]:
     """Returns the numbers of wrong addends, by how they are wrong.
 
-    Those that the same operations compute, as in a loop over classes, are one: where
-    one of them relates samples the others do.
+    Addends of the same operations, as in a loop over classes, are one group: if one of
+    them relates samples, the others do.
     """
     assert case.probed is not None
     computed_by = case.probed.reference.addends
@@ -139,9 +139,9 @@ def _kind(case: Case, number: int) -> _Kind:
 
 
 def _within(case: Case, numbers: list[int]) -> set[str]:
-    """Returns where these addends begin, if some of it is within the model.
+    """Returns where these addends begin, if some of that is within the model.
 
-    Else nothing: all is what the model returns.
+    Nothing if all of them begin at the model's outputs.
     """
     assert case.probed is not None
     told = (rank.addends[n] for rank in case.probed.ranks for n in numbers)
@@ -156,9 +156,9 @@ def _is_nothing(cut: Cut, top: float) -> bool:
 
 
 def _only(case: Case, numbers: list[int], *, relates: bool) -> Case:
-    """Returns the case as if the loss had these addends alone.
+    """Returns the case as if the loss had only these addends.
 
-    `relates`: it may be these that relate samples, where anything does.
+    `relates`: these may be the ones that relate samples, if any does.
     """
     assert case.probed is not None
     ranks, keys = [], set[str]()
@@ -183,10 +183,10 @@ def _only(case: Case, numbers: list[int], *, relates: bool) -> Case:
 
 
 def _counting(only: Case) -> Case:
-    """Returns the case of some addends; of a count of samples, with no couplings.
+    """Returns the case of some addends; without couplings if it is a count of samples.
 
-    Outputs may decide what counts, as masks do among them. That multiplies these
-    addends, which are not all of the gradient.
+    Outputs, such as masks among them, may decide what counts. That multiplies these
+    addends, which are only a part of the gradient.
     """
     factors, found = only.rank_ratios, only.couplings
     if factors is None or not are_shares(factors, only.close) or found.is_smooth():
@@ -200,7 +200,7 @@ def _counting(only: Case) -> Case:
 
 
 def _asks_as(rank: RankEvidence, numbers: list[int]) -> RankEvidence:
-    """Returns what a rank says, of these addends where it says of each if it asks."""
+    """Returns a rank's evidence, for these addends where it is known for each."""
     factors = {rank.addend_factors[n] for n in numbers if rank.addend_factors}
     if len(factors) != 1:
         return rank

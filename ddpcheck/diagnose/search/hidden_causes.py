@@ -1,9 +1,9 @@
-"""A cause that the fix of another one hides, known by what the ranks did alone.
+"""A cause that the fix of another cause hides, known from the ranks' own behaviour.
 
-With the loss of all samples on every rank, a learning rate that follows it is the same
-on all of them: the run that mends the loss mends the rate as well. Where the loss is
-computed inside forward, modules before it see all samples, too, and their norms. What
-the loss itself uses gets its whole gradient on every rank, whether DDP holds it or not.
+With the global loss on every rank, a learning rate computed from it is the same on all
+ranks: the run that fixes the loss fixes the rate as well. If the loss is computed
+inside forward, modules before it get all samples, too, and so do norms. Parameters of
+the loss get their whole gradient on every rank, in DDP or not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ddpcheck.run.intervention import GlobalLoss, found
 
 
 def hidden(case: Case, causes: list[Cause]) -> list[Cause]:
-    """Returns what the ranks' own numbers show beside these causes of the case."""
+    """Returns what the ranks' own numbers show in addition to these causes."""
     slugs = {cause.proposal.slug for cause in causes}
     fixes = [fix for cause in causes for fix in cause.proposal.fixes]
     hiding = found(fixes, GlobalLoss)
@@ -61,7 +61,7 @@ def _norms(case: Case) -> Proposal | None:
 
 
 def _scale(case: Case) -> Proposal | None:
-    """Proposes the factor W of a mean, which a loss without a group does not have."""
+    """Proposes the factor W of a mean, which a loss without a process group lacks."""
     world, twice = case.world_size, doubled(case)
     factors = [r.group_factor for r in case.probed.ranks] if case.probed else []
     if not factors or any(
@@ -118,7 +118,7 @@ def _outside(case: Case) -> Proposal | None:
 
 
 def _own_numbers(case: Case) -> tuple[int, str, list[float]] | None:
-    """Returns (step, name, value per rank) of the first number that ranks differ in."""
+    """Returns (step, name, value per rank) of the first number that differs."""
     told = case.rank_facts("schedule", [])
     if len({len(rank) for rank in told}) != 1:
         return None

@@ -1,8 +1,8 @@
-"""A loss that is wrong in several ways: each group of outputs judged alone.
+"""A loss that is wrong in several ways: each group of outputs is judged separately.
 
 A contrastive term on the embeddings and a token mean on the logits are two causes.
-Outputs fall into groups by how the loss's gradient at them is wrong; rules see one
-group at a time, and its intervention mends the gradient at that group alone.
+Outputs are grouped by how the loss's gradient at them is wrong; rules get one group at
+a time, and its intervention fixes only the gradient at that group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Kind = tuple[float | None, ...]  # the factor of every rank, None where it has 
 
 
 def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposal]:
-    """Returns the proposals; those of the loss by parts, where parts have other causes.
+    """Returns the proposals; those of the loss by parts, if their causes differ.
 
     Args:
         case: the case as a whole.
@@ -31,7 +31,7 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
         return found
     taken = _taken(case)
     groups = _groups(case, taken)
-    # One group is all that is wrong: rules of the whole see it, but for right outputs.
+    # Only one group is wrong: rules of the whole find it, except for right outputs.
     others = bool(taken) or _some_are_sound(case)
     if not groups or len(groups) + others < 2:  # noqa: PLR2004
         return found
@@ -49,14 +49,14 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
     if len(parts) + others < 2:  # noqa: PLR2004
         return found
     if not taken and parts.keys() <= {p.slug for p in found if not p.speculative}:
-        # A fix of the whole does, if it is the right one of those that see a mixture.
+        # A fix of the whole is enough, if it is the right one for a mixture.
         mine = sorted(_of_loss(found), key=lambda p: p.slug not in parts)
     else:
         assert case.probed is not None
-        # What has no samples is in no group: mended with the first.
+        # Outputs without samples are in no group: they are fixed with the first.
         whole = case.probed.reference.whole_outputs
         mine = [_of_part(proposal, keys, whole) for proposal, keys in parts.values()]
-    # One thing that mends all of them, on trial, comes before a name for each.
+    # One fix for all of them, on trial, comes before one for each.
     mine = [p for p in _of_loss(found) if p.speculative and not _shows_all(p)] + mine
     place = next((i for i, p in enumerate(found) if p.link == "loss"), len(found))
     rest = [p for p in found if p.link != "loss"]
@@ -64,7 +64,7 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
 
 
 def _shows_all(proposal: Proposal) -> bool:
-    """Returns whether its fix shows the samples of all ranks: that mends anything."""
+    """Returns whether its fix gives the samples of all ranks: that fixes anything."""
     return proposal.is_wide
 
 
@@ -73,7 +73,7 @@ def _of_loss(found: list[Proposal]) -> list[Proposal]:
 
 
 def _is_separable(case: Case) -> bool:
-    """Returns whether the loss begins at tensors of the model's output alone."""
+    """Returns whether the loss uses only tensors of the model's output."""
     step = case.probed
     if step is None or case.loss_is_sound or case.facts["has_train_step"]:
         return False
@@ -85,7 +85,7 @@ def _is_separable(case: Case) -> bool:
 
 
 def _taken(case: Case) -> set[str]:
-    """Returns the paths whose gradient a fix in force mends."""
+    """Returns the paths whose gradient a fix in force repairs."""
     fixes = case.outcome.spec.fixes
     given = (fix for fix in fixes if isinstance(fix, GlobalLossOfOutputs))
     return {path for fix in given for path in fix.paths}
@@ -108,9 +108,9 @@ def _groups(case: Case, taken: set[str]) -> list[set[str]]:
 
 
 def _with_silent_ones(groups: dict[_Kind | None, set[str]]) -> list[set[str]]:
-    """Returns the groups; one with a silent rank is of the kind that it is like else.
+    """Returns the groups; one with a silent rank joins the group that it else fits.
 
-    A level of a pyramid where a shard has no object tells no factor of that rank.
+    A level of a pyramid without an object in a shard has no factor on that rank.
     """
     for kind in [k for k in groups if k is not None and None in k]:
         like = (k for k in groups if k != kind and k is not None and _is_like(kind, k))
@@ -149,11 +149,11 @@ def _by_key(case: Case) -> dict[str, list[Cut]]:
 
 
 def _only(case: Case, keys: set[str]) -> Case:
-    """Returns the case as if the model had these outputs alone."""
+    """Returns the case as if the model had only these outputs."""
     assert case.probed is not None
     cuts = [c for k, found in _by_key(case).items() if k in keys for c in found]
     factors = {c.doubled and _rounded(c.doubled) for c in cuts}
-    # Of all terms together; where their mean is right, so is that of each.
+    # Of all terms together; if their mean is right, so is that of each.
     is_right = case.losses_average
     reference = dataclasses.replace(
         case.probed.reference,
@@ -174,7 +174,8 @@ def _only(case: Case, keys: set[str]) -> Case:
 def _lost(case: Case) -> set[str]:
     """Returns the keys of outputs that no gradient reaches on any rank.
 
-    Collectives without gradients took it: those of the loss belong to these outputs.
+    The reason is collectives without autograd: those of the loss belong to these
+    outputs.
     """
     return {
         key
