@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.checking import given_data, luck, plan, reporting
+from ddpcheck.checking import batch_checks, plan, reporting
 from ddpcheck.checking.plan import Cell
 from ddpcheck.checking.unfinished import Made
 from ddpcheck.compare import tolerance
@@ -242,7 +242,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
     assert base is not None
     assert base.spec is not None
     assert made.planned is not None
-    given_data.check_repeats(session, base, outcomes)
+    batch_checks.check_repeats(session, base, outcomes)
     made.progress("measuring how exactly the single-process run repeats")
     floor = noise_floor.measure(session, options.tolerance, base.spec, outcomes)
     outcomes, limit = floor.apply(session, outcomes), floor.limit
@@ -255,7 +255,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
     made.runs, made.limit, made.broken_off = runs, limit, broken_off
     made.outcomes = dict(zip(made.planned.specs, outcomes, strict=True))
     diagnosis = made.diagnosis
-    given_data.check_lists(session, outcomes, runs, limit.rtol)
+    batch_checks.check_lists(session, outcomes, runs, limit.rtol)
     if any(run.verdict == "divergent" for run in runs):
         try:
             engine.diagnose(
@@ -266,13 +266,13 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
         except Exception as error:  # noqa: BLE001 (ours: the verdict is known)
             _give_up(made, error)
     else:
-        diagnosis.warnings += luck.warnings(session, runs, outcomes, limit)
+        diagnosis.warnings += batch_checks.undetectable(session, runs, outcomes, limit)
         diagnosis.warnings += kept_beside.warnings(outcomes, runs)
         diagnosis.warnings += unlike_numbers.warnings(outcomes, runs, limit.rtol)
     every = broken_off + diagnosis.findings
     findings, unused = reporting.accept(runs, every, options.accept)
     warnings = reporting.warnings_of(base, made.planned, outcomes)
-    warnings += given_data.warnings(base)
+    warnings += batch_checks.list_warnings(base)
     warnings += [_INTERNAL + said for said in session.internal]
     return reporting.make(
         ref=session.ref,

@@ -11,7 +11,7 @@ import pytest
 
 from ddpcheck.diagnose import rules
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.report.render.terminal_page import LABEL
+from ddpcheck.report.render.terminal import LABEL
 from ddpcheck.run.intervention import GlobalLoss, GlobalModule, Substitute, Switch
 from tests.diagnose.bugs import BUGS
 from tests.diagnose.negative_controls import HEAD

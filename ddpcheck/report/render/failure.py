@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpcheck.errors.problem import visible
 from ddpcheck.report.data import Fault, Report
 from ddpcheck.report.render import status, terminal, wording
-from ddpcheck.report.render.terminal_page import one_line
+from ddpcheck.report.render.terminal import one_line
 
 _MAX_LINES = 12  # of a stack: the innermost frames
 _MAX_STACKS = 8

@@ -6,7 +6,7 @@ import re
 
 from ddpcheck.errors.problem import visible
 from ddpcheck.report.data import Finding, Report
-from ddpcheck.report.render import html_views, left_out, status, wording
+from ddpcheck.report.render import left_out, status, wording
 
 _HARMLESS = " .,=+-/()"
 # What would open a list or a heading at the start of a line: "- ", "+ ", "1. ", "=".
@@ -115,7 +115,7 @@ def to_summary(report: Report) -> str:
 def _matrix(report: Report) -> str:
     if not report.runs:
         return "No run was made."
-    kinds = html_views.columns(report)
+    kinds = status.shown_kinds(report)
     titles = [status.KIND_WORDS[kind] for kind in kinds]
     rows = [
         ["mode", "W", "settings", *titles, "ranks", "verdict"],
@@ -130,7 +130,7 @@ def _matrix_row(report: Report, index: int) -> list[str]:
     run, told = report.runs[index], status.run_status(report, index)
     cells = [
         status.quantity_text(status.quantity(run, kind))
-        for kind in html_views.columns(report)
+        for kind in status.shown_kinds(report)
     ]
     settings = wording.run_settings(report)[index]
     verdict = f"{status.SYMBOLS[told]} {status.WORDS[told]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ddpcheck.report.data import Quantity, Report, Run
+from ddpcheck.report.data import JUDGED, Quantity, Report, Run
 from ddpcheck.report.render import numbers
 
 Status = Literal["equivalent", "divergent", "accepted", "not-checked"]
@@ -24,6 +24,8 @@ SYMBOLS: dict[Status, str] = {
 }
 # In the order in which one training step computes them; buffers move in the forward.
 KINDS = ("outputs", "buffers", "losses", "gradients", "weights")
+# What decides comes first: on a narrow screen the rest is cut off.
+_SHOWN = (*JUDGED, "losses", "outputs")
 KIND_WORDS = {
     "outputs": "outputs",
     "losses": "loss",
@@ -109,3 +111,12 @@ def quantity_text(found: Quantity) -> str:
     if found.worst is None:
         return "<=1" if state == "pass" else ">1"
     return numbers.excess(found.worst.excess)
+
+
+def shown_kinds(report: Report) -> tuple[str, ...]:
+    """Returns the kinds of the matrix: those that are judged, others with a number."""
+    return tuple(
+        kind
+        for kind in _SHOWN
+        if kind in JUDGED or any(quantity(run, kind).compared for run in report.runs)
+    )

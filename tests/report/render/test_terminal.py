@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ddpcheck.report.data import JUDGED, Finding, Fix, Report
 from ddpcheck.report.render import terminal
-from ddpcheck.report.render.terminal_page import one_line
+from ddpcheck.report.render.terminal import one_line
 
 from . import sample
 
