@@ -79,7 +79,8 @@ def _finding(
     """
     p = cause.proposal
     evidence = dict(p.evidence)
-    if p.link == "forward":
+    is_forward = p.link == "forward"
+    if is_forward:
         evidence["modules"] = modules(case)
     return Finding(
         slug=p.slug,
@@ -88,7 +89,7 @@ def _finding(
         summary=p.summary,
         facts=p.facts,
         where=cause.where,
-        magnitude=magnitude.in_words(case) if sized else None,
+        magnitude=magnitude.in_words(case) if sized and not is_forward else None,
         evidence=evidence,
         fix=fix_of(
             p,
