@@ -138,7 +138,7 @@ TORCH = ("/venv/lib/python3.11/site-packages/torch/_tensor.py", 3)
         ((_line("run/steps.py", "value.backward()"), TORCH), False),
         ((_line("run/steps.py", "self.loss(output"),), False),
         ((_line("run/modes/reference.py", "raise does_not_train"),), False),
-        ((_line("diagnose/probes/span.py", "torch.stack"), TORCH), False),
+        ((_line("diagnose/probes/rank.py", "torch.stack"), TORCH), False),
         ((USERS,), False),
         ((), False),
     ],

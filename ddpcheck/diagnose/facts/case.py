@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ddpcheck.compare.tolerance import DEFAULT_RTOL
-from ddpcheck.diagnose.facts import other_rows
-from ddpcheck.diagnose.facts.shares import are_shares, make_the_whole
 from ddpcheck.diagnose.probes.evidence import (
     Couplings,
     Cut,
@@ -25,7 +23,7 @@ from ddpcheck.run.session.agreement import ranks_differ
 from ddpcheck.run.session.session import RunOutcome
 from ddpcheck.run.spec import Defect
 
-__all__ = ["Case", "Proposal"]
+__all__ = ["Case", "Proposal", "are_shares", "returns_other_rows"]
 
 # A ratio or residual this close is the same: rounding is 1e-9 at most, causes are 1e-3
 # at least. The tolerance of the check takes its place where that is larger.
@@ -178,7 +176,9 @@ class Case:
         includes the deviation of single cuts from it. If the model's rows are not
         samples, and no output can be cut, it is that of the parameters' gradients.
         """
-        found = None if self.has_cuts else other_rows.ratios(self.probed, self.close)
+        found = (
+            None if self.has_cuts else _ratios_of_other_rows(self.probed, self.close)
+        )
         if found is not None:
             return found
         return [combined(r.cuts) for r in self.probed.ranks] if self.probed else []
@@ -273,7 +273,7 @@ class Case:
         if not self.is_part and factors is not None and shares:
             # A divisor is the same for all samples, whatever it is computed from.
             whole = self.probed.reference.loss if self.probed else None
-            makes = make_the_whole(factors, self.rank_losses(), whole, self.close)
+            makes = _make_the_whole(factors, self.rank_losses(), whole, self.close)
             return self.couplings.is_smooth() and not makes
         strongest = self.couplings.strongest()
         if strongest is None:
@@ -397,3 +397,67 @@ class Case:
         """Returns the first step at which a quantity differs."""
         steps = range(self.outcome.spec.steps)
         return next((step for step in steps if self.mismatched(name, step)), None)
+
+
+def returns_other_rows(probed: StepEvidence | None) -> bool:
+    """Returns whether the model's output rows are no samples: tokens, nodes, edges.
+
+    No output of a shard is known to be a part of the global output, so none can be cut,
+    and the loss cannot be judged by its gradient there. The gradients of parameters
+    show the same if the single-process gradient is a weighted sum of the ranks'.
+    """
+    calls = probed.ranks[0].modules if probed else ()
+    roots = [m for m in calls if not m.name]
+    return bool(roots) and all(m.rel_diff is None and not m.numbers for m in roots)
+
+
+def _ratios_of_other_rows(
+    probed: StepEvidence | None, close: float
+) -> list[tuple[float, float]] | None:
+    """Returns (ratio, residual) of every rank's gradient, None if they do not show it.
+
+    A rank with the weight 1 / W in the single-process gradient, as in DDP, has the
+    ratio W.
+
+    Args:
+        probed: what probes found.
+        close: the largest residual of a sum that is the single-process gradient.
+    """
+    span = probed.ranks[0].span if probed else None
+    if span is None or not returns_other_rows(probed):
+        return None
+    if span.residual > close or min(span.weights) <= 0:
+        return None
+    return [(1 / weight, span.residual) for weight in span.weights]
+
+
+def are_shares(factors: Sequence[float] | None, close: float) -> bool:
+    """Returns whether the ranks' factors can be N / n_r: their inverses add up to 1.
+
+    True if they are None: nothing contradicts it.
+    """
+    if factors is None:
+        return True
+    inverses = sum(1 / factor for factor in factors if factor)
+    return abs(inverses - 1) <= close
+
+
+def _make_the_whole(
+    factors: Sequence[float] | None,
+    losses: Sequence[float | None],
+    whole: float | None,
+    close: float,
+) -> bool:
+    """Returns whether the per-rank losses, weighted by shares, add up to the whole.
+
+    That is so for quotients S_r / n_r, whatever n_r is, and for sound terms. The
+    logarithm of a mean has the same factors and gives another number. True if something
+    is unknown.
+    """
+    if factors is None or whole is None or not all(factors):
+        return True
+    known = [v for v in losses if v is not None]
+    if len(known) < len(factors):
+        return True
+    made = sum(v / factor for v, factor in zip(known, factors, strict=True))
+    return abs(made - whole) <= close * max(1e-12, abs(whole), *map(abs, known))

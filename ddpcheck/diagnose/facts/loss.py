@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ddpcheck.diagnose.facts import other_rows
-from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.case import Case, Proposal, returns_other_rows
 from ddpcheck.diagnose.facts.text import listed, number
 from ddpcheck.run.intervention import (
     GlobalLoss,
@@ -206,7 +205,7 @@ def global_loss_of_other_rows(case: Case) -> Interventions:
     """
     if case.has_cuts or not case.forward_is_sound:
         return ()
-    if not other_rows.are_returned(case.probed):
+    if not returns_other_rows(case.probed):
         return ()
     told = [what.partition(" ") for what in case.outcome.facts()["not_compared"]]
     lists = case.outcome.facts().get("sample_lists", [])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ddpcheck.compare import tree
 from ddpcheck.compare.trace import Reader
-from ddpcheck.diagnose.probes import micro, modules, with_buffers
+from ddpcheck.diagnose.probes import micro, modules
 from ddpcheck.diagnose.probes.attached import Attached
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.probes.segments import SAME
@@ -32,10 +32,13 @@ from ddpcheck.diagnose.probes.teacher import (
     pairs,
 )
 from ddpcheck.run import private
-from ddpcheck.run.model import batch_norm
+from ddpcheck.run.model import batch_norm, contents
 from ddpcheck.run.model.noise import DrawCounter, SampleNoise
 from ddpcheck.run.observe import generators, observe
 from ddpcheck.run.record import pairing
+
+# (quantity, key, the rank's own) -> the reference's
+_Recorded = Callable[[str, str, Tensor], Tensor | None]
 
 
 @dataclass(slots=True)
@@ -241,11 +244,11 @@ class Calls:
         called = len(self.seen.collectives) - collectives
         is_norm = isinstance(module, private.BATCH_NORMS)
         synchronized = is_norm and batch_norm.is_synchronized(module)
-        this = with_buffers.Call(key, module, args, kwargs, writes=writes)
+        this = _Call(key, module, args, kwargs, writes=writes)
         with self.hooks.paused(), self._no_draws():
             invariant, normalises = _as_a_norm(this, called)
             # Not where it calls others, who may not ask: they are right.
-            is_right = (bool(rel_diff) and not called) and with_buffers.is_right(
+            is_right = (bool(rel_diff) and not called) and _is_right_with_buffers(
                 this, self._recorded, self.cursor.rows
             )
         # Those that were called only to see what it does are not its caller's.
@@ -324,7 +327,64 @@ def _is_another(actual: Tensor, reference: Tensor) -> bool:
     return is_as_large and distance(actual, reference) > SAME
 
 
-def _as_a_norm(call: with_buffers.Call, collectives: int) -> tuple[bool, bool]:
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of a module: "NAME#NUMBER", and whether it has written buffers."""
+
+    key: str
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    writes: bool
+
+    def key_of(self, path: str) -> str:
+        """Returns the key of one of its tensors."""
+        name, _, number = self.key.rpartition("#")
+        return key_of(name, int(number), path)
+
+
+def _is_right_with_buffers(
+    call: _Call, recorded: _Recorded, rows: tuple[int, int, int]
+) -> bool:
+    """Returns whether it returns the reference's rows with the reference's buffers.
+
+    The module may have written them itself, or the training step before it.
+
+    Args:
+        call: of a module that differs.
+        recorded: gives what the single-process run had.
+        rows: (first, number, of all) of the rank's samples.
+    """
+    kept = {
+        name: recorded("kept", call.key_of(name), buffer)
+        for name, buffer in contents.own_buffers(call.module)
+    }
+    if not call.writes and modules.has_buffers(call.module, kept):
+        return False
+    ways = [modules.evaluated] + ([modules.arriving] if call.writes else [])
+    tried = (way(call.module, call.args, call.kwargs, kept) for way in ways)
+    return any(o is not None and _are_right(call, o, recorded, rows) for o in tried)
+
+
+def _are_right(
+    call: _Call,
+    outputs: list[tuple[str, Tensor]],
+    recorded: _Recorded,
+    rows: tuple[int, int, int],
+) -> bool:
+    judged = False
+    for path, tensor in outputs:
+        reference = recorded("outputs", call.key_of(path or "output"), tensor)
+        if reference is None or not tensor.dim():
+            continue
+        mine, diff = closest(tensor, reference, rows)
+        if mine is None or diff > SAME:
+            return False
+        judged = True
+    return judged
+
+
+def _as_a_norm(call: _Call, collectives: int) -> tuple[bool, bool]:
     """Returns whether a module is scale invariant, and whether it normalises.
 
     Only for modules that keep state or communicate; the slope only if it needs no

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck.compare import tree
@@ -16,8 +20,6 @@ from ddpcheck.diagnose.probes import (
     earlier,
     gradients,
     micro,
-    past,
-    span,
     training,
 )
 from ddpcheck.diagnose.probes.calls import Calls
@@ -28,27 +30,33 @@ from ddpcheck.diagnose.probes.evidence import (
 )
 from ddpcheck.diagnose.probes.group import with_what_others_say
 from ddpcheck.diagnose.probes.kept import Kept
-from ddpcheck.diagnose.probes.moving import Moving
+from ddpcheck.diagnose.probes.modules import versions, versions_of_buffers
 from ddpcheck.diagnose.probes.teacher import restore, snapshot
-from ddpcheck.diagnose.probes.written import writing
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run.interventions import apply as fixes
 from ddpcheck.run.interventions import exact
-from ddpcheck.run.model import averaged, user_code
+from ddpcheck.run.model import averaged, contents, user_code
 from ddpcheck.run.model import model as models
-from ddpcheck.run.model.names import Names
+from ddpcheck.run.model.averaged import PlainWrapper
+from ddpcheck.run.model.names import Names, shortener
 from ddpcheck.run.modes import shards
 from ddpcheck.run.modes.averaged import AVERAGED
 from ddpcheck.run.modes.batches import batches_of
 from ddpcheck.run.observe import countables, observe
 from ddpcheck.run.observe.addends import Constant, constants, divisors
+from ddpcheck.run.observe.observe import Observed
+from ddpcheck.run.observe.sketch import SIZE, sketch
 from ddpcheck.run.process import compiling, isolation
 from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.record import facts
-from ddpcheck.run.spec import Defect, RunSpec
+from ddpcheck.run.spec import CollectiveCount, CollectiveEnd, Defect, RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise
 from ddpcheck.target.target import Target, TargetRef
+
+# What adds or compares, number by number, and what sends nothing.
+_REDUCTIONS = {"all_reduce", "all_reduce_coalesced", "barrier", "reduce"}
+_TABLE = 2  # dimensions: of samples and of what each of them has
 
 
 def judge(
@@ -163,7 +171,7 @@ class _Probe:
         spec = self.spec
         size = batch_size(self.target, batch)
         start, rows = tree.shard_range(size, self.rank, spec.world_size)
-        calls, moving = self.calls, Moving(self.seen, rows)
+        calls, moving = self.calls, _Collectives(self.seen, rows)
         cursor = micro.Cursor(calls.windows, start, rows, size)
         isolation.seed_everything(user_code.seed_of_rank(spec, self.rank))
         shard = tree.shard(batch, self.rank, spec.world_size)
@@ -171,8 +179,8 @@ class _Probe:
         calls.watch(wrapped, model, cursor)
         try:
             with (
-                writing(wrapped) as written,
-                past.noting(wrapped, self.seen.events.append) as past_wrapper,
+                _writing(wrapped) as written,
+                _noting_calls_past(wrapped, self.seen.events.append) as past_wrapper,
                 fixes.around_training(spec.fixes, lambda: targets, lambda: model),
                 bound_noise(spec, size, start, rows) as calls.noise,
                 calls.drawn,
@@ -216,10 +224,10 @@ class _Probe:
     def _span(self, wrapped: nn.Module) -> Span | None:
         """Returns it where cuts may not tell: all ranks ask, or none."""
         if self.calls.attached:
-            return span.fitted(wrapped, self.reader, "every")
+            return _span(wrapped, self.reader, "every")
         if self.trained_cuts:
             return None
-        return span.fitted(wrapped, self.reader, "direct")
+        return _span(wrapped, self.reader, "direct")
 
     def _note_addends(self, loss: Tensor) -> None:
         found = self.calls.leaves, self.reader, self.addends
@@ -238,3 +246,202 @@ class _Probe:
             leaves, self.calls.recorded_at, self.reader, self.spec.world_size, factor
         )
         return tuple(found)
+
+
+class _Collectives:
+    """Observes whether the collectives of a step move rows.
+
+    Args:
+        seen: what is observed of it.
+        rows: how many samples the rank has.
+    """
+
+    def __init__(self, seen: Observed, rows: int) -> None:
+        self._seen, self._rows = seen, rows
+        self._adds = False
+        seen.on_collective = self._note
+
+    @property
+    def moves_rows(self) -> bool:
+        """Whether one does more than add: or adds samples of ranks to one another."""
+        moves = bool(set(self._seen.collectives) - _REDUCTIONS)
+        return moves or self._adds or self._seen.passed > 0
+
+    def _note(self, told: CollectiveCount | CollectiveEnd) -> None:
+        if not isinstance(told, CollectiveCount) or "B" in self._seen.events:
+            return  # of gradients
+        shape = told.shape or ()
+        is_of_rows = len(shape) >= _TABLE and shape[0] == self._rows > 1
+        self._adds |= is_of_rows and told.name in _REDUCTIONS
+
+
+@contextlib.contextmanager
+def _noting_calls_past(
+    wrapped: nn.Module, note: Callable[[str], None]
+) -> Iterator[set[str]]:
+    """Fills the yielded set with the modules that are called past their wrapper.
+
+    DDP reduces what backward finds after its own forward. A step may call the wrapper
+    once and what is inside it another time: the second backward stays local.
+
+    Args:
+        wrapped: the model, with stand-ins where DDP objects were.
+        note: called with "F" for a wrapper's forward, "P" for a call past it, both if
+            gradients are enabled.
+    """
+    found: set[str] = set()
+    depth, handles, short = 0, [], shortener(wrapped)
+
+    def watch(module: nn.Module, event: str, name: str) -> None:
+        def enter(*_: Any) -> None:
+            nonlocal depth
+            depth += 1
+            if depth == 1 and torch.is_grad_enabled():
+                note(event)
+                if event == "P":
+                    found.add(name)
+
+        def leave(*_: Any) -> None:
+            nonlocal depth
+            depth -= 1
+
+        handles.append(nn.Module.register_forward_pre_hook(module, enter))
+        handles.append(nn.Module.register_forward_hook(module, leave, always_call=True))
+
+    paths = {id(m): short(path) for path, m in contents.named_modules(wrapped)}
+    for wrapper in [m for m in contents.modules(wrapped) if type(m) is PlainWrapper]:
+        watch(wrapper, "F", "")
+        for module in contents.modules(wrapper.module):
+            if any(p.requires_grad for p in contents.parameters(module)):
+                watch(module, "P", paths[id(module)])
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _span(model: nn.Module, reader: Reader, quantity: str) -> Span | None:
+    """Returns the single-process gradient as the best combination of the ranks'.
+
+    It is one if the loss divides by a count, or a weight, of each shard: g = sum_r c_r
+    g_r. A loss that relates samples has another gradient, and so has one with several
+    terms that each divide by their own.
+
+    A collective: all ranks ask. Gradients are compared by sums of their numbers, with
+    signs at random. None for as many ranks as sums, or as numbers, or without a
+    gradient.
+
+    Args:
+        model: with this rank's gradients.
+        reader: of the reference's trace.
+        quantity: what it calls the single-process gradients.
+    """
+    world_size = dist.get_world_size()
+    mine, reference = _sketches(model, reader, quantity)
+    every = [torch.zeros_like(mine) for _ in range(world_size)]
+    dist.all_gather(every, mine)
+    size = float(reference.norm())
+    numbers = sum(p.numel() for p in contents.parameters(model))
+    if world_size >= min(SIZE, numbers) or not size:
+        return None  # so few numbers are some combination of so many
+    ranks = torch.stack(every, 1)
+    weights = torch.linalg.lstsq(ranks, reference[:, None]).solution
+    left = float((ranks @ weights - reference[:, None]).norm()) / size
+    return Span(residual=left, weights=tuple(weights[:, 0].tolist()))
+
+
+def _sketches(model: nn.Module, reader: Reader, quantity: str) -> tuple[Tensor, Tensor]:
+    """Returns those of this rank's gradient and of the single-process one."""
+    mine = torch.zeros(SIZE, dtype=torch.float64)
+    reference = torch.zeros_like(mine)
+    known, short = reader.names(quantity, 0), shortener(model)
+    for number, (path, parameter) in enumerate(contents.named_parameters(model)):
+        name = short(path)
+        right = reader.get(quantity, 0, name) if name in known else None
+        if right is None:
+            continue
+        reference += sketch(right, _signs(number))
+        if parameter.grad is not None:
+            mine += sketch(parameter.grad.to_dense(), _signs(number))
+    return mine, reference
+
+
+def _signs(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The modules whose own buffers, or own parameters, forwards change.
+
+    Of parameters the sums that are left: ranks that write the same have the same.
+    `by_backward`: those whose parameters have changed when a backward begins, by
+    forward or by the step.
+    """
+
+    model: nn.Module
+    begun: dict[str, list[float]]  # sums of parameters when the step began
+    buffers: set[str] = field(default_factory=set)
+    parameters: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    by_backward: set[str] = field(default_factory=set)
+
+    def before_backward(self) -> None:
+        """Looks at the parameters."""
+        now = _parameters(self.model)
+        self.by_backward.update(n for n in now if self.begun.get(n) != now[n])
+
+
+@contextlib.contextmanager
+def _writing(wrapped: nn.Module) -> Iterator[_Written]:
+    """Yields a record of what forward writes, also outside of module calls.
+
+    A regulariser with an `update` method runs no hooks, yet its buffers are written
+    while the model's forward runs, not by the training step. A model may normalise the
+    rows of an embedding before it calls it.
+    """
+    short = shortener(wrapped)
+    whole = [m for path, m in contents.named_modules(wrapped) if not short(path)]
+    model, before, weights = whole[-1], {}, {}
+    found = _Written(model, _parameters(model))
+
+    def enter(*_: Any) -> None:
+        before.update(_buffers(model))
+        weights.update(_parameters(model))
+
+    def leave(*_: Any) -> None:
+        now = _buffers(model)
+        found.buffers.update(name for name in now if before.get(name) != now[name])
+        told = _parameters(model)
+        found.parameters.update(
+            (name, tuple(sums))
+            for name, sums in told.items()
+            if weights.get(name) != sums
+        )
+
+    handles = (
+        nn.Module.register_forward_pre_hook(model, enter),
+        nn.Module.register_forward_hook(model, leave),
+    )
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _buffers(model: nn.Module) -> dict[str, list[tuple[int, float]]]:
+    short = shortener(model)
+    return {
+        short(path): told
+        for path, module in contents.named_modules(model)
+        if (told := versions_of_buffers(module))
+    }
+
+
+def _parameters(model: nn.Module) -> dict[str, list[float]]:
+    short = shortener(model)
+    return {
+        short(path): versions(module)[1]
+        for path, module in contents.named_modules(model)
+    }

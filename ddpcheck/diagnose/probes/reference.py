@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ddpcheck.compare import tree
@@ -16,8 +18,8 @@ from ddpcheck.compare.trace import Writer
 from ddpcheck.diagnose.probes import (
     addends,
     coupling,
-    doubled,
     earlier,
+    fits,
     gradients,
     injected,
     micro,
@@ -25,7 +27,7 @@ from ddpcheck.diagnose.probes import (
     training,
 )
 from ddpcheck.diagnose.probes.attached import Attached
-from ddpcheck.diagnose.probes.coupling import Grads, Perturb
+from ddpcheck.diagnose.probes.coupling import Grads, Pass, Perturb
 from ddpcheck.diagnose.probes.cuts import Cuts
 from ddpcheck.diagnose.probes.evidence import Couplings, Injected, ReferenceEvidence
 from ddpcheck.diagnose.probes.kept import Kept
@@ -146,7 +148,7 @@ class _Probe:
         is_written = self._write_doubled(grads)
         # The outputs tell as well where a step does nothing but make gradients.
         is_told = is_written and self.shortcut.is_proven and not self.target.train_step
-        factor = None if is_told else doubled.of_parameters(self._plain, self.batch)
+        factor = None if is_told else _doubled_of_parameters(self._plain, self.batch)
         self.writer.index.facts = {
             "cuts": list(dict.fromkeys(key for _, key in grads)),
             "data": self.cuts.data,
@@ -390,7 +392,9 @@ class _Probe:
         if self.cuts.has_micros or self.order is not None:  # as for couplings
             return False
         self.addends.is_twice(self.cuts.dim if self._kinds_of_addends() else None)
-        found = list(doubled.at_cuts(self._perturbed, grads, self.cuts.dim, self.batch))
+        found = list(
+            _doubled_at_cuts(self._perturbed, grads, self.cuts.dim, self.batch)
+        )
         self.addends.is_twice(None)
         for number, key, half in found:
             self.writer.add("doubled", number, [(key, half)])
@@ -400,3 +404,53 @@ class _Probe:
         self._begin()
         self._trained(batch, puts_aside=True)
         return gradients.of_parameters(self.model)
+
+
+def _doubled_at_cuts(
+    run: Pass, grads: Grads, dim: Callable[[str, Tensor], int], batch: Any
+) -> Iterator[tuple[int, str, Tensor]]:
+    """Yields (micro-batch, key, gradient) at the first half of the repeated batch.
+
+    It is half of that on the batch for a mean, the same for a sum.
+
+    Args:
+        run: one pass on the first pass's values, perturbed, and a batch.
+        grads: of the first pass.
+        dim: where the samples of a key's tensor are.
+        batch: the global batch.
+    """
+
+    def twice(key: str, value: Tensor) -> Tensor:
+        return torch.cat([value, value], dim(key, value))
+
+    try:
+        found = run(twice, _twice(batch))
+    except Exception:  # noqa: BLE001 (fixed batch sizes, lookups by index)
+        return
+    for (number, key), grad in grads.items():
+        both = found.get((number, key))
+        if grad is not None and both is not None:
+            at = dim(key, grad)
+            yield number, key, both.narrow(at, 0, grad.shape[at])
+
+
+def _doubled_of_parameters(
+    grads_of: Callable[[Any], dict[str, Tensor]], batch: Any
+) -> float | None:
+    """Returns grad(batch twice) / grad(batch), where one factor fits.
+
+    Args:
+        grads_of: the gradients of a plain step on a batch, by parameter.
+        batch: the global batch.
+    """
+    try:
+        once, both = grads_of(batch), grads_of(_twice(batch))
+    except Exception:  # noqa: BLE001 (fixed batch sizes, lookups by index)
+        return None
+    return fits.one_factor(once, both)
+
+
+def _twice(batch: Any) -> Any:
+    if isinstance(batch, tree.Collated):
+        return batch.rows(torch.arange(len(batch.samples)).repeat(2))
+    return tree.replace(batch, lambda _, t: torch.cat([t, t]) if t.dim() else t)

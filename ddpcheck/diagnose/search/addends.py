@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from ddpcheck.diagnose.facts.case import Case, Proposal
-from ddpcheck.diagnose.facts.shares import are_shares
+from ddpcheck.diagnose.facts.case import Case, Proposal, are_shares
 from ddpcheck.diagnose.probes.evidence import Couplings, Cut, RankEvidence, combined
 from ddpcheck.diagnose.search.parts import Detect
 from ddpcheck.run.intervention import Substitute
