@@ -92,8 +92,8 @@ class Frame:
     @property
     def is_exchange(self) -> bool:
         """Whether it is code of torch, or ours, in which ranks wait for each other."""
-        is_torchs = whose.inside_torch(self.file) in _EXCHANGES
-        return is_torchs or whose.inside_own(self.file) in _OWN_EXCHANGES
+        is_of_torch = whose.inside_torch(self.file) in _EXCHANGES
+        return is_of_torch or whose.inside_own(self.file) in _OWN_EXCHANGES
 
     @property
     def is_own(self) -> bool:

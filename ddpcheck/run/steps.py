@@ -24,7 +24,7 @@ from ddpcheck.errors.problem import Problem, UsageError, cut
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model import user_code
 from ddpcheck.run.model.names import Names
-from ddpcheck.run.observe import others, schedule
+from ddpcheck.run.observe import schedule, used_names
 from ddpcheck.run.observe.schedule import Group, Members
 from ddpcheck.run.private import version
 from ddpcheck.run.spec import RunSpec
@@ -121,7 +121,9 @@ class Training:
 
     def run(self, batches: Iterator[Any]) -> None:
         """Trains one step per batch."""
-        self._others = others.optimizers(self.target.train_step, self.optimizer)
+        self._others = used_names.other_optimizers(
+            self.target.train_step, self.optimizer
+        )
         hooks = (
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
@@ -152,7 +154,7 @@ class Training:
 
     def _parameters(self, more: dict[str, Any]) -> dict[str, Tensor]:
         optimizers = {"optimizer": self.optimizer, **more}
-        return self.names.parameters(self.model, others.trained(optimizers))
+        return self.names.parameters(self.model, used_names.trained_tensors(optimizers))
 
     def _train(self, batch: Any) -> float | None:
         if self.target.train_step is not None:

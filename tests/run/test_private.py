@@ -21,9 +21,9 @@ from ddpcheck.run.model.noise import SampleNoise
 from ddpcheck.run.modes.data_parallel import DataParallelOnOneDevice
 from ddpcheck.run.modes.virtual import ddp as virtual_ddp
 from ddpcheck.run.modes.virtual.group import World
-from ddpcheck.run.observe import held, observe
-from ddpcheck.run.observe.clipping import hooked_parameters
-from ddpcheck.run.observe.direct import scaled_direct_use
+from ddpcheck.run.observe import observe, wrapping
+from ddpcheck.run.observe.loss_terms import scaled_direct_use
+from ddpcheck.run.observe.patches import hooked_parameters
 from ddpcheck.run.process import fingerprint
 from tests.run import without
 
@@ -153,19 +153,19 @@ def test_conversion_of_another_module_is_seen_where_it_rounds(
         assert seen.applied_after_wrap == is_seen
 
 
-def _wrapped(module: nn.Module) -> held.Wrapped:
-    entries = [held.Held(p, True, p.dtype, ()) for p in module.parameters()]
+def _wrapped(module: nn.Module) -> wrapping.Wrapped:
+    entries = [wrapping.Held(p, True, p.dtype, ()) for p in module.parameters()]
     ddp = cast("Any", None)  # what it is does not matter
-    return held.Wrapped(module=ddp, parameters=entries)
+    return wrapping.Wrapped(module=ddp, parameters=entries)
 
 
 def test_weights_written_in_backward_are_told_where_writes_are_counted() -> None:
     module = nn.Linear(1, 1)
-    entry = held.Held(module.weight, True, torch.float32, ())
+    entry = wrapping.Held(module.weight, True, torch.float32, ())
     module.bias.register_hook(lambda _: _write(module.weight))
     with observe.observing() as seen:
         ddp = cast("Any", None)
-        seen.wrapped.append(held.Wrapped(module=ddp, parameters=[entry]))
+        seen.wrapped.append(wrapping.Wrapped(module=ddp, parameters=[entry]))
         module(torch.ones(1, 1)).sum().backward()
     assert seen.updates_in_backward == (private.version(module.weight) > 0)
 

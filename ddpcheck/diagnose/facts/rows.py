@@ -1,7 +1,7 @@
 """The data link: are the ranks' samples those of the single-process run, once each?
 
 Known if the target may choose its samples: then it runs once more, and each training
-call of the model records a number for every sample (see run/observe/row_numbers.py).
+call of the model records a number for every sample (see run/observe/samples.py).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from ddpcheck.diagnose.probes.teacher import (
 from ddpcheck.run import private
 from ddpcheck.run.model import batch_norm, contents
 from ddpcheck.run.model.noise import DrawCounter, SampleNoise
-from ddpcheck.run.observe import generators, observe
+from ddpcheck.run.observe import external_state, observe
 from ddpcheck.run.record import pairing
 
 # (quantity, key, the rank's own) -> the reference's
@@ -124,7 +124,7 @@ class Calls:
     ) -> Any:
         if not self.rng:
             self.rng = zlib.crc32(torch.get_rng_state().numpy().tobytes())
-            self.held_rng = generators.states(self.model)
+            self.held_rng = external_state.generator_states(self.model)
         if not name and not call:
             self.cursor.enter(args, kwargs, self._recorded)
         found = _Inputs()

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.run.model import contents
-from ddpcheck.run.observe import sight
-from ddpcheck.run.observe.beside import MODULES_OWN
+from ddpcheck.run.observe import used_names
+from ddpcheck.run.observe.external_state import MODULES_OWN
 from ddpcheck.target.target import Target
 
 Undo = Callable[[], object]
@@ -97,17 +97,19 @@ class Kept:
                     self._undo.append(functools.partial(setattr, cell, _CELL, content))
                 self._note(content)
         self._note_all((function.__dict__, function.__defaults__ or ()))
-        if not sight.is_torchs(function) and not sight.is_librarys(function):
+        if not used_names.is_of_torch(function) and not used_names.is_of_library(
+            function
+        ):
             self._note_attributes(
-                function.__globals__, sight.names_in(function.__code__)
+                function.__globals__, used_names.names_in(function.__code__)
             )
 
     def _note_module(self, module: nn.Module, *, is_models: bool = False) -> None:
         """Notes a module's attributes, and tensors that are not the model's own."""
         self._seen[id(module)] = module
-        if sight.is_torchs(type(module)):
+        if used_names.is_of_torch(type(module)):
             self._note_flags(vars(module))  # a step may mark what it has done with it
-        elif sight.is_librarys(type(module)) and (
+        elif used_names.is_of_library(type(module)) and (
             is_models or any(contents.own_modules(module))
         ):
             self._note_figures(vars(module))

@@ -51,7 +51,7 @@ from ddpcheck.run.model import model as models
 from ddpcheck.run.model.names import Names
 from ddpcheck.run.model.noise import DrawCounter
 from ddpcheck.run.modes.batches import batches_of
-from ddpcheck.run.observe import countables, generators
+from ddpcheck.run.observe import countables, external_state
 from ddpcheck.run.process import compiling, isolation
 from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.spec import RunSpec
@@ -131,9 +131,9 @@ class _Probe:
         """Trains one step under hooks; writes the trace."""
         self._find_windows()
         self.cuts.dims = self._shard_shapes()
-        held = generators.states(self.model)
+        held = external_state.generator_states(self.model)
         grads, loss, direct = self._first_pass()
-        held_draws = generators.states(self.model) != held
+        held_draws = external_state.generator_states(self.model) != held
         self.shortcut.look_at(hooked(self.model), grads)
         for (number, key), grad in grads.items():
             self.writer.add("cut", number, [(key, grad)])

@@ -61,7 +61,7 @@ from ddpcheck.run.interventions.together import numbers_together
 from ddpcheck.run.model import batch_norm, contents
 from ddpcheck.run.model.names import shortener
 from ddpcheck.run.model.noise import GlobalDraws
-from ddpcheck.run.observe import countables, sync_flag
+from ddpcheck.run.observe import countables, patches
 from ddpcheck.run.process import compiling
 
 _TOLD_RANKS = {Switch.FIRST_RANK: 0, Switch.SECOND_RANK: 1}
@@ -155,7 +155,7 @@ def around_training(
             Switch.LOADER_STRIDES: sharding.stride,
             Switch.LOADER_PARTS: sharding.part,
             Switch.EMPTY_BATCHES: filling.filled,
-            Switch.ALWAYS_SYNC: lambda: sync_flag.held(is_set=True),
+            Switch.ALWAYS_SYNC: lambda: patches.sync_flag_held(is_set=True),
             Switch.JOIN_DIVIDES_BY_ALL: lambda: overrides.joining(counts_all=True),
             Switch.JOIN_DIVIDES_BY_LEFT: lambda: overrides.joining(counts_all=False),
             Switch.PYTHON_REDUCER: lambda: _compiler(Switch.PYTHON_REDUCER),

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ddpcheck.run import private
 from ddpcheck.run.interventions import backwards
 from ddpcheck.run.model import contents
-from ddpcheck.run.observe.clipping import SCALES
+from ddpcheck.run.observe.patches import SCALES
 
 
 @contextlib.contextmanager

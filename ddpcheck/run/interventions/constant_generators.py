@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ddpcheck.run.observe import generators
+from ddpcheck.run.observe import external_state
 
 # What a distribution gives, of its parameters by position: its middle, or its first.
 _MIDDLES: dict[str, Callable[..., Any]] = {
@@ -38,7 +38,7 @@ _MIDDLES: dict[str, Callable[..., Any]] = {
 @contextlib.contextmanager
 def constant_generators(model: nn.Module) -> Iterator[None]:
     """Lets every random number of numpy and Python's random be a constant."""
-    kept = list(generators.held(model))
+    kept = list(external_state.generators_held(model))
     changes: dict[tuple[Any, str], Any] = {
         (np.random, name): function
         for name, function in _numpy_functions().items()
@@ -54,7 +54,7 @@ def constant_generators(model: nn.Module) -> Iterator[None]:
         for (owner, name), value in changes.items():
             setattr(owner, name, value)
         for names, name, generator in kept:
-            names[name] = _CONSTANT[generators.kind_of(generator)]()
+            names[name] = _CONSTANT[external_state.generator_kind(generator)]()
         yield
     finally:
         for names, name, generator in kept:

@@ -62,8 +62,8 @@ def averaged_gradient_sums() -> Iterator[None]:
 
 
 def _is_torchs_sum(cls: Any, args: tuple[Any, ...]) -> bool:
-    is_torchs = (cls.__module__, cls.__name__) == _TORCHS
-    return is_torchs and dist.ReduceOp.SUM in args[:1]
+    is_of_torch = (cls.__module__, cls.__name__) == _TORCHS
+    return is_of_torch and dist.ReduceOp.SUM in args[:1]
 
 
 def _mean(_: str, value: Tensor) -> Tensor:

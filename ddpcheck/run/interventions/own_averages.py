@@ -29,7 +29,7 @@ from ddpcheck.run.intervention import AverageGradients, Interventions, Switch
 from ddpcheck.run.interventions import backwards
 from ddpcheck.run.model import averaged, contents
 from ddpcheck.run.model.names import shortener
-from ddpcheck.run.observe import sync_flag
+from ddpcheck.run.observe import patches
 
 
 def enter(
@@ -73,7 +73,7 @@ def averaged_at_updates(model: nn.Module) -> Iterator[None]:
 
     hook = register_optimizer_step_pre_hook(before_update)
     try:
-        with sync_flag.held(is_set=False):
+        with patches.sync_flag_held(is_set=False):
             yield
     finally:
         hook.remove()

@@ -26,12 +26,12 @@ from ddpcheck.run.intervention import (
 from ddpcheck.run.interventions import backwards, sharding
 from ddpcheck.run.interventions.accumulation import Accumulation
 from ddpcheck.run.observe import countables
-from ddpcheck.run.observe.direct import (
+from ddpcheck.run.observe.loss_terms import (
     scaled_direct_use,
     scaled_outputs,
     scaled_parameters,
+    scaled_terms,
 )
-from ddpcheck.run.observe.terms import scaled_terms
 
 
 def enter(

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from ddpcheck.compare import tree
-from ddpcheck.run.observe import row_numbers
+from ddpcheck.run.observe import samples
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def unpadded(model: nn.Module) -> Iterator[Callable[[], float]]:
     batch of repeats alone is run: other ranks wait for it. It counts as none.
     """
     shard = _Unpadded()
-    watching = row_numbers.watch(model, shard.called)
+    watching = samples.watch_samples(model, shard.called)
     try:
         with (
             _replaced(BatchSampler, shard.batches),
@@ -99,7 +99,7 @@ class _Unpadded:
         self.kept: int | None = None  # in a loader's last batch
         self.in_loader = False
 
-    def called(self, numbers: row_numbers.Numbers) -> None:
+    def called(self, numbers: samples.Numbers) -> None:
         """Notes a call of the model."""
         self.rows = len(numbers)
 

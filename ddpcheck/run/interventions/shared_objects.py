@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.run.model import contents
-from ddpcheck.run.observe.beside import MODULES_OWN
+from ddpcheck.run.observe.external_state import MODULES_OWN
 
 _SHARED = (list, dict, set)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ddpcheck.run import private
 from ddpcheck.run.model import contents
-from ddpcheck.run.observe.clipping import is_ours, own_functions
+from ddpcheck.run.observe.patches import hooks_are_ours, own_functions
 from ddpcheck.run.process import callers
 
 
@@ -26,7 +26,7 @@ def without_tensor_hooks(model: nn.Module) -> Iterator[None]:
     kept = [
         (p, private.tensor_hooks(p))
         for p in contents.parameters(model)
-        if not is_ours(p)
+        if not hooks_are_ours(p)
     ]
     for parameter, _ in kept:
         private.put_tensor_hooks(parameter, None)

@@ -31,15 +31,8 @@ from ddpcheck.run.modes import rounding, shards
 from ddpcheck.run.modes.batches import digests, order_of
 from ddpcheck.run.modes.mode import InRank
 from ddpcheck.run.modes.registry import mode_of
-from ddpcheck.run.observe import (
-    beside,
-    calls,
-    countables,
-    observe,
-    row_numbers,
-    telling,
-    wrapping,
-)
+from ddpcheck.run.observe import countables, external_state, observe, wrapping
+from ddpcheck.run.observe.samples import sample_numbers, watch_samples
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, left, load
 from ddpcheck.run.record import facts
@@ -208,7 +201,7 @@ class _Candidate:
         gives = substituted(self.spec.fixes, "gradients") is not None
         with fixes.around_building(self.spec.fixes):
             optimizer = models.make_optimizer(self.target, self.spec, wrapped)
-        kept = beside.Beside(self.target, self._bare, optimizer)
+        kept = external_state.ExternalState(self.target, self._bare, optimizer)
         return Training(
             target=self.target,
             model=wrapped,
@@ -228,7 +221,7 @@ class _Candidate:
         )
 
     def _after_step(
-        self, names: Names, wrapped: nn.Module, kept: beside.Beside
+        self, names: Names, wrapped: nn.Module, kept: external_state.ExternalState
     ) -> None:
         # What an intervention answers is not for us.
         with private.no_torch_function(), between_steps():
@@ -237,7 +230,9 @@ class _Candidate:
             rounding.jitter(wrapped, self.spec.jitter)
             fixes.after_step(wrapped, self.spec.fixes)
             noted = self.facts.setdefault("beside", {})
-            beside.look(kept, self.reader, self.spec, self._step, noted)
+            external_state.compare_state(
+                kept, self.reader, self.spec, self._step, noted
+            )
             self._given.after_step(wrapped, names)
 
     def _train(
@@ -254,17 +249,17 @@ class _Candidate:
 
         self._batches, self._step = batches, 0
         emit = self.context.emit
-        self.seen.on_collective = lambda c: emit(calls.at_step(c, self._step))
+        self.seen.on_collective = lambda c: emit(observe.with_step(c, self._step))
         if self.target.train_step or self.target.optimizer:
             # Nothing else writes into gradients.
             self.seen.written.parameters = training.parameters
         watches = self.is_rank and self.spec.watch and not _are_collated(batches)
         if watches and self.target.train_step is not None:
-            row_numbers.watch(
+            watch_samples(
                 self._bare, lambda told: emit(RowsSeen(step=self._step, rows=told))
             )
         if self.is_rank:
-            telling.of_calls(self.seen, emit, lambda: self._step)
+            observe.report_calls(self.seen, emit, lambda: self._step)
         try:
             with (
                 fixes.around_training(
@@ -322,7 +317,7 @@ class _Candidate:
         # A step of the target's own may choose others: its calls tell of them.
         if self.target.train_step is None:
             for step, shard in enumerate(mine):
-                rows = row_numbers.numbers(shard)
+                rows = sample_numbers(shard)
                 self.context.emit(RowsSeen(step=step, rows=rows))
 
     def _rows(self, size: int) -> tuple[int, int, int]:

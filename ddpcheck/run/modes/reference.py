@@ -38,14 +38,7 @@ from ddpcheck.run.modes.batches import (
     has_masked,
 )
 from ddpcheck.run.modes.single import SINGLE
-from ddpcheck.run.observe import (
-    beside,
-    countables,
-    observe,
-    parts,
-    row_numbers,
-    undivided,
-)
+from ddpcheck.run.observe import countables, external_state, observe, patches, samples
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, forget, load
 from ddpcheck.run.record import scales, writing
@@ -238,7 +231,7 @@ class _Reference:
         self.size = 0  # of the first batch
         self.given: dict[str, Any] = {}  # what is known of the batches
         self.collates = False  # they are made of lists of samples
-        self.rows: list[list[row_numbers.Numbers]] = []  # of each call, by step
+        self.rows: list[list[samples.Numbers]] = []  # of each call, by step
 
     def execute(self) -> ReferenceResult:
         """Builds and trains; returns where the trace lies and what was seen."""
@@ -274,12 +267,12 @@ class _Reference:
         writer.add("initial", 0, names.parameters(model).items())
         writer.add("initial_buffers", 0, names.buffers(model).items())
         sizes = [batch_size(self.target, batch) for batch in batches]
-        self.given = given(batches, undivided.named_lists(batches, sizes))
+        self.given = given(batches, samples.named_lists(batches, sizes))
         if self.spec.loss == "masked":
             self.given["masks"] = has_masked(batches)
         if not self.spec.rows and not self.spec.tile:
             for batch, number in zip(batches, sizes, strict=True):
-                undivided.check(self.target, batch, number)
+                samples.check_divisible(self.target, batch, number)
         self.size = size = sizes[0]
         user_code.compute(self.spec)
         recorder = WritingRecorder(writer)
@@ -293,12 +286,12 @@ class _Reference:
             loss=loss_function(self.target, self.spec),
             around_step=lambda step: self._around(step, size),
             after_step=lambda: writer.add(
-                beside.QUANTITY, training.step, kept.moved().items()
+                external_state.QUANTITY, training.step, kept.moved().items()
             ),
             on_update=self._note_update,
             takes_all=True,
         )
-        kept = beside.Beside(self.target, model, optimizer)
+        kept = external_state.ExternalState(self.target, model, optimizer)
         kept.begin()
         self.loads_before = self.seen.loads
         if self.spec.watch:
@@ -373,16 +366,16 @@ class _Reference:
     def _watch(self, training: Training, batches: list[Any]) -> None:
         """Notes the samples of every call; of a plain step, those it is given."""
         if self.target.train_step is None:
-            self.rows = [[row_numbers.numbers(batch)] for batch in batches]
+            self.rows = [[samples.sample_numbers(batch)] for batch in batches]
             return
         self.rows = [[] for _ in batches]
         if self.collates:  # what the model is given depends on the samples beside it
             return
 
-        def note(told: row_numbers.Numbers) -> None:
+        def note(told: samples.Numbers) -> None:
             self.rows[training.step].append(told)
 
-        row_numbers.watch(training.model, note)
+        samples.watch_samples(training.model, note)
 
     def _facts(self, model: nn.Module, training: Training, size: int) -> dict[str, Any]:
         names = training.names
@@ -423,7 +416,7 @@ class _Reference:
         if self.seen.loads > self.loads_before:
             found.add("data loader")
         if _changes_rate(training.schedule):
-            found.add(parts.SCHEDULER)
+            found.add(patches.SCHEDULER)
         return sorted(found)
 
     @contextlib.contextmanager

@@ -10,7 +10,7 @@ from ddpcheck.run.interventions.gather import alone
 from ddpcheck.run.modes import rounding
 from ddpcheck.run.modes.batches import batches_of
 from ddpcheck.run.modes.registry import mode_of
-from ddpcheck.run.observe import undivided
+from ddpcheck.run.observe import samples
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target.target import Target
 
@@ -42,5 +42,5 @@ def _with_cut_lists(batch: Any, rank: int, world_size: int) -> Any:
         return batch
     size = next(len(t) for t in tree.held(batch) if t.dim())
     start, rows = tree.shard_range(size, rank, world_size)
-    paths = undivided.lists_of_numbers(batch, size)
+    paths = samples.lists_of_numbers(batch, size)
     return tree.cut_lists(batch, paths, slice(start, start + rows))

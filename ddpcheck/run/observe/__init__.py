@@ -1,5 +1,5 @@
-"""Facts of a run: what user code did with its model, its group and its wrapper.
+"""Facts of a run: what user code did with its model, process group and wrapper.
 
-Lives here: what watches calls, collectives, hooks and state while a run trains.
+Lives here: what observes calls, collectives, hooks and state while a run trains.
 Not here: the tensors that are compared (run/record/), any judgement (diagnose/).
 """

@@ -1,8 +1,8 @@
-"""What a loss adds up: the nodes of its graph at which its addends begin.
+"""The addends of a loss: the graph nodes at which they begin, and their gradients.
 
-From the loss, a number, down through sums of numbers and factors without gradient: both
-are linear, so that the gradient of the loss is the sum of the addends' gradients. Each
-can be asked alone, by zeros in the place of what arrives at the others.
+The graph is followed from the loss through sums of numbers and factors without
+gradient. Both are linear, so the gradient of the loss is the sum of the addends'
+gradients. The gradient of one addend is computed by zeroing what arrives at the others.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 
 Constant: TypeAlias = tuple[str, Tensor | float]  # an operation's name, and its operand
-MOST = 8  # of more nothing is asked
-_MOST_OPERATIONS = 16  # that tell addends apart
+MOST = 8  # losses with more addends are not split
+_MOST_OPERATIONS = 16  # names that distinguish addends
 
 _SUMS = {"AddBackward0", "SubBackward0", "RsubBackward1", "StackBackward0"}
 # Linear in their first operand, where no other has a gradient.
 _LINEAR = {f"{name}Backward0" for name in ("Mul", "Div", "Neg", "ToCopy", "Clone")}
-# The same of numbers that were laid side by side; of anything else they make one.
+# Linear in stacked numbers; of anything else they compute one addend.
 _OF_A_STACK = {"SumBackward0", "MeanBackward0"}
 
 
 def nodes(loss: Tensor) -> list[Any]:
-    """Returns where the addends begin, in the order of the sum; [] for one alone.
+    """Returns the nodes of the addends, in the order of the sum.
 
-    And for one that is added twice, or more than `MOST`.
+    [] for a single addend, one that is added twice, or more than `MOST`.
     """
     found: list[Any] = []
     waiting = [loss.grad_fn]
@@ -44,15 +44,15 @@ def nodes(loss: Tensor) -> list[Any]:
 
 
 def kinds(loss: Tensor) -> list[str]:
-    """Returns what each addend is computed by: the names of its operations.
+    """Returns the operations that compute each addend, as names.
 
-    A loop over classes adds up the same of each.
+    Addends of a loop over classes have the same names.
     """
     return [" ".join(_operations(node)) for node in nodes(loss)]
 
 
 def _operations(node: Any) -> Iterator[str]:
-    """Yields the names of the first operations behind a node, each as often as met."""
+    """Yields the names of the first operations behind a node, with repetitions."""
     waiting = [node]
     for _ in range(_MOST_OPERATIONS):
         if not waiting:
@@ -63,10 +63,10 @@ def _operations(node: Any) -> Iterator[str]:
 
 
 def constants(loss: Tensor) -> Iterator[Constant]:
-    """Yields what divides or multiplies a loss, what it adds up, or each sample's.
+    """Yields the constant factors of a loss, of its addends or of each sample's loss.
 
-    For `divisors`: a value is asked for by an operation, where modes that see those
-    have been left.
+    For `divisors`, which reads their values: that is an operation, so it must run
+    outside of modes that observe operations.
     """
     waiting: list[Any] = [loss.grad_fn]
     met: set[Any] = {None}
@@ -80,7 +80,7 @@ def constants(loss: Tensor) -> Iterator[Constant]:
             yield node.name(), operand
         behind = _behind(node)
         if not behind and node.name() in _OF_A_STACK:
-            inside = node.next_functions[0][0]  # what makes a number of each sample
+            inside = node.next_functions[0][0]  # the loss of each sample
             behind = [inside] if inside and inside.name() in _LINEAR else []
         waiting += behind
 
@@ -88,20 +88,20 @@ def constants(loss: Tensor) -> Iterator[Constant]:
 def _operand(node: Any) -> Any:
     try:
         return getattr(node, "_saved_other", None)
-    except RuntimeError:  # it has been written in place since: backward raises, too
+    except RuntimeError:  # written in place since then: backward raises too
         return None
 
 
 def _is_constant(operand: Any) -> TypeGuard[Tensor | float]:
-    """Returns whether an operation is with one number, and gives it no gradient."""
+    """Returns whether an operand is a single number without gradient."""
     if isinstance(operand, Tensor):
         is_one_number = not operand.dim() and not operand.is_complex()
         return is_one_number and not operand.requires_grad
-    return isinstance(operand, int | float)  # of torch's own functions
+    return isinstance(operand, int | float)  # a Python number
 
 
 def divisors(found: Iterable[Constant]) -> Iterator[float]:
-    """Yields by what the constants divide; those that multiply by a quotient, too."""
+    """Yields the divisors among the constants, also 1/n as the divisor n."""
     for name, operand in found:
         value = float(operand)
         if name in ("DivBackward0", "DivBackward1"):
@@ -112,7 +112,7 @@ def divisors(found: Iterable[Constant]) -> Iterator[float]:
 
 
 def keep(every: Sequence[Any], kept: Collection[int]) -> list[Any]:
-    """Lets gradients through these addends alone; returns the hooks."""
+    """Zeroes the gradients at all other addends; returns the hooks."""
     return [
         node.register_prehook(zeros)
         for number, node in enumerate(every)
@@ -121,7 +121,7 @@ def keep(every: Sequence[Any], kept: Collection[int]) -> list[Any]:
 
 
 def gradients(loss: Tensor, at: Sequence[Tensor]) -> Iterator[list[Tensor | None]]:
-    """Yields the gradients of each addend at these tensors; the graph stays."""
+    """Yields the gradients of each addend at these tensors; keeps the graph."""
     every = nodes(loss)
     for number in range(len(every)):
         hooks = keep(every, {number})
@@ -134,7 +134,7 @@ def gradients(loss: Tensor, at: Sequence[Tensor]) -> Iterator[list[Tensor | None
 
 
 def _behind(node: Any) -> list[Any]:
-    """Returns what a node adds up, or makes a multiple of; [] where it does neither."""
+    """Returns the operands of a sum or of a multiple; [] for other nodes."""
     ways = [other for other, _ in node.next_functions] if node is not None else []
     behind = [other for other in ways if other is not None]
     if node is None or not behind:
@@ -149,5 +149,5 @@ def _behind(node: Any) -> list[Any]:
 
 
 def zeros(arrived: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """Returns nothing in the place of what arrives at a node."""
+    """Returns zeros instead of the gradients that arrive at a node."""
     return tuple(None if g is None else torch.zeros_like(g) for g in arrived)

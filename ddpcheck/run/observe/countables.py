@@ -1,8 +1,8 @@
-"""Things in the targets that a loss may divide by: names, and how to count them.
+"""Counts in the targets that a loss may divide by: their names, and how to count.
 
-A local normaliser shows as one ratio N / n_r per rank; which n_r it is, is found among
-these. A name is "PATH KIND [VALUE]", e.g. "labels != -100", and is both what the
-message says and how the intervention counts on every step.
+A local normalizer shows as a ratio N / n_r per rank; n_r is searched among these
+counts. A name is "PATH KIND [VALUE]", e.g. "labels != -100"; messages show it, and the
+intervention counts by it in every step.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ddpcheck.run.spec import SAMPLES
 from ddpcheck.target.target import Target
 
 _SHIFTED = "[:, 1:]"
-_FEWEST = 4  # samples: half an error is no mean of two
+_FEWEST = 4  # samples: a factor 1/2 need not be a mean of two
 _MAX_VALUES = 12  # distinct integer values tried as an ignore value
 
 
 def targets_of(target: Target, batch: Any) -> Any:
-    """Returns what a loss may count in: targets and inputs, or the whole batch.
+    """Returns the data in which a loss may count: targets and inputs, or the batch.
 
-    Losses inside forward count in the inputs (Hugging Face's `labels=`).
+    A loss inside forward counts in the inputs (Hugging Face's `labels=`).
     """
     if isinstance(batch, tree.Collated):
         return batch.mapped(lambda made: targets_of(target, made))
@@ -36,7 +36,7 @@ def targets_of(target: Target, batch: Any) -> Any:
 
 
 def names(targets: Any) -> Iterator[str]:
-    """Yields the names of what can be counted in (a shard of) the targets."""
+    """Yields the names of all counts in (a shard of) the targets."""
     yield SAMPLES
     for path, leaf in tree.tensors(targets):
         name = path or "target"
@@ -54,14 +54,13 @@ def names(targets: Any) -> Iterator[str]:
             yield f"{name} != {value}"
             yield f"{name} == {value}"
             if leaf.dim() > 1:
-                # Language models shift: the first token of a sample predicts, and is
-                # not predicted.
+                # Language models shift the labels: the first token is never predicted.
                 yield f"{name}{_SHIFTED} != {value}"
         yield f"{name} sum"
 
 
 def count(name: str, targets: Any) -> float:
-    """Returns the count of a name; 0 where the targets have no such leaf."""
+    """Returns the count of a name; 0 if the targets have no such leaf."""
     if name == SAMPLES:
         return float(samples(targets))
     path, kind = _split(name)
@@ -73,7 +72,7 @@ def count(name: str, targets: Any) -> float:
 
 
 def part(targets: Any, size: int, rows: slice | Tensor) -> Any:
-    """Returns the targets of some of `size` samples: of what has a row for each."""
+    """Returns the targets of some samples, cut from leaves with `size` rows."""
     if isinstance(targets, tree.Collated):
         return targets.rows(rows)
     return tree.replace(
@@ -85,14 +84,14 @@ def part(targets: Any, size: int, rows: slice | Tensor) -> Any:
 def totals(targets: Any) -> set[int]:
     """Returns the numbers of samples and of elements that a mean may divide by.
 
-    Not those so small that a loss divides by them for other reasons.
+    Small numbers, by which a loss may divide for other reasons, are left out.
     """
     found = {samples(targets), *(t.numel() for t in tree.held(targets))}
     return {n for n in found if n >= _FEWEST}
 
 
 def samples(targets: Any) -> int:
-    """Returns the number of samples: the longest dimension 0, if nothing else says."""
+    """Returns the number of samples, by default the longest dimension 0."""
     known = tree.num_samples(targets)
     if known is not None:
         return known

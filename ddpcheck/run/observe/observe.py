@@ -1,14 +1,15 @@
-"""What the target did with torch.distributed and DDP during a run.
+"""Observes what the target does with torch.distributed and DDP during a run.
 
-Patches of classes and module functions, inside a rank and for the length of one run.
+It patches classes and module functions, inside a rank and for one run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,12 +22,120 @@ from torch.utils.data import DataLoader
 from ddpcheck.run import private
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.averaged import AS_BUILT
-from ddpcheck.run.observe import calls, clipping, held, parts, sync_flag
-from ddpcheck.run.observe.held import Wrapped
-from ddpcheck.run.observe.hook_sketches import Told, watched
-from ddpcheck.run.observe.written import Written
+from ddpcheck.run.observe import patches, wrapping
+from ddpcheck.run.observe.sketches import HookSketch, sketching
+from ddpcheck.run.observe.wrapping import Wrapped
 from ddpcheck.run.process import callers
-from ddpcheck.run.spec import IDLE, CollectiveCount, CollectiveEnd
+from ddpcheck.run.spec import (
+    IDLE,
+    BackwardCount,
+    CollectiveCount,
+    CollectiveEnd,
+    ForwardCount,
+)
+
+
+@dataclass(slots=True)
+class Written:
+    """Counts writes of a step into gradients that are incomplete or local.
+
+    `early`: writes between two backwards of an update, into a partial sum. `alone`:
+    writes between a backward and the first exchange after it, into the gradients of the
+    rank alone. `late`: writes before an update without any exchange.
+    """
+
+    parameters: Callable[[], Mapping[str, Tensor]] = dict
+    early: int = 0
+    alone: int = 0
+    late: int = 0
+    left: int = 0  # version counters when the last backward ended
+    grads: list[Tensor] = field(default_factory=list)  # at that moment
+    is_own: bool = False  # nothing was exchanged since then
+
+    def before_backward(self, *, is_first: bool) -> None:
+        """Checks the gradients to which a backward adds; the first adds to none."""
+        if not is_first and self._times() > self.left:
+            self.early += 1
+
+    def after_backward(self) -> None:
+        """Notes the gradients after a backward."""
+        self.left, self.grads = self._times(), self._now()
+        self.is_own = True
+
+    def before_exchange(self) -> None:
+        """Checks the gradients before the first exchange after a backward."""
+        if self.is_own and self._times() > self.left:
+            self.alone += 1
+        self.is_own = False
+
+    def updated(self) -> None:
+        """Checks the gradients that an update uses."""
+        if self.is_own and (self._times() > self.left or self._has_others()):
+            self.late += 1
+        self.grads = []
+        self.is_own = False
+
+    def _times(self) -> int:
+        return sum(map(private.version, self._now()))
+
+    def _has_others(self) -> bool:
+        """Returns whether the gradient of a parameter was replaced since then."""
+        known = set(map(id, self.grads))
+        return any(id(grad) not in known for grad in self._now())
+
+    def _now(self) -> list[Tensor]:
+        grads = (p.grad for p in self.parameters().values())
+        return [grad for grad in grads if grad is not None]
+
+
+_MAX_FRAMES = 40
+
+
+def collective_call(
+    name: str, count: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> CollectiveCount:
+    """Returns the event of a collective called with these arguments.
+
+    Its tensor is the first that is passed directly, else the first of a list.
+    """
+    values = [*args, *kwargs.values()]
+    tensor = next(_tensors(values), None)
+    groups = [v for v in values if isinstance(v, dist.ProcessGroup)]
+    return CollectiveCount(
+        count=count,
+        name=name,
+        shape=None if tensor is None else tuple(tensor.shape),
+        dtype="" if tensor is None else str(tensor.dtype).removeprefix("torch."),
+        where=_where(),
+        of_all=all(group is dist.group.WORLD for group in groups),
+    )
+
+
+def with_step(
+    event: CollectiveCount | CollectiveEnd, step: int
+) -> CollectiveCount | CollectiveEnd:
+    """Returns the event with the step, if it has one."""
+    return replace(event, step=step) if isinstance(event, CollectiveCount) else event
+
+
+def _tensors(values: list[Any]) -> Iterator[torch.Tensor]:
+    yield from (v for v in values if isinstance(v, torch.Tensor))
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from (v for v in value if isinstance(v, torch.Tensor))
+
+
+def _where() -> str:
+    """Returns the innermost frame of user code: "file.py:12"."""
+    frame = callers.frame(1)
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            break
+        if not callers.module_of(frame).startswith(("torch.", "ddpcheck.")):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
 
 _ASKED = ("is_initialized", "get_world_size", "get_rank", "is_available")
 _COLLECTIVES = (
@@ -45,9 +154,9 @@ _COLLECTIVES = (
     "all_to_all_single",
     "barrier",
 )
-# What two ranks do. Not isend and irecv: torch asks of a batch of them if they are its.
+# Point-to-point. Not isend and irecv: torch compares them by identity in a batch.
 _PAIRWISE = ("batch_isend_irecv", "send", "recv")
-# Those that tell a rank what the others have, and not whose alone it takes.
+# Those whose result depends on the values of several ranks.
 _REDUCING = frozenset(_COLLECTIVES) - {
     "broadcast",
     "broadcast_object_list",
@@ -55,7 +164,7 @@ _REDUCING = frozenset(_COLLECTIVES) - {
     "barrier",
 }
 
-# What takes a deadline for exchanges.
+# Functions that take a timeout for exchanges.
 _TIMED = ("init_process_group", "monitored_barrier", "new_group", "new_subgroups")
 
 
@@ -64,10 +173,10 @@ class Observed:
     """Facts of one run."""
 
     asks_distributed: bool = False
-    asks_rank: int = 0  # times that user code did so for its rank, not in a forward
+    asks_rank: int = 0  # calls of get_rank by user code outside of a forward
     collectives: list[str] = field(default_factory=list)
-    passed: int = 0  # exchanges with another rank alone
-    in_backward: int = 0  # collectives that a hook or an autograd function calls there
+    passed: int = 0  # point-to-point exchanges
+    in_backward: int = 0  # collectives called by hooks or autograd functions
     wrapped: list[Wrapped] = field(default_factory=list)
     # In order: F a DDP forward, B a backward, G autograd.grad of parameters called by
     # user code, [ ] no_sync entered and left, S an optimizer step.
@@ -75,33 +184,35 @@ class Observed:
     callers: list[int] = field(default_factory=list)  # which DDP object, for each F
     nested_backwards: int = 0
     comm_hooks: int = 0
-    hook_sketches: list[Told] = field(default_factory=list)  # of the first calls
+    hook_sketches: list[HookSketch] = field(default_factory=list)  # of the first calls
     loads: int = 0  # times that a DataLoader was iterated
-    parts: set[str] = field(default_factory=set)  # of a training loop, see parts.py
-    # Of each join: whether it divides by all ranks, also by those that have joined.
+    parts: set[str] = field(default_factory=set)  # of a training loop, see patches.py
+    # For each join(): whether it divides by the initial world size.
     joins: list[bool] = field(default_factory=list)
     in_forward: bool = False  # of DDP
     backwards_in_forward: int = 0
-    slopes: int = 0  # calls of autograd.grad for other tensors: an input, a penalty
+    slopes: int = 0  # calls of autograd.grad for other tensors, as an input
     opaque_output: str = ""  # type of an output in which DDP finds no tensors
     # Whether Module.to, .half, .cuda, ... was called after a DDP object was built, on a
     # module that shares parameters with it or is now of another precision than the run.
     applied_after_wrap: bool = False
     on_forward: Callable[[], None] | None = None
     on_backward: Callable[[int], None] | None = None
-    on_timeout: Callable[[], None] | None = None  # a group or a barrier has its own
+    on_timeout: Callable[[], None] | None = (
+        None  # called when a group or a barrier has its own timeout
+    )
     on_collective: Callable[[CollectiveCount | CollectiveEnd], None] | None = None
     depth: int = 0
     updates_in_backward: bool = False  # weights were written while backward ran
     early_clips: int = 0  # clippings that a backward of the same step followed
-    reduced_after_clip: bool = False  # whatever it was
+    reduced_after_clip: bool = False  # any tensor
     has_clipped: bool = False
     clips: int = 0  # how often gradients were clipped by norm
     hooked: set[int] = field(default_factory=set)  # ids of parameters, by user code
-    hooked_others: int = 0  # tensor hooks on what is no parameter, by user code
+    hooked_others: int = 0  # tensor hooks on other tensors, by user code
     late_hooks: int = 0  # post-accumulate hooks by user code
     written: Written = field(default_factory=Written)  # gradients, by the step
-    before_update: int = 0  # collectives up to the last optimizer step's beginning
+    before_update: int = 0  # collectives before the last optimizer step began
 
     def clipped(self) -> None:
         """Notes that gradients were clipped by norm."""
@@ -117,7 +228,7 @@ class Observed:
 
     @property
     def exchanges(self) -> int:
-        """How often the rank has asked others, all of them or one."""
+        """The number of collectives and point-to-point exchanges."""
         return len(self.collectives) + self.passed
 
     @property
@@ -127,25 +238,25 @@ class Observed:
 
     @property
     def reduces_in_update(self) -> bool:
-        """Whether an optimizer step that ends now makes one tensor of all ranks'.
+        """Whether an optimizer step that ends now has combined values of ranks.
 
-        One that broadcasts what each rank has updated only hands it on.
+        A broadcast of the weights that one rank has updated does not count.
         """
         return any(name in _REDUCING for name in self.collectives[self.before_update :])
 
 
 @contextlib.contextmanager
 def observing() -> Iterator[Observed]:
-    """Records into the yielded object until left."""
+    """Records into the yielded object within the context."""
     seen = Observed()
     before = [getattr(owner, name) for owner, name, _ in _OBSERVED]
     for (owner, name, observer), function in zip(_OBSERVED, before, strict=True):
         setattr(owner, name, observer(seen, function))
     try:
         with (
-            clipping.noticed(seen.clipped),
-            sync_flag.watched(seen.events.append),
-            parts.noticed(seen.parts),
+            patches.clips_noticed(seen.clipped),
+            patches.sync_flag_watched(seen.events.append),
+            patches.parts_noticed(seen.parts),
         ):
             yield seen
     finally:
@@ -183,7 +294,7 @@ def _noting(seen: Observed, function: Any, *, name: str) -> Any:
         count = len(seen.collectives)
         if not seen.on_collective:
             return function(*args, **kwargs)
-        seen.on_collective(calls.described(name, count, args, kwargs))
+        seen.on_collective(collective_call(name, count, args, kwargs))
         result = function(*args, **kwargs)
         if not isinstance(result, dist.Work):  # what async_op=True returns
             seen.on_collective(CollectiveEnd(count=count))
@@ -213,7 +324,7 @@ def _timing(seen: Observed, function: Any) -> Any:
 
 def _building(seen: Observed, function: Any) -> Any:
     def build(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        before = held.parameters(module)
+        before = wrapping.held_parameters(module)
         function(self, module, *args, **kwargs)
         vars(self)[AS_BUILT] = frozenset(vars(self))
         seen.wrapped.append(Wrapped(module=self, parameters=before))
@@ -268,7 +379,7 @@ def _running_backward(seen: Observed, function: Any) -> Any:
 
 
 def _versions(seen: Observed) -> int:
-    """Returns a number that grows when a wrapped parameter is written."""
+    """Returns the sum of version counters of all wrapped parameters."""
     tensors = [h.tensor for wrapped in seen.wrapped for h in wrapped.parameters]
     return sum(map(private.version, tensors))
 
@@ -288,9 +399,9 @@ def _grading(seen: Observed, function: Any) -> Any:
 
 
 def _asks_for_parameters(inputs: Any) -> bool:
-    """Returns whether gradients of parameters are asked for.
+    """Returns whether the inputs of autograd.grad are parameters.
 
-    Those of a model's input are a penalty's or a force, which a backward goes through.
+    Gradients at the model's input are part of a loss: a penalty, or a force.
     """
     if isinstance(inputs, Mapping):
         inputs = inputs.values()
@@ -321,7 +432,7 @@ def _registering_late(seen: Observed, function: Any) -> Any:
 def _hooking(seen: Observed, function: Any) -> Any:
     def register(self: Any, state: Any, hook: Any) -> Any:
         seen.comm_hooks += 1
-        return function(self, state, watched(hook, seen.hook_sketches))
+        return function(self, state, sketching(hook, seen.hook_sketches))
 
     return register
 
@@ -346,7 +457,7 @@ def _applying(seen: Observed, function: Any) -> Any:
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not seen.wrapped or seen.applied_after_wrap:
             return function(self, *args, **kwargs)
-        before = _ids(self)  # what converts may make new parameters
+        before = _ids(self)  # a conversion may create new parameters
         converted = function(self, *args, **kwargs)
         if _is_wrapped(seen, before) or _has_other_precision(self):
             seen.applied_after_wrap = True
@@ -360,13 +471,13 @@ def _ids(module: nn.Module) -> set[int]:
 
 
 def _is_wrapped(seen: Observed, ids: set[int]) -> bool:
-    """Returns whether any of the parameters is one that DDP took."""
+    """Returns whether DDP holds any of the parameters."""
     every = (parameter for wrapped in seen.wrapped for parameter in wrapped.parameters)
     return any(id(parameter.tensor) in ids for parameter in every)
 
 
 def _has_other_precision(module: nn.Module) -> bool:
-    """Returns whether it holds numbers that the run's own would be rounded to."""
+    """Returns whether a floating point tensor has another dtype than the run."""
     tensors = contents.tensors(module)
     return any(
         tensor.is_floating_point() and tensor.dtype != torch.get_default_dtype()
@@ -375,16 +486,16 @@ def _has_other_precision(module: nn.Module) -> bool:
 
 
 def _has_visible_tensors(output: Any) -> bool:
-    """Returns whether torch's own walk, which DDP uses, finds a tensor."""
+    """Returns whether torch's pytree, which DDP uses, finds a tensor."""
     return any(isinstance(leaf, torch.Tensor) for leaf in private.leaves(output))
 
 
 def _is_ours() -> bool:
-    """Returns whether ddpcheck itself calls the collective, for its own purposes."""
+    """Returns whether ddpcheck itself calls the collective."""
     return callers.module_of(callers.frame(2)).startswith("ddpcheck.run.")
 
 
-# What is replaced for the length of a run: whose, its name, what makes the other.
+# What is patched during a run: owner, name, factory of the replacement.
 _OBSERVED: tuple[tuple[Any, str, Callable[[Observed, Any], Any]], ...] = (
     *((dist, name, functools.partial(_asking, name=name)) for name in _ASKED),
     *(
@@ -405,3 +516,31 @@ _OBSERVED: tuple[tuple[Any, str, Callable[[Observed, Any], Any]], ...] = (
     (torch.Tensor, "register_hook", _registering),
     (torch.Tensor, "register_post_accumulate_grad_hook", _registering_late),
 )
+
+
+def report_calls(
+    seen: Observed, emit: Callable[[Any], None], step: Callable[[], int]
+) -> None:
+    """Emits events of backwards as they begin, and of further DDP forwards of a step.
+
+    Not of the first forward, which every step has: an event costs time.
+
+    Args:
+        seen: observes the run.
+        emit: sends an event.
+        step: returns the step of the rank.
+    """
+    forwards: Counter[int] = Counter()
+
+    def forward() -> None:
+        # torch.compile around DDP traces this function too, where the counts become
+        # symbols that some versions of torch cannot handle.
+        if torch.compiler.is_compiling():
+            return
+        forwards[step()] += 1
+        count, trains = forwards[step()], torch.is_grad_enabled()
+        if count > 1:
+            emit(ForwardCount(count=count, step=step(), trains=trains))
+
+    seen.on_forward = forward
+    seen.on_backward = lambda count: emit(BackwardCount(count=count, step=step()))

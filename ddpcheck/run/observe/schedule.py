@@ -1,4 +1,4 @@
-"""Learning rates and their kin at every update: recorded, and put in force."""
+"""Learning rates and other numbers of parameter groups: recorded, and replayed."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def enforced(
     grouped: Sequence[Members],
     parameters: Callable[[], Mapping[str, Tensor]],
 ) -> Iterator[None]:
-    """Gives the k-th update of the run the numbers of `updates[k]`.
+    """Runs the k-th update of the run with the numbers of `updates[k]`.
 
     Args:
-        updates: (step, numbers of every group) in order, as one process had them.
-        grouped: which parameters were in each of these groups, update by update.
-        parameters: gives what is trained in this run, by name.
+        updates: (step, numbers of every group) of the single-process run, in order.
+        grouped: the parameters in each of these groups, per update.
+        parameters: returns the trained tensors of this run, by name.
     """
     given = _Given(list(zip(updates, grouped, strict=True)), parameters)
     hooks = (
@@ -69,15 +69,15 @@ def enforced(
 
 @dataclass(slots=True)
 class _Given:
-    """What one process had, in force during the updates of a run."""
+    """The single-process numbers, applied during the updates of a run."""
 
     left: list[tuple[tuple[int, list[Group]], Members]]
     parameters: Callable[[], Mapping[str, Tensor]]
-    # The groups of an optimizer that has other ones during its update.
+    # The original groups of an optimizer whose groups are replaced during its update.
     own: list[dict[str, Any]] = field(default_factory=list)
 
     def before_update(self, optimizer: Any, *_: Any) -> None:
-        """Gives the optimizer the numbers, and the groups where it has other ones."""
+        """Sets the optimizer's numbers, and its groups if they differ."""
         if not self.left:
             return
         groups = getattr(optimizer, "param_groups", [])
@@ -94,7 +94,7 @@ class _Given:
                 _put(group, name, value)
 
     def after_update(self, optimizer: Any, *_: Any) -> None:
-        """Gives it back its own: a scheduler has a number for each that it knows."""
+        """Restores the original groups, which a scheduler relies on."""
         if self.own:
             optimizer.param_groups[:] = self.own
             self.own = []
@@ -106,7 +106,7 @@ def _grouped(
     names: Members,
     parameters: Mapping[str, Tensor],
 ) -> list[dict[str, Any]] | None:
-    """Returns the groups that one process has, None where others are in them."""
+    """Returns the single-process groups, None if the parameters differ."""
     held = {id(p) for group in groups for p in group["params"]}
     theirs = names or (tuple(n for n, p in parameters.items() if id(p) in held),)
     here = [[parameters[n] for n in each if n in parameters] for each in theirs]

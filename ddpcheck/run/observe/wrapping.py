@@ -1,24 +1,85 @@
-"""What the DDP objects of a run hold, against what is trained: facts, no judgement."""
+"""The parameters that the DDP objects of a run hold, compared with those trained."""
 
 from __future__ import annotations
 
 import re
 import traceback
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.averaged import AS_BUILT, is_ddp
 from ddpcheck.run.model.names import Names, shortener
-from ddpcheck.run.observe.held import Wrapped, accumulator
+
+# Attribute of the wrapped module with names that DDP ignores.
+_IGNORED = "_ddp_params_and_buffers_to_ignore"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A parameter as it was when DDP was built."""
+
+    tensor: torch.Tensor  # a reference, as ids are reused
+    required_grad: bool
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+    address: int = 0  # of its first element; 0: not known
+    accumulator: Any = None  # the node that DDP's hooks are on; None: not known
+    shape: torch.Size | None = None  # None: not known
+
+
+def accumulator(parameter: torch.Tensor) -> Any:
+    """Returns the node that accumulates the gradient, None if it requires none.
+
+    A conversion of dtype or device gives the parameter another node.
+    """
+    if not parameter.requires_grad:
+        return None
+    return torch.autograd.graph.get_gradient_edge(parameter).node
+
+
+@dataclass(slots=True)
+class Wrapped:
+    """One DDP object, and the parameters of the model when it was built."""
+
+    module: DistributedDataParallel
+    parameters: list[Held]
+    forwards: int = 0
+
+
+def held_parameters(module: nn.Module) -> list[Held]:
+    """Returns the current parameters of a module that DDP would reduce."""
+    ignored = getattr(module, _IGNORED, ())
+    return [
+        Held(
+            p,
+            p.requires_grad,
+            p.dtype,
+            p.stride(),
+            p.data_ptr(),
+            accumulator(p),
+            p.shape,
+        )
+        if _is_dense(p)
+        else Held(p, p.requires_grad, p.dtype, ())
+        for name, p in contents.named_parameters(module)
+        if name not in ignored
+    ]
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not torch.nn.parameter.is_lazy(tensor)
+
 
 _WRAPPERS = (DistributedDataParallel, nn.DataParallel)
 
 
 def broadcast_buffers(model: nn.Module) -> list[str]:
-    """Returns the buffers, by stripped name, that a DDP object sends to all ranks."""
+    """Returns the names of the buffers that a DDP object broadcasts."""
     inside = {
         id(buffer)
         for module in contents.modules(model)
@@ -32,9 +93,9 @@ def broadcast_buffers(model: nn.Module) -> list[str]:
 
 
 def set_on_wrappers(wrapped: list[Wrapped]) -> list[str]:
-    """Returns attributes set on a DDP object, where the model inside has its own.
+    """Returns attributes set on a DDP object that the wrapped model has too.
 
-    DDP hands none on: the model goes by what it has had before.
+    DDP does not forward them: the model still uses its old value.
     """
     return sorted(
         {
@@ -49,11 +110,11 @@ def set_on_wrappers(wrapped: list[Wrapped]) -> list[str]:
 
 
 def lacking(error: BaseException) -> dict[str, tuple[str, str]]:
-    """Returns what user code asked a wrapper for that only the model inside has.
+    """Returns the attribute that a wrapper lacks and only the wrapped model has.
 
-    As the fact "lacks": its name, and "call" for what was to be called, a method or a
-    part of the model, "part" for a part that was not, "value" for anything else. Empty
-    for another error.
+    As the fact "lacks": its name, and "call" for a method or submodule that was to be
+    called, "part" for a submodule that was not, "value" for anything else. Empty for
+    other errors.
     """
     name, wrapper = getattr(error, "name", None), getattr(error, "obj", None)
     if not isinstance(error, AttributeError) or not isinstance(wrapper, _WRAPPERS):
@@ -68,7 +129,7 @@ def lacking(error: BaseException) -> dict[str, tuple[str, str]]:
 
 
 def _calls(error: BaseException, name: str) -> bool:
-    """Returns whether the line that asked for an attribute calls it, by its source."""
+    """Returns whether the source line that reads the attribute calls it."""
     lines = [f.line or "" for f in traceback.extract_tb(error.__traceback__)]
     asked = rf"\.\s*{re.escape(name)}\s*\("
     return any(re.search(asked, line) for line in lines)
@@ -77,10 +138,10 @@ def _calls(error: BaseException, name: str) -> bool:
 def in_use(
     wrapped: list[Wrapped], model: nn.Module, parameters: dict[str, Tensor]
 ) -> list[Wrapped]:
-    """Returns the DDP objects that are meant to train the model.
+    """Returns the DDP objects that train the model.
 
-    Those in its tree; where there are none, those that hold parameters of it: a DDP
-    around a part of the model may be kept anywhere.
+    Those in its module tree; if there are none, those that hold parameters of it: a DDP
+    object around a part of the model may be stored anywhere.
     """
     alive = {id(m) for m in contents.modules(model)}
     inside = [w for w in wrapped if id(w.module) in alive]
@@ -97,7 +158,7 @@ def frozen(wrapped: list[Wrapped], parameters: dict[str, Tensor]) -> list[str]:
 
 
 def unfrozen(wrapped: list[Wrapped], parameters: dict[str, Tensor]) -> list[str]:
-    """Returns the names of parameters that required none when DDP was built, and do."""
+    """Returns the names of parameters that require a gradient only since then."""
     required = {id(h.tensor): h.required_grad for w in wrapped for h in w.parameters}
     return [
         n
@@ -111,18 +172,18 @@ def facts(
 ) -> dict[str, Any]:
     """Returns, by parameter name, how each trained tensor relates to the reducers.
 
-    `outside`: in no DDP object, in nobody's place; `replaced`: in no DDP object, and
-    not the tensor that the model was built with; `resized`: of another shape than when
-    DDP was built; `converted`: its dtype or its strides (memory format) were others, or
-    were others in between, which leaves DDP's hooks on a node that no backward comes
-    to; `moved`: its memory was another. And `gone`: the model has it no more, and a
-    reducer waits for its gradient.
+    `outside`: in no DDP object, and not a replacement; `replaced`: in no DDP object,
+    and not the tensor that the model was built with; `resized`: its shape has changed
+    since DDP was built; `converted`: its dtype or strides (memory format) have changed,
+    or changed in between, which leaves DDP's hooks on a node that backward does not
+    reach; `moved`: its memory has changed. And `gone`: the model does not hold it any
+    more, and a reducer waits for its gradient.
     """
     held = {id(entry.tensor): entry for w in wrapped for entry in w.parameters}
     kinds = ("outside", "replaced", "resized", "converted", "moved")
     found: dict[str, list[str]] = {key: [] for key in kinds}
     is_whole = names.are_all_in(parameters)
-    # Below a DDP object that does not know it: it came later.
+    # Inside a DDP object that does not hold it: added later.
     below = {id(p) for w in wrapped for p in contents.parameters(w.module)}
     for name, parameter in parameters.items():
         entry = held.get(id(parameter))

@@ -17,9 +17,9 @@ from ddpcheck.compare.trace import Reader, as_dense
 from ddpcheck.run.model import contents
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model.names import Names, shortener
-from ddpcheck.run.observe import clipping, wrapping
-from ddpcheck.run.observe.held import Wrapped
+from ddpcheck.run.observe import patches, wrapping
 from ddpcheck.run.observe.observe import Observed
+from ddpcheck.run.observe.wrapping import Wrapped
 from ddpcheck.run.process import compiling
 from ddpcheck.run.record import flattened
 from ddpcheck.run.steps import Training
@@ -147,8 +147,8 @@ def at_end(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any
         "early_changes": seen.written.early,
         "changes_alone": seen.written.alone,
         "late_changes": seen.written.late,
-        "hooks_on_the_way": clipping.hooks_on_the_way(bare, seen.hooked_others),
-        "hooked": clipping.hooked_parameters(bare, seen.hooked),
+        "hooks_on_the_way": patches.hooks_on_the_way(bare, seen.hooked_others),
+        "hooked": patches.hooked_parameters(bare, seen.hooked),
         "late_hooks": seen.late_hooks,
         "static_graph": any(module.static_graph for module in ddp),
         "bucket_view": any(module.gradient_as_bucket_view for module in ddp),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ddpcheck.compare.trace import Index, Writer
 from ddpcheck.run.model import contents
-from ddpcheck.run.observe.naming_steps import names_a_step
+from ddpcheck.run.observe.used_names import names_a_step
 from ddpcheck.run.steps import OF_OTHERS, Training
 
 

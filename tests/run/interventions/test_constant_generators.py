@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from ddpcheck.run.interventions.constant_generators import constant_generators
-from ddpcheck.run.observe import generators
+from ddpcheck.run.observe import external_state
 
 pytestmark = pytest.mark.usefixtures("seeded", "same_generators")
 
@@ -96,13 +96,13 @@ def test_generators_that_a_model_holds_draw_constants_and_are_put_back() -> None
 
 def test_states_of_generators_that_a_model_holds_tell_of_draws() -> None:
     model = _Noisy()
-    assert generators.states(nn.Identity()) == 0
-    seen = [generators.states(model)]
+    assert external_state.generator_states(nn.Identity()) == 0
+    seen = [external_state.generator_states(model)]
     for draw in (model.state.rand, model.inner.python.random):
         draw()
-        seen.append(generators.states(model))
+        seen.append(external_state.generator_states(model))
     assert len(set(seen)) == 3
-    assert generators.states(_Noisy()) == seen[0]
+    assert external_state.generator_states(_Noisy()) == seen[0]
 
 
 def test_temporary_files_have_names_of_their_own() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run.modes.virtual.group import NotSimulatedError, World
-from ddpcheck.run.observe.held import accumulator
+from ddpcheck.run.observe.wrapping import accumulator
 
 _UNFINISHED = (
     "Expected to have finished reduction in the prior iteration before starting a new "

@@ -1,19 +1,28 @@
-"""State beside the model: what training code keeps outside parameters and buffers.
+"""External state: what training code keeps outside parameters and buffers.
 
-The centre in a criterion, an average in a trainer, counts in a plain attribute of a
-module. DDP sends none of it and no run is judged by it, but gradients of later steps
-are made with it: where they differ, it may be why. One process writes what moved in a
-step; a rank says what differs, and, for an intervention, takes one process's.
+For example a centre in a criterion, an average in a trainer, counts in a plain
+attribute of a module. DDP does not send it and no run is judged by it, but gradients of
+later steps depend on it, so it may be why they differ. The single-process run writes
+what changes in a step; a rank notes what differs, and an intervention can set it to the
+single-process values.
+
+An average of the weights is often a dict by parameter name or a list in their order. It
+is recognized by its values, unlike gradients or their squares.
+
+Of generators of numpy and Python, whose draws cannot be observed, the state is
+compared.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 import re
+import sys
 import types
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,18 +33,20 @@ from torch import Tensor, nn
 from ddpcheck.compare.trace import Reader
 from ddpcheck.run.intervention import substituted
 from ddpcheck.run.model import contents
-from ddpcheck.run.observe import sight
-from ddpcheck.run.observe.weight_copies import keys_of_weights
+from ddpcheck.run.observe import used_names
 from ddpcheck.run.private import version
+from ddpcheck.run.process import fingerprint, modules
 from ddpcheck.run.spec import FEW, KeptOtherwise, RunSpec
 from ddpcheck.target.target import Target
 
 QUANTITY = "beside"
 
-_MOST = 2_000  # things that are looked at
+_MOST = 2_000  # objects that are visited
 _MOST_ENTRIES = 64  # of a list, or a dict
-_MOST_BYTES = 1 << 26  # of what moved in a step, and of an array that may have moved
-MODULES_OWN = set(vars(nn.Module()))  # hooks and what torch keeps: not the user's
+_MOST_BYTES = (
+    1 << 26
+)  # of what changed in a step, and of an array that may have changed
+MODULES_OWN = set(vars(nn.Module()))  # attributes of torch: hooks, parameters, ...
 _OPTIMIZERS_OWN = {"defaults", "state", "param_groups"}
 _CONTAINERS: tuple[type, ...] = (list, tuple, dict)
 _ITEM = re.compile(r"\[\d+\]$")
@@ -43,10 +54,10 @@ _ITEM = re.compile(r"\[\d+\]$")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A number or tensor that is kept somewhere, and how it is written.
+    """A number or tensor of the external state, and how to write it.
 
-    `mark` is another one when the value has been written or replaced. `is_weight`: it
-    is a parameter of some module, or a copy of the model's; `is_buffer`: a buffer.
+    `mark` changes when the value is written or replaced. `is_weight`: it is a parameter
+    of some module, or a copy of one of the model's; `is_buffer`: a buffer.
     """
 
     value: Tensor
@@ -56,13 +67,13 @@ class Place:
     is_buffer: bool = False
 
 
-class Beside:
-    """What is in sight of a target's functions and its model, but for the model's own.
+class ExternalState:
+    """The state that a target's functions and model can reach, without the model's own.
 
     Args:
-        target: whose loss and training step are looked at.
+        target: its loss and training step are searched.
         model: bare, built from the target.
-        optimizer: that trains it; what training code hangs on it is looked at.
+        optimizer: its attributes that training code has set are searched.
     """
 
     def __init__(self, target: Target, model: nn.Module, optimizer: Any) -> None:
@@ -70,16 +81,17 @@ class Beside:
         self._optimizer = optimizer
         self._model = model
         self._marks: dict[str, tuple[Any, ...]] = {}
-        self._moving: set[str] = set()  # what has moved in some step
+        self._moving: set[str] = set()  # what has changed in some step
 
     def begin(self) -> None:
-        """Notes what there is before the first step."""
+        """Notes the state before the first step."""
         self._marks = {name: place.mark for name, place in self.places().items()}
 
     def moved(self) -> dict[str, Tensor]:
-        """Returns what was made, replaced or written since, by name, up to a size.
+        """Returns what was created, replaced or written since, by name, up to a size.
 
-        And a few numbers that stay this time, as those of ranks may not.
+        Small values that changed in an earlier step are included: those of ranks may
+        have changed in this one.
         """
         found: dict[str, Tensor] = {}
         room, marks = _MOST_BYTES, dict[str, tuple[Any, ...]]()
@@ -105,26 +117,26 @@ class Beside:
 
 
 def tensors_in_attributes(model: nn.Module) -> list[Tensor]:
-    """Returns what the model's modules keep in plain attributes, and further inside."""
+    """Returns the tensors in plain attributes of the model's modules."""
     return [place.value for place in _walk_through(model).found.values()]
 
 
-def look(
-    kept: Beside,
+def compare_state(
+    kept: ExternalState,
     reader: Reader,
     spec: RunSpec,
     step: int,
     noted: dict[str, KeptOtherwise],
 ) -> None:
-    """Notes what a rank keeps otherwise than one process after a step.
+    """Notes which external state of a rank differs from the single-process run.
 
-    What fixes substitute beside the model has one process's values afterwards.
+    What fixes substitute of it is then set to the single-process values.
     """
     written = reader.names(QUANTITY, step)
     if not written:
         return
     places = kept.places()
-    # Of a history that grows all that is added, too.
+    # All items of a list that grows are set.
     asked = {_collection(n) for n in substituted(spec.fixes, "beside") or ()}
     for name in written.keys() & places.keys():
         reference, place = reader.get(QUANTITY, step, name), places[name]
@@ -185,9 +197,9 @@ class _Walk:
     def visit(
         self, path: str, value: Any, write: Callable[[Any], object] | None
     ) -> None:
-        """Takes in a value and what can be reached from it.
+        """Visits a value and what can be reached from it.
 
-        `write` puts another object in its place; None where nothing can.
+        `write` replaces it by another object; None where that is impossible.
         """
         if type(value) is float:
             if write is not None:
@@ -224,7 +236,7 @@ class _Walk:
     def _container(self, path: str, container: Any) -> None:
         copies = keys_of_weights(container, self._weights)
         for number, (key, held) in enumerate(_entries(container)):
-            # What shows where it lies in memory has another name on a rank.
+            # A repr with a memory address differs on a rank.
             shown = repr(key) if isinstance(key, str | int) else f"#{number}"
             inner = f"{path}[{shown}]"
             self.visit(inner, held, _writer(container, key))
@@ -232,15 +244,20 @@ class _Walk:
                 self.found[inner] = replace(self.found[inner], is_weight=True)
 
     def _function(self, function: Any) -> None:
-        """Visits what a function closes over, and the globals that it names."""
-        if not isinstance(function, types.FunctionType) or sight.is_torchs(function):
+        """Visits the closure of a function, and the globals that it uses."""
+        if not isinstance(function, types.FunctionType) or used_names.is_of_torch(
+            function
+        ):
             return
         names = function.__code__.co_freevars
         for name, cell in zip(names, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # not assigned yet
                 self.visit(name, cell.cell_contents, None)
-        if not sight.is_librarys(function):
-            held, used = function.__globals__, sorted(sight.names_in(function.__code__))
+        if not used_names.is_of_library(function):
+            held, used = (
+                function.__globals__,
+                sorted(used_names.names_in(function.__code__)),
+            )
             for name in used:
                 if name in held:
                     self.visit(name, held[name], _writer(held, name))
@@ -260,13 +277,13 @@ class _Walk:
         self.attributes(path, module)
 
     def attributes(self, path: str, module: nn.Module) -> None:
-        """Visits the plain attributes of a module, which no state_dict has."""
+        """Visits the plain attributes of a module, which are in no state_dict."""
         held = vars(module)
         own = {n: v for n, v in held.items() if n not in MODULES_OWN}
         self._held(path, own, held, type(module))
 
     def _hung_on(self, path: str, optimizer: torch.optim.Optimizer) -> None:
-        """Visits what is not the optimizer's: its state follows from gradients."""
+        """Visits attributes set on the optimizer; its state follows from gradients."""
         for name, value in list(vars(optimizer).items()):
             if not name.startswith("_") and name not in _OPTIMIZERS_OWN:
                 write = _writer(vars(optimizer), name)
@@ -275,7 +292,7 @@ class _Walk:
     def _held(
         self, path: str, named: dict[str, Any], holder: dict[str, Any], kind: type
     ) -> None:
-        if sight.is_torchs(kind):
+        if used_names.is_of_torch(kind):
             return
         for name, value in list(named.items()):
             self.visit(f"{path}.{name}", value, _writer(holder, name))
@@ -298,7 +315,8 @@ def _of_tensor(tensor: Tensor) -> Place | None:
             tensor.data.copy_(reference)
 
     is_weight = isinstance(tensor, nn.Parameter)
-    # Both: writing to `.data` counts no version, and large tensors take their time.
+    # Both: writing to `.data` counts no version, and checksums of large tensors are
+    # slow.
     is_small = tensor.nbytes <= _MOST_BYTES
     content = _checksum(tensor.detach()) if is_small else 0
     return Place(tensor, write, (id(tensor), version(tensor), content), is_weight)
@@ -316,7 +334,7 @@ def _of_array(array: np.ndarray[Any, Any]) -> Place | None:
 
 
 def _checksum(tensor: Tensor) -> int:
-    """Returns a number of the tensor's bytes; at a gigabyte per second, or so."""
+    """Returns a checksum of the tensor's bytes, at about a gigabyte per second."""
     flat = tensor.reshape(-1).contiguous().cpu()
     return zlib.crc32(flat.view(torch.uint8).numpy().data)
 
@@ -341,3 +359,90 @@ def _writer(container: Any, key: Any) -> Callable[[Any], object] | None:
         container[key] = value
 
     return write
+
+
+_WRAPPERS = "module."  # prefix of the names in a wrapper
+_LONG = 4  # times as many entries at most: an average may include buffers and steps
+_NEAR = 0.25  # relative squared distance of an average from the weights
+
+
+def keys_of_weights(container: Any, weights: dict[str, nn.Parameter]) -> set[Any]:
+    """Returns the keys, or the positions in a list, of copies of weights.
+
+    Args:
+        container: a dict, a list or a tuple; skipped if much longer than `weights`.
+        weights: of the model, by name.
+    """
+    if not 0 < len(container) <= _LONG * len(weights):
+        return set()
+    if isinstance(container, dict):
+        pairs = list(_by_name(container, weights))
+    else:
+        pairs = list(_by_place(container, list(weights.values())))
+    held = [(tensor, weight) for _, tensor, weight in pairs]
+    return {key for key, _, _ in pairs} if _are_near(held) else set()
+
+
+def _by_name(
+    held: dict[Any, Any], weights: dict[str, nn.Parameter]
+) -> Iterator[tuple[Any, Tensor, Tensor]]:
+    for key, value in held.items():
+        weight = weights.get(key.removeprefix(_WRAPPERS)) if type(key) is str else None
+        if weight is not None and _has_shape_of(value, weight):
+            yield key, value, weight
+
+
+def _by_place(
+    held: Iterable[Any], weights: list[nn.Parameter]
+) -> Iterator[tuple[Any, Tensor, Tensor]]:
+    values = list(held)
+    if len(values) != len(weights):
+        weights = [w for w in weights if w.requires_grad]
+    alike = len(values) == len(weights) and all(map(_has_shape_of, values, weights))
+    if alike:
+        yield from zip(range(len(values)), values, weights, strict=True)
+
+
+def _has_shape_of(value: Any, weight: Tensor) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value is not weight
+        and value.shape == weight.shape
+        and value.is_floating_point()
+    )
+
+
+def _are_near(pairs: list[tuple[Tensor, Tensor]]) -> bool:
+    """Returns whether the tensors are close to the weights; False for zero weights."""
+    apart = total = 0.0
+    with torch.no_grad():
+        for tensor, weight in pairs:
+            apart += float((tensor.to(weight) - weight).square().sum())
+            total += float(weight.square().sum())
+    return total > 0 and apart <= _NEAR * total
+
+
+_KINDS = (np.random.Generator, np.random.RandomState, random.Random)
+
+
+def generators_held(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yields (attributes or globals, name, generator), live."""
+    owners = [vars(module) for module in contents.modules(model)]
+    owners += [vars(sys.modules[name]) for name in modules.users()]
+    for names in owners:
+        for name, value in list(names.items()):
+            if isinstance(value, _KINDS):
+                yield names, name, value
+
+
+def generator_kind(generator: Any) -> type:
+    """Returns the class of numpy or Python of a generator."""
+    return next(kind for kind in _KINDS if isinstance(generator, kind))
+
+
+def generator_states(model: nn.Module) -> int:
+    """Returns a hash of the states of all generators; 0 if there is none."""
+    found = [
+        fingerprint.own_state(generator) for _, _, generator in generators_held(model)
+    ]
+    return hash(repr(found)) if found else 0

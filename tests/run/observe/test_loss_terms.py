@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddpcheck.run.observe.terms import scaled_terms
+from ddpcheck.run.observe.loss_terms import scaled_terms
 
 pytestmark = pytest.mark.usefixtures("seeded")  # layers draw their weights
 

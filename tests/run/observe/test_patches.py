@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.run.observe import sync_flag
+from ddpcheck.run.observe import patches
 
 _NAME = "require_backward_grad_sync"
 
@@ -18,7 +18,7 @@ def _ddp() -> Any:
 
 def test_changes_are_told_and_nothing_stays() -> None:
     events: list[str] = []
-    with sync_flag.watched(events.append):
+    with patches.sync_flag_watched(events.append):
         ddp = _ddp()
         ddp.require_backward_grad_sync = True  # as DDP itself begins
         with ddp.no_sync():
@@ -31,7 +31,7 @@ def test_changes_are_told_and_nothing_stays() -> None:
 def test_held_flag_is_set_until_the_end() -> None:
     ddp = _ddp()
     ddp.require_backward_grad_sync = True
-    with sync_flag.held(is_set=True), ddp.no_sync():
+    with patches.sync_flag_held(is_set=True), ddp.no_sync():
         assert ddp.require_backward_grad_sync
     ddp.require_backward_grad_sync = False
     assert not ddp.require_backward_grad_sync
@@ -40,7 +40,7 @@ def test_held_flag_is_set_until_the_end() -> None:
 def test_held_flag_is_unset_until_the_end() -> None:
     ddp = _ddp()
     ddp.require_backward_grad_sync = True
-    with sync_flag.held(is_set=False):
+    with patches.sync_flag_held(is_set=False):
         ddp.require_backward_grad_sync = True
         assert not ddp.require_backward_grad_sync
     assert ddp.require_backward_grad_sync

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddpcheck.run.observe.beside import Beside
+from ddpcheck.run.observe.external_state import ExternalState, keys_of_weights
 from ddpcheck.target.target import Target
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -38,9 +38,9 @@ def _loss(output: Tensor, _: Tensor) -> Tensor:
     return cast("Tensor", criterion(output) * kept["scale"])
 
 
-def _beside(model: nn.Module) -> Beside:
+def _beside(model: nn.Module) -> ExternalState:
     target = cast("Target", SimpleNamespace(loss=_loss, train_step=None))
-    return Beside(target, model, None)
+    return ExternalState(target, model, None)
 
 
 def test_places_are_named_as_code_names_them() -> None:
@@ -60,7 +60,7 @@ def test_what_hangs_on_the_optimizer_is_beside_the_model() -> None:
     optimizer.step()  # has a state of its own now
     setattr(optimizer, "control", SimpleNamespace(scale=0.5, step=3))  # noqa: B010
     target = cast("Target", SimpleNamespace(loss=None, train_step=None))
-    places = Beside(target, model, optimizer).places()
+    places = ExternalState(target, model, optimizer).places()
     assert set(places) == {"optimizer.control.scale"}
 
 
@@ -95,4 +95,63 @@ def test_places_are_written_in_place() -> None:
 def test_the_models_own_tensors_are_not_beside_it() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     holder = SimpleNamespace(loss=lambda o, _: model(o), train_step=None)
-    assert not Beside(cast("Target", holder), model, None).places()
+    assert not ExternalState(cast("Target", holder), model, None).places()
+
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+def _keys(held: Any, model: nn.Module) -> set[Any]:
+    return keys_of_weights(held, dict(model.named_parameters()))
+
+
+def _model() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    model[1].weight.requires_grad_(False)
+    return model
+
+
+def _moved(model: nn.Module, by: float) -> dict[str, torch.Tensor]:
+    return {n: p.detach() * (1 + by) for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_copies_are_known_by_the_names_of_parameters(prefix: str) -> None:
+    model = _model()
+    held: dict[Any, Any] = {prefix + n: t for n, t in _moved(model, 0.4).items()}
+    held |= {"step": torch.ones(()), 3: torch.ones(3), prefix + "0.scale": 1.0}
+    names = {prefix + n for n in ("0.weight", "0.bias", "1.weight", "1.bias")}
+    assert _keys(held, model) == names
+
+
+def test_copies_are_known_by_the_order_of_parameters_or_of_trained_ones() -> None:
+    model = _model()
+    every = list(_moved(model, -0.4).values())
+    assert _keys(every, model) == {0, 1, 2, 3}
+    assert _keys(tuple(every[:2] + every[3:]), model) == {0, 1, 2}
+    assert _keys(every[:2], model) == set()
+    assert _keys(every[::-1], model) == set()
+
+
+def test_what_is_far_from_the_weights_is_no_copy() -> None:
+    model = _model()
+    assert _keys(_moved(model, 0.6), model) == set()  # 0.36 of the square
+    weights = dict(model.named_parameters())
+    assert _keys(weights, model) == set()  # itself
+    assert _keys({}, model) == set()
+
+
+def test_weights_of_zeros_tell_nothing() -> None:
+    model = nn.Linear(2, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    assert _keys(_moved(model, 0.0), model) == set()
+
+
+def test_what_is_much_longer_is_not_looked_into() -> None:
+    model = _model()
+    held: dict[Any, Any] = dict(_moved(model, 0.1))
+    held |= {f"word{number}": number for number in range(12)}
+    assert len(_keys(held, model)) == 4  # 16 entries, of 4 parameters
+    held["word"] = 12
+    assert _keys(held, model) == set()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.run.observe import row_numbers
+from ddpcheck.run.observe import samples
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.usefixtures("seeded")
 def test_equal_samples_have_equal_numbers_whatever_is_beside_them() -> None:
     rows = torch.randn(5, 3)
     rows[4] = rows[1]
-    numbers = row_numbers.numbers(((rows,), {}))
+    numbers = samples.sample_numbers(((rows,), {}))
     assert numbers[4] == numbers[1]
     assert len(set(numbers)) == 4
-    assert row_numbers.numbers(rows[1:3]) == numbers[1:3]
-    assert row_numbers.numbers((rows, torch.ones(2))) == numbers  # 2 are no samples
+    assert samples.sample_numbers(rows[1:3]) == numbers[1:3]
+    assert samples.sample_numbers((rows, torch.ones(2))) == numbers  # 2 are no samples
 
 
 @pytest.mark.parametrize(
@@ -37,22 +37,22 @@ def test_equal_samples_have_equal_numbers_whatever_is_beside_them() -> None:
     ids=lambda t: f"{t.dtype}-{list(t.shape)}",
 )
 def test_all_kinds_of_tensors_are_told_apart(rows: torch.Tensor) -> None:
-    first, second = row_numbers.numbers([rows])
+    first, second = samples.sample_numbers([rows])
     assert first != second
-    assert row_numbers.numbers([rows[1:]]) == (second,)
+    assert samples.sample_numbers([rows[1:]]) == (second,)
 
 
 def test_without_samples_there_are_no_numbers() -> None:
-    assert row_numbers.numbers(("text", torch.tensor(1.0))) == ()
-    assert len(row_numbers.numbers(torch.ones(3, 0))) == 3
+    assert samples.sample_numbers(("text", torch.tensor(1.0))) == ()
+    assert len(samples.sample_numbers(torch.ones(3, 0))) == 3
     sparse = torch.eye(3).to_sparse()
-    assert row_numbers.numbers(sparse) == ()
+    assert samples.sample_numbers(sparse) == ()
 
 
 def test_calls_with_gradients_are_told_until_it_ends() -> None:
     model = nn.Linear(3, 1)
-    told: list[row_numbers.Numbers] = []
-    watching = row_numbers.watch(model, told.append)
+    told: list[samples.Numbers] = []
+    watching = samples.watch_samples(model, told.append)
     rows = torch.randn(2, 3)
     model(input=rows)
     with torch.no_grad():
@@ -60,13 +60,13 @@ def test_calls_with_gradients_are_told_until_it_ends() -> None:
     torch.func.vmap(model)(rows)
     watching.remove()
     model(rows)
-    assert told == [row_numbers.numbers(rows)]
+    assert told == [samples.sample_numbers(rows)]
 
 
 def test_a_watched_model_is_copied_and_saved() -> None:
     model = nn.Linear(3, 1)
-    told: list[row_numbers.Numbers] = []
-    row_numbers.watch(model, told.append)
+    told: list[samples.Numbers] = []
+    samples.watch_samples(model, told.append)
     pickle.loads(pickle.dumps(model))(torch.ones(1, 3))  # noqa: S301
     assert not told
     copy.deepcopy(model)(torch.ones(1, 3))
