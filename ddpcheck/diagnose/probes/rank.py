@@ -45,7 +45,7 @@ from ddpcheck.run.modes.batches import batches_of
 from ddpcheck.run.observe import countables, observe
 from ddpcheck.run.observe.addends import Constant, constants, divisors
 from ddpcheck.run.observe.observe import Observed
-from ddpcheck.run.observe.sketch import SIZE, sketch
+from ddpcheck.run.observe.sketches import SIZE, sketch
 from ddpcheck.run.process import compiling, isolation
 from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.record import facts
