@@ -16,7 +16,7 @@ from ddpcheck.checking.plan import Cell
 from ddpcheck.checking.unfinished import Made
 from ddpcheck.compare import tolerance
 from ddpcheck.diagnose import data_parallel, engine, reproduce, shrink, simulated
-from ddpcheck.diagnose.facts import kept_beside, unlike_numbers
+from ddpcheck.diagnose.facts import external_state, unlike_numbers
 from ddpcheck.errors import frames, raised
 from ddpcheck.errors.problem import SignalError, UsageError
 from ddpcheck.ranks.hosts import Hosts
@@ -267,7 +267,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
             _give_up(made, error)
     else:
         diagnosis.warnings += batch_checks.undetectable(session, runs, outcomes, limit)
-        diagnosis.warnings += kept_beside.warnings(outcomes, runs)
+        diagnosis.warnings += external_state.warnings(outcomes, runs)
         diagnosis.warnings += unlike_numbers.warnings(outcomes, runs, limit.rtol)
     every = broken_off + diagnosis.findings
     findings, unused = reporting.accept(runs, every, options.accept)

@@ -147,8 +147,8 @@ class _Probe:
         couplings = self._measure_couplings(grads)
         is_written = self._write_doubled(grads)
         # The outputs tell as well where a step does nothing but make gradients.
-        is_told = is_written and self.shortcut.is_proven and not self.target.train_step
-        factor = None if is_told else _doubled_of_parameters(self._plain, self.batch)
+        is_known = is_written and self.shortcut.is_proven and not self.target.train_step
+        factor = None if is_known else _doubled_of_parameters(self._plain, self.batch)
         self.writer.index.facts = {
             "cuts": list(dict.fromkeys(key for _, key in grads)),
             "data": self.cuts.data,

@@ -21,14 +21,14 @@ LINK = "loss"
 def detect(case: Case) -> Proposal | None:
     """Proposes it for replicated losses with a ratio of W * W on every rank."""
     if case.loss_is_sound:
-        return _in_a_backward(case)
+        return _detect_custom_backward(case)
     ratio = case.uniform_ratio
     world = case.world_size
     is_whole = losses_are_one(case) or _is_part_of_all(case)
     if world == 1:
         return None
     if ratio is None or not is_whole or abs(ratio / world**2 - 1) > case.close:
-        return _of_one_term(case)
+        return _detect_summed_term(case)
     found = Proposal(
         slug=SLUG,
         link=LINK,
@@ -55,7 +55,7 @@ def _is_part_of_all(case: Case) -> bool:
     return case.is_part and case.loss_asks_others and bool(case.couples)
 
 
-def _of_one_term(case: Case) -> Proposal | None:
+def _detect_summed_term(case: Case) -> Proposal | None:
     """Proposes it on trial for a sum over ranks in place of a mean."""
     if not (case.has_cuts and case.loss_asks_others) or case.is_part:
         return None
@@ -80,7 +80,7 @@ def _of_one_term(case: Case) -> Proposal | None:
     )
 
 
-def _in_a_backward(case: Case) -> Proposal | None:
+def _detect_custom_backward(case: Case) -> Proposal | None:
     """Proposes it on trial where some gradients are W times one process's.
 
     An autograd function of the model sums them over ranks in its backward.

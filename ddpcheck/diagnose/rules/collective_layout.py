@@ -27,7 +27,7 @@ def detect(case: Case) -> Proposal | None:
         return _with_gaps(gaps)
     found = _of_rows(case)
     if found is None and case.reduce_is_broken and reduces_by_hand(case):
-        return _of_copies(case)
+        return _detect_averaged_copies(case)
     return found
 
 
@@ -147,7 +147,7 @@ def _with_gaps(gaps: list[Defect]) -> Proposal:
     )
 
 
-def _of_copies(case: Case) -> Proposal:
+def _detect_averaged_copies(case: Case) -> Proposal:
     """Proposes it on trial for gradients that are averaged by hand, in copies."""
     outside = case.outcome.facts().get("outside", [])
     return Proposal(

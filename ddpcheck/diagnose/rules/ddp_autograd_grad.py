@@ -20,7 +20,7 @@ def detect(case: Case) -> Proposal | None:
     if not events:
         return None
     if "G" not in events[0]:
-        return _of_a_penalty(case)
+        return _detect_penalty(case)
     calls = (
         f"calls of torch.autograd.grad for parameters: {events[0].count('G')}, of "
         f"backward: {events[0].count('B')}"
@@ -29,7 +29,7 @@ def detect(case: Case) -> Proposal | None:
         weighs = not case.loss_is_sound and (  # loss/batch-coupled
             case.has_cuts or asks_before_backward(events[0])
         )
-        return None if weighs else _beside_backward(calls)
+        return None if weighs else _detect_other_uses(calls)
     found = _by_hand(
         "gradients come from torch.autograd.grad, which does not run the hooks "
         "that DDP uses to reduce gradients",
@@ -41,7 +41,7 @@ def detect(case: Case) -> Proposal | None:
     return dataclasses.replace(found, by_hand=False, or_by_hand=False, speculative=True)
 
 
-def _of_a_penalty(case: Case) -> Proposal | None:
+def _detect_penalty(case: Case) -> Proposal | None:
     """Proposes it if a backward through the slope of an output leaves out parameters."""
     slopes = max(case.rank_facts("slopes", 0), default=0)
     left_out = unused_parameters(case).everywhere
@@ -78,7 +78,7 @@ def _by_hand(summary: str, fact: str, *added: str) -> Proposal:
     )
 
 
-def _beside_backward(calls: str) -> Proposal:
+def _detect_other_uses(calls: str) -> Proposal:
     """Proposes it for other uses of these gradients; a run with their mean confirms it.
 
     Examples are a step towards higher loss (SAM), an influence, a learning rate: the

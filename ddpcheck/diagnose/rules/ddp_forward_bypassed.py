@@ -27,7 +27,7 @@ def detect(case: Case) -> Proposal | None:
     used = [(count, held) for count, held in forwards[0] if not set(held) <= unused]
     idle = [held for count, held in used if count == 0]
     if idle:
-        found = _of(
+        found = _proposal(
             "the forward bypasses DistributedDataParallel, so its reducer is not "
             "prepared for backward and every rank trains alone",
             f"DDP.forward was called 0 times on {len(idle)} of {len(used)} DDP objects, "
@@ -36,7 +36,7 @@ def detect(case: Case) -> Proposal | None:
         return replaced(found, local=tuple(name for held in idle for name in held))
     inside = max(case.rank_facts("backwards_in_forward", 0), default=0)
     if inside:
-        return _of(
+        return _proposal(
             "backward runs inside DistributedDataParallel's forward, but the "
             "reducer is prepared only at the end of that forward: gradients stay "
             "local",
@@ -74,7 +74,7 @@ def _in_a_part_of_the_step(case: Case) -> Proposal | None:
     if case.probed is None or not goes_past_the_wrapper(case):
         return None
     rank = next(r for r in case.probed.ranks if is_backward_past(r.events))
-    return _of(
+    return _proposal(
         "a part of the step bypasses DistributedDataParallel's forward, so its "
         "gradients stay local",
         "order of DDP forwards (F), calls that bypass DDP (P) and backwards (B) in "
@@ -83,7 +83,7 @@ def _in_a_part_of_the_step(case: Case) -> Proposal | None:
     )
 
 
-def _of(summary: str, *facts: str) -> Proposal:
+def _proposal(summary: str, *facts: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,

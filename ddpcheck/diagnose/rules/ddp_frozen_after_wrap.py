@@ -22,7 +22,7 @@ def detect(case: Case) -> Proposal | None:
     if all(case.rank_facts("find_unused", False)):
         return None  # nothing waits for them
     if not found:
-        return _in_turn(frozen)
+        return _detect_frozen_in_turn(frozen)
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -37,7 +37,7 @@ def detect(case: Case) -> Proposal | None:
     )
 
 
-def _in_turn(frozen: list[str]) -> Proposal:
+def _detect_frozen_in_turn(frozen: list[str]) -> Proposal:
     """Proposes it on trial for networks in one DDP object that are trained in turn.
 
     In separate DDP objects they wait for nothing: then something else is wrong.

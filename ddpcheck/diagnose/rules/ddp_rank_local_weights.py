@@ -15,7 +15,7 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes a broadcast where ranks start from other weights than rank 0."""
-    rewriting = _rewritten(case)
+    rewriting = _detect_rewritten(case)
     if rewriting is not None:
         return rewriting
     per_rank = case.rank_facts("start_differs", [])
@@ -41,7 +41,7 @@ def detect(case: Case) -> Proposal | None:
     )
 
 
-def _rewritten(case: Case) -> Proposal | None:
+def _detect_rewritten(case: Case) -> Proposal | None:
     """Proposes a broadcast if ranks begin to differ while only user code runs."""
     step = rewritten(case, "before")
     if step is not None:

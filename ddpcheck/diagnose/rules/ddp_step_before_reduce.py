@@ -15,21 +15,21 @@ def detect(case: Case) -> Proposal | None:
     if case.run.ranks_agree:
         return None
     if any(case.rank_facts("updates_in_backward", False)):
-        return _of(
+        return _proposal(
             "the optimizer steps inside the backward, before DDP has reduced the "
             "gradient it uses",
             "weights were written while backward was running; the ranks' weights differ",
         )
-    return _of_a_copy(case)
+    return _detect_local_copies(case)
 
 
-def _of_a_copy(case: Case) -> Proposal | None:
+def _detect_local_copies(case: Case) -> Proposal | None:
     """Proposes it on trial for a hook that keeps gradients for the update."""
     step, first = case.first_broken("weights"), case.first_broken("gradients")
     hooks = max(case.rank_facts("late_hooks", 0), default=0)
     if not hooks or step is None or (first is not None and first <= step):
         return None
-    found = _of(
+    found = _proposal(
         "a hook takes each gradient before DDP has reduced it, and the update uses "
         "these local gradients",
         f"gradients are right up to step {step + 1}, and after its update the "
@@ -42,7 +42,7 @@ def _of_a_copy(case: Case) -> Proposal | None:
     )
 
 
-def _of(summary: str, fact: str) -> Proposal:
+def _proposal(summary: str, fact: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,

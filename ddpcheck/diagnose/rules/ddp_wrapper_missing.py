@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
-from ddpcheck.diagnose.facts.kept_beside import before_gradients
+from ddpcheck.diagnose.facts.external_state import before_gradients
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.facts.unused import reduces_by_hand
 
@@ -14,7 +14,9 @@ LINK = "reduce"
 def detect(case: Case) -> Proposal | None:
     """Proposes it if original parameters are outside every DDP object."""
     if not case.reduce_is_broken or case.run.ranks_agree:
-        return _beside(case)  # on equal gradients: other code averages them
+        return _detect_outside_model(
+            case
+        )  # on equal gradients: other code averages them
     step = case.first_broken("gradients")
     wrong = set(case.mismatched("gradients", step)) if step is not None else set()
     # Others get no gradient (a teacher), or are averaged by hand.
@@ -51,7 +53,7 @@ def detect(case: Case) -> Proposal | None:
     )
 
 
-def _beside(case: Case) -> Proposal | None:
+def _detect_outside_model(case: Case) -> Proposal | None:
     """Proposes it on trial for trained parameters outside the model: those of a loss."""
     found = before_gradients(case)
     if found is None or not found.is_trained:

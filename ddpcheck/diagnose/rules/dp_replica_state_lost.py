@@ -17,7 +17,7 @@ def detect(case: DataParallelCase) -> Proposal | None:
     if first and first[0] > 1:
         return None
     if not case.run.buffers.mismatched or worst is None:
-        return _of_attributes()
+        return _detect_attributes()
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -32,7 +32,7 @@ def detect(case: DataParallelCase) -> Proposal | None:
     )
 
 
-def _of_attributes() -> Proposal:
+def _detect_attributes() -> Proposal:
     """Proposes it on trial for attributes; a run that keeps them confirms it."""
     return Proposal(
         slug=SLUG,

@@ -23,7 +23,7 @@ def detect(case: Case) -> Proposal | None:
         return None  # rows that all ranks have may be what differs
     calls = _mixing(case)
     if not calls:
-        return _of_the_step(case)
+        return _detect_in_step(case)
     first = calls[0]
     modules = list(dict.fromkeys(m.name for m in calls))
     mended = list(dict.fromkeys(_with_rows_first(case, m.name) for m in calls))
@@ -108,13 +108,17 @@ def _on_all(case: Case, proposal: Proposal) -> Proposal | None:
     )
 
 
-def _of_the_step(case: Case) -> Proposal | None:
+def _detect_in_step(case: Case) -> Proposal | None:
     """Proposes it on trial for a step that gives the model other inputs on ranks."""
     worst = input_diff(case)
     if case.diverging():
         return fitted.by_the_model(case, SLUG)
     if worst <= case.close:
-        return _of_gradients(case) or _of_memory(case) or _of_a_choice(case)
+        return (
+            _detect_in_gradients(case)
+            or _detect_stored_samples(case)
+            or _detect_choice_of_outputs(case)
+        )
     if not case.facts["has_train_step"]:
         return None
     proposal = Proposal(
@@ -145,7 +149,7 @@ def _of_the_step(case: Case) -> Proposal | None:
     return dataclasses.replace(proposal, fallback=last)
 
 
-def _of_gradients(case: Case) -> Proposal | None:
+def _detect_in_gradients(case: Case) -> Proposal | None:
     """Proposes it on trial for modules that weight gradients by their number of rows.
 
     Their outputs do not show it: for example a learned step size whose gradient is
@@ -203,7 +207,7 @@ def _of_gradients(case: Case) -> Proposal | None:
     return dataclasses.replace(proposal, fallback=wide)
 
 
-def _of_memory(case: Case) -> Proposal | None:
+def _detect_stored_samples(case: Case) -> Proposal | None:
     """Proposes it on trial for a model that keeps samples, and uses them later.
 
     All is right up to a step in which its outputs have another shape: for example one
@@ -244,7 +248,7 @@ def _of_memory(case: Case) -> Proposal | None:
     )
 
 
-def _of_a_choice(case: Case) -> Proposal | None:
+def _detect_choice_of_outputs(case: Case) -> Proposal | None:
     """Proposes it on trial for a model that returns other outputs on some ranks.
 
     Its result for a sample depends on all samples of its input: for example it stops

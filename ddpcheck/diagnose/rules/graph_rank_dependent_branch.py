@@ -18,10 +18,10 @@ def detect(case: Case) -> Proposal | None:
     if not unused.somewhere:
         return None
     if not case.reduce_is_broken:
-        return _of_ranks(case, unused.somewhere)
+        return _detect_branch_on_rank(case, unused.somewhere)
     outside = set(case.outcome.facts().get("outside", []))
     if outside.issuperset(unused.somewhere) and reduces_by_hand(case):
-        return _of_averages(unused.somewhere)
+        return _detect_average_by_hand(unused.somewhere)
     if unused.everywhere:
         return None
     found = Proposal(
@@ -52,7 +52,7 @@ def detect(case: Case) -> Proposal | None:
     return replaced(found, fallback=replaced(alike, fallback=last))
 
 
-def _of_ranks(case: Case, somewhere: list[str]) -> Proposal | None:
+def _detect_branch_on_rank(case: Case, somewhere: list[str]) -> Proposal | None:
     """Proposes it on trial if DDP looks for unused parameters and its mean is wrong."""
     asked = max(case.rank_facts("asks_rank", 0), default=0)
     if not asked:
@@ -76,7 +76,7 @@ def _of_ranks(case: Case, somewhere: list[str]) -> Proposal | None:
     )
 
 
-def _of_averages(somewhere: list[str]) -> Proposal:
+def _detect_average_by_hand(somewhere: list[str]) -> Proposal:
     """Proposes it on trial for gradients that a step averages by hand."""
     return Proposal(
         slug=SLUG,

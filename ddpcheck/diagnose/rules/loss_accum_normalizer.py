@@ -34,13 +34,13 @@ def detect(case: Case) -> Proposal | None:
     if case.loss_is_sound or case.losses_replicate:
         return None
     if case.couples:
-        return _by_samples(case)  # other samples in the same position look like it
+        return _detect_by_size(case)  # other samples in the same position look like it
     if case.uniform_ratio is not None:
-        return _number(case, case.uniform_ratio)
-    return _windows(case) or _by_samples(case)
+        return _detect_by_number(case, case.uniform_ratio)
+    return _detect_by_count(case) or _detect_by_size(case)
 
 
-def _number(case: Case, ratio: float) -> Proposal | None:
+def _detect_by_number(case: Case, ratio: float) -> Proposal | None:
     """Detects the sum over micro-batches of means: it grows with their number."""
     assert case.probed is not None
     world = case.world_size
@@ -74,7 +74,7 @@ def _number(case: Case, ratio: float) -> Proposal | None:
     )
 
 
-def _windows(case: Case) -> Proposal | None:
+def _detect_by_count(case: Case) -> Proposal | None:
     """Detects the mean over micro-batches of means: it depends on their samples."""
     ratios, divisor = case.micro_ratios(), _divisor(case)
     if divisor is None and any(left > case.close for _, left in ratios.values()):
@@ -110,7 +110,7 @@ def _windows(case: Case) -> Proposal | None:
     )
 
 
-def _by_samples(case: Case) -> Proposal | None:
+def _detect_by_size(case: Case) -> Proposal | None:
     """Proposes it on trial for micro-batches of unequal size: the last is smaller.
 
     The samples of a micro-batch may be drawn, so that no factors are comparable.

@@ -11,7 +11,7 @@ from ddpcheck.diagnose.facts.events import (
     common_factor,
     input_diff,
 )
-from ddpcheck.diagnose.facts.kept_beside import own_samples
+from ddpcheck.diagnose.facts.external_state import own_samples
 from ddpcheck.diagnose.facts.loss import (
     global_loss_fix,
     global_loss_of_other_rows,
@@ -44,7 +44,7 @@ _GATHER = "gather = torch.distributed.nn.functional.all_gather\n" + in_group(
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where one sample's gradient depends on other samples."""
-    found = _by_outputs(case) or _replayed(case)
+    found = _detect_at_outputs(case) or _detect_replayed_samples(case)
     collectives = max(case.rank_facts("collectives", 0), default=0)
     if found is None or found.speculative or not collectives:
         return found
@@ -72,14 +72,14 @@ def _or_alone(proposal: Proposal) -> Proposal:
     return made
 
 
-def _by_outputs(case: Case) -> Proposal | None:
+def _detect_at_outputs(case: Case) -> Proposal | None:
     if case.loss_is_sound:
-        inside = _inside_a_module(case) if _gradients_alone_differ(case) else None
-        return _on_the_way(case) or inside or _later(case)
+        inside = _detect_inside_module(case) if _gradients_alone_differ(case) else None
+        return _detect_terms_of_modules(case) or inside or _detect_later_step(case)
     if not case.has_cuts:
-        return _unseen(case) or _by_gradients_alone(case)
+        return _detect_without_output(case) or _detect_by_gradients_alone(case)
     if not case.couples:
-        return _by_memory(case) or _by_gradients(case)
+        return _detect_stored_samples(case) or _detect_weight_by_gradients(case)
     if case.losses_replicate or (case.losses_average and case.loss_asks_others):
         return None  # the value is global: rules of collective/
     if _is_by_the_step(case):
@@ -94,10 +94,10 @@ def _by_outputs(case: Case) -> Proposal | None:
     facts = (_coupled(case), told)
     inner = loss_with_collectives(case)
     wide = (GlobalModule(name=inner),) if inner else whole_model_fix(case)
-    narrower = _by_gradients(case) or _inside_a_module(case)
-    whole = _of(facts, wide) if wide else None
+    narrower = _detect_weight_by_gradients(case) or _detect_inside_module(case)
+    whole = _proposal(facts, wide) if wide else None
     return dataclasses.replace(
-        _of(facts, global_loss_fix(case)),
+        _proposal(facts, global_loss_fix(case)),
         code=_code(case),
         evidence=ratio_evidence(case),
         fallback=dataclasses.replace(narrower, fallback=whole) if narrower else whole,
@@ -119,7 +119,7 @@ def _code(case: Case) -> str:
     return _GATHER if is_of_output and is_one and is_even else ""
 
 
-def _by_memory(case: Case) -> Proposal | None:
+def _detect_stored_samples(case: Case) -> Proposal | None:
     """Proposes it for stored samples that are the rank's own.
 
     Those of earlier steps are constants: no output changes another one's gradient.
@@ -133,7 +133,7 @@ def _by_memory(case: Case) -> Proposal | None:
         f"{names(found)}; gradients differ from the next step on"
     )
     return dataclasses.replace(
-        _of((fact, ratio_fact(case)), global_loss_fix(case)),
+        _proposal((fact, ratio_fact(case)), global_loss_fix(case)),
         summary="the loss compares samples with stored earlier samples, and each "
         "rank stores only its own samples",
         fix="gather the samples to store from all ranks",
@@ -142,7 +142,7 @@ def _by_memory(case: Case) -> Proposal | None:
     )
 
 
-def _replayed(case: Case) -> Proposal | None:
+def _detect_replayed_samples(case: Case) -> Proposal | None:
     """Proposes it on trial for a step that trains on the rank's earlier samples."""
     found = own_samples(case)
     wrong = rows.first_wrong(case) if found else None
@@ -155,7 +155,7 @@ def _replayed(case: Case) -> Proposal | None:
         "when every rank has the samples of all ranks, the runs are equal",
     )
     return dataclasses.replace(
-        _of(facts, (Substitute(boundary="batches"),)),
+        _proposal(facts, (Substitute(boundary="batches"),)),
         summary="later steps train on samples that each rank stored from its own "
         "shard; the single-process run stores samples of the whole batch",
         fix="choose the samples to store among those of all ranks, then shard them",
@@ -164,7 +164,7 @@ def _replayed(case: Case) -> Proposal | None:
     )
 
 
-def _by_gradients(case: Case) -> Proposal | None:
+def _detect_weight_by_gradients(case: Case) -> Proposal | None:
     """Proposes it on trial for a weight of a term that is computed from gradients.
 
     The norm of a term's gradient depends on all samples. Outputs do not show it: a cut
@@ -179,7 +179,7 @@ def _by_gradients(case: Case) -> Proposal | None:
         ratio_fact(case),
     )
     return dataclasses.replace(
-        _of(facts, (Switch.AVERAGED_AUTOGRAD_GRAD,)),
+        _proposal(facts, (Switch.AVERAGED_AUTOGRAD_GRAD,)),
         summary="the loss is weighted by gradients of the local shard from "
         "torch.autograd.grad: the weights are no sum over samples, and DDP reduces "
         "only the gradients of backward",
@@ -191,10 +191,14 @@ def _by_gradients(case: Case) -> Proposal | None:
     )
 
 
-def _by_gradients_alone(case: Case) -> Proposal | None:
+def _detect_by_gradients_alone(case: Case) -> Proposal | None:
     """Proposes the same where no output can be cut for them."""
     events = case.rank_facts("events", "")
-    return _by_gradients(case) if events and asks_before_backward(events[0]) else None
+    return (
+        _detect_weight_by_gradients(case)
+        if events and asks_before_backward(events[0])
+        else None
+    )
 
 
 def _is_by_the_step(case: Case) -> bool:
@@ -206,7 +210,7 @@ def _is_by_the_step(case: Case) -> bool:
     return input_diff(case) > case.close and not relates
 
 
-def _unseen(case: Case) -> Proposal | None:
+def _detect_without_output(case: Case) -> Proposal | None:
     """Proposes it on trial for a loss of the model that no module's output shows."""
     fixes = whole_model_fix(case) or global_loss_of_other_rows(case)
     fixes = fixes or whole_step_fix(case)
@@ -217,10 +221,12 @@ def _unseen(case: Case) -> Proposal | None:
     fact = (
         "no factor per rank turns the ranks' gradients into the single-process gradient"
     )
-    return dataclasses.replace(_of((fact,), fixes), speculative=True, last_resort=1)
+    return dataclasses.replace(
+        _proposal((fact,), fixes), speculative=True, last_resort=1
+    )
 
 
-def _on_the_way(case: Case) -> Proposal | None:
+def _detect_terms_of_modules(case: Case) -> Proposal | None:
     """Proposes it for a module of the loss that has its mean made of what it mixed."""
     losses = modules_of_the_loss(case)
     found = [m for m in case.diverging() if m.name in losses]
@@ -232,10 +238,10 @@ def _on_the_way(case: Case) -> Proposal | None:
         f"{number(m.rel_diff or 0)}"
         for m in found
     )
-    return _of(facts, tuple(GlobalModule(name=m.name) for m in found))
+    return _proposal(facts, tuple(GlobalModule(name=m.name) for m in found))
 
 
-def _later(case: Case) -> Proposal | None:
+def _detect_later_step(case: Case) -> Proposal | None:
     """Proposes it on trial for samples that were chosen correctly in the first step."""
     first = case.first_broken("gradients")
     if not first or case.facts["has_train_step"] or not case.has_cuts:
@@ -247,7 +253,7 @@ def _later(case: Case) -> Proposal | None:
     if strongest is None or strongest <= case.least_coupling:
         return None
     happened = f"up to step {first} gradients are right by coincidence of the samples"
-    found = _of((_coupled(case), happened), global_loss_fix(case))
+    found = _proposal((_coupled(case), happened), global_loss_fix(case))
     return dataclasses.replace(found, speculative=True, last_resort=1)
 
 
@@ -259,7 +265,7 @@ def _gradients_alone_differ(case: Case) -> bool:
     )
 
 
-def _inside_a_module(case: Case) -> Proposal | None:
+def _detect_inside_module(case: Case) -> Proposal | None:
     """Proposes it on trial for terms that modules compute of their samples.
 
     Gradients of gradients bypass the outputs of modules, and a module that calls
@@ -274,10 +280,10 @@ def _inside_a_module(case: Case) -> Proposal | None:
         for name, (mean, reference) in found.items()
     )
     fixes = tuple(GlobalModule(name=name) for name in found)
-    return dataclasses.replace(_of(facts, fixes), speculative=True, last_resort=1)
+    return dataclasses.replace(_proposal(facts, fixes), speculative=True, last_resort=1)
 
 
-def _of(facts: tuple[str, ...], fixes: Interventions) -> Proposal:
+def _proposal(facts: tuple[str, ...], fixes: Interventions) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,

@@ -28,7 +28,7 @@ def detect(case: Case) -> Proposal | None:
     if _is_beside_counts(case):
         return with_scale(case, proposal(case, (ratio_fact(case),)), 1 / world)
     if ratio is None or abs(ratio / world**2 - 1) > case.close:
-        return _of_some(case) or _of_what_backward_adds(case)
+        return _detect_some_parameters(case) or _detect_added_gradient(case)
     if losses_are_one(case) or shrinks(case):
         return None
     return with_scale(case, proposal(case, (ratio_fact(case),)), 1 / world)
@@ -46,7 +46,7 @@ def _is_beside_counts(case: Case) -> bool:
     return min(ratios) > 0 and abs(shares - 1) <= case.close
 
 
-def _of_what_backward_adds(case: Case) -> Proposal | None:
+def _detect_added_gradient(case: Case) -> Proposal | None:
     """Proposes it on trial for a term whose gradient an autograd function adds."""
     world = case.world_size
     fixes = injected.scaled(case, 1 / world)
@@ -70,7 +70,7 @@ def _of_what_backward_adds(case: Case) -> Proposal | None:
     )
 
 
-def _of_some(case: Case) -> Proposal | None:
+def _detect_some_parameters(case: Case) -> Proposal | None:
     """Proposes it on trial for parameters that the global loss uses directly.
 
     The factor corrects outputs whose gradient stays on their rank. A temperature, or

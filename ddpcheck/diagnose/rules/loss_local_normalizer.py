@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import common_factor
-from ddpcheck.diagnose.facts.kept_beside import own_samples
+from ddpcheck.diagnose.facts.external_state import own_samples
 from ddpcheck.diagnose.facts.loss import (
     counted_by,
     differs_with_equal_counts,
@@ -28,7 +28,7 @@ LINK = "loss"
 def detect(case: Case) -> Proposal | None:
     """Proposes it for one ratio per rank, or several, in a loss without coupling."""
     if not case.has_cuts:
-        return _unseen(case)
+        return _detect_without_output(case)
     if case.loss_is_sound or case.losses_replicate:
         return None
     if case.couples is not False or case.mixes_a_sum:
@@ -46,14 +46,14 @@ def _of_counts(case: Case) -> Proposal | None:
     if own_samples(case) and case.rank_ratios is None:
         return None  # loss/batch-coupled
     if name is not None:
-        return _of(case, name)
+        return _proposal(case, name)
     if case.loss_asks_others and differs_with_equal_counts(case):
         # The divisor may differ, and something else may be wrong.
         return _of_an_exchange(case)
-    return _of(case)
+    return _proposal(case)
 
 
-def _unseen(case: Case) -> Proposal | None:
+def _detect_without_output(case: Case) -> Proposal | None:
     """Proposes it on trial for a loss that only the parameters' gradients show.
 
     No module's output shows it, or all output rows are no samples: tokens without
@@ -63,7 +63,7 @@ def _unseen(case: Case) -> Proposal | None:
         return None
     fixes, name = whole_model_fix(case), counted_by(case)
     if not fixes and name not in (None, SAMPLES) and case.forward_is_sound:
-        return replaced(_of(case, name), fallback=None)
+        return replaced(_proposal(case, name), fallback=None)
     fixes = fixes or global_loss_of_other_rows(case) or whole_step_fix(case)
     if not fixes:
         return None
@@ -72,7 +72,7 @@ def _unseen(case: Case) -> Proposal | None:
         "gradient"
     )
     return replaced(
-        _of(case),
+        _proposal(case),
         facts=(fact,),
         fixes=fixes,
         evidence={},
@@ -91,13 +91,13 @@ def _of_a_sum(case: Case) -> Proposal | None:
         return None
     if case.loss_collectives:
         return _of_an_exchange(case)
-    return None if case.facts["asks_distributed"] else _of(case)
+    return None if case.facts["asks_distributed"] else _proposal(case)
 
 
 def _of_an_exchange(case: Case) -> Proposal:
     """Returns the proposal, on trial, for a count that is exchanged but wrong."""
     return replaced(
-        _of(case),
+        _proposal(case),
         summary="the loss divides by a number that ranks exchange, and the result "
         "is not the number of the global batch",
         fix="all-reduce the exact count over all ranks, and multiply by the world size",
@@ -122,7 +122,7 @@ def _fact_of_outputs(case: Case) -> str:
     )
 
 
-def _of(case: Case, name: str | None = None) -> Proposal:
+def _proposal(case: Case, name: str | None = None) -> Proposal:
     """Returns the proposal; `name` is the count that the loss is divided by, if known."""
     facts = [_fact_of_outputs(case)]
     fixes = global_loss_fix(case)
@@ -160,7 +160,7 @@ def _of(case: Case, name: str | None = None) -> Proposal:
         evidence=ratio_evidence(case),
     )
     if name:  # another count may have had the same shares in the first step
-        return replaced(found, fallback=_of(case))
+        return replaced(found, fallback=_proposal(case))
     wide = whole_model_fix(case)
     other = replaced(found, fixes=wide) if wide else _where_the_step_scales(case, found)
     return replaced(found, fallback=other)

@@ -30,11 +30,11 @@ def detect(case: Case) -> Proposal | None:
     if case.probed is None or world == 1:
         return None
     if case.losses_replicate:
-        return _of_some(case)
+        return _detect_some_parameters(case)
     if ratio is None:
-        return _of_all_gradients(case) or _of_one_term(case)
+        return _detect_all_gradients(case) or _detect_one_term(case)
     if abs(ratio - world) <= case.close * world:
-        return _of_what_backward_adds(case)
+        return _detect_added_gradient(case)
     return _of_the_loss(case) if abs(ratio - 1) <= case.close else None
 
 
@@ -59,7 +59,7 @@ def _of_the_loss(case: Case) -> Proposal | None:
     )
     if _is_all(case):  # a step with several backwards is scaled once
         found = dataclasses.replace(found, fixes=_scaled(world))
-        return dataclasses.replace(found, fallback=_of_some(case))
+        return dataclasses.replace(found, fallback=_detect_some_parameters(case))
     return with_scale(case, found, world)
 
 
@@ -73,7 +73,7 @@ def _scaled(world_size: int, names: Iterable[str] = ()) -> Interventions:
     return (ScaleGradients(factor=float(world_size), names=tuple(names)),)
 
 
-def _of_some(case: Case) -> Proposal | None:
+def _detect_some_parameters(case: Case) -> Proposal | None:
     """Proposes it on trial for the parameters with this factor, if others are right.
 
     Their gradients may be computed separately, as those of sharded class centres.
@@ -101,7 +101,7 @@ def _of_some(case: Case) -> Proposal | None:
     )
 
 
-def _of_what_backward_adds(case: Case) -> Proposal | None:
+def _detect_added_gradient(case: Case) -> Proposal | None:
     """Proposes it on trial for a term whose gradient an autograd function adds."""
     world = case.world_size
     fixes = injected.scaled(case, float(world))
@@ -125,7 +125,7 @@ def _of_what_backward_adds(case: Case) -> Proposal | None:
     )
 
 
-def _of_all_gradients(case: Case) -> Proposal | None:
+def _detect_all_gradients(case: Case) -> Proposal | None:
     """Proposes it on trial if all gradients are 1/W of the single-process ones."""
     if not case.loss_collectives or not _is_all(case):
         return None
@@ -148,7 +148,7 @@ def _of_all_gradients(case: Case) -> Proposal | None:
     )
 
 
-def _of_one_term(case: Case) -> Proposal | None:
+def _detect_one_term(case: Case) -> Proposal | None:
     """Proposes it on trial for one term, if others are right or wrong in another way."""
     if not case.has_cuts or case.loss_is_sound or not case.loss_asks_others:
         return None

@@ -19,20 +19,22 @@ def detect(case: Case) -> Proposal | None:
     if case.probed is None or case.world_size == 1:
         return None
     if not case.loss_is_sound:
-        return _beside_a_hook(case) if case.has_cuts else _among_others(case)
+        return (
+            _detect_next_to_hook(case) if case.has_cuts else _detect_among_terms(case)
+        )
     direct = case.direct()
     ratios = [ratio for ratio, _ in direct]
     is_one = all(residual <= case.close for _, residual in direct) and (
         _same(ratios, case.close) or _are_whole(ratios) or _weighs_ranks(case)
     )
     if case.direct_is_sound or not is_one:
-        return _among_others(case)
+        return _detect_among_terms(case)
     mean = sum(ratios) / len(ratios)
     if abs(mean - 1) <= case.close:
         return None
     has_factor = abs(mean) > case.close  # else no factor fixes it
     first = dataclasses.replace(
-        _of(mean if has_factor else 1.0),
+        _proposal(mean if has_factor else 1.0),
         facts=(
             "the gradient at the outputs is right on every rank",
             "the gradient that parameters get directly from the loss is "
@@ -51,13 +53,13 @@ def detect(case: Case) -> Proposal | None:
     return dataclasses.replace(first, fallback=other)
 
 
-def _beside_a_hook(case: Case) -> Proposal | None:
+def _detect_next_to_hook(case: Case) -> Proposal | None:
     """Proposes it on trial if a hook may cancel the factor of the data term."""
     if case.uniform_ratio is None or not any(case.rank_facts("comm_hooks", 0)):
         return None
     world = case.world_size
     return dataclasses.replace(
-        _of(world),
+        _proposal(world),
         facts=(
             "a communication hook cancels the factor of the data term",
             f"when the term without data is multiplied by 1/{world} where it is "
@@ -118,7 +120,7 @@ def _weighs_ranks(case: Case) -> bool:
     return found(case.outcome.spec.fixes, CountLoss) is not None
 
 
-def _among_others(case: Case) -> Proposal | None:
+def _detect_among_terms(case: Case) -> Proposal | None:
     """Proposes it on trial.
 
     The gradient of such a term is not known separately if the parameter is also used in
@@ -140,7 +142,7 @@ def _among_others(case: Case) -> Proposal | None:
 def _times(case: Case, factor: float) -> Proposal:
     """Returns the proposal, on trial, for a term that counts `factor` times."""
     return dataclasses.replace(
-        _of(factor),
+        _proposal(factor),
         facts=(
             "the gradient at the outputs is right on every rank"
             if case.has_cuts
@@ -153,7 +155,7 @@ def _times(case: Case, factor: float) -> Proposal:
     )
 
 
-def _of(factor: float) -> Proposal:
+def _proposal(factor: float) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,

@@ -35,11 +35,11 @@ def detect(case: Case) -> Proposal | None:
     if case.probed is None or not case.has_cuts:
         return None
     if case.loss_is_sound:
-        return _in_backward(case)
-    return _in_the_loss(case)
+        return _detect_in_backward(case)
+    return _detect_in_loss(case)
 
 
-def _in_the_loss(case: Case) -> Proposal | None:
+def _detect_in_loss(case: Case) -> Proposal | None:
     assert case.probed is not None
     if case.losses_replicate or case.uniform_ratio is not None:
         return None
@@ -53,7 +53,7 @@ def _in_the_loss(case: Case) -> Proposal | None:
     if _is_smooth(case, broken) or not _counts(case, broken):
         return None
     if not all(c.on_the_way and c.row_sum <= close for c in broken):
-        return _of_probabilities(case, broken)
+        return _detect_at_probabilities(case, broken)
     modules = list(dict.fromkeys(c.module for c in broken))
     return Proposal(
         slug=SLUG,
@@ -84,7 +84,7 @@ def _rests_on(case: Case) -> str:
     )
 
 
-def _in_backward(case: Case) -> Proposal | None:
+def _detect_in_backward(case: Case) -> Proposal | None:
     """Proposes it on trial for a term that a custom backward of the model adds.
 
     No loss function has it. For a mean over tokens the mean over shards would be right.
@@ -147,7 +147,7 @@ def _counts(case: Case, broken: list[Cut]) -> bool:
     return not copied or max(copied.values()) > case.close
 
 
-def _of_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
+def _detect_at_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
     """Proposes it where the loss begins at the probabilities, or at their scores.
 
     The mean probability gives every token the same gradient, the share of tokens. It is

@@ -28,7 +28,7 @@ def detect(case: Case) -> Proposal | None:
     if case.has_cuts and case.mixes_a_sum and case.world_size > 1:
         return _of_one_term(case)
     if not case.has_cuts and is_made_by_the_model(case):
-        return _beside_a_penalty(case)
+        return _detect_next_to_penalty(case)
     ratio = case.uniform_ratio
     if ratio is None or case.world_size == 1 or abs(ratio - 1) > case.close:
         return None
@@ -65,7 +65,7 @@ def detect(case: Case) -> Proposal | None:
     return with_scale(case, found, world)
 
 
-def _beside_a_penalty(case: Case) -> Proposal | None:
+def _detect_next_to_penalty(case: Case) -> Proposal | None:
     """Proposes it on trial if no output separates the data term from a penalty."""
     world = case.world_size
     if world == 1 or case.loss_collectives or not case.run.ranks_agree:

@@ -17,7 +17,7 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it where the ratios are N / n_r with n_r the size of the shard."""
     sizes = case.run.shard_sizes
     if len(set(sizes)) < 2 or counted_by(case) != SAMPLES:  # noqa: PLR2004
-        return _dealt_out(case)
+        return _detect_redistributed(case)
     # After a collate, targets may have more rows than samples.
     size = "samples" if case.facts.get("collates") else "len(target)"
     return Proposal(
@@ -43,7 +43,7 @@ def detect(case: Case) -> Proposal | None:
     )
 
 
-def _dealt_out(case: Case) -> Proposal | None:
+def _detect_redistributed(case: Case) -> Proposal | None:
     """Proposes it on trial for a step that distributes the samples again."""
     moment = next(iter(rows.moments(case)), None)
     if moment is None or not moment.is_parted or case.run.faults:

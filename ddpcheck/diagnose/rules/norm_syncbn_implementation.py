@@ -28,7 +28,7 @@ def detect(case: Case) -> Proposal | None:
         m for m in calls if m.writes_buffers or m.is_batch_norm or m.is_scale_invariant
     ]
     if not inner:
-        return None if calls else _of_a_function(case)
+        return None if calls else _detect_autograd_function(case)
     wrong = [m for m in inner if _is_wrong(m, case)]
     judged = case.loss_is_sound and not case.loss_is_global and case.rest_is_broken
     if not wrong and not (judged and case.first_broken("gradients") == 0):
@@ -64,7 +64,7 @@ def detect(case: Case) -> Proposal | None:
     )
 
 
-def _of_a_function(case: Case) -> Proposal | None:
+def _detect_autograd_function(case: Case) -> Proposal | None:
     """Proposes it on trial for a norm that is an autograd function, and no module.
 
     Its backward reduces as well. The model that calls it exchanges no rows of samples,

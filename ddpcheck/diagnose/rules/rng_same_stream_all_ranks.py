@@ -27,7 +27,7 @@ def detect(case: Case) -> Proposal | None:
     if draws_held(case) and draws_alike(case):
         return _by_held_generators()
     if not case.facts["draws"]:  # of torch's own generator
-        return _by_inputs(case)
+        return _detect_by_inputs(case)
     if case.run.noise == "sample" or not same_stream(case):
         return None
     return Proposal(
@@ -77,7 +77,7 @@ def _by_held_generators() -> Proposal:
     )
 
 
-def _by_inputs(case: Case) -> Proposal | None:
+def _detect_by_inputs(case: Case) -> Proposal | None:
     """Proposes it on trial for inputs of the model that a step draws.
 
     Inputs that depend on the position in the shard would be equal on ranks, too.

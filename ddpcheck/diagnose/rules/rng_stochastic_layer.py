@@ -13,7 +13,7 @@ from ddpcheck.diagnose.facts.events import (
     repeats_first_inputs,
     rewritten,
 )
-from ddpcheck.diagnose.facts.kept_beside import drawn_weights
+from ddpcheck.diagnose.facts.external_state import drawn_weights
 from ddpcheck.diagnose.facts.text import number
 from ddpcheck.run.intervention import Switch
 
@@ -28,7 +28,7 @@ def detect(case: Case) -> Proposal | None:
     if not case.repeats:
         return _unrepeatable()
     if not case.facts["draws"]:  # of torch's own generator
-        return _by_other_generators(case)
+        return _detect_other_generators(case)
     if not _draws_noise(case) or case.run.noise == "sample" or same_stream(case):
         return None
     if case.run.faults or rewritten(case, "before") == 0 or drawn_weights(case):
@@ -89,7 +89,7 @@ def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
     )
 
 
-def _by_other_generators(case: Case) -> Proposal | None:
+def _detect_other_generators(case: Case) -> Proposal | None:
     wrong = rows.first_wrong(case)
     if wrong is not None and not rows.foreign(case, wrong):
         return None  # the choice of samples is another cause
@@ -100,7 +100,7 @@ def _by_other_generators(case: Case) -> Proposal | None:
     if draws_held(case) and not draws_alike(case):
         return dataclasses.replace(_by_seed(), last_resort=0)
     is_of_samples = wrong is not None and not makes_some_input(case)
-    return None if is_of_samples else _by_own_generators(case)
+    return None if is_of_samples else _detect_drawn_inputs(case)
 
 
 def _ranks_alone_draw(case: Case) -> bool:
@@ -163,7 +163,7 @@ def _draws_noise(case: Case) -> bool:
     return bool(case.facts["draws"]) and not chooses_alone(case)
 
 
-def _by_own_generators(case: Case) -> Proposal | None:
+def _detect_drawn_inputs(case: Case) -> Proposal | None:
     """Proposes it on trial for inputs that are made with numpy's or Python's random.
 
     The target seeds them: the single-process run is repeatable, ranks draw for shards.

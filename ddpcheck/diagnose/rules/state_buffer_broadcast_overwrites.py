@@ -20,7 +20,9 @@ def detect(case: Case) -> Proposal | None:
         return fit
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None:
-        return read_at_once.proposal(case, SLUG, sent=True) or _of_samples(case)
+        return read_at_once.proposal(case, SLUG, sent=True) or _detect_per_sample_state(
+            case
+        )
     if not owner.written_in_forward:
         is_own = owner.are_broadcast and not owner.are_exchanged
         at_once = read_at_once.proposal(case, SLUG, sent=True)
@@ -70,7 +72,7 @@ def _by_the_step(owner: Owners, at_once: Proposal | None) -> Proposal:
     return replaced(found, fixes=at_once.fixes, before_wide=True)
 
 
-def _of_samples(case: Case) -> Proposal | None:
+def _detect_per_sample_state(case: Case) -> Proposal | None:
     """Proposes it on trial for buffers that are not compared: they hold samples.
 
     An example is the state of a recurrent network, row by row: all ranks get that of

@@ -6,7 +6,7 @@ from ddpcheck.compare import digests
 from ddpcheck.diagnose.facts import fitted, read_at_once
 from ddpcheck.diagnose.facts.buffers import diverging_buffers, statistics_at_start
 from ddpcheck.diagnose.facts.case import Case, Proposal
-from ddpcheck.diagnose.facts.kept_beside import before_gradients
+from ddpcheck.diagnose.facts.external_state import before_gradients
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.run.intervention import Substitute, Switch
@@ -23,8 +23,12 @@ def detect(case: Case) -> Proposal | None:
         fit = fitted.by_the_step(case, SLUG, sent=False) or read_at_once.proposal(
             case, SLUG, sent=False
         )
-        found = _written_by_some(case)
-        return replaced(found, fallback=fit) if found else fit or _beside(case)
+        found = _detect_written_in_step(case)
+        return (
+            replaced(found, fallback=fit)
+            if found
+            else fit or _detect_outside_model(case)
+        )
     rank, found = wrong[-1]
     buffers = "1 buffer" if len(found) == 1 else f"{len(found)} buffers"
     where = f"differs from the single-process run in {buffers}: {names(found)}"
@@ -54,7 +58,7 @@ def _norms_differ(case: Case) -> bool:
     return any(not m.through_buffers for m in found)
 
 
-def _written_by_some(case: Case) -> Proposal | None:
+def _detect_written_in_step(case: Case) -> Proposal | None:
     """Proposes it on trial where the step writes buffers before its forward."""
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None or owner.written_in_forward or owner.are_broadcast:
@@ -73,7 +77,7 @@ def _written_by_some(case: Case) -> Proposal | None:
     )
 
 
-def _beside(case: Case) -> Proposal | None:
+def _detect_outside_model(case: Case) -> Proposal | None:
     """Proposes it on trial for statistics that are kept in no buffer of the model."""
     found = before_gradients(case)
     if found is None or found.has_weights or found.decides:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.buffers import Owners, diverging_buffers
 from ddpcheck.diagnose.facts.case import Case, Proposal
-from ddpcheck.diagnose.facts.kept_beside import before_gradients, drawn_weights
+from ddpcheck.diagnose.facts.external_state import before_gradients, drawn_weights
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.run.intervention import Substitute, Switch
@@ -21,9 +21,9 @@ def detect(case: Case) -> Proposal | None:
         return _drawn(drawn)
     step, found = _first_differing(case)
     if not found:
-        return _of_buffers(case) or _read_at_once(case)
+        return _detect_buffers(case) or _detect_read_in_step(case)
     if not set(found) <= case.untrained:
-        return _read_at_once(case)
+        return _detect_read_in_step(case)
     when = f"after step {step + 1}" if step else "after the first step"
     if case.run.ranks_agree:
         return _by_numbers(found, when)
@@ -68,7 +68,7 @@ def _differing(case: Case, step: int) -> list[str]:
     return list(dict.fromkeys(t.name for t in wrong))
 
 
-def _read_at_once(case: Case) -> Proposal | None:
+def _detect_read_in_step(case: Case) -> Proposal | None:
     """Proposes it on trial for weights that some ranks write before they use them.
 
     Then gradients and trained weights differ in the same step, too.
@@ -140,11 +140,11 @@ def _by_numbers(found: list[str], when: str) -> Proposal:
     )
 
 
-def _of_buffers(case: Case) -> Proposal | None:
+def _detect_buffers(case: Case) -> Proposal | None:
     """Proposes it for buffers outside DDP that the training step writes."""
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None:
-        return _beside(case)
+        return _detect_outside_model(case)
     if owner.written_in_forward:
         return None
     if owner.are_exchanged:
@@ -182,7 +182,7 @@ def _exchanged(owner: Owners) -> Proposal:
     )
 
 
-def _beside(case: Case) -> Proposal | None:
+def _detect_outside_model(case: Case) -> Proposal | None:
     """Proposes it on trial for a teacher that is no part of the model."""
     found = before_gradients(case)
     if found is None or not found.has_weights or found.is_trained:

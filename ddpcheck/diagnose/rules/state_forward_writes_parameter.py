@@ -29,26 +29,26 @@ def detect(case: Case) -> Proposal | None:
         and GlobalModule(name=m.name) not in mended
     ]
     if not modules:
-        return _by_the_model(case) or _by_the_step(case) or _after_the_update(case)
+        return _detect_model(case) or _detect_step(case) or _detect_after_update(case)
     told = f"modules that write their own parameters in forward: {_named(modules)}"
-    return _of(case, tuple(dict.fromkeys(modules)), told)
+    return _proposal(case, tuple(dict.fromkeys(modules)), told)
 
 
-def _by_the_model(case: Case) -> Proposal | None:
+def _detect_model(case: Case) -> Proposal | None:
     """Proposes it if a model writes parameters of its submodules from the local shard."""
     by_themselves = {m.name for m in case.modules() if m.writes_parameters}
     modules = sorted(written_by_the_model(case) - by_themselves - {""})
     if not modules or GlobalModule() in case.outcome.spec.fixes:
         return None
     told = f"the model's forward writes parameters of {_named(modules)}"
-    return _of(case, ("",), told)
+    return _proposal(case, ("",), told)
 
 
 def _named(modules: list[str]) -> str:
     return names(module(n) for n in modules)
 
 
-def _of(case: Case, writers: tuple[str, ...], told: str) -> Proposal | None:
+def _proposal(case: Case, writers: tuple[str, ...], told: str) -> Proposal | None:
     first = case.first_broken("weights")
     if first is None:
         return None
@@ -70,7 +70,7 @@ def _of(case: Case, writers: tuple[str, ...], told: str) -> Proposal | None:
     )
 
 
-def _by_the_step(case: Case) -> Proposal | None:
+def _detect_step(case: Case) -> Proposal | None:
     """Proposes it for a step that writes weights from the shard before its forward.
 
     With the same shard on all ranks they would be equal, unlike weights that a rank
@@ -95,7 +95,7 @@ def _by_the_step(case: Case) -> Proposal | None:
     )
 
 
-def _after_the_update(case: Case) -> Proposal | None:
+def _detect_after_update(case: Case) -> Proposal | None:
     """Proposes it on trial for a step that writes weights from the shard after its update.
 
     It uses more than a number that ranks could reduce: for example which weights had

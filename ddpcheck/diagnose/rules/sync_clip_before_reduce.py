@@ -25,14 +25,14 @@ CODE = (
 def detect(case: Case) -> Proposal | None:
     """Proposes it for tensor hooks on parameters, or a clipping before a backward."""
     if case.forward_is_sound and case.has_cuts and not case.loss_is_sound:
-        return _of_samples(case)
+        return _detect_per_sample_clipping(case)
     if not case.forward_is_sound:
         return None
     hooked: list[str] = next((h for h in case.rank_facts("hooked", []) if h), [])
     early = max(case.rank_facts("early_clips", 0), default=0)
     clips = early or any(case.rank_facts("reduced_after_clip", False))
     if not hooked and not clips:
-        return _in_another_way(case)
+        return _detect_other_clipping(case)
     facts = ["outputs and the loss's gradient at them are right"]
     fixes = []
     if hooked:
@@ -59,7 +59,7 @@ def detect(case: Case) -> Proposal | None:
     )
 
 
-def _of_samples(case: Case) -> Proposal | None:
+def _detect_per_sample_clipping(case: Case) -> Proposal | None:
     """Proposes it on trial for gradients of samples that are clipped one by one.
 
     Each has its own backward, so DDP returns the mean of one sample per rank, and that
@@ -92,7 +92,7 @@ def _of_samples(case: Case) -> Proposal | None:
     )
 
 
-def _in_another_way(case: Case) -> Proposal | None:
+def _detect_other_clipping(case: Case) -> Proposal | None:
     """Proposes it on trial for clipping without torch's functions.
 
     Gradients that a step writes between two backwards of an update, hooks on
@@ -113,7 +113,7 @@ def _in_another_way(case: Case) -> Proposal | None:
 
 def _by_the_step(case: Case) -> Proposal | None:
     if not case.rest_is_broken:
-        return _before_an_exchange(case)
+        return _detect_before_exchange(case)
     changed = max(case.rank_facts("early_changes", 0), default=0)
     if changed:
         return _on_trial(
@@ -122,7 +122,7 @@ def _by_the_step(case: Case) -> Proposal | None:
             Switch.KEPT_SUMS,
         )
     late = max(case.rank_facts("late_hooks", 0), default=0)
-    on_the_way = _on_the_way(case)
+    on_the_way = _detect_during_backward(case)
     if not late:
         return on_the_way
     fact = (
@@ -132,7 +132,7 @@ def _by_the_step(case: Case) -> Proposal | None:
     return replaced(_on_trial(fact, Switch.HOOKS_AFTER_BACKWARD), fallback=on_the_way)
 
 
-def _on_the_way(case: Case) -> Proposal | None:
+def _detect_during_backward(case: Case) -> Proposal | None:
     """Proposes it on trial for changes of gradients during backward."""
     if not any(case.rank_facts("hooks_on_the_way", False)):
         return None
@@ -145,7 +145,7 @@ def _on_the_way(case: Case) -> Proposal | None:
     )
 
 
-def _before_an_exchange(case: Case) -> Proposal | None:
+def _detect_before_exchange(case: Case) -> Proposal | None:
     """Proposes it for a step that changes gradients and then averages them itself.
 
     When they are averaged right after backward, as in DDP, the step changes means.

@@ -25,23 +25,23 @@ def detect(case: Case) -> Proposal | None:
         return None
     factor = common_factor(case)
     if factor is None:
-        return _of_some(case) or _within_the_update(case)
+        return _detect_some_parameters(case) or _detect_in_update(case)
     if abs(factor * math.sqrt(case.world_size) - 1) > case.close:
         return None
-    return _of(
+    return _proposal(
         "outputs and the loss are right; at the optimizer's step every gradient is "
         f"{number(factor)} times the single-process one, which is 1 / "
         f"sqrt({case.world_size})",
     )
 
 
-def _of_some(case: Case) -> Proposal | None:
+def _detect_some_parameters(case: Case) -> Proposal | None:
     """Proposes it on trial where some gradients have that factor: of one of two nets."""
     factor = 1 / math.sqrt(case.world_size)
     found = with_factor(case, factor)
     if len(found) < _SEVERAL or not any(case.rank_facts("collectives", 0)):
         return None
-    told = _of(
+    told = _proposal(
         f"at the optimizer's step the gradients of {names(found)} are "
         f"{number(factor)} times the single-process ones, which is 1 / "
         f"sqrt({case.world_size})"
@@ -49,12 +49,12 @@ def _of_some(case: Case) -> Proposal | None:
     return replaced(told, speculative=True)
 
 
-def _within_the_update(case: Case) -> Proposal | None:
+def _detect_in_update(case: Case) -> Proposal | None:
     """Proposes it on trial for an optimizer that clips in its own step."""
     step, calls = case.first_broken("weights"), sums_in_its_step(case)
     if step is None or not calls:
         return None
-    found = _of(
+    found = _proposal(
         f"gradients are right up to step {step + 1}, whose update differs from the "
         "single-process update and is the same on all ranks; collectives that the "
         f"program calls: {calls}",
@@ -67,7 +67,7 @@ def _within_the_update(case: Case) -> Proposal | None:
     )
 
 
-def _of(fact: str) -> Proposal:
+def _proposal(fact: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,

@@ -35,11 +35,11 @@ def detect(case: Case) -> Proposal | None:
         return None  # graph/rank-dependent-branch: DDP's own meet those that follow
     if index is None:
         index = first_overtaken(case)
-    if index is None and (found := _of_forwards(case)) is not None:
+    if index is None and (found := _detect_unequal_forwards(case)) is not None:
         return found
     if index is None:
         if len(set(counts)) < 2 or busy_ranks(case.run):  # noqa: PLR2004
-            return _of_buffers(case)
+            return _detect_unequal_buffers(case)
         if own_faults(case.run.faults):
             return None  # the rank did not come to its next collective
         index = min(counts)
@@ -68,7 +68,7 @@ def _waits_for_parameters(case: Case) -> bool:
     return not case.vary(fixes=(*case.outcome.spec.fixes, Switch.FIND_UNUSED)).faults
 
 
-def _of_forwards(case: Case) -> Proposal | None:
+def _detect_unequal_forwards(case: Case) -> Proposal | None:
     """Proposes it if ranks called DDP's forward unequally often: it broadcasts buffers."""
     found = forwards_in_step(case) if case.run.faults else None
     sent = case.rank_facts("broadcast_buffers", None)  # None of a rank that died
@@ -94,7 +94,7 @@ def _of_forwards(case: Case) -> Proposal | None:
     )
 
 
-def _of_buffers(case: Case) -> Proposal | None:
+def _detect_unequal_buffers(case: Case) -> Proposal | None:
     """Proposes it if gloo ended a rank that received more buffers than it has."""
     for fault in case.run.faults:
         found = _TOO_LONG.search(fault.stderr) if fault.kind == "died" else None

@@ -22,7 +22,7 @@ def detect(case: Case) -> Proposal | None:
     # A hook's result replaces the division by join.
     is_in_doubt = case.reduce_is_broken or any(case.rank_facts("joins", []))
     if not count:
-        return _by_hand(case)
+        return _detect_sum_by_hand(case)
     found = Proposal(
         slug=SLUG,
         link=LINK,
@@ -35,7 +35,7 @@ def detect(case: Case) -> Proposal | None:
     again = _of_micro_batches(case, found)
     if not is_in_doubt:
         # The loss divides by the world size, for a hook that sums.
-        return replaced(again, speculative=True) if again else _by_hand(case)
+        return replaced(again, speculative=True) if again else _detect_sum_by_hand(case)
     return replaced(found, fallback=again)
 
 
@@ -65,10 +65,10 @@ def _of_micro_batches(case: Case, found: Proposal) -> Proposal | None:
     )
 
 
-def _by_hand(case: Case) -> Proposal | None:
+def _detect_sum_by_hand(case: Case) -> Proposal | None:
     """Proposes it for a step that sums gradients over ranks, and does not divide."""
     if not is_summed_by_hand(case):
-        return _in_the_update(case) or _after_backward(case)
+        return _detect_sum_in_update(case) or _detect_sum_after_backward(case)
     if case.loss_collectives:
         return None
     return Proposal(
@@ -87,7 +87,7 @@ def _by_hand(case: Case) -> Proposal | None:
     )
 
 
-def _in_the_update(case: Case) -> Proposal | None:
+def _detect_sum_in_update(case: Case) -> Proposal | None:
     """Proposes it on trial for gradients that are summed over ranks once more.
 
     In the optimizer's step, or in a hook before it.
@@ -114,7 +114,7 @@ def _in_the_update(case: Case) -> Proposal | None:
     )
 
 
-def _after_backward(case: Case) -> Proposal | None:
+def _detect_sum_after_backward(case: Case) -> Proposal | None:
     """Proposes it on trial for a step that reduces gradients between DDP and its update."""
     factor = common_factor(case)
     calls = max(case.rank_facts("collectives", 0), default=0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import optimizer_runs_backwards
+from ddpcheck.diagnose.facts.external_state import before_gradients
 from ddpcheck.diagnose.facts.faults import backwards_of_ranks, skipped_in
-from ddpcheck.diagnose.facts.kept_beside import before_gradients
 from ddpcheck.diagnose.facts.text import in_group, listed, names
 from ddpcheck.diagnose.facts.unlike_numbers import other_numbers
 from ddpcheck.diagnose.facts.unused import unused_parameters
@@ -44,14 +44,14 @@ def _decided(summary: str, *facts: str) -> Proposal:
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it if ranks decide differently: by numbers that they read or keep."""
-    found, kept = _by_numbers(case), _by_kept(case)
+    found, kept = _detect_unequal_updates(case), _detect_kept_numbers(case)
     if found is None or kept is None:
         return found or kept
     # Kept numbers have names: they are more precise than the other fallbacks.
     return replaced(found, fallback=replaced(kept, fallback=found.fallback))
 
 
-def _by_kept(case: Case) -> Proposal | None:
+def _detect_kept_numbers(case: Case) -> Proposal | None:
     """Proposes it on trial for a few numbers that are kept outside the model."""
     found = before_gradients(case)
     if found is None or found.has_weights or not found.decides:
@@ -73,7 +73,7 @@ def _by_kept(case: Case) -> Proposal | None:
     )
 
 
-def _by_numbers(case: Case) -> Proposal | None:
+def _detect_unequal_updates(case: Case) -> Proposal | None:
     """Proposes it where trained weights differ between ranks after equal gradients."""
     if optimizer_runs_backwards(case):
         return _of_closures(case)

@@ -25,10 +25,14 @@ def detect(case: Case) -> Proposal | None:
         "order of DDP forwards (F), backwards (B) and no_sync ( [ ] ): "
         f"{events[0][:32]}"
     )
-    return _torn(case, order) if is_torn(events[0]) else _whole(case, events[0], order)
+    return (
+        _detect_split_pair(case, order)
+        if is_torn(events[0])
+        else _detect_whole_step(case, events[0], order)
+    )
 
 
-def _torn(case: Case, order: str) -> Proposal | None:
+def _detect_split_pair(case: Case, order: str) -> Proposal | None:
     """Proposes it if only one of a forward and its backward is inside no_sync."""
     if not case.reduce_is_broken:
         return None
@@ -48,7 +52,7 @@ def _torn(case: Case, order: str) -> Proposal | None:
     )
 
 
-def _whole(case: Case, events: str, order: str) -> Proposal | None:
+def _detect_whole_step(case: Case, events: str, order: str) -> Proposal | None:
     """Proposes it where forwards and backwards are inside together."""
     # A reducer that raises on a static graph used nothing: sync/static-graph-no-sync.
     if case.run.faults and any(case.rank_facts("static_graph", False)):
@@ -57,7 +61,7 @@ def _whole(case: Case, events: str, order: str) -> Proposal | None:
         return None if _is_made_up_for(case) else _covers_all(order)
     if ends_unsynchronised(events) and accumulates(events):
         return None  # sync/no-sync-off-by-one
-    used = _used_while_local(order)
+    used = _detect_used_while_local(order)
     # If DDP cannot reduce them all: it waits for parameters that a backward leaves out.
     is_mended = case.by_hand.verdict == "equivalent"
     by_hand = replaced(used, fixes=(), by_hand=True)
@@ -83,7 +87,7 @@ def _covers_all(order: str) -> Proposal:
     )
 
 
-def _used_while_local(order: str) -> Proposal:
+def _detect_used_while_local(order: str) -> Proposal:
     """Proposes it for gradients that the step reads inside; a run without confirms it.
 
     Examples are a step towards higher loss (SAM), a norm: gradients that only

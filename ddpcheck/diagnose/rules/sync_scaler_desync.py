@@ -20,16 +20,16 @@ def detect(case: Case) -> Proposal | None:
     if case.probed is not None and not case.loss_is_sound:
         return None  # scaled up and down again it is; a count of the rank's own is not
     fact = _of_scales(case) or _of_gradients(case, step)
-    return None if fact is None else _of(fact)
+    return None if fact is None else _proposal(fact)
 
 
 def by_scales(case: Case) -> Proposal | None:
     """Returns the proposal for scales that are powers of two apart, whatever the loss."""
     fact = _of_scales(case)
-    return _of(fact) if fact is not None and _POWERS in fact else None
+    return _proposal(fact) if fact is not None and _POWERS in fact else None
 
 
-def _of(fact: str) -> Proposal:
+def _proposal(fact: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,

@@ -188,7 +188,7 @@ def covered(cause: Cause, others: list[Cause]) -> bool:
     )
 
 
-def said_more(cause: Cause, dropped: list[Cause]) -> Cause:
+def with_more_evidence(cause: Cause, dropped: list[Cause]) -> Cause:
     """Returns the cause, or the one with more evidence that the same fix proves.
 
     A fix that was too narrow (a count with the right shares at first) falls back on a
@@ -242,7 +242,7 @@ def _with_own_samples(proposal: Proposal) -> Proposal | None:
     return replaced(proposal, fallback=other)
 
 
-def is_told(proposal: Proposal) -> bool:
+def ends_search(proposal: Proposal) -> bool:
     """Returns whether the proposal ends the search, proven or not.
 
     Wrong samples are also certain, but their fix shows what else is wrong.

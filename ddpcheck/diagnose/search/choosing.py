@@ -9,7 +9,7 @@ from ddpcheck.diagnose.facts.case import Proposal
 _SAME = 1e-6  # of the excess that two fixes leave
 
 
-def as_good(
+def tie_break(
     proposals: list[Proposal], first: Proposal, tested: dict[str, float], before: float
 ) -> Proposal:
     """Returns the first firm proposal, or an earlier one on trial that is as good.

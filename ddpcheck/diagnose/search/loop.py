@@ -27,14 +27,14 @@ from ddpcheck.diagnose.search.causes import (
     beside,
     can_run,
     covered,
-    is_told,
+    ends_search,
     is_weak,
     mended,
     proposed,
-    said_more,
     verified,
+    with_more_evidence,
 )
-from ddpcheck.diagnose.search.choosing import as_good
+from ddpcheck.diagnose.search.choosing import tie_break
 from ddpcheck.diagnose.search.fallbacks import Fallbacks
 from ddpcheck.diagnose.search.hidden_causes import hidden
 from ddpcheck.diagnose.search.trials import Trials
@@ -167,7 +167,7 @@ class Search:
                 causes.append(cause)
             self.can_fall_back |= any(p.fallback for p in proposals)
             before = case
-            if cause.verified or not self.fix or is_told(cause.proposal):
+            if cause.verified or not self.fix or ends_search(cause.proposal):
                 self.rest = None
                 break
         if len(causes) > 1:
@@ -320,7 +320,7 @@ class Search:
         firm = [p for p in firm if self.trials.can_train(p, tested, taken)]
         if not firm:
             return None
-        first = as_good(proposals, firm[0], tested, before)
+        first = tie_break(proposals, firm[0], tested, before)
         if first.or_by_hand and case.by_hand.verdict == "equivalent":
             by_hand = replaced(first, by_hand=True, fixes=())
             after = assemble.worst_excess(case.by_hand)
@@ -400,4 +400,4 @@ class Search:
                 cause.verified = None  # no run separates it from the wider fix
         kept = [c for c in causes if c.verified is not False]
         dropped = [c for c in causes if c.verified is False]
-        causes[:] = [said_more(c, dropped) for c in kept]
+        causes[:] = [with_more_evidence(c, dropped) for c in kept]

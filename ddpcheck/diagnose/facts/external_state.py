@@ -20,7 +20,7 @@ _VISIBLE = 1e-3  # relative: far above rounding in any dtype
 
 
 @dataclass(frozen=True, slots=True)
-class KeptBeside:
+class ExternalState:
     """The facts about what differs, and the run that would prove it.
 
     `has_weights`: it contains parameters, as those of an average of the model;
@@ -38,7 +38,7 @@ class KeptBeside:
     fixes: Interventions
 
 
-def before_gradients(case: Case) -> KeptBeside | None:
+def before_gradients(case: Case) -> ExternalState | None:
     """Returns what differs after a step, if gradients differ from a later step on.
 
     Not if a fix already sets it to the single-process values.
@@ -67,7 +67,7 @@ def before_gradients(case: Case) -> KeptBeside | None:
         "the single-process values after every step, the runs are equal",
     )
     fixes = (Substitute(boundary="beside", names=tuple(sorted(worst))),)
-    return KeptBeside(
+    return ExternalState(
         has_weights=weights,
         is_trained=trained,
         decides=decides,
