@@ -124,13 +124,15 @@ def _checked(
 
     progress = Progress(sys.stderr, wanted=not wanted.quiet)
     written: list[bool] = []
+    shown: list[Report] = []
 
     def on_verdict(report: Report) -> None:
         # What has standard output to itself is written there once, complete.
         if not wanted.alone():
             written.append(False)
             with progress.hidden():
-                written[0] = output.show(called.judged(report), wanted)
+                shown.append(called.judged(report))
+                written[0] = output.show(shown[0], wanted)
 
     try:
         with output.importing_ahead(wanted), progress:
@@ -153,8 +155,11 @@ def _checked(
             output.show_machines(called.named(unchecked), wanted)
         raise
     report = called.judged(report)
-    show = output.update if written else output.show
-    written.append(show(report, wanted))
+    if not written:
+        written.append(output.show(report, wanted))
+    elif all(written) and report != shown[0]:
+        # A file that could not be written has been warned of.
+        written.append(output.update(report, wanted))
     return report.exit_code, all(written)
 
 

@@ -501,7 +501,7 @@ BROKEN_TWINS = (
         "averaging-twice",
         "            p.grad /= world()\n",
         "",
-        "loss/double-world-scale",
+        "sync/comm-hook-semantics",
     ),
     (
         "count-reduced-without-gradient",

@@ -99,7 +99,7 @@ def test_one_process_is_at_work_beside_the_ranks(
     submitted.clear()
     with references.ahead(spec, run):
         session.run([spec.but(mode="averaged")])
-    assert submitted == [RECORD, "ddpcheck.run.jobs:candidate"]
+    assert submitted == [RECORD, "ddpcheck.run.modes.candidate:candidate"]
     evidence, failed = references.of(spec, run)
     assert (evidence is not None, failed) == (True, "")
     assert references.of(spec, run) == (evidence, "")
@@ -128,4 +128,4 @@ def test_large_model_has_all_cores_to_itself(
     submitted.clear()
     with references.ahead(spec, run):
         session.run([spec.but(mode="averaged")])
-    assert submitted == ["ddpcheck.run.jobs:candidate"]
+    assert submitted == ["ddpcheck.run.modes.candidate:candidate"]

@@ -100,8 +100,8 @@ def test_import_that_hangs_exits_3_with_its_stack(terminal: Terminal) -> None:
     assert (ended.exit_code, ended.stdout) == (3, "")
     first, second, *stack = ended.stderr.splitlines()
     assert first == (
-        "ddpcheck: not checked: importing mymodel.py did not end within 1 s; "
-        "if it needs longer: --timeout-s"
+        "ddpcheck: not checked: importing mymodel.py did not end within 1 s, at "
+        "mymodel.py:17 in <module>; if it needs longer: --timeout-s"
     )
     assert re.fullmatch(r"  stack( \(12 of \d+ lines, all with -v\))?:", second)
     own = str(terminal.folder / "mymodel.py")
