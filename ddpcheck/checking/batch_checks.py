@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpcheck.compare import digests
+from ddpcheck.compare import tolerance
 from ddpcheck.errors.problem import Problem, UsageError, cut
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report.data import Run, Tolerance
@@ -62,7 +62,7 @@ def _differing(one: Samples, other: Samples) -> str | None:
         for part, numbers in mine.items():
             if part not in theirs:
                 return part
-            if not digests.is_same([numbers, theirs[part]], _RTOL):
+            if not tolerance.digests_agree([numbers, theirs[part]], _RTOL):
                 return part
     return None
 

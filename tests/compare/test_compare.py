@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ddpcheck.compare import comparison as compare
-from ddpcheck.compare import digests, summing
+from ddpcheck.compare import digests, tolerance
 from ddpcheck.report.data import Difference, Quantity
 from ddpcheck.run.session import agreement
 
@@ -316,7 +316,7 @@ def test_digest_of_equal_tensors_is_equal(rows: list[tuple[float, float]]) -> No
     one, two = _pair(rows)
     named: Named = {"one": one, "none": None, "two": two}
     again: Named = {name: t if t is None else t.clone() for name, t in named.items()}
-    assert summing.digest(named) == summing.digest(again)
+    assert digests.digest(named) == digests.digest(again)
 
 
 def test_digest_is_the_weighted_sums_however_many_elements_are_laid_at_once(
@@ -326,25 +326,25 @@ def test_digest_is_the_weighted_sums_however_many_elements_are_laid_at_once(
     named: Named = {"a": a, "none": None, "empty": a[:0], "b": b}
     # Positions 1 and 4; the first halves are 1.0 and 4.0.
     expected = (0 + 1 + 4 * 12 + 4, 14 + 4 * 80, 6 + 14 + 4 * (12 + 80))
-    assert summing.digest(named) == expected
-    monkeypatch.setattr(summing, "_FEW", 0)
-    assert summing.digest(named) == expected
-    assert summing.digest({"none": None}) == (0.0, 0.0, 0.0)
+    assert digests.digest(named) == expected
+    monkeypatch.setattr(digests, "_FEW", 0)
+    assert digests.digest(named) == expected
+    assert digests.digest({"none": None}) == (0.0, 0.0, 0.0)
 
 
 def test_digest_needs_no_default_device() -> None:
     one = torch.tensor([1.0, 2.0])
     with torch.device("meta"):
-        assert summing.digest({"one": one}) == (3 + 1, 5, 3 + 5)
+        assert digests.digest({"one": one}) == (3 + 1, 5, 3 + 5)
 
 
 def test_digest_tells_swapped_tensors_and_elements_apart() -> None:
     one, two = torch.tensor([1.0, 2.0]), torch.tensor([4.0, 8.0])
     found = {
-        summing.digest({"a": one, "b": two})[:2],
-        summing.digest({"a": two, "b": one})[:2],
-        summing.digest({"a": one.flip(0), "b": two})[:2],
-        summing.digest({"a": one, "b": None})[:2],
+        digests.digest({"a": one, "b": two})[:2],
+        digests.digest({"a": two, "b": one})[:2],
+        digests.digest({"a": one.flip(0), "b": two})[:2],
+        digests.digest({"a": one, "b": None})[:2],
     }
     assert len(found) == 4
 
@@ -357,11 +357,11 @@ def test_digest_of_what_is_not_finite_can_be_compared(number: float) -> None:
     other = tensor.clone()
     other[1] = 0.0
     one, again, two = (
-        summing.digest({"w": t}) for t in (tensor, tensor.clone(), other)
+        digests.digest({"w": t}) for t in (tensor, tensor.clone(), other)
     )
     assert all(math.isfinite(value) for value in one)
-    assert digests.is_same([one, again], 1e-9)
-    assert not digests.is_same([one, two], 1e-9)
+    assert tolerance.digests_agree([one, again], 1e-9)
+    assert not tolerance.digests_agree([one, two], 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -393,6 +393,6 @@ def test_small_tensors_are_compared_by_how_far_they_are_off(
 def test_digest_of_rounding_differs_by_rounding() -> None:
     tensor = torch.linspace(-3, 5, 1001, dtype=torch.float64)
     near = tensor * (1 + 1e-14)
-    first, second = summing.digest({"w": tensor}), summing.digest({"w": near})
+    first, second = digests.digest({"w": tensor}), digests.digest({"w": near})
     for one, other in zip(first[:2], second[:2], strict=True):
         assert abs(one - other) <= 1e-13 * first[2]

@@ -16,7 +16,7 @@ from ddpcheck.errors.problem import UsageError
 from ddpcheck.run import private, surroundings
 from ddpcheck.run.interventions import replicas as data_parallel_fixes
 from ddpcheck.run.interventions.unhooking import without_tensor_hooks
-from ddpcheck.run.model import batch_norm, model, submodules
+from ddpcheck.run.model import batch_norm, contents, model
 from ddpcheck.run.model.noise import SampleNoise
 from ddpcheck.run.modes.data_parallel import DataParallelOnOneDevice
 from ddpcheck.run.modes.virtual import ddp as virtual_ddp
@@ -51,7 +51,7 @@ class Shared(nn.Module):
 
 
 def test_module_of_several_names_is_replaced_under_each_of_them() -> None:
-    made = submodules.replace(
+    made = contents.replace(
         Shared(), lambda m: isinstance(m, nn.BatchNorm1d), lambda _: nn.Identity()
     )
     assert isinstance(made, Shared)
@@ -61,7 +61,7 @@ def test_module_of_several_names_is_replaced_under_each_of_them() -> None:
 
 
 def test_root_is_replaced_by_what_is_returned() -> None:
-    made = submodules.replace(nn.ReLU(), lambda _: True, lambda _: nn.Identity())
+    made = contents.replace(nn.ReLU(), lambda _: True, lambda _: nn.Identity())
     assert isinstance(made, nn.Identity)
 
 

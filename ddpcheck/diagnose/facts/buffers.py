@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpcheck.compare import digests
+from ddpcheck.compare import tolerance
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.facts.text import module, names, number
 from ddpcheck.diagnose.probes.evidence import ModuleCall
@@ -68,7 +68,11 @@ def statistics_at_start(case: Case) -> list[str]:
         if (m.is_batch_norm or m.normalises) and m.writes_buffers
     }
     are_theirs = all(name.rpartition(".")[0] in norms for name in found)
-    if not are_theirs or None in states or not digests.is_same(states, case.rtol):
+    if (
+        not are_theirs
+        or None in states
+        or not tolerance.digests_agree(states, case.rtol)
+    ):
         return []
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.compare import digests
+from ddpcheck.compare import tolerance
 from ddpcheck.diagnose.facts import fitted, read_at_once
 from ddpcheck.diagnose.facts.buffers import diverging_buffers, statistics_at_start
 from ddpcheck.diagnose.facts.case import Case, Proposal
@@ -35,7 +35,7 @@ def detect(case: Case) -> Proposal | None:
     states = case.rank_facts("start_buffers", None)
     if _norms_differ(case) and statistics_at_start(case):
         return None  # norms that use the shard do so in model(), too
-    if None not in states and digests.is_same(states, case.rtol):
+    if None not in states and tolerance.digests_agree(states, case.rtol):
         return _built_otherwise(f"before the first step every rank {where}")
     return Proposal(
         slug=SLUG,

@@ -14,14 +14,14 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.run.model import submodules
+from ddpcheck.run.model import contents
 
 _FORWARD = "forward"
 
 
 def handing_on(model: nn.Module) -> nn.Module:
     """Returns the model, whose DDP objects have the attributes of what they wrap."""
-    return submodules.replace(model, _is_wrapper, _extended)
+    return contents.replace(model, _is_wrapper, _extended)
 
 
 def _is_wrapper(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from ddpcheck.run.intervention import Interventions, Switch
 from ddpcheck.run.interventions import hooks_on_means
 from ddpcheck.run.interventions.hands_on import handing_on
 from ddpcheck.run.interventions.plain_output import with_plain_output
-from ddpcheck.run.model import contents, submodules
+from ddpcheck.run.model import contents
 from ddpcheck.run.model.averaged import is_ddp
 
 # What a DDP object is built anew with.
@@ -39,17 +39,17 @@ def rewrapped(model: nn.Module, fixes: Interventions) -> nn.Module:
     if Switch.EXACT_COLLECTIVES in fixes:
         settings["process_group"] = dist.new_group(backend="gloo")
     if Switch.COMM_HOOKS_ON_MEANS in fixes:
-        model = submodules.replace(
+        model = contents.replace(
             model, is_ddp, lambda ddp: _rebuilt(ddp, hooks_on_means.hooks_of(ddp))
         )
     if settings or Switch.REWRAP in fixes:
         trainable = Switch.REWRAP_TRAINABLE in fixes
         with _all_trainable(model) if trainable else contextlib.nullcontext():
-            model = submodules.replace(
+            model = contents.replace(
                 model, is_ddp, lambda ddp: _rebuilt(ddp, **settings)
             )
     if Switch.PLAIN_OUTPUT in fixes:
-        model = submodules.replace(model, is_ddp, with_plain_output)
+        model = contents.replace(model, is_ddp, with_plain_output)
     if Switch.CALLS_THROUGH_DDP in fixes:
         model = handing_on(model)
     return model

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddpcheck.compare import summing
+from ddpcheck.compare import digests
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.names import shortener
 
@@ -58,7 +58,7 @@ class Rewrites:
     def _digest(self) -> Digest:
         named = contents.named_parameters(self._model)
         # What is not trained, a teacher, is written as a part of the method.
-        return summing.digest({n: p for n, p in named if p.requires_grad})
+        return digests.digest({n: p for n, p in named if p.requires_grad})
 
 
 def broadcast(model: nn.Module, initial: Mapping[str, Tensor]) -> None:

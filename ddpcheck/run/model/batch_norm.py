@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run import private
-from ddpcheck.run.model import contents, submodules
+from ddpcheck.run.model import contents
 from ddpcheck.run.private import BatchNorm
 
 _GROUP = "process_group"  # as nn.SyncBatchNorm has it
@@ -190,21 +190,21 @@ def apply(
     With `only`, names of modules, `sync` leaves all others as they are.
     """
     if mode == "local":
-        return submodules.replace(model, _is_synchronized, _to_local)
+        return contents.replace(model, _is_synchronized, _to_local)
     if mode == "sync":
         loses = any(
             _is_batch_norm(m) and _computes_more(m) for m in contents.modules(model)
         )
         if only:
             chosen = {id(nn.Module.get_submodule(model, name)) for name in only}
-            return submodules.replace(
+            return contents.replace(
                 model,
                 lambda m: _is_batch_norm(m) and id(m) in chosen,
                 _to_complete_sync,
             )
         if device != "cpu" and not loses:
             return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return]
-        model = submodules.replace(model, _is_batch_norm, _to_complete_sync)
+        model = contents.replace(model, _is_batch_norm, _to_complete_sync)
         for module in contents.modules(model):
             if isinstance(module, SynchronizedBatchNorm | _OwnForward):
                 setattr(module, _GROUP, None)
@@ -257,7 +257,7 @@ def _emulated() -> Iterator[None]:
             setattr(made, _GROUP, process_group)
             return made
 
-        return submodules.replace(module, _is_batch_norm, to_sync)
+        return contents.replace(module, _is_batch_norm, to_sync)
 
     cls.convert_sync_batchnorm = classmethod(convert)  # type: ignore[assignment]
     DistributedDataParallel.__init__ = build_emulated  # type: ignore[method-assign]
@@ -298,7 +298,7 @@ def _unnoticed() -> Iterator[None]:
 
 def emulate_existing(model: nn.Module) -> nn.Module:
     """Returns the model with its own nn.SyncBatchNorm modules emulated."""
-    return submodules.replace(model, _is_of_torch, _to_complete_sync)
+    return contents.replace(model, _is_of_torch, _to_complete_sync)
 
 
 def _is_of_torch(module: nn.Module) -> bool:

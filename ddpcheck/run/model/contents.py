@@ -9,7 +9,7 @@ the hooks where Python calls it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -97,3 +97,29 @@ def _named(model: nn.Module, held: private.Named) -> Iterator[tuple[str, Any]]:
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield f"{path}.{name}" if path else name, tensor
+
+
+def replace(
+    model: nn.Module,
+    wanted: Callable[[nn.Module], bool],
+    function: Callable[[Any], nn.Module],
+) -> nn.Module:
+    """Returns the model with every wanted module replaced, in place below it.
+
+    What has several names is replaced by one and the same module.
+    """
+    made: dict[int, nn.Module] = {}
+
+    def new(module: nn.Module) -> nn.Module:
+        if id(module) not in made:
+            made[id(module)] = function(module)
+        return made[id(module)]
+
+    if wanted(model):
+        return new(model)
+    for module in list(modules(model)):
+        own = private.children(module)
+        for name, child in list(own.items()):
+            if child is not None and wanted(child):
+                own[name] = new(child)
+    return model

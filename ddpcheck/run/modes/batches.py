@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ddpcheck.compare import summing, tree
+from ddpcheck.compare import tree
+from ddpcheck.compare.digests import digest
 from ddpcheck.compare.trace import as_dense
 from ddpcheck.errors import raised
 from ddpcheck.errors.problem import Problem, UsageError
@@ -76,7 +77,7 @@ def digests(batches: list[Any]) -> tuple[dict[str, tuple[float, ...]], ...]:
     """Returns numbers for each part of each batch, by which processes compare them."""
     return tuple(
         {
-            tree.batch_name(path): summing.digest({path: leaf})
+            tree.batch_name(path): digest({path: leaf})
             for path, leaf in tree.tensors(batch)
         }
         for batch in batches

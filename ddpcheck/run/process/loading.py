@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.ranks import devices, preload
-from ddpcheck.run.process import isolation, late_names, modules, rank_variables
+from ddpcheck.run.process import isolation, modules
 from ddpcheck.run.process.fingerprint import of_module
 from ddpcheck.target import target as target_module
 from ddpcheck.target.importing import UNLIKE_THE_FILE, file_of
@@ -44,7 +46,7 @@ def load_in_server(path: str, names: list[list[str]]) -> Loaded:
     torch.set_num_threads(1)  # thread pools would not survive the fork
     ref = TargetRef(path=path, names=tuple((a, b) for a, b in names))
     try:
-        with rank_variables.watched(_folders(path)) as asked:
+        with rank_variables_read(_folders(path)) as asked:
             target = _without_group(ref)
         devices.check_untouched(target.name)
         return Loaded(ref=ref, target=target, asks_rank=bool(asked))
@@ -63,7 +65,7 @@ def _without_group(ref: TargetRef) -> Target:
     had_one = dist.is_initialized()
     target = target_module.load(ref)
     _let_children_import(target)
-    late_names.rebind(modules.users())
+    rebind_late(modules.users())
     if had_one or not dist.is_initialized():
         return target
     dist.destroy_process_group()
@@ -251,3 +253,104 @@ def _own_modules(target: Target) -> list[types.ModuleType]:
     folders = _folders(target.path)
     found = [name for name in modules.users() if _file(name).startswith(folders)]
     return [sys.modules[name] for name in found]
+
+
+_NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+
+
+@contextlib.contextmanager
+def rank_variables_read(folders: tuple[str, ...]) -> Iterator[set[str]]:
+    """Yields the variables that files in these folders or below have asked for."""
+    asked: set[str] = set()
+    kind = type(os.environ)
+    read, has = kind.__getitem__, kind.__contains__
+
+    def note(name: object) -> None:
+        if name in _NAMES and _asker().startswith(folders):
+            asked.add(str(name))
+
+    def watched_read(self: os._Environ[str], name: str) -> str:
+        note(name)
+        return read(self, name)
+
+    def watched_has(self: os._Environ[str], name: object) -> bool:
+        note(name)
+        return has(self, name)
+
+    kind.__getitem__, kind.__contains__ = watched_read, watched_has  # type: ignore[method-assign, assignment]
+    try:
+        yield asked
+    finally:
+        kind.__getitem__, kind.__contains__ = read, has  # type: ignore[method-assign]
+
+
+def _asker() -> str:
+    """Returns the file of the code that called os.getenv or os.environ."""
+    frame = sys._getframe(1)  # noqa: SLF001
+    while frame.f_back is not None and _is_between(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame.f_code.co_filename
+
+
+def _is_between(file: str) -> bool:
+    """Returns whether a file is this one, or one of Python's that asks for others."""
+    return file in (__file__, os.__file__) or file.startswith("<frozen ")
+
+
+_OF_AUTOGRAD = ("backward", "grad")
+
+
+class _Late:
+    """Stands for a function of a module: calling it calls what the module has then.
+
+    The function is got before it is called, so that no frame of this class lies between
+    the two: who calls is asked by frames.
+    """
+
+    def __init__(self, owner: types.ModuleType, name: str) -> None:
+        self._owner, self._name = owner, name
+        functools.update_wrapper(self, getattr(owner, name))
+
+    @property
+    def __call__(self) -> Any:
+        """The module's function of now."""
+        return getattr(self._owner, self._name)
+
+
+def rebind_late(names: Iterable[str]) -> None:
+    """Makes modules look these functions up that have them as their own globals.
+
+    Args:
+        names: of the user's modules, as in sys.modules.
+    """
+    late = _late()
+    for name in names:
+        own = vars(sys.modules[name])
+        found = {
+            key: late[value]
+            for key, value in own.items()
+            if type(value) is types.FunctionType and value in late
+        }
+        if found and not _is_traced_whole(sys.modules[name]):
+            own.update(found)
+
+
+def _is_traced_whole(module: types.ModuleType) -> bool:
+    """Returns whether it has torch.compile refuse what cannot be traced: this here."""
+    try:
+        return "fullgraph" in inspect.getsource(module)
+    except (OSError, TypeError):
+        return False
+
+
+@functools.cache
+def _late() -> dict[types.FunctionType, _Late]:
+    """Returns what stands for each function, from before anything took its place."""
+    names = [(torch.autograd, name) for name in _OF_AUTOGRAD]
+    names += [(dist, name) for name in vars(dist) if not name.startswith("_")]
+    # By its type: what asks some others for anything is told that they are deprecated.
+    return {
+        vars(owner)[name]: _Late(owner, name)
+        for owner, name in names
+        if type(vars(owner)[name]) is types.FunctionType
+    }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddpcheck.compare import summing
+from ddpcheck.compare import digests
 from ddpcheck.compare.trace import Reader, as_dense
 from ddpcheck.run.model import contents
 from ddpcheck.run.model import model as models
@@ -109,9 +109,9 @@ def at_start(reader: Reader, names: Names, wrapped: nn.Module) -> dict[str, Any]
         "order": [short(name) for name, _ in contents.named_parameters(wrapped)],
     }
     if differ:
-        found["start"] = summing.digest(dict(names.parameters(wrapped)))
+        found["start"] = digests.digest(dict(names.parameters(wrapped)))
     if buffers:
-        found["start_buffers"] = summing.digest(dict(names.buffers(wrapped)))
+        found["start_buffers"] = digests.digest(dict(names.buffers(wrapped)))
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ddpcheck.compare import comparison as compare
-from ddpcheck.compare import summing
+from ddpcheck.compare.digests import digest
 from ddpcheck.compare.trace import PART, Reader
 from ddpcheck.report.data import Difference, Quantity
 from ddpcheck.run.record import flattened, pairing, scales
@@ -97,7 +97,7 @@ class ComparingRecorder:
         self._add(quantity, result, _present(named, references))
         strict = quantity == "weights" and bool(self.floors)
         if (result.mismatched and quantity != "outputs") or strict:
-            values = summing.digest(_without_names(named, of_samples))
+            values = digest(_without_names(named, of_samples))
             name = quantity.partition("@")[0]
             self.digests[name] = self.digests.get(name, ()) + values
         gradients = self.quantities.get("gradients")

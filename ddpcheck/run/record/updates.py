@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ddpcheck.compare import summing
+from ddpcheck.compare import digests
 from ddpcheck.compare.trace import Reader
 from ddpcheck.run.spec import Digest
 
@@ -129,13 +129,13 @@ class Sharing:
         if not self.is_wrong:
             return
         self.is_wrong = False
-        self._after[tuple(held)] = summing.digest(held)
+        self._after[tuple(held)] = digests.digest(held)
         self._reductions.append(reduces)
 
     def end(self, weights: Mapping[str, Tensor | None]) -> None:
         """Notes the same weights at the end of the step."""
         for names, after in self._after.items():
-            left = summing.digest({name: weights.get(name) for name in names})
+            left = digests.digest({name: weights.get(name) for name in names})
             self._ended.append((after, left))
 
     def finish(self) -> tuple[tuple[tuple[Digest, Digest], ...], bool]:

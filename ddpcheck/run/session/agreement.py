@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddpcheck.compare import digests
+from ddpcheck.compare import tolerance
 from ddpcheck.report.data import Difference
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session.session import RunOutcome
@@ -45,7 +45,7 @@ def ranks_agree(
                 for s in results
                 if name in s.quantities
             ]
-            if not digests.is_same(found, rtol) or not are_off_alike(rows):
+            if not tolerance.digests_agree(found, rtol) or not are_off_alike(rows):
                 return False
     return True
 
@@ -77,7 +77,7 @@ def ranks_differ(outcome: RunOutcome, quantity: str, step: int, rtol: float) -> 
         for s in outcome.steps(r)
         if s.step == step
     ]
-    return not digests.is_same(told, rtol)
+    return not tolerance.digests_agree(told, rtol)
 
 
 def first_parting(outcome: RunOutcome, fact: str, rtol: float) -> int | None:
@@ -92,7 +92,9 @@ def first_parting(outcome: RunOutcome, fact: str, rtol: float) -> int | None:
     told = [outcome.facts(r).get(fact, {}) for r in range(len(outcome.ranks))]
     for step in sorted(set.intersection(*(set(t) for t in told)) if told else ()):
         first, later = zip(*(t[step] for t in told), strict=True)
-        if digests.is_same(first, rtol) and not digests.is_same(later, rtol):
+        if tolerance.digests_agree(first, rtol) and not tolerance.digests_agree(
+            later, rtol
+        ):
             return int(step)
     return None
 
@@ -117,7 +119,7 @@ def averages_weights(outcome: RunOutcome) -> bool:
         for result in results
         if _mismatched(result, "gradients")
     ) and not any(
-        digests.is_same([r.digests.get("gradients") for r in results], rtol)
+        tolerance.digests_agree([r.digests.get("gradients") for r in results], rtol)
         or not _share_weights(results, rtol)
         for results in wrong
     )
@@ -143,7 +145,7 @@ def _share_weights(ranks: list[StepResult], rtol: float) -> bool:
         return all(after != left for after, left in told)
     updates = list(zip(*(result.parted for result in ranks), strict=False))
     return bool(updates) and all(
-        not digests.is_same([after for after, _ in told], rtol)
+        not tolerance.digests_agree([after for after, _ in told], rtol)
         and any(after != left for after, left in told)
         for told in updates
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddpcheck.compare import summing
+from ddpcheck.compare import digests
 from ddpcheck.compare.trace import Reader, Writer, opened
 from ddpcheck.run.record.updates import Named, Sharing, Updates
 
@@ -117,7 +117,7 @@ def test_weights_are_noted_after_the_update_and_at_the_end() -> None:
     sharing.updated(after, reduces=False)
     sharing.updated({"w": torch.zeros(2)}, reduces=True)  # of one that handed it on
     sharing.end(left | {"other": torch.ones(1)})
-    parted = ((summing.digest(after), summing.digest(left)),)
+    parted = ((digests.digest(after), digests.digest(left)),)
     assert sharing.finish() == (parted, False)
     assert sharing.finish() == ((), False)
 
