@@ -1,6 +1,6 @@
 """The Python API: `check` returns a Report, `assert_equivalent` raises.
 
-The public names stand in `ddpcheck.__all__`. The pytest fixture is this API on ranks
+The public names are in `ddpcheck.__all__`. The pytest fixture is this API on ranks
 that stay warm over a session.
 """
 
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class DivergenceError(AssertionError):
-    """Data-parallel training is not that of one process, or nothing was compared.
+    """Data-parallel and single-process training differ, or nothing was compared.
 
     Its text is the terminal report; `report` is the report itself.
     """
@@ -51,7 +51,7 @@ class DivergenceError(AssertionError):
 
 
 class Settings(TypedDict, total=False):
-    """What a check may be told; `check` says what each is."""
+    """The keyword arguments of `check`, which describes them."""
 
     collate: Callable[..., Any] | None
     optimizer: Callable[..., Any] | None
@@ -90,7 +90,7 @@ class WarmRanks:
         self._count = 0
         self._surroundings: tuple[dict[str, str], list[str]] = {}, []
         self._libraries: set[str] = set()  # packages that the pool's ranks have
-        self._unfit: set[str] = set()  # packages after whose import no process forks
+        self._unfit: set[str] = set()  # packages that make forking unsafe once imported
         self._turn = threading.RLock()
 
     def start(self) -> None:
@@ -150,7 +150,7 @@ class WarmRanks:
             batch: as in a target file.
             loss: as in a target file.
             name: of the target in the report.
-            given: what a target file may define besides, and settings.
+            given: other names that a target file may define, and settings.
         """
         __tracebackhide__ = True
         with self._turn:
@@ -169,8 +169,8 @@ class WarmRanks:
             ):
                 report = checking.check(pool, ref, options, session=session)
         except (UsageError, CannotCheckError) as error:
-            # The user's own line is what a test's traceback should end at; what it
-            # was caused by stands in the message.
+            # A test's traceback should end at the user's own line; the message has
+            # the cause.
             raise error.with_traceback(None) from None
         except BaseException:
             self.close()  # in an unknown state; the next check starts anew
@@ -207,7 +207,7 @@ class WarmRanks:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Ends the ranks; a later check starts others."""
+        """Ends the ranks; a later check starts new ones."""
         self._close_pool()
         if self._budget is not None:
             self._budget.close()
@@ -219,7 +219,7 @@ class WarmRanks:
 
 
 def _surroundings() -> tuple[dict[str, str], list[str]]:
-    # pytest says in a variable of its own which test is running.
+    # pytest keeps the name of the running test in a variable.
     own = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     return own, list(sys.path)
 
@@ -250,27 +250,27 @@ def check(
     loss: Callable[..., Any] | None = None,
     **given: Unpack[Settings],
 ) -> Report:
-    """Returns the report on one process against data-parallel ranks.
+    """Returns the report that compares data-parallel and single-process training.
 
     Args:
         model: a function that returns an nn.Module, an nn.Module, or the path of a
             target file; a file needs no other part.
         batch: the global batch, (inputs, targets), or a function that returns it.
         loss: a function (output, target) -> scalar tensor.
-        given: what a target file may define besides, and settings; None is one not
-            given. They do what the command's options do, ddpcheck --help.
+        given: other names that a target file may define, and settings, as the options
+            of the command (ddpcheck --help). None means not given.
 
             collate      a function (samples) -> (inputs, targets), for a batch that
                          is a list of samples: every rank collates its own
             optimizer    a function (params) -> Optimizer
-            wrap         a function (model) -> what a rank trains
+            wrap         a function (model) -> the module that a rank trains
             train_step   a function (model, optimizer, batch)
             world_sizes  numbers of ranks, [2, 4, 8]
             modes        some of ["dp", "ddp", "ps"]; the first two
             ps_reduce    "mean" or "sum": what a parameter server makes of gradients
             simulate     world sizes beyond the machine, [256, 1024]
             batch_norm   some of ["asis", "local", "sync", "frozen"]
-            noise        "asis", or "sample": dropout follows the global sample
+            noise        "asis", or "sample": dropout depends on the sample only
             steps        training steps of every run, 3
             dtype        "auto", "float64", "float32", "bfloat16" or "float16"
             device       "auto", "cpu" or "cuda"
@@ -284,7 +284,7 @@ def check(
 
     Raises:
         UsageError: an argument is wrong; a ValueError.
-        CannotCheckError: one process on the global batch hangs or dies.
+        CannotCheckError: the single-process run hangs or dies.
     """
     __tracebackhide__ = True
     options = options_of(given)
@@ -313,9 +313,9 @@ def assert_equivalent(
     Takes what `check` takes.
 
     Raises:
-        DivergenceError: ranks differ from one process, or nothing was compared.
+        DivergenceError: training differs, or nothing was compared.
         UsageError: an argument is wrong.
-        CannotCheckError: one process on the global batch hangs or dies.
+        CannotCheckError: the single-process run hangs or dies.
     """
     __tracebackhide__ = True
     raise_unless_equivalent(check(model, batch, loss, **given))

@@ -1,4 +1,4 @@
-"""A ResNet that tells faces from backgrounds, with synchronised batch norm.
+"""A ResNet that classifies faces and backgrounds, with synchronised batch norm.
 
 The images are `skimage.data.lfw_subset`: 100 faces and 100 backgrounds of 25 x 25
 pixels. The model is Hugging Face's `ResNetForImageClassification` from a config, with

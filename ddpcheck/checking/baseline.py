@@ -1,4 +1,4 @@
-"""A report against an earlier one: only what is new fails.
+"""Compares a report with an earlier one: only new findings fail.
 
 A finding of a divergent run is known where the baseline has the same run, of the same
 settings, divergent with the same finding; and it names no file or module that the
@@ -69,7 +69,7 @@ def apply(report: Report, known: Report, path: str) -> Report:
 
 
 def _settings(report: Report, run: Run) -> tuple[object, ...]:
-    """Returns what a run of the baseline must have alike to be the same run."""
+    """Returns the settings that identify a run in the baseline."""
     chosen = run.batch_norm, run.loss, run.noise, run.dtype
     return run.mode, run.world_size, *chosen, report.target.steps
 
@@ -140,9 +140,9 @@ def _with_broken_off(report: Report, known: Report) -> Report:
 
 
 def _name(finding: Finding) -> str:
-    """Returns what tells a finding from another: its slug, where that names a cause.
+    """Returns the identity of a finding: its slug, if that names a cause.
 
-    Where it says what happened alone, the words are the finding; lines move.
+    If the slug only names a symptom, the text counts, without line numbers.
     """
     if finding.slug not in _CAUSELESS:
         return finding.slug

@@ -55,9 +55,9 @@ _OPENED_AHEAD = 16  # ranks, forked before it is known whether they are wanted
 # That the search for the smallest run may take, or as long as the runs took.
 _LEAST_SHRINKING_S = 15.0
 
-# A run, a probe or a search of ours: what it was to find out is not known.
+# A run, probe or search of ddpcheck failed: its result is not known.
 _INTERNAL = "internal error of ddpcheck, please report it: "
-_MOST_OF_ROOM = 0.8  # the rest is for activations, which nobody knows before
+_MOST_OF_ROOM = 0.8  # the rest is for activations, whose size is not known before
 
 
 def check_file(
@@ -89,7 +89,7 @@ def pool_for(
     *,
     loopback: bool = True,
 ) -> Pool:
-    """Returns a pool whose ranks will have imported the target file; start it.
+    """Returns a pool, not yet started, with ranks that import the target file.
 
     Args:
         ref: the target, in a file.
@@ -153,7 +153,7 @@ def check(
     """Checks a target on a pool that has done its imports.
 
     Where a signal or the end of the engine cuts the check off, the report is on the
-    runs that were made, and says so.
+    finished runs, and states this.
 
     Args:
         pool: of ranks.
@@ -169,7 +169,7 @@ def check(
 
     Raises:
         UsageError: the file or an option is wrong.
-        CannotCheckError: one process on the global batch hangs or dies.
+        CannotCheckError: the single-process run hangs or dies.
         SignalError: a signal came before any run was made, or once more.
     """
     session = session or Session(pool, ref)
@@ -237,7 +237,7 @@ def _check(made: Made, only: Sequence[Cell] | None) -> Report:
 
 
 def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
-    """Judges the runs, and says why they differ where they do."""
+    """Judges the runs, and diagnoses those that differ."""
     session, base, options = made.session, made.base, made.options
     assert base is not None
     assert base.spec is not None
@@ -312,7 +312,7 @@ def _give_up(made: Made, error: Exception) -> None:
 
 
 def _leave_room(session: Session, planned: plan.Plan, base: ReferenceResult) -> None:
-    """Leaves out what nobody asked for and the machine has no room for, if not all."""
+    """Leaves out default runs that need too much memory, unless all do."""
     sizes, room = base.facts["sizes"], session.room
     if room is None:
         return
@@ -355,7 +355,7 @@ def _as_float32(made: Made, only: Sequence[Cell] | None) -> list[RunOutcome]:
 
 
 def _at_tolerance(base: ReferenceResult, options: Options) -> ReferenceResult:
-    """Lets ranks tell all of a tensor where it may be judged to differ, and no more.
+    """Sets the tolerance above which ranks send a whole tensor.
 
     Raises:
         UsageError: option-value, of a tolerance below the rounding of the dtype.

@@ -58,7 +58,7 @@ def guarded(
 
 
 def _signal_text(error: SignalError) -> str:
-    """Returns what is said of a check that a signal ended with nothing to report."""
+    """Returns the message for a check that a signal ended before there was a report."""
     if not error.doing or error.again:
         is_interrupt = error.number == signal.SIGINT
         return "ddpcheck: interrupted\n" if is_interrupt else "ddpcheck: terminated\n"
@@ -86,7 +86,7 @@ def _failure_text(error: Exception, *, verbose: bool) -> str:
 
 
 def cannot_check_text(message: str, detail: str, *, verbose: bool = False) -> str:
-    """Returns what is said of a target that could not be run at all."""
+    """Returns the message for a target that could not be run."""
     lines = [f"ddpcheck: not checked: {message}"]
     detail_lines = [line.rstrip() for line in detail.strip().splitlines()]
     if detail_lines:

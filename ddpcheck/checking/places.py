@@ -1,7 +1,7 @@
-"""Where reports would be written, looked at before the long work begins.
+"""Checks the paths of reports before the long work begins.
 
-What shows only when it is written (a full disk, permissions) is told after the check,
-whose verdict must not be lost.
+Errors that occur only on writing (a full disk, permissions) are reported after the
+check, so that its verdict is not lost.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _file_in_the_way(folder: Path) -> Path | None:
 
 
 def _writer_of(path: Path, written: dict[str, str]) -> str:
-    """Returns the option whose file is this one, "" where none's is."""
+    """Returns the option that writes this file, "" if none does."""
     same = (o for o, p in written.items() if Path(p).resolve() == path.resolve())
     return next(same, "")
 

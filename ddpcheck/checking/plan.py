@@ -113,7 +113,7 @@ def make(
     facts: dict[str, Any],
     only: Sequence[Cell] | None = None,
 ) -> Plan:
-    """Returns the runs for a target of which the reference told `facts`.
+    """Returns the runs for a target; `facts` come from the reference.
 
     Args:
         options: what the user asked for.

@@ -29,7 +29,7 @@ from ddpcheck.run.spec import REMARKS, ReferenceResult
 from ddpcheck.target import target as targets
 from ddpcheck.target.target import TargetRef
 
-# No number that is compared tells: noise was made to follow the sample.
+# No compared number shows this: --noise sample replaced the ranks' noise.
 _ONE_STREAM = (
     "the generators of all ranks are in the same state when the step draws noise for "
     "its samples, although ddpcheck seeded them differently: without --noise sample "
@@ -111,7 +111,7 @@ def make(
 def unchecked(ref: TargetRef, why: str, exit_code: int, *, ended: str = "") -> Report:
     """Returns the report on a target that could not be run at all, or was not yet.
 
-    For what reads files: people are told by what ends the command with that code.
+    For programs that read files; users get the message of the error.
     """
     path = ref.path or ""
     return Report(
@@ -166,7 +166,7 @@ def _name(ref: TargetRef) -> str:
 
 
 def _rounded_starts(outcomes: list[RunOutcome]) -> list[str]:
-    """Returns what to say of weights that model() rounds otherwise in each process."""
+    """Returns a warning about weights that model() rounds differently per process."""
     found: dict[str, float] = {}
     for outcome in outcomes:
         for rank in range(len(outcome.ranks)):
@@ -184,7 +184,7 @@ def _rounded_starts(outcomes: list[RunOutcome]) -> list[str]:
 
 
 def _is_one_stream(outcome: RunOutcome) -> bool:
-    """Returns whether the ranks' own noise, which the run replaced, is all the same."""
+    """Returns whether all ranks' own noise, which the run replaced, is equal."""
     if not mode_of(outcome.spec.mode).is_ranks:
         return False
     streams = {outcome.facts(r).get("stream") for r in range(len(outcome.ranks))}
@@ -230,7 +230,7 @@ def _backend(gpus: int) -> str:
 def warnings_of(
     base: ReferenceResult, planned: plan.Plan, outcomes: list[RunOutcome]
 ) -> list[str]:
-    """Returns what to say about the way in which the target was run."""
+    """Returns the warnings about how the target was run."""
     found = [*base.warnings, *planned.warnings, *_rounded_starts(outcomes)]
     found += [told for o in outcomes for told in o.facts().get(REMARKS, ())]
     if any(_is_one_stream(outcome) for outcome in outcomes):
@@ -238,7 +238,7 @@ def warnings_of(
     if any(not o.reference.facts.get("masks", True) for o in outcomes):
         found.append(_NOTHING_MASKED)
     idle = base.facts["idle"]
-    # Where one process does nothing that ranks could, no run is judged by anything.
+    # If the single-process run does nothing, no run is judged.
     idles = base.facts.get("nothing") or base.facts.get("never_updates")
     if not idle or base.facts["has_wrap"] or idles:
         return found

@@ -21,7 +21,7 @@ from ddpcheck.run.session.session import RunOutcome, Session, expected_s
 from ddpcheck.run.spec import ReferenceResult, RunSpec
 from ddpcheck.target.options import Options
 
-_LONG_S = 60.0  # a check that takes longer says so before it begins
+_LONG_S = 60.0  # a longer check announces its duration
 _NOT_RUN = "the check ended before this run"
 _NOISE_UNKNOWN = (
     "the check ended before the rounding of the single-process run was measured; "
@@ -31,7 +31,7 @@ _NOISE_UNKNOWN = (
 
 @dataclass(slots=True)
 class Made:
-    """What a check has made so far: what is reported of one that ends early."""
+    """What a check has finished so far, for the report if it ends early."""
 
     session: Session
     options: Options
@@ -47,7 +47,7 @@ class Made:
     began: float = 0.0  # the first run
 
     def expect(self, base: ReferenceResult, planned: plan.Plan) -> None:
-        """Notes the runs that will be made, and says how long they take."""
+        """Notes the planned runs, and announces how long they take."""
         self.base, self.planned, self.outcomes = base, planned, {}
         self.began = time.perf_counter()
         seconds = self.left_s()
@@ -150,7 +150,7 @@ def judged_early(
 def _how_long(
     planned: plan.Plan, base: ReferenceResult, options: Options, seconds: float
 ) -> str:
-    """Returns what is said before a long check: how long, and what makes it shorter."""
+    """Returns the announcement of a long check: its duration, and how to shorten it."""
     sizes = {spec.world_size for spec in planned.specs}
     modes = {spec.mode for spec in planned.specs}
     advice = {

@@ -1,4 +1,4 @@
-"""Arguments into values by name, and what is said of those that fit nowhere."""
+"""Parses the command line, and reports arguments that are not valid."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ddpcheck.cli import commands
 from ddpcheck.errors.problem import Problem, UsageError, cut
 from ddpcheck.target.options import DEFINITIONS, SETTINGS
 
-# Options with a path, besides --report-dir.
+# Options that take a path; --report-dir is a setting.
 _PATHS = ("json", "junit-xml", "sarif", "baseline")
 _USAGE = "ddpcheck TARGET [options]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way in other than TARGET: how it is written, and the options it has."""
+    """A command other than a check of TARGET: its usage and its options."""
 
     usage: str
     options: tuple[str, ...] = ()
@@ -80,10 +80,10 @@ def _add_ways_in(made: argparse.ArgumentParser) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse's words in the shape of all other usage errors."""
+    """An argparse parser that reports errors like all other usage errors."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses, and asks for exactly one thing to do, with options that it has."""
+        """Parses the arguments; allows exactly one command, with its own options."""
         given = list(sys.argv[1:] if args is None else args)
         parsed, unknown = self.parse_known_args(given, namespace)
         self._refuse_unknown(parsed, unknown, given)
@@ -103,7 +103,7 @@ class _Parser(argparse.ArgumentParser):
         return parsed
 
     def _refuse_empty(self, parsed: argparse.Namespace) -> None:
-        """Refuses a path of no letters: in a script it is a variable nobody has set."""
+        """Refuses an empty path: in a script it comes from an unset variable."""
         for name in (*_PATHS, "report-dir"):
             if getattr(parsed, name.replace("-", "_")) == "":
                 problem = _problem(
@@ -118,7 +118,7 @@ class _Parser(argparse.ArgumentParser):
         return getattr(parsed, name) is not self.get_default(name)
 
     def _refuse_idle(self, parsed: argparse.Namespace, way: str) -> None:
-        """Refuses options that would have no effect: whoever gives one expects it."""
+        """Refuses options that would have no effect."""
         has, name = WAYS[way].options, f"--{way}"
         if way == "render" and parsed.format not in (None, "terminal"):
             has, name = ("--format",), f"--render --format {parsed.format}"
@@ -144,7 +144,7 @@ class _Parser(argparse.ArgumentParser):
         end = given.index("--") if "--" in given else len(given)
         options = [a for a in given[:end] if a in (parsed.target, *unknown)]
         options = [a for a in options if a.startswith("-") and a != "-"]
-        # argparse takes what holds a blank for no option.
+        # argparse does not treat an argument with a space as an option.
         if blank := next((a for a in options if re.search(r"\s", a)), ""):
             self._refuse_blank(blank)
         if options:
@@ -153,7 +153,7 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"unknown option {options[0]}", fix=fix)
 
     def _refuse_further(self, parsed: argparse.Namespace, unknown: list[str]) -> None:
-        """Refuses a second TARGET, which an option after -- is as well."""
+        """Refuses a second TARGET; an option after -- is parsed as one, too."""
         further = [a for a in unknown if a != "--"]
         if not further:
             return

@@ -1,4 +1,4 @@
-"""What the command line can do: one function per way in, each returns an exit code."""
+"""The commands of the command line: one function each, which returns the exit code."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """How the command was called: what a report takes over from it."""
+    """The parts of the command line that a report records."""
 
     path: Path
     command: str
@@ -95,13 +95,13 @@ class _Called:
     def named(self, report: Report) -> Report:
         """Returns the report with the target's path as it was given, and the command.
 
-        The check knows neither.
+        The check itself has neither.
         """
         target = dataclasses.replace(report.target, path=str(self.path))
         return dataclasses.replace(report, command=self.command, target=target)
 
     def judged(self, report: Report) -> Report:
-        """Returns the report against the baseline, too."""
+        """Returns the report, compared with the baseline if there is one."""
         report = self.named(report)
         if self.known is None:
             return report
@@ -195,7 +195,7 @@ def suite(given: Mapping[str, Any], wanted: Outputs) -> int:
 
 
 def demo(wanted: Outputs) -> int:
-    """Checks a broken target and its fixed twin, and explains what is seen."""
+    """Checks a broken target and the fixed one, and explains the result."""
     from ddpcheck.cli import demo as demos  # noqa: PLC0415
 
     return demos.main(wanted)

@@ -1,4 +1,4 @@
-"""ddpcheck --demo: a broken target and its fixed twin, checked one after the other."""
+"""ddpcheck --demo: a broken target and the fixed one, checked one after the other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ one equivalent. Please report it with the output above.
 
 
 def main(wanted: Outputs) -> int:
-    """Checks both targets; returns 0 where they turn out as they should.
+    """Checks both targets; returns 0 if both have the expected verdict.
 
     Raises:
         UsageError: the environment has no torch, or the folder would lie in a file.
@@ -77,7 +77,7 @@ def main(wanted: Outputs) -> int:
 
 
 def _copy(path: Path, to: Path) -> Path:
-    """Puts the target where its reader can change it, if that is possible."""
+    """Copies the target to a place where the user can edit it, if possible."""
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, to)

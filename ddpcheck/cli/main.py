@@ -120,7 +120,7 @@ def _member() -> Member | None:
     return nodes.member()
 
 
-def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR0911 (one per way in)
+def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR0911 (one per command)
     args = arguments.parser().parse_args(given)
     if member is not None and (args.target is None or args.help) and member.is_idle():
         return 0  # --help, --demo and the like are rank 0's

@@ -1,7 +1,7 @@
-"""A check in a group of processes that is given: torchrun's, on one machine or more.
+"""A check in a launcher's group of processes: torchrun, on one machine or several.
 
 Rank 0 does what the command always does, on ranks that the group's processes hold.
-The others are silent, do what rank 0 says, and end with its exit code.
+The other processes print nothing, follow rank 0, and end with its exit code.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Leader:
         self._is_alone = False
 
     def is_idle(self) -> bool:
-        """Is told that this is no check: the others end, rank 0 does it alone."""
+        """Notes that the command is no check: the others end, rank 0 runs it alone."""
         self._is_alone = True
         return False
 
@@ -129,7 +129,7 @@ class Leader:
             raise CannotCheckError(message, "") from None
 
     def leave(self, code: int) -> int:
-        """Lets the others end with this code, after all else; returns it."""
+        """Ends the other processes with this code and returns it; called last."""
         if not self._is_alone:
             if not self.hosts.is_open:  # a mistake: the check has not begun
                 with contextlib.suppress(RuntimeError, OSError):
@@ -140,7 +140,7 @@ class Leader:
 
 
 class Follower:
-    """Any other rank: it says nothing and holds a rank process for rank 0."""
+    """Any other rank: it prints nothing and provides a rank process for rank 0."""
 
     is_leader = False
 
@@ -149,7 +149,7 @@ class Follower:
         self._connection: Connection | None = None
 
     def is_idle(self) -> bool:
-        """Is told that this is no check: there is nothing to do."""
+        """Notes that the command is not a check: there is nothing to do."""
         return True
 
     def run(self, action: Callable[[], int]) -> int:

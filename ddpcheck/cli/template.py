@@ -1,4 +1,4 @@
-"""The target that --init writes: it passes as it is, and says what to change."""
+"""The target that --init writes: it passes, and comments show what to edit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddpcheck.errors.problem import Problem, UsageError
 TEXT = '''\
 """What ddpcheck checks: a model, its global batch and its loss.
 
-Replace the three functions by your own, then run:  ddpcheck {name}
+Replace the three functions with your own, then run:  ddpcheck {name}
 """
 
 import torch
@@ -41,7 +41,7 @@ def loss(output, target):
     return functional.cross_entropy(output, target)
 
 
-# Optional, with what is used where they are missing:
+# Optional, with the defaults:
 #
 # def collate(samples):  # batch() then returns the list of samples, of any sizes
 #     inputs, targets = zip(*samples)
@@ -61,7 +61,7 @@ def loss(output, target):
 #     optimizer.step()
 #
 # world_sizes = [2, 4, 8]
-# simulate = [16]  # more ranks, played by one process; at most one per sample
+# simulate = [16]  # more ranks, simulated in one process; at most one per sample
 # tolerance = 1e-9
 # accept = {{"norm/local-batch-stats": "the batch norms are frozen after warm-up"}}
 '''

@@ -1,7 +1,7 @@
-"""Whose code a file holds: torch's, ours, an installed package's, or the user's.
+"""Where the code of a file comes from: torch, ddpcheck, another package, or the user.
 
-By where it lies, here or on the machine that a report comes from; a folder of the
-user's may have the name of a package. Nothing is imported.
+Decided by its path, on this machine or the one that a report comes from; a folder of
+the user may have the name of a package. Nothing is imported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def inside_torch(file: str) -> str:
 
 
 def is_library(file: str) -> bool:
-    """Returns whether it is installed code that is not ours, or the interpreter's."""
+    """Returns whether it is code of a package other than ddpcheck, or of Python."""
     if inside_own(file):
         return False
     installed = inside_packages(file) or _INTERPRETERS.search(file)
@@ -53,7 +53,7 @@ def is_library(file: str) -> bool:
 
 
 def is_users(file: str) -> bool:
-    """Returns whether it is neither installed code, nor the interpreter's, nor ours."""
+    """Returns whether it is code of the user: no package, not Python, not ddpcheck."""
     return not is_library(file) and not inside_own(file)
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from ddpcheck.errors import code_origin as whose
+from ddpcheck.errors import code_origin
 from ddpcheck.errors.problem import visible
 
 # 'File "x.py", line 3, in f' in a traceback, without the second comma in the stacks
@@ -43,8 +43,8 @@ _CALLS_USERS = (
     "suite/zoo/",
     "target/",
 )
-# Where ranks wait for each other: collectives, what DDP exchanges beside its gradients,
-# and backwards, at whose end it waits for those.
+# Where ranks wait for each other: collectives, what DDP exchanges in addition to
+# gradients, and backward, which waits for the gradients at its end.
 _EXCHANGES = (
     "distributed/distributed_c10d.py",
     "distributed/utils.py",
@@ -54,9 +54,9 @@ _EXCHANGES = (
     "autograd/graph.py",
     "autograd/__init__.py",
 )
-# What of torch ends where other ranks, or DDP, are at fault.
+# Parts of torch that raise if other ranks, or DDP, are at fault.
 _DISTRIBUTED = ("distributed/", "nn/parallel/")
-# And where ddpcheck does, by a group itself.
+# Where ddpcheck itself waits in a process group.
 _OWN_EXCHANGES = ("run/interventions/exact.py",)
 
 
@@ -75,45 +75,45 @@ class Frame:
 
     @property
     def short(self) -> str:
-        """What a sentence says of it: "mymodel.py:12 in loss"."""
-        file = whose.inside_packages(self.file) or PurePath(self.file).name
+        """The place for use in a sentence: "mymodel.py:12 in loss"."""
+        file = code_origin.inside_packages(self.file) or PurePath(self.file).name
         return f"{file}:{self.line} in {self.name}"
 
     @property
     def is_torch(self) -> bool:
         """Whether it is code of torch."""
-        return bool(whose.inside_torch(self.file))
+        return bool(code_origin.inside_torch(self.file))
 
     @property
     def is_distributed(self) -> bool:
         """Whether it is code of torch for several processes."""
-        return whose.inside_torch(self.file).startswith(_DISTRIBUTED)
+        return code_origin.inside_torch(self.file).startswith(_DISTRIBUTED)
 
     @property
     def is_exchange(self) -> bool:
-        """Whether it is code of torch, or ours, in which ranks wait for each other."""
-        is_of_torch = whose.inside_torch(self.file) in _EXCHANGES
-        return is_of_torch or whose.inside_own(self.file) in _OWN_EXCHANGES
+        """Whether it is code of torch or ddpcheck where ranks wait for each other."""
+        is_of_torch = code_origin.inside_torch(self.file) in _EXCHANGES
+        return is_of_torch or code_origin.inside_own(self.file) in _OWN_EXCHANGES
 
     @property
     def is_own(self) -> bool:
         """Whether it is code of ddpcheck."""
-        return bool(whose.inside_own(self.file))
+        return bool(code_origin.inside_own(self.file))
 
     @property
     def is_own_work(self) -> bool:
         """Whether it is code of ddpcheck with which the target has nothing to do."""
-        return whose.inside_own(self.file).startswith(_OWN_WORK)
+        return code_origin.inside_own(self.file).startswith(_OWN_WORK)
 
     @property
     def is_library(self) -> bool:
-        """Whether it is installed code that is not ours, or the interpreter's."""
-        return whose.is_library(self.file)
+        """Whether it is code of a package other than ddpcheck, or of Python."""
+        return code_origin.is_library(self.file)
 
     @property
     def is_users(self) -> bool:
-        """Whether it is neither installed code, nor the interpreter's, nor ours."""
-        return whose.is_users(self.file)
+        """Whether it is code of the user: no package, not Python, not ddpcheck."""
+        return code_origin.is_users(self.file)
 
 
 def main_first(dump: str) -> str:
@@ -150,8 +150,8 @@ def _frames(text: str) -> list[Frame]:
 def exchanges(stack: str) -> bool:
     """Returns whether the rank does nothing but wait in an exchange with others.
 
-    In torch's own code or ours, that is; and no other thread is in code of the user's,
-    which might send what is waited for.
+    That is: in code of torch or ddpcheck, and no other thread runs code of the user,
+    which might send what the rank waits for.
     """
     found = frames(stack)
     is_ours = bool(found) and found[0].is_own and found[0].is_exchange
@@ -166,7 +166,7 @@ def exchanges(stack: str) -> bool:
 
 
 def innermost(stack: str) -> Frame | None:
-    """Returns the frame that runs, whosever code it is, but for ours."""
+    """Returns the innermost frame outside of ddpcheck."""
     return next((f for f in frames(stack) if not f.is_own), None)
 
 
@@ -182,7 +182,7 @@ def raised_in_own_work(stack: str) -> Frame | None:
         return None
     if frame.is_own_work:
         return frame
-    inside = whose.inside_own(frame.file)
+    inside = code_origin.inside_own(frame.file)
     if found[0] is not frame:  # a library raises, in a probe for many a reason
         may_be_users = any(f.is_users for f in found) or inside.startswith(
             (*_CALLS_USERS, "diagnose/")
@@ -196,7 +196,7 @@ def raised_in_own_work(stack: str) -> Frame | None:
 
 
 def _calls_users_directly(file: str, line: str) -> bool:
-    """Returns whether a line of ours may call what the target has defined."""
+    """Returns whether a line of ddpcheck may call code of the target."""
     return file.startswith(_CALLS_USERS) and "(" in line
 
 

@@ -1,4 +1,4 @@
-"""What the user did wrong, said once and in one shape."""
+"""Usage errors as data, with one message format."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Problem:
     """A usage error as data: it crosses process boundaries.
 
-    `message` stands alone in a CI log; the other lines are optional. `more` is the
-    slug's page unless it says something else. `stack` is for those who ask for it.
+    `message` is complete by itself in a CI log; the other lines are optional. `more`
+    defaults to the slug's page. `stack` is shown with -v.
     """
 
     slug: str
@@ -49,8 +49,8 @@ class UsageError(ValueError):
 class SignalError(BaseException):
     """A signal asks the tool to end; no `except Exception` may swallow it.
 
-    `again`: another one came before, whose report is not waited for. `doing` is what
-    was going on, "" where nobody has said.
+    `again`: it is the second signal, which does not wait for a report. `doing` is the
+    current phase, "" if it is not known.
     """
 
     def __init__(self, number: int, *, again: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""An exception in words: what it says, where it was raised, and its stack."""
+"""An exception in words: its message, where it was raised, and its stack."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpcheck.errors import code_origin as whose
+from ddpcheck.errors import code_origin
 from ddpcheck.errors.frames import Frame, raised_in_own_work
 from ddpcheck.errors.problem import shortened, visible
 
 _MAX_LINES = 3
-# Of a message, wherever it is shown: libraries put a whole tensor or a page there.
+# Of any shown message: libraries put a whole tensor or a page there.
 _MAX_CHARACTERS = 300
-_MAX_IN_LINE = 1000  # of a stack: source is there, too
+_MAX_IN_LINE = 1000  # of a stack, which includes source lines
 # gloo and NCCL begin with the place in their own source: "[/a/b/pair.cc:537] ".
 _SOURCE = re.compile(r"^(?P<kind>\w+: )?\[\S+\.(?:cc|cpp|cu|h|hpp):\d+\]\s*")
 
@@ -29,7 +29,7 @@ def without_source(text: str) -> str:
 
 
 def in_words(error: BaseException, home: Path) -> str:
-    """Returns what it says, three lines at most, and where it was raised.
+    """Returns its message, three lines at most, and where it was raised.
 
     Args:
         error: raised by the target, or by what it calls.
@@ -47,10 +47,10 @@ def text_of(error: BaseException) -> str:
 
     Cut, and with control characters written out.
     """
-    return shortened(_said(error), _MAX_CHARACTERS)
+    return shortened(_whole_message(error), _MAX_CHARACTERS)
 
 
-def _said(error: BaseException) -> str:
+def _whole_message(error: BaseException) -> str:
     """Returns all of the message."""
     try:
         return str(error)
@@ -81,7 +81,7 @@ def place(error: BaseException, home: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         frame = Frame(file=error.filename, line=error.lineno, name="")
         return f"at {_named(frame, home)}"
-    found = [frame for frame in _frames(error) if _tells(frame)]
+    found = [frame for frame in _frames(error) if _names_place(frame)]
     if not found:
         return ""
     where = f"at {_named(found[-1], home)}"
@@ -99,11 +99,11 @@ def users_place(error: BaseException) -> str | None:
 
 def stack(error: BaseException) -> str:
     """Returns the traceback without the frames of ddpcheck and of the import system."""
-    told = traceback.TracebackException.from_exception(error)
-    for part in _chain(told):
+    chained = traceback.TracebackException.from_exception(error)
+    for part in _chain(chained):
         kept = [entry for entry in part.stack if not _is_hidden(entry.filename)]
         part.stack = traceback.StackSummary.from_list(kept)
-    return _shown("".join(told.format()), error)
+    return _shown("".join(chained.format()), error)
 
 
 def is_own(error: BaseException) -> bool:
@@ -119,8 +119,8 @@ def whole_stack(error: BaseException) -> str:
 def _shown(stack: str, error: BaseException) -> str:
     """Returns a stack with the messages of its exceptions as `text_of` has them."""
     for part in _errors(error):
-        if (said := _said(part)) and len(said) > _MAX_CHARACTERS:
-            stack = stack.replace(said, text_of(part))
+        if (text := _whole_message(part)) and len(text) > _MAX_CHARACTERS:
+            stack = stack.replace(text, text_of(part))
     lines = stack.splitlines(keepends=True)
     return "".join(_line(line) for line in lines)
 
@@ -140,11 +140,11 @@ def _errors(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _chain(
-    told: traceback.TracebackException | None,
+    chained: traceback.TracebackException | None,
 ) -> Iterator[traceback.TracebackException]:
-    while told is not None:
-        yield told
-        told = told.__cause__ or told.__context__
+    while chained is not None:
+        yield chained
+        chained = chained.__cause__ or chained.__context__
 
 
 def _is_hidden(file: str) -> bool:
@@ -159,15 +159,15 @@ def _frames(error: BaseException) -> list[Frame]:
     ]
 
 
-def _tells(frame: Frame) -> bool:
+def _names_place(frame: Frame) -> bool:
     """Returns whether a frame is the user's, or of a library that is not torch."""
-    is_installed = bool(whose.inside_packages(frame.file))
+    is_installed = bool(code_origin.inside_packages(frame.file))
     return frame.is_users or (is_installed and not frame.is_torch and not frame.is_own)
 
 
 def _named(frame: Frame, home: Path) -> str:
     """Returns "file.py:3", as short as the file can be found by."""
-    installed = whose.inside_packages(frame.file)
+    installed = code_origin.inside_packages(frame.file)
     if installed:
         return f"{installed}:{frame.line}"
     path = Path(frame.file)

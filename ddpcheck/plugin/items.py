@@ -32,7 +32,7 @@ from ddpcheck.target import settings
 from ddpcheck.target.options import SETTINGS, Options
 from ddpcheck.target.target import NAMES, TargetRef
 
-WHOLE = "matrix"  # the one item of a target whose matrix its source does not tell
+WHOLE = "matrix"  # the single item of a target, if its source does not show the matrix
 _UNREADABLE = object()
 _SIZES = ("world_sizes", "simulate")
 
@@ -40,7 +40,7 @@ _SIZES = ("world_sizes", "simulate")
 def is_target(path: Path, parent: pytest.Collector) -> bool:
     """Returns whether --ddpcheck takes a file for a target.
 
-    A Python file given on the command line; in folders, one whose source defines model
+    A Python file given on the command line; in folders, a file that defines model
     and batch. A file that is named as a test module is a target if it defines them and
     no test.
     """
@@ -209,7 +209,7 @@ class RunItem(pytest.Item):
     def repr_failure(
         self, excinfo: pytest.ExceptionInfo[BaseException], *_: Any
     ) -> Any:
-        """Returns the report; a traceback through this file would say nothing."""
+        """Returns the report; a traceback through this file would be no help."""
         error = excinfo.value
         if isinstance(error, CannotCheckError):
             return exits.cannot_check_text(error.message, error.detail)
@@ -218,7 +218,7 @@ class RunItem(pytest.Item):
         return super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Returns where the item stands, for the names in pytest's output."""
+        """Returns the place of the item, for the names in pytest's output."""
         return self.path, None, f"{self.path.name}: {self.name}"
 
 

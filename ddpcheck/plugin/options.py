@@ -63,7 +63,7 @@ def _leave_as_it_is(pluginmanager: pytest.PytestPluginManager) -> None:
     """Spares pytest from rewriting the `assert`s of this package, as of any plugin's.
 
     They state invariants, not expectations; rewriting them takes a second per worker.
-    pytest has no public word for it: where it has another, it rewrites them.
+    pytest has no public API for it; with another private one, they are rewritten.
     """
     hook = getattr(pluginmanager, "rewrite_hook", None)
     marked = getattr(hook, "_must_rewrite", None)
@@ -75,7 +75,7 @@ def _leave_as_it_is(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_collect_file(
     file_path: Path, parent: pytest.Collector
 ) -> Generator[None, Any, Any]:
-    """Collects target files under --ddpcheck, in place of what pytest would make."""
+    """Collects target files under --ddpcheck, instead of pytest's own modules."""
     found = yield
     if not parent.config.getoption("ddpcheck"):
         return found
@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begins to import torch where this process will surely need it."""
+    """Starts to import torch if this process will need it for certain."""
     config = session.config
     if config.getoption("collectonly"):
         return
@@ -125,7 +125,7 @@ def ddpcheck(request: pytest.FixtureRequest) -> Checker:
     """Returns `check(model, batch, loss, world_sizes=[2, 4], ...)`.
 
     It takes what a target file defines, and raises DivergenceError with the terminal
-    report as its text where data-parallel training is not that of one process.
+    report as its text if data-parallel training differs from single-process training.
     """
     from ddpcheck.plugin.fixture import Checker  # noqa: PLC0415
 

@@ -107,7 +107,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
-    """What to do, and what a run with an intervention said about it.
+    """What to do, and what a run with an intervention showed.
 
     `verified` is whether the run with the intervention is within tolerance. It is None
     where no run was made (--no-fix, or nothing to run), or where the fix of another
@@ -131,7 +131,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """Another candidate's intervention, run to tell look-alikes apart."""
+    """Another candidate's intervention, run as a control."""
 
     slug: str
     excess_after: float
@@ -151,7 +151,7 @@ class Finding:
     evidence: dict[str, Any] = field(default_factory=dict)
     fix: Fix | None = None
     controls: tuple[Control, ...] = ()
-    # Those of `runs` that equal one process with the fixes of all their findings.
+    # Those of `runs` that equal the single-process run with the fixes of all findings.
     proven_runs: tuple[int, ...] = ()
     accepted: str | None = None  # the user's reason
     benign: bool = False  # the training itself needs no change
@@ -159,7 +159,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotCompared:
-    """Something that no number in this report speaks of."""
+    """Something that this report has no number for."""
 
     what: str
     why: str
@@ -184,7 +184,7 @@ class TargetInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which parts of a training program the verdict speaks of, and which it does not.
+    """Which parts of a training program the verdict covers, and which it does not.
 
     Both are empty where nothing was trained, or in a report of an earlier version.
     """

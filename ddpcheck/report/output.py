@@ -1,4 +1,4 @@
-"""Where a report goes: terminal, files, GitHub. What cannot be written is a warning."""
+"""Writes a report to terminal, files and GitHub; a failed write is a warning."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def update(report: Report, wanted: Outputs) -> bool:
 
 
 def show_machines(report: Report, wanted: Outputs) -> None:
-    """Writes the report for machines alone: people are told otherwise."""
+    """Writes the machine-readable forms of the report only."""
     _write_files(report, wanted)
     if form_alone := wanted.alone():
         streams.say(render(report, form_alone))
@@ -125,7 +125,7 @@ def folder_of(target: str, report_dir: str) -> Path:
     """Returns the folder that holds the files of a target: reports/mymodel.
 
     Where the report of a target of the same name lies there, the folder that the
-    target is in tells them apart: reports/mymodel-vision.
+    target is in makes the name unique: reports/mymodel-vision.
     """
     path = Path(target)
     plain = Path(report_dir) / (path.stem or "target")
@@ -133,7 +133,7 @@ def folder_of(target: str, report_dir: str) -> Path:
     for count in range(len(names) + 1):
         folder = plain.with_name(plain.name + "".join(names[:count]))
         earlier = _target_in(folder)
-        # One whose target has gone (a folder was renamed) is nobody's.
+        # A report whose target does not exist any more may be replaced.
         if not earlier or _is_same(earlier, target) or not Path(earlier).exists():
             return folder
     return plain
@@ -154,7 +154,7 @@ def may_write(path: Path, option: str) -> bool:
 
 
 def _target_in(folder: Path) -> str:
-    """Returns the path of the target whose report lies here, "" for none."""
+    """Returns the path of the target of the report in this folder, "" for none."""
     try:
         text = (folder / "report.json").read_text(encoding="utf-8")
         return reports.from_json(text).target.path
@@ -172,7 +172,7 @@ def _is_same(path: str, other: str) -> bool:
 def write_report(report: Report, folder: Path) -> str:
     """Writes the files of a divergence; returns the path of report.html or "".
 
-    And of a check that ended before it was complete, which has no others.
+    Also of a check that ended early: its terminal report is all there is otherwise.
     The files of an earlier divergence of the same target go when it is equivalent.
     """
     if report.verdict == "equivalent":
@@ -257,7 +257,7 @@ def _is_colored(stream: TextIO) -> bool:
 
 
 def _width(stream: TextIO) -> int:
-    """Returns the columns of a terminal; elsewhere what COLUMNS says, if it may be so.
+    """Returns the width of a terminal; for other streams COLUMNS, if it is plausible.
 
     On a terminal COLUMNS is asked first, as every program does.
     """
@@ -301,5 +301,5 @@ def _import(names: list[str]) -> None:
     import importlib  # noqa: PLC0415
 
     for name in names:
-        with contextlib.suppress(Exception):  # told where it is imported for use
+        with contextlib.suppress(Exception):  # reported by the import that needs it
             importlib.import_module(name)

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 _TICK_S = 0.25
 # Between lines in a log. What ends before the first leaves the log as it was.
 LOG_S = 15.0
-_LOOK_S = 2.0  # between looks at what ranks say of their steps
+_LOOK_S = 2.0  # between reads of the ranks' current steps
 _ERASE = "\r\x1b[K"
 _MINUTE_S = 60.0
 _HOUR_S = 3600.0
 
 
 class Silent:
-    """What is going on, shown to nobody."""
+    """The current phase of a check, not shown."""
 
     def __init__(self) -> None:
         self.doing, self.part = "", ""
@@ -47,7 +47,7 @@ class Silent:
         self._changed()
 
     def follow(self, step: Callable[[], str] | None) -> None:
-        """Notes who knows the training step, "" while nobody does; asked seldom."""
+        """Sets the function that returns the training step, "" if it is not known."""
         self._step = step
 
     def announce(self, text: str) -> None:
@@ -166,7 +166,7 @@ class Progress(Silent):
 
 
 def about(seconds: float) -> str:
-    """Returns a time as people say it, always rounded up: "about 4 min".
+    """Returns a time in words, always rounded up: "about 4 min".
 
     >>> [about(s) for s in (0.2, 42, 61, 7300)]
     ['about 1 s', 'about 42 s', 'about 2 min', 'about 3 h']

@@ -1,4 +1,4 @@
-"""What the tool says on its standard streams; one that is gone is no error."""
+"""Output to the standard streams; a closed stream is not an error."""
 
 from __future__ import annotations
 

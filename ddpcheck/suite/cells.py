@@ -33,7 +33,8 @@ class Row:
     """A model and loss in one mode: what all world sizes have in common.
 
     `noise` "asis" runs with silent dropout; "sample" keeps dropout and ties it to the
-    sample, and is made where training must equal one process: nothing predicts it.
+    sample, and is run only for cells that must equal single-process training: no
+    prediction exists with dropout.
     """
 
     model: str
@@ -64,7 +65,7 @@ class Cell:
 
     @property
     def expected(self) -> matrix.Verdict:
-        """What theory says of it."""
+        """The result that theory predicts."""
         row = self.row
         return matrix.expected(
             row.model,

@@ -1,9 +1,9 @@
-"""Whether a cell came out as theory says it must.
+"""Judges whether a cell has the result that theory predicts.
 
-A cell that must be equal is compared with one process. A cell that must differ must
-equal the predicted training, so that it cannot pass by going wrong in another way, and
-the prediction must be far from one process; where the cell was compared with one
-process too, the tool must have called it divergent.
+A cell that must be equal is compared with the single-process run. A cell that must
+differ must equal the predicted training, so that it cannot pass with another error, and
+the prediction must be far from single-process training; if the cell was also compared
+with the single-process run, its verdict must be divergent.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _objection(run: Run) -> str:
 
 
 def _near(outcome: RunOutcome) -> str:
-    """Returns how near the prediction is to one process, "" where it is far."""
+    """Returns how near the prediction is to the reference, "" if it is far."""
     excess: list[float] = outcome.reference.facts["excess"]
     if len(excess) == matrix.STEPS and min(excess) > far(outcome.spec.rtol):
         return ""

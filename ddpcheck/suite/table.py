@@ -78,7 +78,7 @@ _COLUMNS = tuple(
 
 
 def _word(results: list[Result]) -> str:
-    """Returns the worst that any world size came to."""
+    """Returns the worst result of any world size."""
     statuses = {result.status for result in results}
     for status in ("FAILED", "predicted", "ok"):
         if status in statuses:

@@ -1,4 +1,4 @@
-"""Samples into batches by the target's own `collate`, alike in every process."""
+"""Makes batches of samples with the target's `collate`, equally in every process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def collated(samples: list[Any], collate: Callable[[list[Any]], Any]) -> tree.Co
 
     A rank collates its own later on: under the default dtype of now, as numbers that
     `collate` makes would be others under another. It gets a copy of the samples: many
-    write into them (an image's number beside its boxes), or take out the labels.
+    modify them (add the index of an image, remove the labels).
     """
     dtype = torch.get_default_dtype()
 

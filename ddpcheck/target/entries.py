@@ -50,7 +50,7 @@ def is_valid(target: Tensor, ignore: float = IGNORED_CLASS) -> Tensor:
 
 
 def fitted(output: object, target: object, name: str) -> tuple[Tensor, Tensor]:
-    """Returns output and target in the form that the losses take, or says why not.
+    """Returns output and target in the form that the losses take, or raises.
 
     Booleans become floats, other integers int64; a float target that differs from the
     output only in dimensions of size 1 takes the output's shape.

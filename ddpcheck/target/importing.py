@@ -56,7 +56,7 @@ def _meant(path: Path) -> Path | None:
 
 
 def file_of(module: object) -> str:
-    """Returns the file that a module says it comes from, "" without one.
+    """Returns the `__file__` of a module, "" without one.
 
     By what it holds: one that is imported when it is first asked may fail to be.
     """
@@ -78,7 +78,7 @@ def import_file(path: Path) -> types.ModuleType:
         name = f"{UNLIKE_THE_FILE}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        # Any other ending than .py: read it as Python all the same.
+        # A file without .py is read as Python, too.
         loader = importlib.machinery.SourceFileLoader(name, str(path))
         spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None

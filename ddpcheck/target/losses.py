@@ -74,7 +74,7 @@ def dice(output: Tensor, target: Tensor, smooth: float = SMOOTH) -> Tensor:
 
 
 def mean_global(output: Tensor, target: Tensor) -> Tensor:
-    """Returns W * sum / global count: right for uneven shards too."""
+    """Returns W * sum / global count: correct for uneven shards, too."""
     if not _in_group():
         return mean(output, target)
     count = is_valid(target).sum() if not target.is_floating_point() else _size(target)

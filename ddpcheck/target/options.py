@@ -23,8 +23,7 @@ DEVICES = ("auto", "cpu", "cuda")
 _MOST_SEED = 2**31 - 1  # numpy takes 32 bits; ranks add their number to it
 
 
-# Where a setting may be written, besides the command line and pyproject.toml, which
-# have all of them.
+# Where a setting may be given in addition to the command line and pyproject.toml.
 Place = Literal["target", "plugin", "api", "suite"]
 
 
@@ -415,7 +414,7 @@ class Options:
     `accept` maps slugs to the user's reasons. `tolerance` is an rtol. `project` holds
     world_sizes, simulate and tolerance of pyproject.toml, which come after the target's
     own. `ps_reduce` is what a parameter server makes of the workers' gradients: "mean",
-    the default, or "sum". `simulate` has world sizes of DDP played by one process.
+    the default, or "sum". `simulate` has world sizes of DDP that one process simulates.
     `max_memory` in GiB. `timeout_s` is the bound of every run where it was chosen: a
     run that needs more gets more only by default.
     """

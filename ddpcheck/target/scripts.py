@@ -1,4 +1,4 @@
-"""What a file's source says before it is executed: a target, or a script that trains.
+"""Decides from a file's source, before it is executed, if it is a target or a script.
 
 Decided by the syntax tree alone, and only where it is certain: a file that may bind
 names in another way (exec, globals(), `from x import *`) is left to be imported.
@@ -194,7 +194,7 @@ def _working_calls(tree: ast.Module) -> Iterator[ast.Call]:
     """Yields calls at the top level that may train, in the order of the file.
 
     A statement that is a call, any call in a loop or a `with`, and assigned calls of
-    the file's own functions, or by a name that says so.
+    the file's own functions, or by a name that shows it.
     """
     own = {node.name for node in tree.body if isinstance(node, _FUNCTIONS)}
     repeated = _within(n for n in _top_level(tree.body) if isinstance(n, _LOOPS))

@@ -1,4 +1,4 @@
-"""Objects of the caller's process into ranks: what they cannot import goes by value.
+"""Sends objects of the caller's process to ranks: by value what they cannot import.
 
 Ranks have the caller's sys.path, so an installed package, or a module beside the
 test, is imported there. A test module is not: importing it again would run it again.
@@ -40,7 +40,7 @@ def pack(thing: Any, path: Path) -> None:
 
 
 def _pickled(cloudpickle: Any, thing: Any) -> bytes:
-    """Returns the pickle, in which code says what file it is from.
+    """Returns the pickle, in which code objects keep their file names.
 
     cloudpickle 3.1.3 leaves that out; findings and stacks need it.
     """

@@ -1,4 +1,4 @@
-"""The user's file into a `Target`: finding the names, and saying what is wrong.
+"""Makes a `Target` of the user's file: finds the names, and reports errors.
 
 This module runs in child processes (user code never runs in the tool's own) and
 imports no torch at its top, so that `TargetRef` can be made without it.
@@ -230,7 +230,7 @@ def _script(module: types.ModuleType, name: str, key: str) -> UsageError:
 
 
 def _stand_in(module: types.ModuleType, key: str) -> str | None:
-    """Returns the name of what probably is meant, None without one that stands out."""
+    """Returns the name that is probably meant, None without a clear one."""
     known = [alias for alias in _ALIASES[key] if hasattr(module, alias)]
     if key == "model" and not known:
         known = [

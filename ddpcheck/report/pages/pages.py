@@ -1,6 +1,6 @@
 """Pages for --explain and --rules, read without importing a rule or torch.
 
-Each is a Markdown file beside this module: rules/loss/sum-reduction.md is the page of
+Each is a Markdown file next to this module: rules/loss/sum-reduction.md is the page of
 the rule loss/sum-reduction. verdicts/ has what reports give that is no bug's cause,
 errors/ has the usage errors.
 """
@@ -69,7 +69,7 @@ def summary(slug: str) -> str:
 
 
 def sections(text: str) -> dict[str, str]:
-    """Returns what stands under each heading of a rule's page, in its order."""
+    """Returns the text under each heading of a rule's page, in its order."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line in HEADINGS:
@@ -80,9 +80,9 @@ def sections(text: str) -> dict[str, str]:
 
 
 def targets(slug: str) -> tuple[str, str]:
-    """Returns a page's broken target and the mended one, as sources.
+    """Returns a page's broken target and the fixed one, as sources.
 
-    The code under Fix is added to the Example: it defines anew what changes.
+    The code under Fix is appended to the Example and redefines what changes.
     """
     parts = sections(page(slug))
     broken, mending = _code(parts["Example"]), _code(parts["Fix"])

@@ -264,7 +264,7 @@ def _growth_lines(
 
 
 def _growth_legend(svg: ET.Element, axis: _LogAxis, found: Sequence[Series]) -> None:
-    """Names each line beside its end, moved apart where lines end together."""
+    """Writes a label at the end of each line, moved apart if lines end together."""
     lowest = 0.0
     for one in sorted(found, key=lambda series: axis.at(series.values[-1])):
         y = max(axis.at(one.values[-1]), lowest)

@@ -60,7 +60,7 @@ def differs(difference: Difference) -> bool:
 
 
 def same_tensor(one: Difference, other: Difference) -> bool:
-    """Returns whether both speak of one tensor; NaN makes `==` useless here."""
+    """Returns whether both are about the same tensor; NaN makes `==` useless here."""
     place = (one.name, one.step, one.rank)
     return place == (other.name, other.step, other.rank)
 

@@ -24,11 +24,11 @@ def to_annotations(report: Report) -> str:
 
 
 def _errors(report: Report) -> list[str]:
-    told = status.report_status(report)
+    state = status.report_status(report)
     ended = wording.ended(report)
     found = [_at_target(report, "error", ended)] if ended else []
     found += [_finding("error", f) for f in report.findings if f.accepted is None]
-    if told == "divergent" and not found:
+    if state == "divergent" and not found:
         found = [_at_target(report, "error", wording.verdict_line(report))]
     level = "warning" if status.passes(report) else "error"
     found += [
@@ -36,7 +36,7 @@ def _errors(report: Report) -> list[str]:
         for runs in wording.unchecked(report)
         if runs.why
     ]
-    if told == "not-checked":
+    if state == "not-checked":
         found.append(_at_target(report, "error", wording.verdict_line(report)))
     return found
 
@@ -96,9 +96,9 @@ def _property(text: str) -> str:
 
 def to_summary(report: Report) -> str:
     """Returns the job summary: verdict, matrix, findings, what was not compared."""
-    told = status.report_status(report)
+    state = status.report_status(report)
     parts = [
-        f"## ddpcheck: {status.WORDS[told]}",
+        f"## ddpcheck: {status.WORDS[state]}",
         f"{_code(report.target.name)}: {_plain(wording.verdict_sentence(report))}",
         _plain(f"Scope: {scope}") if (scope := wording.scope(report)) else "",
         _matrix(report),
@@ -127,13 +127,13 @@ def _matrix(report: Report) -> str:
 
 
 def _matrix_row(report: Report, index: int) -> list[str]:
-    run, told = report.runs[index], status.run_status(report, index)
+    run, state = report.runs[index], status.run_status(report, index)
     cells = [
         status.quantity_text(status.quantity(run, kind))
         for kind in status.shown_kinds(report)
     ]
     settings = wording.run_settings(report)[index]
-    verdict = f"{status.SYMBOLS[told]} {status.WORDS[told]}"
+    verdict = f"{status.SYMBOLS[state]} {status.WORDS[state]}"
     why = status.run_why(report, index)
     return [
         _inline(run.mode),

@@ -35,7 +35,7 @@ _RANK_COLUMNS = (
     "backwards",
     "stderr",
 )
-MAX_TENSORS = 200  # about 100 KB of table; the rest stands in report.json
+MAX_TENSORS = 200  # about 100 KB of table; report.json has the rest
 OPEN_TENSORS = 15
 _NO_PAGES: Mapping[str, str] = {}
 
@@ -101,9 +101,9 @@ def _visible(value: object) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CellView:
-    """One quantity of one run: the worst excess, what it rests on, where it stands.
+    """One quantity of one run: the worst excess, its counts, and a link to its row.
 
-    `why` there is no number, "" where there is one or nobody knows.
+    `why` is the reason for a missing number, "" if there is a number or no reason.
     """
 
     text: str

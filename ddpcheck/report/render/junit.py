@@ -29,8 +29,8 @@ def to_junit(report: Report) -> str:
     labels = wording.run_labels(report)
     for index, run in enumerate(report.runs):
         case = _case(suite, report, labels[index], run.seconds)
-        told = status.run_status(report, index)
-        _outcome(case, told, _message(report, index), _details(report, index))
+        state = status.run_status(report, index)
+        _outcome(case, state, _message(report, index), _details(report, index))
     _verdict(suite, report)
     counts = {"tests": "testcase", "failures": "failure", "errors": "error"}
     for name, tag in {**counts, "skipped": "skipped"}.items():
@@ -59,29 +59,31 @@ def _case(suite: ET.Element, report: Report, name: str, seconds: float) -> ET.El
     return ET.SubElement(suite, "testcase", attributes)
 
 
-def _outcome(case: ET.Element, told: status.Status, message: str, details: str) -> None:
-    if tag := _TAGS.get(told):
-        attributes = {"type": told, "message": _text(message)}
+def _outcome(
+    case: ET.Element, state: status.Status, message: str, details: str
+) -> None:
+    if tag := _TAGS.get(state):
+        attributes = {"type": state, "message": _text(message)}
         ET.SubElement(case, tag, attributes).text = _text(details)
 
 
 def _verdict(suite: ET.Element, report: Report) -> None:
-    told = status.report_status(report)
-    tag = _TAGS.get(told)
+    state = status.report_status(report)
+    tag = _TAGS.get(state)
     if tag is None or suite.find(f"testcase/{tag}") is not None:
         return
     line = wording.verdict_line(report)
     reasons = [f"{what.what}: {what.why}" for what in report.not_compared]
     case = _case(suite, report, "verdict", report.seconds)
-    _outcome(case, told, line, "\n".join([line, *reasons]))
+    _outcome(case, state, line, "\n".join([line, *reasons]))
 
 
 def _message(report: Report, index: int) -> str:
     run = report.runs[index]
-    told = status.run_status(report, index)
-    if told == "not-checked":
+    state = status.run_status(report, index)
+    if state == "not-checked":
         return status.run_why(report, index)
-    if told == "accepted":
+    if state == "accepted":
         return "; ".join(status.accepted_reasons(report, index))
     slugs = [f.slug for f in report.findings if index in f.runs]
     compared, mismatched = status.compared(run), status.mismatched(run)

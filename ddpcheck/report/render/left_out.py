@@ -1,4 +1,4 @@
-"""What a report compares nothing of, and why: what it lists, and whole kinds."""
+"""What was not compared, and why: listed items, and kinds of tensors as a whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NO_BUFFERS = "the model has no buffers"
 def items(report: Report) -> list[tuple[str, str]]:
     """Returns what was not compared and why: kinds as a whole, then what is listed.
 
-    A reason stands once, with all that it is the reason of.
+    Items with the same reason are joined.
     """
     kinds = [(status.KIND_WORDS[kind], why) for kind, why in kinds_of(report).items()]
     found: dict[str, list[str]] = {}
@@ -23,7 +23,7 @@ def items(report: Report) -> list[tuple[str, str]]:
 
 
 def kinds_of(report: Report) -> dict[str, str]:
-    """Returns the kinds of which no run compares anything, and why.
+    """Returns the kinds of tensors that no run compares, and why.
 
     Only what may be missing from a target that is right: no run without gradients or
     weights passes in silence.
@@ -44,7 +44,7 @@ def kinds_of(report: Report) -> dict[str, str]:
 
 
 def why_none(report: Report, index: int, kind: str) -> str:
-    """Returns why a run has no number of this kind, "" where nobody knows."""
+    """Returns why a run has no number of this kind, "" if it is not known."""
     run = report.runs[index]
     what = f"{status.KIND_WORDS[kind]} of {run.mode} at world size {run.world_size}"
     listed = {item.what: item.why for item in report.not_compared}

@@ -9,7 +9,7 @@ _FLOOR = Context(prec=3, rounding=ROUND_FLOOR)
 
 
 def number(value: float) -> str:
-    """Returns `value` in three significant digits; "0" stands for exactly zero only.
+    """Returns `value` in three significant digits; "0" means exactly zero.
 
     Special values: "nan", "inf", "-inf"; negative zero is "0".
 

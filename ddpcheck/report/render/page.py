@@ -44,7 +44,7 @@ def blocks(page: str) -> tuple[Block, ...]:
 
 
 def spans(text: str) -> tuple[Span, ...]:
-    """Returns the text with `code` and addresses told apart.
+    """Returns the text split into plain text, `code` and addresses.
 
     >>> [span.kind for span in spans("see `W` at https://example.org/a")]
     ['text', 'code', 'text', 'link']

@@ -110,9 +110,9 @@ def _float(value: object) -> float | None:
 
 
 def _growths(report: Report) -> list[Picture]:
-    told = [status.run_status(report, i) for i in range(len(report.runs))]
-    indices = [i for i, one in enumerate(told) if one == "divergent"]
-    indices += [i for i, one in enumerate(told) if one == "accepted"]
+    state = [status.run_status(report, i) for i in range(len(report.runs))]
+    indices = [i for i, one in enumerate(state) if one == "divergent"]
+    indices += [i for i, one in enumerate(state) if one == "accepted"]
     drawn = [(i, found) for i in indices if (found := _series(report.runs[i]))]
     labels = wording.run_labels(report)
     return [
@@ -126,7 +126,7 @@ def _growths(report: Report) -> list[Picture]:
 
 
 def _more(drawn: Sequence[Any]) -> str:
-    """Returns what is said of runs that have no picture of their own."""
+    """Returns the note on runs without a picture."""
     left = len(drawn) - _MAX_GROWTHS
     return f" {numbers.counted(left, 'more run')}: report.json." if left > 0 else ""
 

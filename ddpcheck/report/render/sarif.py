@@ -43,8 +43,8 @@ def to_sarif(report: Report, *, pages: Mapping[str, str]) -> str:
         "results": [_result(report, f, rules.index(f.slug)) for f in findings],
         "columnKind": "unicodeCodePoints",
     }
-    if told := wording.scope(report):
-        run["properties"] = {"scope": visible(told)}
+    if state := wording.scope(report):
+        run["properties"] = {"scope": visible(state)}
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(log, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
@@ -83,7 +83,7 @@ def _rule(slug: str, page: str) -> dict[str, Any]:
 
 
 def _invocation(report: Report) -> dict[str, Any]:
-    told = status.report_status(report)
+    state = status.report_status(report)
     notes = [_notification("error", text) for text in (wording.ended(report),) if text]
     notes += [_notification("warning", text) for text in report.warnings]
     labels = wording.run_labels(report)
@@ -91,11 +91,11 @@ def _invocation(report: Report) -> dict[str, Any]:
         if why := status.run_why(report, index):
             level = "warning" if status.passes(report) else "error"
             notes.append(_notification(level, f"{label} was not checked: {why}"))
-    if told == "not-checked" and not report.runs:
+    if state == "not-checked" and not report.runs:
         notes.append(_notification("error", wording.verdict_line(report)))
     return {
         "commandLine": visible(report.command),
-        "executionSuccessful": told != "not-checked" and not report.ended,
+        "executionSuccessful": state != "not-checked" and not report.ended,
         "exitCode": report.exit_code,
         "toolExecutionNotifications": notes,
     }
@@ -158,7 +158,7 @@ def _artifact(path: str) -> dict[str, str]:
 def _fingerprint(report: Report, finding: Finding) -> str:
     """Returns what stays while lines move: the target's name and the slug.
 
-    One that is accepted in some runs, and in others not, is two.
+    A finding that is accepted in some runs only counts as two.
     """
     text = f"{report.target.name}\n{finding.slug}"
     others = [f for f in report.findings if f.slug == finding.slug]

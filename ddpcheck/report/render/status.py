@@ -1,4 +1,4 @@
-"""What a run, a quantity or a whole report came to, in one word each."""
+"""The status of a run, a quantity or a whole report, in one word each."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def accepted_reasons(report: Report, index: int) -> tuple[str, ...]:
 def report_status(report: Report) -> Status:
     """Returns the report's verdict; nothing compared is never equivalent.
 
-    One that passes though runs differ passes by what is accepted.
+    A report that passes with differing runs is "accepted".
     """
     if report.verdict != "equivalent":
         return report.verdict
@@ -80,7 +80,7 @@ def report_status(report: Report) -> Status:
 
 
 def passes(report: Report) -> bool:
-    """Returns whether it needs nobody: runs equal, or differ by what is accepted."""
+    """Returns whether the check passes: runs equal, or differ by accepted causes."""
     return report_status(report) in ("equivalent", "accepted")
 
 

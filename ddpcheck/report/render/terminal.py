@@ -172,7 +172,7 @@ STYLES: dict[str, str] = {
 _GAPS = (2, 1)  # columns between cells: the wider one where it fits
 _MAX_SETTING = 12
 _INDENT = 2
-_MIN_NAME = 10  # below this a _cut_start parameter name tells nothing
+_MIN_NAME = 10  # a parameter name that is cut further is useless
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ def _cut_start(text: str, width: int) -> str:
 
 
 def _matrix(report: Report, *, limit: int, width: int) -> list[Text]:
-    """Returns the _matrix of at most `limit` runs, then one line per kind of the rest.
+    """Returns the matrix of at most `limit` runs, then one line per kind of the rest.
 
     Divergent runs are kept before unchecked ones, and those before equal ones.
     """
@@ -233,12 +233,12 @@ def _kept(report: Report, limit: int) -> tuple[list[int], list[int]]:
 
 def _more_runs(report: Report, rest: list[int]) -> list[Text]:
     lines = []
-    for told, word in status.WORDS.items():
-        runs = [report.runs[i] for i in rest if status.run_status(report, i) == told]
+    for state, word in status.WORDS.items():
+        runs = [report.runs[i] for i in rest if status.run_status(report, i) == state]
         if runs:
             count = numbers.counted(len(runs), "more run")
             text = f"  {count} {word}{_worst_excess(runs)}"
-            lines.append(Text(text, style=STYLES[told]))
+            lines.append(Text(text, style=STYLES[state]))
     return lines
 
 
@@ -316,18 +316,18 @@ def _worst_name(run: Run) -> str:
 
 
 def _agreement(run: Run) -> tuple[str, str]:
-    told = wording.agreement(run)
+    state = wording.agreement(run)
     return {
         "not compared": ("-", STYLES["none"]),
         "agree": ("agree", STYLES["pass"]),
         "differ": ("DIFFER", STYLES["fail"]),
         "failed": ("failed", STYLES["fail"]),
-    }[told]
+    }[state]
 
 
 def _verdict_cell(report: Report, index: int) -> tuple[str, str]:
-    told = status.run_status(report, index)
-    return f"{status.SYMBOLS[told]} {status.WORDS[told]}", STYLES[told]
+    state = status.run_status(report, index)
+    return f"{status.SYMBOLS[state]} {status.WORDS[state]}", STYLES[state]
 
 
 def _total(columns: list[_Column], gap: int) -> int:
@@ -400,8 +400,8 @@ def _brief(page: Page, finding: Finding) -> list[Text]:
     if finding.accepted is not None:
         return lines + _end(page, finding)
     if finding.fix:
-        told = "" if page.budget.proofs else _unproven(finding.fix)
-        lines += page.advised("fix", told + _advice(finding.fix))
+        proof = "" if page.budget.proofs else _unproven(finding.fix)
+        lines += page.advised("fix", proof + _advice(finding.fix))
     return lines + (_end(page, finding) if page.budget.proofs else [])
 
 
@@ -409,8 +409,8 @@ def _unproven(fix: Fix) -> str:
     """Returns the words before a fix whose proof has no separate line."""
     if fix.verified is False:
         return "did not remove it: "
-    told = wording.proven(fix)
-    return f"{told}: " if told.startswith(("not", "located")) else ""
+    proof = wording.proven(fix)
+    return f"{proof}: " if proof.startswith(("not", "located")) else ""
 
 
 def _end(page: Page, finding: Finding) -> list[Text]:
@@ -609,8 +609,10 @@ def _sections(page: Page, report_path: str) -> list[list[Text]]:
 
 def _header(page: Page) -> list[Text]:
     target = page.report.target
-    told = wording.ended(page.report)
-    first = page.wrapped(told, style=STYLES["not-checked"], most=_MANY) if told else []
+    ended = wording.ended(page.report)
+    first = (
+        page.wrapped(ended, style=STYLES["not-checked"], most=_MANY) if ended else []
+    )
     if not target.num_tensors and not page.report.runs:  # a usage error
         return first + page.wrapped(
             f"ddpcheck {target.name}: nothing was trained", style="bold"
@@ -631,11 +633,11 @@ def _header(page: Page) -> list[Text]:
 
 def _scope(page: Page) -> list[Text]:
     """Returns the scope of the verdict, in one line unless there is room for all."""
-    told = wording.scope(page.report)
-    if not told:
+    scope = wording.scope(page.report)
+    if not scope:
         return []
     # The line above has the number of backward passes.
-    brief = re.sub(r"accumulation \([^)]*\)", "accumulation", told)
+    brief = re.sub(r"accumulation \([^)]*\)", "accumulation", scope)
     most = _MANY if page.budget.stacks else 1
     return page.wrapped(f"scope: {brief}", indent="  ", most=most)
 
@@ -689,9 +691,9 @@ def _warnings(page: Page) -> list[Text]:
 
 def _not_compared(page: Page) -> list[Text]:
     report = page.report
-    # Why a run was not checked stands beneath the _matrix.
-    told = {status.run_why(report, index) for index in range(len(report.runs))}
-    found = [item for item in report.not_compared if item.why not in told]
+    # The reason why a run was not checked is below the matrix.
+    shown_above = {status.run_why(report, i) for i in range(len(report.runs))}
+    found = [item for item in report.not_compared if item.why not in shown_above]
     if not found:
         return []
     shown = [f"{item.what} ({item.why})" for item in found[: page.budget.notes]]
@@ -713,5 +715,5 @@ def _more(page: Page, report_path: str) -> list[Text]:
 
 
 def _verdict(page: Page) -> list[Text]:
-    told = status.report_status(page.report)
-    return page.wrapped(verdict_line(page.report), style=STYLES[told], most=_MANY)
+    state = status.report_status(page.report)
+    return page.wrapped(verdict_line(page.report), style=STYLES[state], most=_MANY)

@@ -22,12 +22,12 @@ def run_labels(report: Report) -> tuple[str, ...]:
 def labels(runs: Sequence[Run]) -> tuple[str, ...]:
     """Returns a short name for each of a report's runs: "ddp W=2 bn=sync"."""
     named = zip(runs, _every_setting(runs), strict=True)
-    return tuple(f"{r.mode} W={r.world_size} {told}".rstrip() for r, told in named)
+    return tuple(f"{r.mode} W={r.world_size} {rest}".rstrip() for r, rest in named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unchecked:
-    """Runs that were not checked for one reason, or one whose ranks failed.
+    """Runs that were not checked for the same reason, or a run with failed ranks.
 
     `head`: "dp W=2, dp W=4 not checked"; `why` is "" for one with failed ranks alone.
     """
@@ -38,9 +38,9 @@ class Unchecked:
 
 
 def unchecked(report: Report) -> list[Unchecked]:
-    """Returns the runs that were not checked, a reason once; then whose ranks failed.
+    """Returns the runs that were not checked, by reason, and runs with failed ranks.
 
-    A run that has failed ranks stands alone: they belong to it.
+    A run with failed ranks is not grouped: the failures belong to it.
     """
     reasons: dict[tuple[str, int], list[int]] = {}
     for index, run in enumerate(report.runs):
@@ -73,7 +73,7 @@ def named_runs(report: Report, indices: Sequence[int]) -> str:
 def run_settings(report: Report) -> tuple[str, ...]:
     """Returns what sets each run apart but mode and world size: "bn=sync float32".
 
-    Settings left as they are go unsaid, and so does a dtype that all runs share.
+    Default settings are left out, and so is a dtype that all runs share.
     """
     return _every_setting(report.runs)
 
@@ -85,8 +85,8 @@ def _every_setting(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def _settings(run: Run, *, with_dtype: bool) -> str:
     listed = (("bn", run.batch_norm), ("loss", run.loss), ("noise", run.noise))
-    told = [f"{key}={value}" for key, value in listed if value != "asis"]
-    return " ".join([*told, run.dtype] if with_dtype else told)
+    parts = [f"{key}={value}" for key, value in listed if value != "asis"]
+    return " ".join([*parts, run.dtype] if with_dtype else parts)
 
 
 def agreement(run: Run) -> str:
@@ -132,25 +132,25 @@ def verdict_line(report: Report) -> str:
 def _counts(report: Report) -> str:
     compared = sum(map(status.compared, report.runs))
     mismatched = sum(map(status.mismatched, report.runs))
-    told = status.report_status(report)
-    if not compared and told == "not-checked":
+    state = status.report_status(report)
+    if not compared and state == "not-checked":
         return "; ".join(filter(None, ("nothing was compared", report.ended)))
-    if report.ended and told == "not-checked":
+    if report.ended and state == "not-checked":
         return f"{report.ended}; {_comparisons(compared, mismatched)} so far"
     unchecked = _statuses(report).count("not-checked")
     parts = _judged(report, compared, mismatched)
-    if told == "not-checked" and not mismatched:
+    if state == "not-checked" and not mismatched:
         verb = "proves" if compared == 1 else "prove"
         equal = numbers.counted(compared, "equal comparison")
         return f"{_runs(report)}; {equal} {verb} nothing"
-    if told == "accepted":
+    if state == "accepted":
         verb = "differs" if status.differing(report) == 1 else "differ"
         parts[0] += f" {verb} only by accepted causes"
-    if mismatched and told == "equivalent" and not _accepted(report):
+    if mismatched and state == "equivalent" and not _accepted(report):
         equal = f"{numbers.count(compared - mismatched)} comparisons equal"
         differ = f"{numbers.count(mismatched)} of loss or outputs differ (not judged)"
         parts[1:] = [equal, differ]
-    if unchecked and told != "not-checked":
+    if unchecked and state != "not-checked":
         parts.append(f"{numbers.count(unchecked)} not checked")
     if accepted := _accepted(report):
         parts.append(f"{numbers.count(accepted)} accepted")
@@ -162,7 +162,7 @@ def _counts(report: Report) -> str:
 
 
 def _judged(report: Report, compared: int, mismatched: int) -> list[str]:
-    """Returns how many runs came to the verdict, and by what."""
+    """Returns how many runs have the report's verdict, and the evidence."""
     comparisons = [_comparisons(compared, mismatched)] if compared else []
     if _failed(report):
         return [f"{_runs(report)} failed on ranks", *comparisons]
@@ -172,9 +172,9 @@ def _judged(report: Report, compared: int, mismatched: int) -> list[str]:
 
 
 def _runs(report: Report) -> str:
-    """Returns how many runs came to the report's own status: "2 of 4 runs"."""
-    statuses, told = _statuses(report), status.report_status(report)
-    count = status.differing(report) if told == "accepted" else statuses.count(told)
+    """Returns how many runs have the report's status: "2 of 4 runs"."""
+    statuses, state = _statuses(report), status.report_status(report)
+    count = status.differing(report) if state == "accepted" else statuses.count(state)
     return f"{numbers.count(count)} of {numbers.counted(len(statuses), 'run')}"
 
 
@@ -182,8 +182,8 @@ def _failed(report: Report) -> bool:
     """Returns whether runs diverge by ranks that failed, and by no number."""
     found = [
         run
-        for run, told in zip(report.runs, _statuses(report), strict=True)
-        if told == "divergent"
+        for run, state in zip(report.runs, _statuses(report), strict=True)
+        if state == "divergent"
     ]
     is_by_number = any(map(status.mismatched, found))
     return not is_by_number and any(run.faults for run in found)
@@ -219,12 +219,12 @@ def reference(report: Report) -> str:
 
 
 def scope(report: Report) -> str:
-    """Returns what the verdict speaks of and what not, "" where nobody recorded it."""
-    told = report.scope
-    if not told.checked:
+    """Returns what the verdict covers and what not, "" if that was not recorded."""
+    scope = report.scope
+    if not scope.checked:
         return ""
-    left = f"; not {', '.join(told.not_checked)}" if told.not_checked else ""
-    return f"{', '.join(told.checked)}{left}"
+    left = f"; not {', '.join(scope.not_checked)}" if scope.not_checked else ""
+    return f"{', '.join(scope.checked)}{left}"
 
 
 def ended(report: Report) -> str:
@@ -235,14 +235,14 @@ def ended(report: Report) -> str:
 def _verdict_sentence(report: Report) -> str:
     compared = sum(map(status.compared, report.runs))
     mismatched = sum(map(status.mismatched, report.runs))
-    told = status.report_status(report)
-    if not compared and told == "not-checked":
+    state = status.report_status(report)
+    if not compared and state == "not-checked":
         return "Nothing was compared, so nothing is known about the model."
     total = numbers.counted(compared, "tensor comparison")
     tensors = f"{numbers.count(mismatched)} of {total} above tolerance"
     if not compared:
         tensors = "nothing compared"
-    sentence = _SENTENCES[told]
+    sentence = _SENTENCES[state]
     if _failed(report):
         sentence = _FAILED if compared else _FAILED_AT_ONCE
     first = sentence.format(runs=_runs(report), tensors=tensors)
@@ -301,13 +301,13 @@ _FAILED_AT_ONCE = (
 def fault_line(fault: Fault) -> str:
     """Returns one rank's failure in one line.
 
-    What a rank raised belongs to its last step; one that died or hung had ended that.
+    An exception belongs to the rank's last step; a rank that died or hung had ended it.
     """
     when = "at" if fault.kind == "raised" else "after"
     step = "" if fault.step is None else f" {when} {step_name(fault.step)}"
-    said = raised.without_source(fault.summary)
+    message = raised.without_source(fault.summary)
     where = frames.in_users(fault.stack) if fault.kind == "hung" else ""
-    return f"rank {fault.rank} {fault.kind}{step}: {said}{where}"
+    return f"rank {fault.rank} {fault.kind}{step}: {message}{where}"
 
 
 def step_name(step: int) -> str:
@@ -344,7 +344,7 @@ def safety(fix: Fix) -> str:
 def proof(finding: Finding) -> str:
     """Returns what ran, and what it showed; "not confirmed" where nothing ran.
 
-    "Verified" is said of a file that ran, and of nothing else.
+    "Verified" is used only for a file that ran.
     """
     fix = finding.fix
     if fix is None:
@@ -357,10 +357,10 @@ def proof(finding: Finding) -> str:
             else "nothing was run"
         )
         return f"not confirmed: {why}"
-    said, numbers_told = fix.intervention, _before_and_after(fix)
-    if said and numbers_told:
-        said = f"{said} ({numbers_told})"
-    line = ": ".join(filter(None, (proven(fix), said or numbers_told)))
+    ran, excesses = fix.intervention, _before_and_after(fix)
+    if ran and excesses:
+        ran = f"{ran} ({excesses})"
+    line = ": ".join(filter(None, (proven(fix), ran or excesses)))
     others = _controls(finding.controls)
     return f"{line}; {others}" if others else line
 
@@ -368,7 +368,7 @@ def proof(finding: Finding) -> str:
 def proven(fix: Fix) -> str:
     """Returns in a word or two what is known of a fix: "confirmed".
 
-    A report of an earlier version does not say by which intervention.
+    A report of an earlier version does not name the intervention.
     """
     if fix.verified is None:
         return "not confirmed"
@@ -382,7 +382,7 @@ def proven(fix: Fix) -> str:
 
 
 def code_title(fix: Fix) -> str:
-    """Returns what stands before the code of a fix."""
+    """Returns the title of a fix's code."""
     if fix.proof == "file":
         return f"from {fix.file}, which ran"
     return "suggested code, not run"
@@ -398,7 +398,7 @@ def _before_and_after(fix: Fix) -> str:
 
 
 def _controls(controls: tuple[Control, ...]) -> str:
-    """Returns what the fixes of look-alikes did in the place of this one."""
+    """Returns the results of other causes' fixes, run as controls."""
     removing = [control.slug for control in controls if control.excess_after <= 1]
     leaving = [c.excess_after for c in controls if not c.excess_after <= 1]
     parts = []

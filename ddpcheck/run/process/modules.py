@@ -11,7 +11,7 @@ import sys
 import types
 from dataclasses import dataclass
 
-from ddpcheck.errors import code_origin as whose
+from ddpcheck.errors import code_origin
 from ddpcheck.ranks import preload
 from ddpcheck.target.importing import file_of
 
@@ -70,7 +70,7 @@ def is_users(name: str) -> bool:
     if name.partition(".")[0] in ("ddpcheck", "torch"):
         return False
     file = file_of(sys.modules.get(name))
-    return bool(file) and whose.is_users(file)
+    return bool(file) and code_origin.is_users(file)
 
 
 preload.BEFORE_FORKS.append(remember)

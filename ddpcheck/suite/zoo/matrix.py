@@ -1,4 +1,4 @@
-"""The cells of the conformance suite and what theory says of each: plain names.
+"""The cells of the conformance suite and the result that theory predicts for each.
 
 No torch here: the tool's own process lists cells and judges them.
 """
@@ -89,7 +89,7 @@ def expected(
     world_size: int,
     reduce: str = "",
 ) -> Verdict:
-    """Returns whether gradients must equal those of one process.
+    """Returns whether gradients must equal those of the single-process run.
 
     Holds for the suite's batches: shards of equal size, other counts in every shard.
     Dropout does not matter, as the engine turns it off or ties it to the sample.

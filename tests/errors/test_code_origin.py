@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ddpcheck
-from ddpcheck.errors import code_origin as whose
+from ddpcheck.errors import code_origin
 
 OWN = Path(ddpcheck.__file__).parent
 TORCH = Path(torch.__file__).parent
@@ -30,7 +30,10 @@ CONTAINER = "/usr/local/lib/python3.11/dist-packages"
     ],
 )
 def test_folder_of_a_package_decides(file: str, torchs: str, own: str) -> None:
-    assert (whose.inside_torch(file), whose.inside_own(file)) == (torchs, own)
+    assert (code_origin.inside_torch(file), code_origin.inside_own(file)) == (
+        torchs,
+        own,
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,14 +53,16 @@ def test_folder_of_a_package_decides(file: str, torchs: str, own: str) -> None:
 def test_what_is_neither_installed_nor_ours_is_the_users(
     file: str, *, is_users: bool
 ) -> None:
-    assert whose.is_users(file) is is_users
+    assert code_origin.is_users(file) is is_users
 
 
 def test_torch_that_was_built_from_source_is_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(whose, "_folder_of_torch", lambda: "/home/me/pytorch/torch/")
+    monkeypatch.setattr(
+        code_origin, "_folder_of_torch", lambda: "/home/me/pytorch/torch/"
+    )
     file = "/home/me/pytorch/torch/nn/functional.py"
-    assert whose.inside_torch(file) == "nn/functional.py"
-    assert whose.is_library(file)
-    assert whose.is_users("/home/me/pytorch/tools/train.py")
+    assert code_origin.inside_torch(file) == "nn/functional.py"
+    assert code_origin.is_library(file)
+    assert code_origin.is_users("/home/me/pytorch/tools/train.py")
