@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpcheck.compare import tolerance
-from ddpcheck.diagnose.facts.case import Case
+from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import module, names, number
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.report.data import Difference
-from ddpcheck.run.intervention import GlobalModule
+from ddpcheck.run.intervention import GlobalModule, Substitute
 from ddpcheck.run.session.agreement import ranks_differ
 
 
@@ -203,3 +203,50 @@ def _in_forward(case: Case, modules: tuple[str, ...]) -> bool:
     """Returns whether the model's forward writes buffers of any of the modules."""
     ranks = case.probed.ranks if case.probed else ()
     return any(set(rank.written) & set(modules) for rank in ranks)
+
+
+def read_at_once(case: Case, slug: str, *, sent: bool) -> Proposal | None:
+    """Returns the proposal, on trial, if gradients differ with buffers in step 1.
+
+    It is for buffers that a step writes from the local shard, and reads before it ends:
+    a count of items that a loss subtracts, a threshold computed from the shard. A loss
+    or forward of all rows would fix the gradient as well; setting only the buffers to
+    the single-process values is a more precise proof.
+
+    `sent`: whether DDP broadcasts rank 0's buffers before its forward; None is returned
+    if that is not so.
+    """
+    owner = wrong_at_once(case)
+    ranks = case.probed.ranks if case.probed else ()
+    if any(rank.written_parameters for rank in ranks):
+        return None  # state/forward-writes-parameter: a buffer may be made with them
+    if owner is None or owner.are_broadcast != sent:
+        return None
+    return Proposal(
+        slug=slug,
+        link="forward",
+        summary=_summary_of_reads(owner),
+        facts=(
+            *owner.facts,
+            "when they are set to the single-process values as soon as they are "
+            "written, the runs are equal",
+        ),
+        fix="all-reduce the written value, on all ranks, before it is read",
+        fixes=(Substitute(boundary="writes", names=tuple(owner.modules)),),
+        module=owner.modules[0],
+        speculative=True,
+        before_wide=True,
+    )
+
+
+def _summary_of_reads(owner: Owners) -> str:
+    by = "forward" if owner.written_in_forward else "the training step"
+    own = (
+        "with other values than in the single-process run"
+        if owner.are_exchanged
+        else "from the local shard"
+    )
+    return (
+        f"{by} updates a buffer {own}, then reads it in the same step: a sample's "
+        "gradient depends on its shard"
+    )

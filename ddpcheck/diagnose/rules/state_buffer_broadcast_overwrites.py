@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.facts import fitted, read_at_once
-from ddpcheck.diagnose.facts.buffers import Owners, diverging_buffers
+from ddpcheck.diagnose.facts import fitted
+from ddpcheck.diagnose.facts.buffers import Owners, diverging_buffers, read_at_once
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.proposal import replaced
@@ -20,12 +20,10 @@ def detect(case: Case) -> Proposal | None:
         return fit
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None:
-        return read_at_once.proposal(case, SLUG, sent=True) or _detect_per_sample_state(
-            case
-        )
+        return read_at_once(case, SLUG, sent=True) or _detect_per_sample_state(case)
     if not owner.written_in_forward:
         is_own = owner.are_broadcast and not owner.are_exchanged
-        at_once = read_at_once.proposal(case, SLUG, sent=True)
+        at_once = read_at_once(case, SLUG, sent=True)
         return _by_the_step(owner, at_once) if is_own else at_once
     found = Proposal(
         slug=SLUG,

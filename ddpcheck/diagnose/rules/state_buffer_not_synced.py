@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from ddpcheck.compare import tolerance
-from ddpcheck.diagnose.facts import fitted, read_at_once
-from ddpcheck.diagnose.facts.buffers import diverging_buffers, statistics_at_start
+from ddpcheck.diagnose.facts import fitted
+from ddpcheck.diagnose.facts.buffers import (
+    diverging_buffers,
+    read_at_once,
+    statistics_at_start,
+)
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.external_state import before_gradients
 from ddpcheck.diagnose.facts.text import names
@@ -20,7 +24,7 @@ def detect(case: Case) -> Proposal | None:
     per_rank = case.rank_facts("start_buffers_differ", [])
     wrong = [(rank, found) for rank, found in enumerate(per_rank) if found]
     if not wrong:
-        fit = fitted.by_the_step(case, SLUG, sent=False) or read_at_once.proposal(
+        fit = fitted.by_the_step(case, SLUG, sent=False) or read_at_once(
             case, SLUG, sent=False
         )
         found = _detect_written_in_step(case)

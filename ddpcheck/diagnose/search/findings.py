@@ -11,7 +11,6 @@ from ddpcheck.diagnose.facts.events import common_factor, ranks_disagree
 from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.diagnose.proposal import fix_of
 from ddpcheck.diagnose.registry import FAULT_RULES
-from ddpcheck.diagnose.search import magnitude
 from ddpcheck.diagnose.search.causes import Cause
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
@@ -20,6 +19,18 @@ from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import RunSpec
 
 UNKNOWN = "unknown"
+
+# Optimizers that divide a factor of the gradient out.
+_ADAPTIVE = (
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "Adagrad",
+    "RMSprop",
+    "Adadelta",
+)
 
 
 def make(
@@ -89,7 +100,7 @@ def _finding(
         summary=p.summary,
         facts=p.facts,
         where=cause.where,
-        magnitude=magnitude.in_words(case) if sized and not is_forward else None,
+        magnitude=_magnitude(case) if sized and not is_forward else None,
         evidence=evidence,
         fix=fix_of(
             p,
@@ -264,3 +275,41 @@ def _first(case: Case) -> list[str]:
                 still = "still " if is_rest else ""
                 return [f"first to {still}differ: {where}; the ranks {do}"]
     return []
+
+
+def _magnitude(case: Case) -> str | None:
+    """Returns a sentence on what one factor on all gradients means for training.
+
+    None where the gradients do not differ by one factor: then no learning rate makes
+    the run equal.
+    """
+    ratio = case.uniform_ratio
+    if ratio is None or not ratio:
+        return None
+    factor = ratio / case.world_size
+    if abs(factor - 1) <= case.close:
+        return None
+    if case.direct():
+        return None  # a penalty on the weights has no part in it
+    optimizer = case.facts["optimizer"]
+    rate = case.facts["learning_rate"]
+    if any(optimizer.startswith(name) for name in _ADAPTIVE):
+        return (
+            f"all gradients differ by the factor {number(factor)}; {optimizer} "
+            "divides it out again, so weight updates are equal, but clipping, "
+            "weight decay in the gradient and epsilon are not "
+            "(numeric/scale-invariant-optimizer)"
+        )
+    if rate is None or _decays(case):
+        return f"all gradients differ by the factor {number(factor)}"
+    return (
+        f"all gradients differ by the factor {number(factor)}: {optimizer} with the "
+        f"learning rate {number(rate / factor)} instead of {number(rate)} would "
+        "give equal training"
+    )
+
+
+def _decays(case: Case) -> bool:
+    """Returns whether the optimizer adds a term that no gradient scales."""
+    groups = (group for _, numbers in case.facts["schedule"] for group in numbers)
+    return any(group.get("weight_decay") for group in groups)
