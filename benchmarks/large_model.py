@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ddpcheck.checking import checking
+from ddpcheck.checking import checking, opening
 from ddpcheck.ranks import journal
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO, Pool
@@ -69,9 +69,9 @@ def measure(ref: TargetRef, dtype: str, world_size: int) -> None:
     asked = Options(
         world_sizes=(world_size,), modes=("ddp",), dtype=dtype, timeout_s=600
     )
-    with checking.pool_for(ref, asked) as pool:
+    with opening.pool_for(ref, asked) as pool:
         pool.start()
-        checking.wait_for_imports(pool, ref)
+        opening.wait_for_imports(pool, ref)
         pool.open(SOLO)
         pool.open(world_size)
         started = time.perf_counter()

@@ -37,7 +37,7 @@ from warm import (
     warm_case,
 )
 
-from ddpcheck.checking.checking import PRELOAD_MODULES
+from ddpcheck.checking.opening import PRELOAD_MODULES
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.run.session.session import Session
 from ddpcheck.target.target import TargetRef

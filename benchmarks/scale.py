@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ddpcheck.checking.checking import PRELOAD_MODULES
+from ddpcheck.checking.opening import PRELOAD_MODULES
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 from ddpcheck.run.session.session import Session

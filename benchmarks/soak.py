@@ -26,7 +26,7 @@ import torch
 from mlp import model
 from torch import Tensor, nn
 
-from ddpcheck.checking.checking import PRELOAD_MODULES
+from ddpcheck.checking.opening import PRELOAD_MODULES
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.run.session import assemble

@@ -30,7 +30,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.checking.checking import PRELOAD_MODULES
+from ddpcheck.checking.opening import PRELOAD_MODULES
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.ranks.worker import Context

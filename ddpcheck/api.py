@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ddpcheck.checking import checking
+from ddpcheck.checking import checking, opening
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.budget import Budget
 from ddpcheck.ranks.pool import Pool, Preload, PreloadError
@@ -108,7 +108,7 @@ class WarmRanks:
             self._close_pool()
         if self._pool is None:
             self._surroundings, self._libraries = now, packages
-            what = Preload(modules=checking.PRELOAD_MODULES, libraries=modules)
+            what = Preload(modules=opening.PRELOAD_MODULES, libraries=modules)
             self._pool = Pool(what)
             self._pool.start()
 

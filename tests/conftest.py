@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddpcheck.checking import checking
+from ddpcheck.checking import opening
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.suite import runner
 
 # The compiler, and what its backends import.
 _COMPILER = ("torch._dynamo", "torch._dynamo.backends.common")
-_MODULES = (*_COMPILER, *runner.PRELOAD_MODULES, *checking.PRELOAD_MODULES)
+_MODULES = (*_COMPILER, *runner.PRELOAD_MODULES, *opening.PRELOAD_MODULES)
 
 
 @pytest.fixture(scope="session")

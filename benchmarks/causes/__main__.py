@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpcheck.checking.checking import PRELOAD_MODULES, check
+from ddpcheck.checking.checking import check
+from ddpcheck.checking.opening import PRELOAD_MODULES
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.report.data import Finding

@@ -1,6 +1,27 @@
-"""target -> plan -> runs -> compare -> diagnose -> Report: the table of contents.
+"""One whole check. Read this module first: it is the idea of ddpcheck.
 
-Runs in the tool's own process, which imports no torch and no user code.
+A single process trains the target for a few steps on the global batch B:
+
+    g = dL(f(B), T) / dw
+
+W ranks train the same target, each on its shard (B_r, T_r), and DDP averages:
+
+    g' = (1 / W) sum_r dL(f(B_r), T_r) / dw
+
+`check` runs both, compares every gradient, weight and buffer of every step and rank,
+and hands over what differs:
+
+    session.reference(spec)      the single process; its tensors go to a trace file
+    plan.make(...)               which modes and world sizes, and what is left out
+    session.run(specs)           the ranks; each compares its tensors with the trace
+    noise_floor.measure(...)     how exactly the single process repeats itself
+    assemble.to_run(outcome)     ranks and steps merged and judged: excess <= 1 passes
+    engine.diagnose(...)         which link of the chain differs, and which cause
+    reporting.make(...)          the Report, plain data that renderers read
+
+This runs in the process of the command line, which imports no torch and no user code.
+`opening` starts the ranks, `choices` is what the reference decides of the other runs,
+`unfinished` reports on a check that is cut off.
 """
 
 from __future__ import annotations
@@ -8,56 +29,36 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
-from ddpcheck.checking import batch_checks, plan, reporting
+from ddpcheck.checking import batch_checks, choices, opening, plan, reporting
 from ddpcheck.checking.plan import Cell
 from ddpcheck.checking.unfinished import Made
-from ddpcheck.compare import tolerance
 from ddpcheck.diagnose import data_parallel, engine, reproduce, shrink, simulated
 from ddpcheck.diagnose.facts import external_state, unlike_numbers
 from ddpcheck.errors import frames, raised
 from ddpcheck.errors.problem import SignalError, UsageError
-from ddpcheck.ranks.hosts import Hosts
-from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError, ServerDiedError
+from ddpcheck.ranks.pool import Pool, ServerDiedError
 from ddpcheck.report.data import EXIT_SIGNAL, Report
 from ddpcheck.report.progress import Silent
 from ddpcheck.run.modes import memory
 from ddpcheck.run.modes.registry import mode_of
-from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.session import assemble, noise_floor
 from ddpcheck.run.session.session import (
     CannotCheckError,
     RunOutcome,
     Session,
-    preload_problem,
 )
-from ddpcheck.run.spec import NATIVE, ReferenceResult, RunSpec
-from ddpcheck.target import importing
+from ddpcheck.run.spec import NATIVE
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 
 Verdict = Callable[[Report], None]
-
-PRELOAD_FIRST = ("torch", "ddpcheck.run.process.temporary", "ddpcheck.run.jobs")
-# No mistake in the target's file needs it.
-PRELOAD_LATER = ("ddpcheck.run.process.later",)
-# Of a session of many checks: some will diverge, and its ranks may be replaced.
-PRELOAD_MODULES = (
-    *PRELOAD_FIRST,
-    *PRELOAD_LATER,
-    "ddpcheck.diagnose.probes.reference",
-    "ddpcheck.diagnose.probes.rank",
-)
-_OPENED_AHEAD = 16  # ranks, forked before it is known whether they are wanted
 
 # That the search for the smallest run may take, or as long as the runs took.
 _LEAST_SHRINKING_S = 15.0
 
 # A run, probe or search of ddpcheck failed: its result is not known.
 _INTERNAL = "internal error of ddpcheck, please report it: "
-_MOST_OF_ROOM = 0.8  # the rest is for activations, whose size is not known before
 
 
 def check_file(
@@ -75,69 +76,11 @@ def check_file(
         CannotCheckError: the target hangs or kills its process before any run.
     """
     progress = progress or Silent()
-    with pool_for(ref, options) as pool:
+    with opening.pool_for(ref, options) as pool:
         progress("importing torch and the target")
         pool.start()
-        wait_for_imports(pool, ref)
+        opening.wait_for_imports(pool, ref)
         return check(pool, ref, options, progress=progress, on_verdict=on_verdict)
-
-
-def pool_for(
-    ref: TargetRef,
-    options: Options,
-    hosts: Hosts | None = None,
-    *,
-    loopback: bool = True,
-) -> Pool:
-    """Returns a pool, not yet started, with ranks that import the target file.
-
-    Args:
-        ref: the target, in a file.
-        options: for the deadline.
-        hosts: the other processes of a given group.
-        loopback: whether all ranks are on this machine.
-
-    Raises:
-        UsageError: target-missing-file.
-    """
-    assert ref.path is not None
-    importing.check_file(Path(ref.path))
-    what = Preload(
-        modules=PRELOAD_FIRST,
-        later=PRELOAD_LATER,
-        call="ddpcheck.run.jobs:load_in_server",
-        arguments={"path": ref.path, "names": [list(pair) for pair in ref.names]},
-    )
-    return Pool(what, timeout_s=options.limit_s, hosts=hosts, loopback=loopback)
-
-
-def wait_for_imports(pool: Pool, ref: TargetRef) -> None:
-    """Returns when the pool of `pool_for` can fork ranks.
-
-    Raises:
-        UsageError: environment-import.
-        CannotCheckError: the import hangs or kills its process.
-    """
-    name = Path(ref.path or "target").name
-    try:
-        pool.wait_for_imports()
-    except PreloadError as error:
-        problem = preload_problem(error, name)
-        if problem is not None:
-            raise UsageError(problem) from error
-        if error.kind == "hung":
-            what = name if error.of_user else "torch and ddpcheck"
-            message = f"importing {what} did not end within {error.limit_s:g} s"
-            message += frames.in_users(error.detail)
-            message += "; if it needs longer: --timeout-s" if error.of_user else ""
-        elif error.kind == "raised":
-            message = f"importing {name} failed in a way that is not foreseen"
-        else:
-            message = (
-                f"importing {name} ends the process (os._exit, or a crash in native "
-                f"code); to see which, run: python {name}"
-            )
-        raise CannotCheckError(message, error.detail) from error
 
 
 def check(
@@ -218,20 +161,22 @@ def _shrunk(made: Made, report: Report) -> Report:
 def _check(made: Made, only: Sequence[Cell] | None) -> Report:
     session, options, progress = made.session, made.options, made.progress
     session.pool.device = options.run_device
-    _open_ahead(session.pool, options, only)
+    opening.open_ahead(session.pool, options, only)
     session.room = memory.room(options.max_memory)
     progress("running the reference: single process on the global batch")
-    base = session.reference(_base_spec(options))
-    options = made.options = _with_settings(options, base.facts.get("settings", {}))
-    base = _at_tolerance(base, options)
+    base = session.reference(choices.base_spec(options))
+    options = made.options = choices.with_settings(
+        options, base.facts.get("settings", {})
+    )
+    base = choices.at_tolerance(base, options)
     assert base.spec is not None
     planned = plan.make(options, base.spec, base.facts, only)
     if options.world_sizes is None and options.max_memory is None:
-        _leave_room(session, planned, base)
-    _check_memory(session, planned, base)
+        choices.leave_room(session, planned, base)
+    choices.check_memory(session, planned, base)
     made.expect(base, planned)
     outcomes = session.run(planned.specs)
-    if options.dtype == "auto" and _converts_after_wrapping(outcomes):
+    if options.dtype == "auto" and choices.converts_after_wrapping(outcomes):
         outcomes = _as_float32(made, only)
     return _conclude(made, outcomes)
 
@@ -311,34 +256,6 @@ def _give_up(made: Made, error: Exception) -> None:
         found.append(dataclasses.replace(unknown, summary=summary))
 
 
-def _leave_room(session: Session, planned: plan.Plan, base: ReferenceResult) -> None:
-    """Leaves out default runs that need too much memory, unless all do."""
-    sizes, room = base.facts["sizes"], session.room
-    if room is None:
-        return
-    needed = {s: memory.needed(sizes, s.mode, s.world_size) for s in planned.specs}
-    too_large = [s for s in planned.specs if needed[s] > _MOST_OF_ROOM * room.limit]
-    if len(too_large) == len(planned.specs):
-        return
-    for spec in too_large:
-        planned.drop(
-            spec,
-            f"it needs about {memory.gib(needed[spec])} GiB, and {room.origin} must "
-            f"also hold activations; --world-sizes {spec.world_size} runs it anyway",
-        )
-
-
-def _check_memory(session: Session, planned: plan.Plan, base: ReferenceResult) -> None:
-    """Refuses what does not fit before any of it runs.
-
-    Raises:
-        UsageError: option-max-memory.
-    """
-    name = Path(session.ref.path or "").name or "the target"
-    runs = [(spec.mode, spec.world_size) for spec in planned.specs]
-    memory.check(name, base.facts["sizes"], runs, session.room)
-
-
 def _as_float32(made: Made, only: Sequence[Cell] | None) -> list[RunOutcome]:
     """Returns the outcomes of a float32 model as it comes.
 
@@ -347,70 +264,8 @@ def _as_float32(made: Made, only: Sequence[Cell] | None) -> list[RunOutcome]:
     assert made.base is not None
     assert made.base.spec is not None
     spec = made.base.spec.but(dtype="float32", constants=NATIVE)
-    base = _at_tolerance(made.session.reference(spec), made.options)
+    base = choices.at_tolerance(made.session.reference(spec), made.options)
     assert base.spec is not None
     planned = plan.make(made.options, base.spec, base.facts, only)
     made.expect(base, planned)
     return made.session.run(planned.specs)
-
-
-def _at_tolerance(base: ReferenceResult, options: Options) -> ReferenceResult:
-    """Sets the tolerance above which ranks send a whole tensor.
-
-    Raises:
-        UsageError: option-value, of a tolerance below the rounding of the dtype.
-    """
-    assert base.spec is not None
-    if options.tolerance is not None:
-        tolerance.check_chosen(options.tolerance, base.spec.dtype)
-    default = tolerance.default(base.spec.dtype).rtol
-    rtol = min(default, options.tolerance or default)
-    return dataclasses.replace(base, spec=base.spec.but(rtol=rtol))
-
-
-def _converts_after_wrapping(outcomes: list[RunOutcome]) -> bool:
-    made_so = any(o.spec.constants == NATIVE for o in outcomes)
-    return not made_so and any(o.facts().get("applied_after_wrap") for o in outcomes)
-
-
-def _open_ahead(pool: Pool, options: Options, only: Sequence[Cell] | None) -> None:
-    """Forks ranks while the reference computes; most world sizes will be used.
-
-    Not for many: the batch may have fewer samples, which is not known yet.
-    """
-    pool.open(SOLO)
-    cells = plan.cells(options) if only is None else only
-    crews = (mode_of(c.mode).processes(c.world_size) for c in cells)
-    for size in dict.fromkeys(filter(None, crews)):
-        if size <= _OPENED_AHEAD:
-            pool.open(size)
-
-
-def _base_spec(options: Options) -> RunSpec:
-    return RunSpec(
-        mode=SINGLE.name,
-        dtype=options.dtype,
-        noise=options.noise,
-        steps=options.steps,
-        seed=options.seed,
-        loss=options.loss[0],
-        device=options.run_device,
-        batch_norm="asis",
-    )
-
-
-def _with_settings(options: Options, settings: dict[str, Any]) -> Options:
-    """Fills options that were not given from the target's own settings."""
-    settings = {**options.project, **settings}
-    changes: dict[str, Any] = {}
-    if options.world_sizes is None and settings.get("world_sizes"):
-        changes["world_sizes"] = tuple(settings["world_sizes"])
-    if options.simulate is None and settings.get("simulate"):
-        changes["simulate"] = tuple(settings["simulate"])
-    if options.tolerance is None and settings.get("tolerance"):
-        changes["tolerance"] = float(settings["tolerance"])
-    accept = settings.get("accept") or {}
-    if not isinstance(accept, dict):
-        accept = dict.fromkeys(accept, "accepted in the target")
-    changes["accept"] = {**accept, **options.accept}
-    return dataclasses.replace(options, **changes)

@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from ddpcheck.checking import checking, places
+from ddpcheck.checking import checking, opening, places
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool, Preload, PreloadError
 from ddpcheck.report import output, streams
@@ -59,7 +59,7 @@ def main(wanted: Outputs) -> int:
     if wanted.report_dir:
         places.check_folder(folder, "ddpcheck --demo")
     paths = {name: _copy(path, folder / f"{name}.py") for name, path in TARGETS.items()}
-    preload = Preload(modules=checking.PRELOAD_MODULES)
+    preload = Preload(modules=opening.PRELOAD_MODULES)
     with Pool(preload, timeout_s=_OPTIONS.limit_s) as pool:
         with output.importing_ahead(wanted), Progress(sys.stderr) as progress:
             progress("importing torch")

@@ -17,7 +17,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ddpcheck.checking import checking, reporting
+from ddpcheck.checking import checking, opening, reporting
 from ddpcheck.errors.problem import Problem, SignalError, UsageError
 from ddpcheck.ranks.agent import Agent
 from ddpcheck.ranks.hosts import (
@@ -94,11 +94,11 @@ class Leader:
     ) -> Report:
         hosts, group = self.hosts, self.hosts.group
         progress("importing torch and the target")
-        with checking.pool_for(
+        with opening.pool_for(
             ref, options, hosts, loopback=group.is_one_machine
         ) as pool:
             pool.start()
-            checking.wait_for_imports(pool, ref)
+            opening.wait_for_imports(pool, ref)
             self._open(pool, options)
             progress(f"waiting for {group.world_size - 1} processes of the group")
             hellos = hosts.gather(pool.folder, options.limit_s, _import_s(options))
@@ -169,10 +169,10 @@ class Follower:
             CannotCheckError: rank 0 does not come, or goes.
         """
         is_here = self.group.is_one_machine
-        with checking.pool_for(ref, options, loopback=is_here) as pool:
+        with opening.pool_for(ref, options, loopback=is_here) as pool:
             pool.start()
             try:
-                checking.wait_for_imports(pool, ref)
+                opening.wait_for_imports(pool, ref)
             except CannotCheckError as error:
                 self._knock(look_up, _LATE_S)
                 self._say_hello(trouble=(error.message, error.detail))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.api import DivergenceError
-from ddpcheck.checking import checking, exits, plan
+from ddpcheck.checking import checking, exits, opening, plan
 from ddpcheck.checking.plan import Cell
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks import budget
@@ -293,9 +293,9 @@ class Bench:
 
     def _opened(self, ref: TargetRef, options: Options) -> Session:
         if self._session is None:
-            self._pool = checking.pool_for(ref, options)
+            self._pool = opening.pool_for(ref, options)
             self._pool.start()
-            checking.wait_for_imports(self._pool, ref)
+            opening.wait_for_imports(self._pool, ref)
             self._session = Session(self._pool, ref, budget=self._budget)
         return self._session
 

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from ddpcheck.checking.checking import _open_ahead, wait_for_imports
+from ddpcheck.checking.opening import open_ahead, wait_for_imports
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import SOLO, Pool, PreloadError
 from ddpcheck.run.session.session import CannotCheckError
@@ -24,7 +24,7 @@ class _Opened(list[int]):
 def test_many_ranks_are_not_forked_before_the_batch_is_known() -> None:
     opened = _Opened()
     options = Options(world_sizes=(2, 16, 17, 1000), modes=("ddp",))
-    _open_ahead(cast("Pool", opened), options, None)
+    open_ahead(cast("Pool", opened), options, None)
     assert opened == [SOLO, 2, 16]
 
 

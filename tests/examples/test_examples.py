@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddpcheck.checking import checking
+from ddpcheck.checking import checking, opening
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.report import data as reports
 from ddpcheck.target import settings
@@ -94,7 +94,7 @@ def test_light_example_gives_what_the_table_says(row: Row, pool: Pool) -> None:
 def with_sklearn() -> Iterator[Pool]:
     """An engine that has imported scikit-learn, for all examples that need no more."""
     pytest.importorskip("sklearn")
-    modules = (*checking.PRELOAD_MODULES, "sklearn.datasets", "sklearn.preprocessing")
+    modules = (*opening.PRELOAD_MODULES, "sklearn.datasets", "sklearn.preprocessing")
     with Pool(Preload(modules=modules)) as made:
         made.wait_for_imports()
         yield made
