@@ -1,5 +1,5 @@
-"""Tensors against tensors: the one definition of `excess`, its tolerance, traces.
+"""Compares tensors: the one definition of `excess`, its tolerance, traces.
 
-Lives here: what needs two sets of numbers and nothing of how they came about.
+Lives here: code that needs two sets of numbers, and not how they were computed.
 Not here: which run is compared with which (run/session/).
 """

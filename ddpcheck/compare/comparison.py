@@ -243,7 +243,7 @@ class _Chunk:
         return c, r
 
     def name_at(self, position: int) -> str:
-        """Returns the tensor to which an element of the laid ones belongs."""
+        """Returns the tensor to which an element of the flat chunk belongs."""
         for name, tensor in zip(self.names, self.ref, strict=True):
             if position < tensor.numel():
                 return name
@@ -294,7 +294,7 @@ def _flat_equal(
 
 
 def _bound(chunk: _Chunk, rtol: float, scale: float) -> float:
-    """Returns a number that no excess of the chunk is above; infinity if unknown.
+    """Returns an upper bound of all excesses of the chunk; infinity if unknown.
 
     excess <= |c - r| / (rtol * scale). A difference in float32 is off by 2**-24 of
     itself.
@@ -333,7 +333,7 @@ def bounds(
     ref_E: npt.NDArray[np.float64],  # noqa: N803 (the legend)
     scale: float,
 ) -> npt.NDArray[np.float64]:
-    """Returns what errors are measured against: |r| + scale of every element."""
+    """Returns the error bounds, |r| + scale of every element."""
     measure: npt.NDArray[np.float64] = np.abs(ref_E) + scale
     return measure
 
@@ -344,7 +344,7 @@ def worst_of(
     bounds_E: npt.NDArray[np.float64],  # noqa: N803
     rtol: float,
 ) -> tuple[float, int]:
-    """Returns the largest excess and its position; not finite where it takes a look.
+    """Returns the largest excess and its position; not finite if undecided.
 
     In numpy: of a small model an operation of torch takes longer than its numbers do.
     """

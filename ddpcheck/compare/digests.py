@@ -1,4 +1,4 @@
-"""Digests of tensors: a few sums by which ranks are compared with each other."""
+"""Digests of tensors: a few sums, to compare ranks with each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK = 1 << 17  # elements summed at once: 1 MiB of float64, a core's cache
 # In digests, for NaN, infinity and its negative; and what sums of squares can hold.
 _STAND_INS = (1.2345, 2.3456, -3.4567)
 _LARGEST_SUMMED = 1e140
-# Elements of all tensors of a digest up to which they are laid end to end.
+# Up to this many elements all tensors of a digest are concatenated.
 _FEW = 1 << 14
 
 
@@ -24,7 +24,7 @@ def digest(tensors: Mapping[str, Tensor | None]) -> tuple[float, ...]:
 
     Weighted sums, not a hash: ranks whose tensors differ by rounding have digests
     that differ by rounding. The last number is the magnitude to compare them by. All
-    are finite, whatever the tensors hold: infinity less infinity is no difference.
+    are finite, even for NaN and infinity, so that differences are defined.
     """
     held = {
         position: as_dense(tensor).reshape(-1)
@@ -47,10 +47,10 @@ def digest(tensors: Mapping[str, Tensor | None]) -> tuple[float, ...]:
 
 
 def _digest_of_few(held: Mapping[int, Tensor]) -> tuple[float, ...]:
-    """Returns the digest of tensors by position, in a handful of operations.
+    """Returns the digest of tensors by position, in a few operations.
 
-    torch's, whose memory is always aligned alike: sums of numpy's are not the same to
-    the last bit each time.
+    By torch, whose memory has a fixed alignment: sums by numpy are not bitwise
+    reproducible.
     """
     if not held:
         return 0.0, 0.0, 0.0
@@ -68,7 +68,7 @@ def _weights(
 ) -> tuple[Tensor, Tensor]:
     """Returns the weights of elements and of their squares, from (position, length).
 
-    Made by numpy, which asks nobody for a default device.
+    By numpy, which is independent of torch's default device.
     """
     counts = [length for _, length in lengths]
     positions = np.repeat([float(position) for position, _ in lengths], counts)
@@ -78,6 +78,6 @@ def _weights(
 
 
 def _summable(flat: Tensor) -> Tensor:
-    """Returns numbers whose squares have a sum, and others where those are others."""
+    """Returns finite numbers, whose squares can be summed."""
     finite = flat.nan_to_num(*_STAND_INS)
     return finite.clamp_(-_LARGEST_SUMMED, _LARGEST_SUMMED)

@@ -1,7 +1,7 @@
-"""Room for what is recorded: in shared memory, else on a disk.
+"""Checks the space for records: in shared memory, else on a disk.
 
-A container has 64 MB of shared memory unless it was started with more, and all ranks
-keep their messages there: it must never be full.
+A container has 64 MB of shared memory by default, and all ranks keep their messages
+there, so it must never be full.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from pathlib import Path
 
 from ddpcheck.errors.problem import Problem, UsageError
 
-_RESERVE = 8 << 20  # bytes that stay free, for what ranks write beside a record
+_RESERVE = 8 << 20  # bytes that stay free for other files of ranks
 _MIB = 1 << 20
 _RECORDS = (".bin", ".idx", ".part")  # see ddpcheck.compare.trace
 
 
 def has_room(folder: Path, size: int) -> bool:
-    """Returns whether `size` bytes more leave the folder's file system in order."""
+    """Returns whether the folder's file system has room for `size` more bytes."""
     return _free(folder) >= size + _RESERVE
 
 
 def check(folders: list[Path], size: int) -> None:
-    """Refuses to go on where none of the folders has room for `size` bytes.
+    """Raises if none of the folders has room for `size` bytes.
 
     Raises:
         UsageError: environment-no-space.
@@ -33,7 +33,7 @@ def check(folders: list[Path], size: int) -> None:
     raise UsageError(
         Problem(
             slug="environment-no-space",
-            message="there is no room for what one process computes",
+            message="there is no room for the tensors of the single-process run",
             expected=f"{(size + _RESERVE) / _MIB:.3g} MiB more in shared memory or "
             "among temporary files",
             found=found,
@@ -49,7 +49,7 @@ def give_back(record: str) -> None:
 
 
 def clear(folders: list[Path]) -> None:
-    """Removes all records, those of processes that died while writing included."""
+    """Removes all records, also incomplete ones of processes that died."""
     for folder in folders:
         for suffix in _RECORDS:
             for path in folder.glob(f"*{suffix}"):

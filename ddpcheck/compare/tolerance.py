@@ -77,7 +77,7 @@ def chosen(rtol: float) -> Tolerance:
 
 
 def check_chosen(rtol: float, dtype: str) -> None:
-    """Refuses what no correct training can keep to: it would have no cause.
+    """Raises for a tolerance that no correct training can meet.
 
     Raises:
         UsageError: option-value.
@@ -96,7 +96,7 @@ def check_chosen(rtol: float, dtype: str) -> None:
 
 
 def by_order(base: Tolerance, floor: float, *, permuted: str = "batch") -> Tolerance:
-    """Returns the tolerance where another order of the samples is other mathematics."""
+    """Returns the tolerance if the result depends on the order of the samples."""
     origin = (
         f"{base.origin}; one process on a permuted {permuted} differs by {floor:.3g}, "
         "too much for rounding: the order of the samples matters to this target"
@@ -105,7 +105,7 @@ def by_order(base: Tolerance, floor: float, *, permuted: str = "batch") -> Toler
 
 
 def inside(limit: Tolerance, dtype: str) -> Tolerance:
-    """Returns the tolerance of a lower precision, which says that it is inside."""
+    """Returns the tolerance of a lower precision, and notes that it is inside."""
     origin = f"{limit.origin}; the model computes in {dtype} inside"
     return replace(limit, origin=origin)
 
@@ -143,16 +143,16 @@ def from_floor(
 
 
 def digests_agree(digests: Sequence[tuple[float, ...] | None], rtol: float) -> bool:
-    """Returns whether digests are equal; None is "equal to the reference"."""
-    told = [d for d in digests if d is not None]
-    if not told:
+    """Returns whether digests are equal; None means equal to the reference."""
+    known = [d for d in digests if d is not None]
+    if not known:
         return True
-    if len(told) < len(digests):
-        # Within tolerance of the reference on one rank and not on another: only a
-        # difference at the threshold itself could still be agreement.
+    if len(known) < len(digests):
+        # One rank is within tolerance of the reference and another is not: they would
+        # agree only if the difference were at the threshold.
         return False
-    first = told[0]
-    for other in told[1:]:
+    first = known[0]
+    for other in known[1:]:
         if len(other) != len(first):
             return False
         for start in range(0, len(first), 3):

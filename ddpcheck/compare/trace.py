@@ -1,4 +1,4 @@
-"""What one run recorded: tensors in one file that other processes map, not copy.
+"""A trace: the recorded tensors of a run in one file, which other processes map.
 
 A trace is a folder entry pair: `NAME.bin` holds the bytes of all tensors, `NAME.idx`
 says which tensor lies where. The folder is in shared memory, so that writing is a
@@ -33,7 +33,7 @@ _SMALL = 1 << 20  # bytes of a trace that stays mapped between jobs
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a tensor lies in the file; None for a gradient that is None."""
+    """The position of a tensor in the file; None for a gradient that is None."""
 
     offset: int
     shape: tuple[int, ...]
@@ -104,18 +104,18 @@ class Writer:
         self.index.scale[(quantity, step)] = scale
 
     def _note(self, quantity: str, step: int, tensor: Tensor) -> None:
-        """Notes what a tensor holds that is not finite: one may hide the other."""
+        """Notes NaN and infinity separately, as one may hide the other."""
         if bool(tensor.isnan().any()):
             self.index.has_nan.add((quantity, step))
         if bool(tensor.isinf().any()):
             self.index.has_infinity.add((quantity, step))
 
     def are_same(self, first: Key, second: Key, names: Iterable[str]) -> bool:
-        """Returns whether two groups hold the same bytes under all of these names."""
+        """Returns whether two groups have bitwise equal tensors for all these names."""
         return not any(True for _ in self.differing(first, second, names))
 
     def differing(self, first: Key, second: Key, names: Iterable[str]) -> Iterator[str]:
-        """Yields those of the names under which two groups hold other bytes."""
+        """Yields the names whose tensors differ bitwise between two groups."""
         self._file.flush()
         with self._data.open("rb") as file:
             for name in names:
@@ -147,7 +147,7 @@ class Writer:
         return entry
 
     def _move(self, more: int) -> None:
-        """Goes on in the other folder, with what is written so far."""
+        """Continues in the overflow folder, with the data written so far."""
         places = [self.path.parent]
         if self._overflow is not None and self._overflow not in places:
             self._overflow.mkdir(mode=0o700, exist_ok=True)
@@ -160,12 +160,12 @@ class Writer:
         self._file = self._data.open("ab")
 
     def _pad(self) -> None:
-        """Aligns: the whole file can be looked at as numbers of any type."""
+        """Aligns the position, so that the file can be viewed as any dtype."""
         self._file.write(bytes(-self._file.tell() % _ALIGN))
 
 
 def _is_same(file: BinaryIO, first: Entry | None, second: Entry | None) -> bool:
-    """Returns whether two tensors of a file are the same bytes, block by block."""
+    """Returns whether two tensors of a file are bitwise equal, block by block."""
     if first is None or second is None:
         return first is second
     if first.nbytes != second.nbytes:
@@ -250,7 +250,7 @@ class Reader:
         )
 
     def release(self, above: int = -1) -> None:
-        """Forgets the pages that were read; they come back from the file when needed.
+        """Releases the mapped pages; they are read again when needed.
 
         What is mapped counts as this process's memory until then. Up to `above` bytes
         are left where they are.

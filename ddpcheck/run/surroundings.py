@@ -1,4 +1,4 @@
-"""What stands around a step: noise, and what is counted; see model/user_code.py."""
+"""Contexts of a step: noise bound to samples, draws, calls of modules with buffers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ddpcheck.target.target import Target
 def bound_noise(
     spec: RunSpec, total: int, start: int = 0, rows: int | None = None
 ) -> Iterator[SampleNoise | None]:
-    """Noise of a probe's single step, bound to samples where the run binds it.
+    """Binds the noise of a probe's single step to samples if the run does so.
 
-    The reference's shapes are not at hand in a probe: a draw whose first dimension is
-    a multiple of the shard's samples is taken to be per sample.
+    A probe does not know the reference's shapes: a draw whose first dimension is a
+    multiple of the shard's samples counts as per sample.
     """
     if spec.noise != "sample":
         yield None
@@ -43,14 +43,14 @@ def bound_noise(
 
 @contextlib.contextmanager
 def noticing_draws(device: str, call: Callable[[], None]) -> Iterator[None]:
-    """Calls where a generator has moved in the end: random numbers were drawn."""
+    """Calls `call` at exit if random numbers were drawn in the context."""
     before = devices.random_state(device)
     yield
     if not torch.equal(before, devices.random_state(device)):
         call()
 
 
-# In a module's own dictionary, which what takes its place and its hooks takes over.
+# In the module's __dict__, which a replacement that copies its hooks copies too.
 _COUNTED = "counted_by_ddpcheck"
 
 
@@ -64,7 +64,7 @@ def count_calls(model: nn.Module) -> dict[str, int]:
 
 
 def count_new_calls(wrapped: nn.Module, calls: dict[str, int]) -> None:
-    """Counts those of modules that wrapping put in the place of counted ones."""
+    """Counts calls of modules that wrapping put in place of counted ones."""
     short = shortener(wrapped)
     for path, module in contents.named_modules(wrapped):
         is_new = private.buffers(module) and not vars(module).get(_COUNTED)
@@ -93,10 +93,10 @@ def unlike_calls(
     """Returns (expected, found) calls per step, by module, where they differ.
 
     A running average of four updates is not comparable with one of two; that happens
-    where a module is called per chunk of samples (ghost batch norm).
+    if a module is called per chunk of samples (ghost batch norm).
 
     Args:
-        expected: calls of `count_calls` in `steps` steps of one process.
+        expected: calls of `count_calls` in `steps` single-process steps.
         calls: in `done` steps.
         steps: of the reference.
         done: of the run.

@@ -71,7 +71,7 @@ def test_record_that_fits_nowhere_is_refused(
         writer.add("gradients", 0, [("w", torch.zeros(3 * MIB // 4))])
     writer.discard()
     assert str(caught.value) == (
-        "ddpcheck: there is no room for what one process computes "
+        "ddpcheck: there is no room for the tensors of the single-process run "
         "[environment-no-space]\n"
         "  expected   11 MiB more in shared memory or among temporary files\n"
         f"  found      9 MiB in {memory.parent}, 5 MiB in {disk.parent}\n"

@@ -1,5 +1,5 @@
-"""What prepares a process of the engine: the target, its imports, global state.
+"""Prepares a rank process: loads the target, isolates jobs, delays torch._dynamo.
 
 Lives here: loading and isolating a target, torch._dynamo, torch.compile's settings.
-Not here: how a process is started and ends (ranks/).
+Not here: how a process starts and ends (ranks/).
 """

@@ -1,7 +1,7 @@
-"""Imports that training may wait for, done once for all ranks where it is likely to.
+"""Imports that training probably needs, done once in the fork server for all ranks.
 
-torch imports parts of itself when they are first used, and every rank would import them
-by itself. What the target has imported, or speaks of in its file, is there for all.
+torch imports parts of itself lazily, and each rank would import them again. What the
+target has imported, or names in its file, is imported before the fork.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ddpcheck.ranks import preload
 from ddpcheck.run.process import dynamo
 
 _SYMBOLS = "torch.fx.experimental.symbolic_shapes"
-_BACKENDS = "torch._dynamo.backends.common"  # what every backend of the compiler needs
+_BACKENDS = "torch._dynamo.backends.common"  # needed by every backend of the compiler
 _COMPILED = "torch.distributed.tensor.experimental._attention"
-# What a file says that needs a module. A word too many costs its import, once.
+# Patterns of source code that needs a module. A false match costs one import.
 _WORDS = {
     dynamo.NAME: (
         r"(?<!re\.)\bcompile\b|_dynamo|checkpoint|deterministic|profiler"
@@ -33,7 +33,7 @@ _WORDS = {
         r"|\.backward\([^)]"
     ),
 }
-# Libraries that checkpoint or compile hold one of these; torch's own modules all do.
+# Libraries that checkpoint or compile refer to one of these, as do torch's modules.
 _NEED_DYNAMO = (
     torch.compile,
     torch.utils.checkpoint,
@@ -43,7 +43,7 @@ _NEED_DYNAMO = (
 
 
 def prepare() -> None:
-    """Imports what training will probably need; puts the compiler off if it is not."""
+    """Imports what training probably needs; installs a stand-in for the compiler."""
     source = _source()
     needed = {module for module, words in _WORDS.items() if re.search(words, source)}
     if not dynamo.can_wait() or _is_held():
@@ -65,7 +65,7 @@ def _source() -> str:
 
 
 def _is_held() -> bool:
-    """Returns whether a module that is not torch's holds what needs torch._dynamo."""
+    """Returns whether a module outside torch refers to what needs torch._dynamo."""
     wanted = {id(each) for each in _NEED_DYNAMO}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("torch", "ddpcheck", "torchgen"):

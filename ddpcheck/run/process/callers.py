@@ -1,7 +1,7 @@
-"""Who calls: the module of a frame above.
+"""The calling module: the module of a frame further up the stack.
 
-There may be none: what a hook of a tensor on a GPU calls is called by a thread of
-autograd's own, at the bottom of its stack.
+There may be none: hooks of GPU tensors are called by autograd threads, at the bottom of
+their stack.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import FrameType
 
 
 def frame(depth: int) -> FrameType | None:
-    """Returns the frame `depth` above the caller of this function, None beyond."""
+    """Returns the frame `depth` above the caller, None beyond the stack."""
     found: FrameType | None = sys._getframe(1)  # noqa: SLF001
     for _ in range(depth):
         found = found.f_back if found is not None else None

@@ -1,6 +1,6 @@
-"""torch.compile beside DDP: what of it a run uses, and how a fix sets it.
+"""torch.compile with DDP: the settings that a run uses, and those that a fix sets.
 
-Its settings are looked up by name, and only where something has been compiled.
+Settings are looked up by name, and only if something has been compiled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run.process import dynamo
 
-# By name: what they are where nobody has set them.
+# Defaults by name.
 _DEFAULTS: dict[str, Any] = {
     "optimize_ddp": True,  # whether, or how, compiled graphs are split at DDP's buckets
     "compiled_autograd": False,  # whether the backward is compiled as well
@@ -31,16 +31,16 @@ def settings() -> dict[str, Any]:
 
 
 def put(wanted: dict[str, Any]) -> None:
-    """Sets those that are not as wanted."""
+    """Sets the settings that differ from `wanted`."""
     for name, value in settings().items():
         if name in wanted and value != wanted[name]:
             setattr(dynamo.real().config, name, wanted[name])
 
 
 def facts() -> dict[str, Any]:
-    """Returns `compiled`, how much was so far in this process, and settings.
+    """Returns the settings, and `compiled`.
 
-    That is the number of functions that the compiler looked at.
+    That is the number of frames that this process has compiled so far.
     """
     if dynamo.is_stood_in():
         return {"compiled": 0}
@@ -50,7 +50,7 @@ def facts() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def with_settings(**wanted: Any) -> Iterator[None]:
-    """Sets these for the length of a run."""
+    """Sets these within the context."""
     before = settings()
     put(wanted)
     try:
@@ -61,9 +61,9 @@ def with_settings(**wanted: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def off() -> Iterator[None]:
-    """Nothing is compiled: neither from now on, nor what has been asked for before.
+    """Disables the compiler, also for what was passed to torch.compile before.
 
-    Where the compiler has not been imported, nobody has asked for anything.
+    If the compiler has not been imported, nothing was.
     """
     plain = torch.compile
     is_there = not dynamo.is_stood_in()
@@ -81,7 +81,7 @@ def off() -> Iterator[None]:
 
 @contextlib.contextmanager
 def built_with(**wanted: Any) -> Iterator[None]:
-    """Sets these whenever a DDP object is built, whatever its builder has set."""
+    """Sets these while a DDP object is built, overriding user code."""
     cls = DistributedDataParallel
     plain: Any = cls.__init__
 

@@ -1,10 +1,9 @@
-"""torch._dynamo, not imported before something needs it.
+"""A stand-in for torch._dynamo, which is imported only when needed.
 
-Its import takes as long as torch's own, and training without torch.compile wants but
-four answers of it: optimizers and DistributedDataParallel tell the compiler to stay
-away. While there is no compiler these answers are known, so a stand-in gives them.
-Whoever asks it for anything else gets the module itself, which is imported then and
-takes its place.
+Its import takes as long as torch's own, and training without torch.compile uses only
+four of its functions: optimizers and DistributedDataParallel exclude themselves from
+compilation. Without a compiler the results of these are known, so a stand-in returns
+them. Any other attribute imports the module itself, which replaces the stand-in.
 
 See ddpcheck.run.process.ahead for when it is imported for all ranks at once.
 """
@@ -30,12 +29,12 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpcheck.ranks import journal
 
 NAME = "torch._dynamo"
-_SETTINGS = "TORCHDYNAMO"  # how the variables of its configuration begin
+_SETTINGS = "TORCHDYNAMO"  # prefix of its environment variables
 _lock = threading.Lock()  # never held while anything is imported
 
 
 class StandIn(ModuleType):
-    """Answers as torch._dynamo does where nothing has been compiled."""
+    """Behaves as torch._dynamo does if nothing has been compiled."""
 
     def __init__(self, spec: ModuleSpec) -> None:
         super().__init__(NAME)
@@ -52,7 +51,7 @@ class StandIn(ModuleType):
         )
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what others ask of every module
+        if name.startswith("__"):  # as inspect reads of every module
             raise AttributeError(name)
         return getattr(real(), name)
 
@@ -64,7 +63,7 @@ class StandIn(ModuleType):
 
 
 class _Part:
-    """A submodule of which one answer is known, until it has been imported."""
+    """A submodule with one known function, until it has been imported."""
 
     def __init__(self, name: str, **known: Any) -> None:
         vars(self).update(_name=name, _known=known)
@@ -85,12 +84,12 @@ class _Part:
 
 
 class _Submodules(MetaPathFinder):
-    """Finds submodules of the package while the stand-in is in its place."""
+    """Finds submodules of the package while the stand-in replaces it."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        """Returns how to load one; nothing is imported yet: importlib holds a lock."""
+        """Returns the spec; imports nothing yet, as importlib holds a lock."""
         del target
         if not name.startswith(NAME + ".") or not is_stood_in():
             return None
@@ -103,9 +102,9 @@ class _Submodules(MetaPathFinder):
 
 
 class _AfterPackage(Loader):
-    """Imports the package, then gives the submodule that is there by then.
+    """Imports the package, then returns the submodule that it has imported.
 
-    Loaded again it would be a second one, whose settings and classes nobody knows.
+    Loading it again would create a second one, with other settings and classes.
     """
 
     def __init__(self, own: ModuleSpec) -> None:
@@ -113,7 +112,7 @@ class _AfterPackage(Loader):
         self._made: ModuleType | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Returns the submodule, new where the package has not imported it."""
+        """Returns the submodule, a new one if the package has not imported it."""
         real()
         there = sys.modules.get(spec.name)
         if there is not None:
@@ -122,32 +121,32 @@ class _AfterPackage(Loader):
         return self._made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Runs what is new; importlib has changed where the module is from."""
-        with contextlib.suppress(AttributeError):  # modules of settings refuse it
+        """Runs a new module; restores the spec that importlib has replaced."""
+        with contextlib.suppress(AttributeError):  # config modules refuse assignment
             module.__spec__, module.__loader__ = self._own, self._own.loader
         if module is self._made and self._own.loader is not None:
             self._own.loader.exec_module(module)
 
 
 def _graph_break(*args: Any, **options: Any) -> None:
-    """Where nothing is traced, there is no graph to break."""
+    """Does nothing while nothing is traced."""
     if not is_stood_in():
         real().graph_break(*args, **options)
 
 
 def _nothing_cached() -> None:
-    """No rule has been looked up yet."""
+    """Does nothing, as no rule has been cached yet."""
 
 
 def _default_mode() -> str:
-    """What DistributedDataParallel asks for when it is built; see torch's default."""
+    """Returns torch's default, which DDP reads when it is built."""
     return "ddp_optimizer"
 
 
 def _disable(*args: Any, **options: Any) -> Any:
     """Returns a function that is never compiled, for torch's own decorator.
 
-    Others may want more of the result than to be called: theirs is the module's own.
+    Other callers may use more of the result, so they get that of the real module.
     """
     if len(args) != 2 or options != {"wrapping": False}:  # noqa: PLR2004 (its call)
         return real().disable(*args, **options)
@@ -166,15 +165,15 @@ def _disable(*args: Any, **options: Any) -> Any:
 
 
 def is_stood_in() -> bool:
-    """Returns whether nothing has asked for torch._dynamo itself."""
+    """Returns whether the stand-in is still in place."""
     return isinstance(sys.modules.get(NAME), StandIn)
 
 
 def real() -> ModuleType:
-    """Returns torch._dynamo itself, which takes the stand-in's place.
+    """Imports and returns torch._dynamo itself, which replaces the stand-in.
 
     Raises:
-        ImportError: torch has none.
+        ImportError: torch has no compiler.
     """
     with _lock:
         is_first = is_stood_in()
@@ -186,7 +185,7 @@ def real() -> ModuleType:
 
 
 def can_wait() -> bool:
-    """Returns whether this torch asks only what is known, and nobody configured it."""
+    """Returns whether this torch uses only what the stand-in has."""
     if any(name.startswith(_SETTINGS) for name in os.environ):
         return False
     try:
@@ -201,7 +200,7 @@ def can_wait() -> bool:
 
 
 def put_off() -> None:
-    """Puts the stand-in where torch._dynamo has not been imported."""
+    """Installs the stand-in unless torch._dynamo has been imported."""
     spec = None if NAME in sys.modules else importlib.util.find_spec(NAME)
     if spec is not None:
         made = StandIn(spec)

@@ -1,8 +1,8 @@
-"""What a target's modules keep between jobs: a number that changes with it.
+"""Fingerprints of the state that a target's modules keep between jobs.
 
-A counter, a cache, a generator or an EMA kept in a global of the user's file would
-reach the next job of a warm rank; a rank whose number has changed is replaced. Values
-are looked into as far as plain data and the generators of the usual libraries go.
+A counter, a cache, a generator or an EMA in a global of the user's file would leak into
+the next job of a warm rank, so a rank whose fingerprint has changed is replaced. Plain
+data and the generators of common libraries are covered.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from torch import Tensor
 from ddpcheck.run import private
 
 _MANY = 200
-_FEW_BYTES = 1 << 16  # of an array that is looked at whole
+_FEW_BYTES = 1 << 16  # of an array that is hashed whole
 
 
 def of_module(module: types.ModuleType | None) -> int:
-    """Returns a number that changes when the module's own state does."""
+    """Returns a hash of the module's own state."""
     if module is None:
         return 0
     state = []
@@ -78,7 +78,7 @@ def _state_of_tensor(value: Tensor) -> Any:
 
 
 def _kept_by(function: types.FunctionType) -> list[Any]:
-    """Returns where a function keeps values between calls."""
+    """Returns the objects in which a function keeps values between calls."""
     kept = [function.__dict__, function.__defaults__, function.__kwdefaults__]
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # not assigned yet
@@ -92,9 +92,9 @@ def _inner_state(value: Any, depth: int) -> Any:
         return (len(value), [(repr(k), _state(v, depth - 1)) for k, v in ends])
     if isinstance(value, list | tuple | set | frozenset | collections.deque):
         return (len(value), [_state(v, depth - 1) for v in _ends(list(value))])
-    if isinstance(value, tuple(_AS_TOLD)):
+    if isinstance(value, tuple(_SHOWN)):
         return [
-            told(value) for kind, told in _AS_TOLD.items() if isinstance(value, kind)
+            shown(value) for kind, shown in _SHOWN.items() if isinstance(value, kind)
         ]
     held = (id(value), own_state(value))
     inner = getattr(value, "__dict__", None) or _slots(value)
@@ -104,12 +104,12 @@ def _inner_state(value: Any, depth: int) -> Any:
 
 
 def _ends(values: list[Any]) -> list[Any]:
-    """Returns the values; of many the first and the last: most lists grow."""
+    """Returns the values; of a long list the first and last, as most lists grow."""
     return values if len(values) <= 2 * _MANY else values[:_MANY] + values[-_MANY:]
 
 
 def own_state(value: Any) -> Any:
-    """Returns the state of what keeps it inside; None of what has none, or hides it."""
+    """Returns the inner state of an object; None if it has none or hides it."""
     for kind, state in _STATES.items():
         if isinstance(value, kind):
             return state(value)
@@ -133,8 +133,8 @@ _STATES: dict[type, Callable[[Any], Any]] = {
 }
 
 
-# What keeps answers that it has given, and changes by no more than that.
-_AS_TOLD: dict[type, Callable[[Any], Any]] = {
+# Objects that only cache results: compared by what they show.
+_SHOWN: dict[type, Callable[[Any], Any]] = {
     pathlib.PurePath: str,
     logging.Logger: lambda v: (v.name, v.level, len(v.handlers), len(v.filters)),
 }

@@ -1,7 +1,7 @@
-"""Global state of a rank process, put back after each job.
+"""Restores global state of a rank process after each job.
 
-Warm ranks do many jobs; what one job's user code left behind must not reach the next.
-What can be put back is; what cannot be seen to be clean makes the rank retire.
+Warm ranks run many jobs; state that user code of one job leaves must not affect the
+next. What can be restored is; otherwise the rank is replaced (ranks/leftovers.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ddpcheck.run.process import compiling
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Restores process-wide settings on leaving; random numbers start anew."""
+    """Restores process-wide settings at exit; reseeds the generators."""
     variables = leftovers.environment_variables()
     folder = os.getcwd()  # noqa: PTH109 (a third of the time, in every job)
     arguments = list(sys.argv)
@@ -45,18 +45,18 @@ def isolated() -> Iterator[None]:
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
             torch.set_grad_enabled(grad)
-            if _deterministic() != deterministic:  # it imports torch's compiler
+            if _deterministic() != deterministic:  # setting it imports the compiler
                 torch.use_deterministic_algorithms(
                     deterministic[0], warn_only=deterministic[1]
                 )
             compiling.put(compiler)
-            # Every job seeds before it draws. Keeping three states and putting them
-            # back takes ten times as long.
+            # Every job seeds before it draws. Saving and restoring three states takes
+            # ten times as long.
             seed_everything(0)
 
 
 def _deterministic() -> tuple[bool, bool]:
-    """Returns whether algorithms must be deterministic, and whether that only warns."""
+    """Returns the settings of deterministic algorithms: on, warn only."""
     return (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -66,15 +66,15 @@ def _deterministic() -> tuple[bool, bool]:
 def _is_elsewhere(folder: str) -> bool:
     try:
         return os.getcwd() != folder  # noqa: PTH109
-    except FileNotFoundError:  # it went into a folder and removed it
+    except FileNotFoundError:  # the job removed its working folder
         return True
 
 
 @contextlib.contextmanager
 def seeded_apart(seed: int) -> Iterator[None]:
-    """Seeds for what runs inside; later draws are what they would be without it.
+    """Seeds within the context, then restores the states of the generators.
 
-    Where torch is given another seed inside, that one holds for what comes after.
+    If torch is seeded otherwise within the context, that seed stays in force.
     """
     own, pythons = torch.get_rng_state(), random.getstate()
     numpys = np.random.get_state()  # noqa: NPY002
@@ -99,19 +99,19 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_torch(seed: int) -> None:
-    """Seeds torch on every device that there is."""
+    """Seeds torch on every available device."""
     ignore_absent_devices()
     torch.manual_seed(seed)
 
 
 @functools.cache
 def ignore_absent_devices() -> None:
-    """Lets seeds of devices that are not there go nowhere, for good.
+    """Makes torch.manual_seed skip devices that are absent, for this process.
 
-    `torch.manual_seed` has each kind of device seeded. One that was never initialised
-    formats a stack and keeps it with the seed, in case it is (torch/cuda/__init__.py,
-    `_lazy_call`): a millisecond a call, in memory that only grows. Where there is no
-    such device, `manual_seed_all` is documented to ignore the call.
+    It seeds every kind of device. An uninitialised one formats a stack and stores it
+    with the seed (torch/cuda/__init__.py, `_lazy_call`): a millisecond per call, in
+    memory that only grows. Without such a device, `manual_seed_all` is documented to
+    ignore the call.
     """
     for name in ("cuda", "xpu", "mtia"):
         device: Any = getattr(torch, name, None)
@@ -120,4 +120,4 @@ def ignore_absent_devices() -> None:
 
 
 def _ignore(seed: int) -> None:
-    int(seed)  # which refuses what is no seed, as torch does
+    int(seed)  # raises for what is no seed, as torch does

@@ -1,6 +1,6 @@
-"""What the fork server imports last: only ranks that train have a use for it.
+"""Imports that the fork server does last, for ranks that train.
 
-What is imported on first use would be imported by each rank.
+Otherwise each rank would import them at first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""The target inside a rank: imported once in the fork server, or here."""
+"""Loads the target in a rank: imported once in the fork server, or here.
+
+A target that reads RANK or WORLD_SIZE at its import is imported again in each rank:
+`torchrun` sets them before the file is read, the fork server has none.
+
+Functions that user code imports by name (`from torch.distributed import all_reduce`)
+are rebound: they look up the current function when called, so that patches of a run
+apply to them.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +31,17 @@ from ddpcheck.target import target as target_module
 from ddpcheck.target.importing import UNLIKE_THE_FILE, file_of
 from ddpcheck.target.target import Target, TargetRef
 
-_MOST = 64  # modules of other folders that are looked at
+_MOST = 64  # modules of other folders in a fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The target, or what is wrong with it."""
+    """The target, or the problem with it."""
 
     ref: TargetRef
     target: Target | None = None
     problem: Problem | None = None
-    asks_rank: bool = False  # while it is imported: ranks import it again
+    asks_rank: bool = False  # at its import: ranks import it again
 
     @property
     def needs_later(self) -> bool:
@@ -42,7 +50,7 @@ class Loaded:
 
 
 def load_in_server(path: str, names: list[list[str]]) -> Loaded:
-    """Imports the target before any rank is forked; what the fork server calls."""
+    """Imports the target before any fork; called in the fork server."""
     torch.set_num_threads(1)  # thread pools would not survive the fork
     ref = TargetRef(path=path, names=tuple((a, b) for a, b in names))
     try:
@@ -55,9 +63,9 @@ def load_in_server(path: str, names: list[list[str]]) -> Loaded:
 
 
 def _without_group(ref: TargetRef) -> Target:
-    """Returns the target; says so where importing it makes a process group.
+    """Returns the target; raises if importing it creates a process group.
 
-    It would be that of all ranks that are forked from here.
+    All ranks forked from here would share that group.
 
     Raises:
         UsageError: target-import, or as ddpcheck.target.target.load.
@@ -81,10 +89,10 @@ def _without_group(ref: TargetRef) -> Target:
 
 
 def _let_children_import(target: Target) -> None:
-    """Lets a fresh interpreter that user code starts import the target by its name.
+    """Makes the target importable by name in child interpreters of user code.
 
-    A file whose own name is no module's, or another's, has a name that nothing on
-    sys.path leads to: a module of that name, which is the file, is put there.
+    A file whose name is no module name, or that of another module, gets a name that is
+    not on sys.path: a module of that name that runs the file is written there.
     """
     names = [m.__name__ for m in _own_modules(target) if file_of(m) == target.path]
     name = names[0] if names else ""
@@ -103,7 +111,7 @@ def _let_children_import(target: Target) -> None:
 
 
 def load(ref: TargetRef) -> Target:
-    """Returns the target, from the fork server where it has imported it.
+    """Returns the target, that of the fork server if it has imported it.
 
     Raises:
         UsageError: as ddpcheck.target.target.load.
@@ -121,10 +129,10 @@ def load(ref: TargetRef) -> Target:
 
 @contextlib.contextmanager
 def borrowed(ref: TargetRef) -> Iterator[Target]:
-    """Yields the target to a job after which nobody asks whether its module changed.
+    """Yields the target for a job that does not check its fingerprint.
 
-    If it has, the next job loads it anew. What returns a run's result compares the
-    fingerprint itself, and the rank is replaced.
+    If the fingerprint changes, the next job loads the target again. Jobs that return
+    the result of a run compare it themselves, and the rank is replaced.
     """
     target = load(ref)
     before = fingerprint(target)
@@ -136,7 +144,7 @@ def borrowed(ref: TargetRef) -> Iterator[Target]:
 
 
 def forget(target: Target) -> None:
-    """Makes the next load import the target's modules anew."""
+    """Makes the next load import the target's modules again."""
     global _has_changed, _last, _left
     for module in _own_modules(target):
         sys.modules.pop(module.__name__, None)
@@ -145,7 +153,7 @@ def forget(target: Target) -> None:
 
 @dataclass(slots=True)
 class _Imported:
-    """What loading files from one folder added to this process."""
+    """The modules and search path that targets of one folder added."""
 
     folders: tuple[str, ...]
     modules: set[str]
@@ -159,9 +167,9 @@ _left: tuple[Target, int] | None = None  # the last fingerprint
 
 
 def _load_here(ref: TargetRef) -> Target:
-    """Loads the target, once for all jobs of this rank that name it one after another.
+    """Loads the target once for all consecutive jobs of this rank that use it.
 
-    As from the fork server: a rank in which its module has changed is given no job.
+    As with the fork server, a rank in which its module has changed gets no more jobs.
     """
     global _last  # noqa: PLW0603 (of this process, as sys.modules is)
     if ref.path is None:
@@ -174,7 +182,7 @@ def _load_here(ref: TargetRef) -> Target:
 
 
 def _version(path: str) -> tuple[int, ...]:
-    """Returns numbers that differ once the file was written again; () without one."""
+    """Returns numbers that change when the file is written; () without a file."""
     try:
         found = os.stat(path)  # noqa: PTH116 (a third of the time, in every job)
     except OSError:
@@ -183,9 +191,9 @@ def _version(path: str) -> tuple[int, ...]:
 
 
 def _import(ref: TargetRef, path: str) -> Target:
-    """Loads the target; forgets what one of another folder imported from there.
+    """Loads the target; removes modules that a target of another folder imported.
 
-    Two folders may both have a models.py: the second target would get the first's.
+    Two folders may both have a models.py: the second target would get the first one.
     """
     global _imported  # noqa: PLW0603 (of this process, as sys.modules is)
     folders = _folders(path)
@@ -198,7 +206,7 @@ def _import(ref: TargetRef, path: str) -> Target:
     if _imported is None:
         _imported = _Imported(folders=folders, modules=set(), search=list(sys.path))
     last = modules.last()
-    isolation.ignore_absent_devices()  # a target may seed while it is imported
+    isolation.ignore_absent_devices()  # a target may seed at its import
     try:
         return _without_group(ref)
     finally:
@@ -208,7 +216,7 @@ def _import(ref: TargetRef, path: str) -> Target:
 
 @functools.lru_cache(maxsize=4)
 def _folders(path: str) -> tuple[str, ...]:
-    """Returns the folder of a file, as given and without links: modules have both."""
+    """Returns the folder of a file, as given and resolved: modules have both."""
     paths = os.path.abspath(path), os.path.realpath(path)  # noqa: PTH100
     return tuple(os.path.dirname(p) + os.sep for p in paths)  # noqa: PTH120
 
@@ -223,9 +231,9 @@ def _file(name: str) -> str:
 
 
 def left(target: Target) -> int:
-    """Returns the fingerprint as the last job of this rank left it.
+    """Returns the fingerprint after the last job of this rank.
 
-    Between jobs no code of the user's runs.
+    Between jobs no user code runs.
     """
     if _left is not None and _left[0] is target:
         return _left[1]
@@ -233,10 +241,10 @@ def left(target: Target) -> int:
 
 
 def fingerprint(target: Target) -> int:
-    """Returns a number that changes with the state of the user's modules.
+    """Returns a hash of the state of the user's modules.
 
-    Those of the target's folder, and others that it imported, the last first: a large
-    package of the user's own would take longer than a job.
+    Those of the target's folder, and the last others that it imported: a large package
+    of the user would take longer than a job.
     """
     global _left  # noqa: PLW0603 (of this process, as its modules are)
     own = {id(module): module for module in _own_modules(target)}
@@ -247,7 +255,7 @@ def fingerprint(target: Target) -> int:
 
 
 def _own_modules(target: Target) -> list[types.ModuleType]:
-    """Returns the target's file and what it imported from its folder."""
+    """Returns the target's module and those it imported from its folder."""
     if not target.path:
         return []
     folders = _folders(target.path)
@@ -260,7 +268,7 @@ _NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 
 @contextlib.contextmanager
 def rank_variables_read(folders: tuple[str, ...]) -> Iterator[set[str]]:
-    """Yields the variables that files in these folders or below have asked for."""
+    """Yields the rank variables that files below these folders have read."""
     asked: set[str] = set()
     kind = type(os.environ)
     read, has = kind.__getitem__, kind.__contains__
@@ -293,7 +301,7 @@ def _asker() -> str:
 
 
 def _is_between(file: str) -> bool:
-    """Returns whether a file is this one, or one of Python's that asks for others."""
+    """Returns whether a file is this one, or one of Python's in between."""
     return file in (__file__, os.__file__) or file.startswith("<frozen ")
 
 
@@ -301,10 +309,10 @@ _OF_AUTOGRAD = ("backward", "grad")
 
 
 class _Late:
-    """Stands for a function of a module: calling it calls what the module has then.
+    """A stand-in for a function of a module: calling it calls the current function.
 
-    The function is got before it is called, so that no frame of this class lies between
-    the two: who calls is asked by frames.
+    The function is looked up by a property, so no frame of this class is on the stack:
+    callers are identified by their frames.
     """
 
     def __init__(self, owner: types.ModuleType, name: str) -> None:
@@ -313,12 +321,12 @@ class _Late:
 
     @property
     def __call__(self) -> Any:
-        """The module's function of now."""
+        """The current function of the module."""
         return getattr(self._owner, self._name)
 
 
 def rebind_late(names: Iterable[str]) -> None:
-    """Makes modules look these functions up that have them as their own globals.
+    """Replaces these functions in the globals of modules by stand-ins.
 
     Args:
         names: of the user's modules, as in sys.modules.
@@ -336,7 +344,7 @@ def rebind_late(names: Iterable[str]) -> None:
 
 
 def _is_traced_whole(module: types.ModuleType) -> bool:
-    """Returns whether it has torch.compile refuse what cannot be traced: this here."""
+    """Returns whether a module uses fullgraph=True, which cannot trace a stand-in."""
     try:
         return "fullgraph" in inspect.getsource(module)
     except (OSError, TypeError):
@@ -345,10 +353,10 @@ def _is_traced_whole(module: types.ModuleType) -> bool:
 
 @functools.cache
 def _late() -> dict[types.FunctionType, _Late]:
-    """Returns what stands for each function, from before anything took its place."""
+    """Returns the stand-in of each function, by the unpatched function."""
     names = [(torch.autograd, name) for name in _OF_AUTOGRAD]
     names += [(dist, name) for name in vars(dist) if not name.startswith("_")]
-    # By its type: what asks some others for anything is told that they are deprecated.
+    # By type: reading attributes of some other objects warns of a deprecation.
     return {
         vars(owner)[name]: _Late(owner, name)
         for owner, name in names

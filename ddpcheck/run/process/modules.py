@@ -1,8 +1,8 @@
-"""Which modules a process has imported, without a walk over those it was forked with.
+"""The modules that a process has imported since its fork.
 
-There are thousands, and a look at each one's dictionary copies its page from the fork
-server: most of what the first job of a rank would cost. `sys.modules` keeps the order
-of import, so what came later is found from its end.
+Reading the dictionaries of the thousands of modules from before the fork would copy
+their pages from the fork server: most of the time of a rank's first job. `sys.modules`
+keeps the order of import, so later modules are found from its end.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _MARK = "ddpcheck.run.process.modules.mark"  # in sys.modules: what follows came
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the fork server had imported when it began to fork."""
+    """The modules that the fork server had imported before its first fork."""
 
     names: frozenset[str]
-    users: tuple[str, ...]  # those of them that are the user's
+    users: tuple[str, ...]  # the user's modules among them
 
 
 _NOTHING = _Known(frozenset(), ())
@@ -31,7 +31,7 @@ _known = _NOTHING
 
 
 def remember() -> None:
-    """Takes down what there is; the fork server's last act before it forks."""
+    """Notes the imported modules; the fork server calls it before its first fork."""
     global _known  # noqa: PLW0603 (of this process, as sys.modules is)
     names = tuple(sys.modules)
     _known = _Known(frozenset(names), tuple(filter(is_users, names)))
@@ -45,9 +45,9 @@ def last() -> str:
 
 
 def since(name: str) -> list[str]:
-    """Returns what was imported after the module of this name, in order.
+    """Returns the modules imported after the module of this name, in order.
 
-    All that is known to have come after the fork where that one is gone.
+    If that one was removed, returns all modules imported after the fork.
     """
     found: list[str] = []
     for other in reversed(sys.modules):
@@ -66,7 +66,7 @@ def users() -> list[str]:
 
 
 def is_users(name: str) -> bool:
-    """Returns whether a module is neither installed nor Python's, torch's or ours."""
+    """Returns whether a module is user code: not installed, Python's or torch's."""
     if name.partition(".")[0] in ("ddpcheck", "torch"):
         return False
     file = file_of(sys.modules.get(name))

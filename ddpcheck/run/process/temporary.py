@@ -1,8 +1,8 @@
-"""Imports what of torch makes a temporary folder when it is imported.
+"""Imports the module of torch that creates a temporary folder at its import.
 
-Older versions (2.6) do so for torch.distributed.nn, and remove the folder when Python
-ends. A rank ends by a signal: what its target imports would be left on the disk. The
-fork server imports this before the target, with its temporary files in its own folder.
+torch 2.6 does so for torch.distributed.nn, and removes the folder when Python exits. A
+rank exits without that, so the folder would stay on disk. The fork server imports this
+module before the target, with the session's folder for temporary files.
 """
 
 from __future__ import annotations
