@@ -1,4 +1,4 @@
-"""ddpcheck: is data-parallel training the same as one process on the global batch?
+"""ddpcheck: does data-parallel training equal single-process training?
 
     import ddpcheck
 

@@ -84,7 +84,7 @@ def _before(report: Report, known: Report) -> dict[int, int]:
 def _is_new(
     finding: Finding, index: int, then: int | None, report: Report, known: Report
 ) -> str:
-    """Returns what is new in a run's finding, "" where the baseline has it so."""
+    """Returns what is new in a run's finding, "" if the baseline has the same."""
     if then is None:
         like = [r for r in known.runs if _is_named_alike(r, report.runs[index])]
         other = " with these settings" if like else ""
@@ -204,7 +204,7 @@ def _divergent(report: Report) -> set[int]:
 
 
 def _judged(report: Report, known: Report) -> Report:
-    """Returns the report with the verdict that what is left of it deserves."""
+    """Returns the report with the verdict of the runs that the baseline lacks."""
     if report.verdict != "divergent":
         return report
     new = _unexplained(report, known)
@@ -267,7 +267,9 @@ def _changes(report: Report, known: Report) -> list[str]:
 def _told(finding: Finding, report: Report, known: Report) -> str:
     labels, before = wording.run_labels(report), _before(report, known)
     found = [_is_new(finding, i, before.get(i), report, known) for i in finding.runs]
-    why = list(dict.fromkeys(told for told in found if told not in ("", _ANOTHER)))
+    why = list(
+        dict.fromkeys(reason for reason in found if reason not in ("", _ANOTHER))
+    )
     where = f" ({cut(why)})" if why else ""
     return f"{finding.slug}{where} in {cut([labels[i] for i in finding.runs])}"
 

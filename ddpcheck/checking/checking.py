@@ -102,7 +102,7 @@ def check(
         pool: of ranks.
         ref: the target.
         options: what was asked for.
-        progress: told what is being done.
+        progress: shows the current phase.
         session: of this pool and target, whose references are then made once.
         only: the runs to make; those of the plan by default. One that is not planned
             is not made, and the report says why.
@@ -236,7 +236,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
 
 
 def _give_up(made: Made, error: Exception) -> None:
-    """Leaves what is not explained yet unknown: the search for causes has failed."""
+    """Reports unexplained runs as unknown, after a failure in the search for causes."""
     stack = raised.whole_stack(error)
     said = f"{type(error).__name__}: {raised.text_of(error)}"
     own = next((f for f in frames.frames(stack) if f.is_own), None)

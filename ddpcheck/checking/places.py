@@ -104,7 +104,7 @@ def _check_distinct(target: Path, files: dict[str, str]) -> None:
 
 
 def _is_device(path: Path) -> bool:
-    """Returns whether what is written there lies nowhere: /dev/null, a pipe."""
+    """Returns whether the path is a device or a pipe, such as /dev/null."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 

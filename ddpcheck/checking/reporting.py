@@ -223,7 +223,7 @@ def _versions() -> dict[str, str]:
 
 
 def _backend(gpus: int) -> str:
-    # A given group has ranks on other machines: each has GPUs of its own.
+    # A launcher's group has ranks on other machines, each with its own GPUs.
     return f"NCCL for up to {gpus} ranks on a machine, else gloo" if gpus else "gloo"
 
 
@@ -232,7 +232,7 @@ def warnings_of(
 ) -> list[str]:
     """Returns the warnings about how the target was run."""
     found = [*base.warnings, *planned.warnings, *_rounded_starts(outcomes)]
-    found += [told for o in outcomes for told in o.facts().get(REMARKS, ())]
+    found += [remark for o in outcomes for remark in o.facts().get(REMARKS, ())]
     if any(_is_one_stream(outcome) for outcome in outcomes):
         found.append(_ONE_STREAM)
     if any(not o.reference.facts.get("masks", True) for o in outcomes):

@@ -86,7 +86,7 @@ class Made:
         return rest * (taken / done if done else 1.0)
 
     def report(self, error: BaseException) -> Report | None:
-        """Returns the report on what was made before this ended it, None: nothing."""
+        """Returns the report on the runs finished before an error, None if none are."""
         if self.base is None or self.planned is None or not self.outcomes:
             return None
         runs, limit = self.runs, self.limit

@@ -130,9 +130,9 @@ class _Parser(argparse.ArgumentParser):
         idle = sorted(options - {*has, f"--{way}"})
         if not idle:
             return
-        told = "is not an option" if len(idle) == 1 else "are not options"
+        verb = "is not an option" if len(idle) == 1 else "are not options"
         problem = _problem(
-            f"{cut(idle)} {told} of {name}",
+            f"{cut(idle)} {verb} of {name}",
             expected=WAYS[way].usage,
             fix=f"leave {'it' if len(idle) == 1 else 'them'} out",
         )

@@ -43,7 +43,7 @@ from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 
 _LATE_S = 30.0
-_SILENT_S = 20.0  # that a rank waits for rank 0 without a word
+_SILENT_S = 20.0  # that a rank waits for rank 0 before it prints a line
 # Of the process that has torch and runs no user code: at rank 0 it may hold the store.
 _KEEPER = 1
 
@@ -202,8 +202,8 @@ class Follower:
         if self._connection is None:
             return EXIT_USAGE
         self._say_hello(problem=problem)
-        told = try_receive(self._connection)
-        return int(told[1]) if told else EXIT_NOT_CHECKED
+        answer = try_receive(self._connection)
+        return int(answer[1]) if answer else EXIT_NOT_CHECKED
 
     def _knock(self, look_up: Callable[[Meeting], bytes], timeout_s: float) -> None:
         place = f"{self.group.address}:{self.group.port}"
@@ -212,12 +212,12 @@ class Follower:
         waiting.daemon = True
         waiting.start()
         try:
-            told = look_up(meeting_of(self.group, "tool", timeout_s))
+            answer = look_up(meeting_of(self.group, "tool", timeout_s))
         except RuntimeError:  # torch.distributed.DistError: nothing there in time
             return
         finally:
             waiting.cancel()
-        self._connection = knock(self.group, told, _LATE_S)
+        self._connection = knock(self.group, answer, _LATE_S)
 
     def _say_hello(
         self,
@@ -290,10 +290,12 @@ def _looker(pool: Pool) -> Callable[[Meeting], bytes]:
     """Returns `look_up`, called in a process that has torch."""
 
     def look_up(meeting: Meeting) -> bytes:
-        told = _in_keeper(pool, "look_up_job", {"meeting": meeting}, meeting.timeout_s)
+        answer = _in_keeper(
+            pool, "look_up_job", {"meeting": meeting}, meeting.timeout_s
+        )
         pool.retire(SOLO, _KEEPER)
-        assert isinstance(told, bytes)
-        return told
+        assert isinstance(answer, bytes)
+        return answer
 
     return look_up
 

@@ -42,7 +42,7 @@ class Checker:
         Raises:
             DivergenceError: the runs diverge, or nothing could be compared.
             UsageError: the arguments are no target.
-            CannotCheckError: one process on the global batch hangs or dies.
+            CannotCheckError: the single-process run hangs or dies.
         """
         __tracebackhide__ = True
         report = self.ranks.check(model, batch, loss, name=self.name, **given)

@@ -185,14 +185,14 @@ class RunItem(pytest.Item):
         if not report.runs:
             why = {item.what: item.why for item in report.not_compared}
             pytest.skip(why[str(cell)])
-        told = status.run_status(report, 0)
-        if told == "accepted":
+        state = status.run_status(report, 0)
+        if state == "accepted":
             pytest.xfail(_reason(report))
         is_left_to_others = mode_of(cell.mode).cannot_run and self.options.modes is None
-        if told == "not-checked" and is_left_to_others:
+        if state == "not-checked" and is_left_to_others:
             # As in the whole matrix, where DistributedDataParallel decides.
             pytest.skip(status.run_why(report, 0))
-        if told != "equivalent":
+        if state != "equivalent":
             raise DivergenceError(report)
 
     def _tell(self, report: Report) -> None:

@@ -40,7 +40,7 @@ def _missing_folders(path: Path) -> list[Path]:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """Puts a file in the place of what was there, whose permissions it takes over."""
+    """Replaces a file with a new one, which keeps the permissions of the old."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         if not _write_unnamed(part, data):

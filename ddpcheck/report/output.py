@@ -263,9 +263,9 @@ def _width(stream: TextIO) -> int:
     """
     if stream.isatty():
         return max(_LEAST_WIDTH, shutil.get_terminal_size().columns)
-    told = os.environ.get("COLUMNS", "")
-    is_width = told.isdecimal() and _LEAST_WIDTH <= int(told) <= _MOST_WIDTH
-    return int(told) if is_width else _DEFAULT_WIDTH
+    columns = os.environ.get("COLUMNS", "")
+    is_width = columns.isdecimal() and _LEAST_WIDTH <= int(columns) <= _MOST_WIDTH
+    return int(columns) if is_width else _DEFAULT_WIDTH
 
 
 def _write_summary(report: Report) -> None:

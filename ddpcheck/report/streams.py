@@ -16,7 +16,7 @@ def warn(text: str) -> None:
 
 
 def open_closed_streams() -> None:
-    """Opens to nowhere what the shell closed (`>&-`) of the three standard streams.
+    """Opens /dev/null for each standard stream that the shell closed (`>&-`).
 
     The next file to be opened would get the number, and what is printed with it.
     """
@@ -39,7 +39,7 @@ def _is_open(descriptor: int) -> bool:
 def say(text: str, stream: TextIO | None = None) -> bool:
     """Writes `text` to `stream` or stdout; False where it does not take it.
 
-    A reader that has gone is no error.
+    A closed reader is not an error.
     """
     stream = stream or sys.stdout
     try:

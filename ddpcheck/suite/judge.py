@@ -30,7 +30,7 @@ class Result:
     """What came of one cell.
 
     `why` is empty unless it failed; `excess` is the largest against what the cell must
-    equal: one process, or the prediction.
+    equal: the single-process run, or the prediction.
     """
 
     cell: Cell
@@ -48,7 +48,7 @@ def judge(
 
     Args:
         cell: which one.
-        against_reference: its run, compared with one process; may be None where the
+        against_reference: its run, compared with the reference; may be None if the
             cell must differ.
         against_prediction: its run, compared with the predicted training; None where
             the cell must be equal.
@@ -90,7 +90,7 @@ _EXPECTED = {
 
 
 def _unequal(run: Run, what: str) -> str:
-    """Returns how the run differs from what it must equal, "" where it does not."""
+    """Returns how the run differs from the expected training, "" if it is equal."""
     fault = _fault(run)
     if fault:
         return fault
@@ -110,7 +110,7 @@ def _unequal(run: Run, what: str) -> str:
 
 
 def _objection(run: Run) -> str:
-    """Returns what the tool's own verdict objects to: buffers, above all."""
+    """Returns why the tool's own verdict is not equivalent: mostly buffers."""
     if run.verdict == "equivalent":
         return ""
     if run.buffers.mismatched:
@@ -125,8 +125,8 @@ def _near(outcome: RunOutcome) -> str:
     excess: list[float] = outcome.reference.facts["excess"]
     if len(excess) == matrix.STEPS and min(excess) > far(outcome.spec.rtol):
         return ""
-    told = ", ".join(f"{value:.3g}" for value in excess)
-    return f"a prediction near single-process training: excess {told} in its steps"
+    sizes = ", ".join(f"{value:.3g}" for value in excess)
+    return f"a prediction near single-process training: excess {sizes} in its steps"
 
 
 def far(rtol: float) -> float:

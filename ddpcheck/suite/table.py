@@ -30,8 +30,8 @@ def short(results: Iterable[Result]) -> str:
     """Returns the failures, and the counts last."""
     found = list(results)
     failures = [result.why for result in found if result.status == "FAILED"]
-    told = ["\n".join(failures) + "\n"] if failures else []
-    return "\n".join([*told, summary(found)])
+    listed = ["\n".join(failures) + "\n"] if failures else []
+    return "\n".join([*listed, summary(found)])
 
 
 def summary(results: Iterable[Result]) -> str:

@@ -30,7 +30,7 @@ def collated(samples: list[Any], collate: Callable[[list[Any]], Any]) -> tree.Co
 
 @contextlib.contextmanager
 def _surroundings(dtype: torch.dtype) -> Iterator[None]:
-    """Stands around `collate`, which an intervention may call in the middle of a step.
+    """Wraps `collate`, which an intervention may call in the middle of a step.
 
     There, autocast may be on.
     """

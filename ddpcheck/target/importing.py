@@ -22,7 +22,7 @@ UNLIKE_THE_FILE = "ddpcheck_target"
 
 
 def check_file(path: Path) -> None:
-    """Says early and without torch what a path can be wrong about.
+    """Reports a wrong path early and without torch.
 
     Raises:
         UsageError: target-missing-file.

@@ -84,7 +84,7 @@ def _reason(missing: list[str], trained: list[str]) -> str:
 
 
 def _todo(path: Path) -> str:
-    """Returns what to type for a script that no target can import."""
+    """Returns the command to type for a script that no target can import."""
     return (
         "ddpcheck --init target.py, and copy there what builds the model, the batch "
         f"and the loss of {path.name}"

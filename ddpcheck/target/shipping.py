@@ -69,7 +69,7 @@ def _code_of_file(
 
 
 def unpack(path: str) -> Any:
-    """Returns a new copy of what `pack` wrote."""
+    """Returns a new copy of the target that `pack` wrote."""
     import cloudpickle  # noqa: PLC0415
 
     return cloudpickle.loads(Path(path).read_bytes())

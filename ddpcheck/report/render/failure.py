@@ -38,8 +38,8 @@ def _headline(report: Report) -> str:
     ]
     word = status.WORDS[status.report_status(report)]
     nothing = "cause unknown" if report.verdict == "divergent" else _NOTHING
-    told = ", ".join(dict.fromkeys(causes)) or nothing
-    return one_line(f"{word}: {told}")
+    reasons = ", ".join(dict.fromkeys(causes)) or nothing
+    return one_line(f"{word}: {reasons}")
 
 
 def _stack(label: str, fault: Fault) -> str:

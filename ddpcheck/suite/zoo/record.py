@@ -26,14 +26,14 @@ def predicted(
     """Writes the training that theory predicts as a trace, as `jobs.reference` does.
 
     Gradients and weights of every step; no buffers, no outputs, no losses. The fact
-    "excess" is how far each step's gradients are from one process.
+    "excess" is the distance of each step's gradients from the reference.
 
     Args:
         context: of a solo rank.
         model: a name of matrix.LOSSES_OF.
         loss: a name of matrix.CLASS_LOSSES.
         spec: of the candidate; its mode, world size and batch norm are predicted.
-        reference: the trace of one process on the global batch.
+        reference: the trace of the single-process run on the global batch.
     """
     started = time.perf_counter()
     name = f"prediction-{context.seat.name}-{time.monotonic_ns()}"
