@@ -223,7 +223,7 @@ def without_fallback(proposal: Proposal) -> Proposal:
     return replaced(proposal, fallback=None) if other and other.is_wide else proposal
 
 
-def beside(proposals: list[Proposal], taken: list[Proposal]) -> list[Proposal]:
+def second_causes(proposals: list[Proposal], taken: list[Proposal]) -> list[Proposal]:
     """Returns those that can be a second cause.
 
     If ranks train on other samples than the single-process run, a fix that gives all

@@ -24,13 +24,13 @@ from ddpcheck.diagnose.search import (
 )
 from ddpcheck.diagnose.search.causes import (
     Cause,
-    beside,
     can_run,
     covered,
     ends_search,
     is_weak,
     mended,
     proposed,
+    second_causes,
     verified,
     with_more_evidence,
 )
@@ -180,7 +180,7 @@ class Search:
         With noise that follows the sample the loss to judge is another one.
         """
         known = {t.slug for t in taken} | self.refuted
-        found = [p for p in beside(proposals, taken) if p.slug not in known]
+        found = [p for p in second_causes(proposals, taken) if p.slug not in known]
         for p in found:
             if can_run(p) and not (p.speculative or p.noise):
                 self.firm.setdefault(p.slug, p)
@@ -367,7 +367,9 @@ class Search:
         if case.run.verdict == "equivalent":
             return None
         slugs = {p.slug for p in others}
-        proposals = [p for p in beside(proposed(case), others) if p.slug not in slugs]
+        proposals = [
+            p for p in second_causes(proposed(case), others) if p.slug not in slugs
+        ]
         cause = self._choose(case, proposals, others)
         return cause if cause and cause.verified else None
 
