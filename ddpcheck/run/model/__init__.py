@@ -1,5 +1,5 @@
-"""A model ready to train: built, in its dtype, with its batch norm, wrapped.
+"""Prepares a model for training: built, cast, with its batch norm, wrapped.
 
-Lives here: what prepares a model, names its tensors, and makes its noise comparable.
-Not here: what trains it (run/steps.py, run/modes/).
+Lives here: code that prepares a model, names its tensors, makes its noise comparable.
+Not here: the training itself (run/steps.py, run/modes/).
 """

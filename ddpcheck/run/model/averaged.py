@@ -1,9 +1,9 @@
-"""Data parallelism by hand: what DDP should have done, without its reducer.
+"""Data parallelism without DDP's reducer: gradients are all-reduced explicitly.
 
-The wrapper is built as the target builds it, for what it does to the model (broadcast
-of weights, freezing, replacing), then every DistributedDataParallel in it gives way
-to a `PlainWrapper`, and after each backward all gradients are averaged over ranks.
-So a run in this mode shares every link with the DDP run but the reducer.
+The target builds its wrapper, which may broadcast weights, freeze or replace modules.
+Then every DistributedDataParallel in it is replaced by a `PlainWrapper`, and after each
+backward all gradients are averaged over ranks. So a run in this mode differs from the
+DDP run only in the reducer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ddpcheck.run.model import contents
 
 # On a DDP object: the names of the attributes that its constructor gave it.
 AS_BUILT = "_ddpcheck_as_built"
-_BUCKET = 1 << 20  # elements: what is copied to be reduced together
+_BUCKET = 1 << 20  # elements that are copied and reduced together
 
 
 def _nothing(*_: Any) -> None:
@@ -36,10 +36,10 @@ def _nothing(*_: Any) -> None:
 
 
 class PlainWrapper(nn.Module):
-    """Stands where a DDP object stood: `.module`, `no_sync()`, buffer broadcast.
+    """Replaces a DDP object: `.module`, `no_sync()`, buffer broadcast.
 
-    `isinstance(model, DistributedDataParallel)` holds, as training code unwraps by it;
-    `is_ddp` tells the two apart.
+    `isinstance(model, DistributedDataParallel)` is true, as training code unwraps by
+    it; `is_ddp` distinguishes the two.
     """
 
     before_forward: ClassVar[Callable[[PlainWrapper], None]] = staticmethod(_nothing)
@@ -52,7 +52,7 @@ class PlainWrapper(nn.Module):
         self.module: nn.Module = ddp.module
         self.broadcasts_buffers = bool(ddp.broadcast_buffers)
         self.stands_for = type(ddp)
-        # Its settings, and what has been hung on it since; its reducer has to go.
+        # Its settings, and attributes set on it since; not its reducer.
         held = vars(ddp)
         hung = held.keys() - held.get(AS_BUILT, held) - {AS_BUILT}
         for name in {n for n in held if _is_setting(n, held[n])} | hung:
@@ -60,7 +60,7 @@ class PlainWrapper(nn.Module):
         self.require_backward_grad_sync = True
 
     def __getattr__(self, name: str) -> Any:
-        """Returns what a class of the user's, made of DDP's, has besides."""
+        """Returns attributes that a user's subclass of DDP adds."""
         own = self.__dict__.get("stands_for", DistributedDataParallel)
         kinds = own.__mro__[: own.__mro__.index(DistributedDataParallel)]
         for kind in kinds:
@@ -75,11 +75,11 @@ class PlainWrapper(nn.Module):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What isinstance asks for besides the type."""
+        """The class that isinstance also reads."""
         return DistributedDataParallel
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the module's output, after rank 0's buffers went to all."""
+        """Broadcasts rank 0's buffers, then returns the module's output."""
         PlainWrapper.before_forward(self)
         if self.broadcasts_buffers and self.training and torch.is_grad_enabled():
             broadcast_buffers(self.module)
@@ -89,7 +89,7 @@ class PlainWrapper(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """As DDP's; gradients are averaged after each backward, which is the same."""
+        """As in DDP; averaging after each backward gives the same result."""
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
         try:
@@ -99,11 +99,11 @@ class PlainWrapper(nn.Module):
 
     @contextlib.contextmanager
     def join(self, *_: Any, **__: Any) -> Iterator[None]:
-        """As DDP's on ranks with as many steps as the others."""
+        """As in DDP if all ranks have the same number of steps."""
         yield
 
     def register_comm_hook(self, *_: Any, **__: Any) -> None:
-        """Does nothing: no bucket is ever reduced."""
+        """Does nothing, as there are no buckets."""
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -113,12 +113,12 @@ def _is_setting(name: str, value: Any) -> bool:
 
 
 def is_ddp(model: Any) -> bool:
-    """Returns whether the model is a DDP object, and no stand-in."""
+    """Returns whether the model is a real DDP object, no `PlainWrapper`."""
     return issubclass(type(model), DistributedDataParallel)
 
 
 def broadcast_buffers(module: nn.Module) -> None:
-    """Gives all ranks the buffers of rank 0."""
+    """Broadcasts the buffers of rank 0 to all ranks."""
     with torch.no_grad():
         for buffer in contents.buffers(module):
             dist.broadcast(buffer, 0)
@@ -135,13 +135,13 @@ def averaging(
 ) -> Iterator[None]:
     """Averages all gradients over ranks after each outermost backward.
 
-    Both are asked at that moment; `unused` takes the names that no backward has reached
-    when the optimizer steps, or when their wrapper is called again after a backward:
-    then DDP has waited for them. True: an output depends on them.
+    Both functions are called at that moment. `unused` collects the parameters that no
+    backward has reached when the optimizer steps, or when their wrapper is called again
+    after a backward: DDP would have waited for them. True: an output depends on them.
 
-    Averaging twice is harmless, so gradients that accumulate over several backwards
-    come out right. Gradients made by `torch.autograd.grad` reach `.grad` by hand:
-    averaged before the optimizer steps.
+    Averaging twice changes nothing, so gradients accumulated over several backwards are
+    right. Gradients that user code assigns after `torch.autograd.grad` are averaged
+    before the optimizer steps.
     """
     outermost = _Averaging(parameters, unused)
     backward = torch.autograd.backward
@@ -163,7 +163,7 @@ def averaging(
 
 
 class _Averaging:
-    """Counts how deep in backward passes and updates we are: the outermost counts."""
+    """Averages after the outermost backward and before the outermost update."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class _Averaging:
         self.window = Window()
         self._parameters, self._unused = parameters, unused
         self._depth = 0
-        self._updates = 0  # that have begun and not ended: one may hand on to another
+        self._updates = 0  # begun and not ended: an optimizer may call another
 
     def run(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Runs a backward; averages after the outermost."""
@@ -188,7 +188,7 @@ class _Averaging:
             average(self._parameters())
 
     def before_forward(self, wrapper: PlainWrapper) -> None:
-        """Notes what the backward passes since the wrapper's last call left unused."""
+        """Notes the parameters unused since the wrapper's last call."""
         found = self.window.before_forward(wrapper, self._parameters())
         self._unused().update(found)
 
@@ -225,7 +225,7 @@ def average(parameters: Mapping[str, Tensor]) -> None:
 
 
 def _as_dense(parameter: Tensor) -> Tensor:
-    """Returns the parameter's gradient, real and dense: gloo reduces no other."""
+    """Returns the parameter's gradient, real and dense, as gloo requires."""
     grad = parameter.grad
     assert grad is not None
     if grad.is_sparse:
@@ -235,9 +235,9 @@ def _as_dense(parameter: Tensor) -> Tensor:
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Yields neighbours of one kind together: each collective takes a millisecond.
+    """Yields neighbours of one dtype and device, as a collective takes a millisecond.
 
-    All ranks cut alike, as devices change between the same two parameters on each.
+    All ranks form the same buckets: devices change at the same parameters.
     """
     bucket: list[Tensor] = []
     for gradient in gradients:
@@ -267,7 +267,7 @@ def _mean(bucket: list[Tensor]) -> None:
         gradient.copy_(part.view(gradient.shape))
 
 
-Gradients = dict[str, tuple[Tensor, int]]  # and how often each was written
+Gradients = dict[str, tuple[Tensor, int]]  # with version counters
 
 
 class _Wrapper(Protocol):
@@ -277,7 +277,7 @@ class _Wrapper(Protocol):
 
 
 def gradients(parameters: Mapping[str, Tensor]) -> Gradients:
-    """Returns the gradients that there are."""
+    """Returns the gradients that are not None."""
     grads = {name: p.grad for name, p in parameters.items()}
     return {n: (g, private.version(g)) for n, g in grads.items() if g is not None}
 
@@ -287,18 +287,18 @@ class Window:
     """Parameters that no backward has reached yet, while DDP waits for them."""
 
     unreached: dict[str, bool] = field(default_factory=dict)
-    # Wrappers called since the last backward, and before it; whether outside no_sync.
+    # Wrappers called since the last backward, and before it; True: outside no_sync.
     called: dict[int, bool] = field(default_factory=dict)
     waited: dict[int, bool] = field(default_factory=dict)
-    # What wrappers have returned since their parameters were taken.
+    # Outputs of wrappers since their parameters were taken.
     outputs: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def before_forward(
         self, wrapper: _Wrapper, parameters: Mapping[str, Tensor]
     ) -> dict[str, bool]:
-        """Returns what the wrapper has waited for in vain, where it is called again.
+        """Returns the unreached parameters of a wrapper that is called again.
 
-        As `take` does. In no_sync DDP waits for nothing, and begins anew after it.
+        As `take` does. In no_sync DDP does not wait, and starts again after it.
         """
         found: dict[str, bool] = {}
         if id(wrapper) in self.waited:
@@ -310,7 +310,7 @@ class Window:
         return found if has_waited else {}
 
     def after_forward(self, wrapper: _Wrapper, output: Any) -> None:
-        """Keeps what the output is computed from."""
+        """Keeps the output, to find the leaves of its graph."""
         tensors = (t for t in private.leaves(output) if isinstance(t, Tensor))
         kept = self.outputs.setdefault(id(wrapper), [])
         kept += [t for t in tensors if t.requires_grad]
@@ -318,7 +318,7 @@ class Window:
     def after_backward(
         self, before: Gradients, parameters: Mapping[str, Tensor]
     ) -> None:
-        """Notes whose gradient it has written."""
+        """Notes the parameters whose gradients were written."""
         after = gradients(parameters)
         for name, p in parameters.items():
             is_left_out = p.requires_grad and not _is_written(before, after, name)
@@ -327,7 +327,7 @@ class Window:
         self.called.clear()
 
     def take(self, parameters: Mapping[str, Tensor]) -> dict[str, bool]:
-        """Returns those of these that were not reached; begins anew for them.
+        """Returns the unreached among these parameters, and resets them.
 
         True: an output depends on the parameter.
         """
@@ -353,7 +353,7 @@ def _is_written(before: Gradients, after: Gradients, name: str) -> bool:
 
 
 def _leaves(outputs: list[Tensor]) -> set[int]:
-    """Returns the ids of the leaves that outputs are computed from."""
+    """Returns the ids of the leaves on which outputs depend."""
     found = {id(t) for t in outputs if t.grad_fn is None}
     open_nodes: list[Any] = [t.grad_fn for t in outputs]
     seen: set[Any] = set()

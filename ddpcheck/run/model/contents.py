@@ -1,10 +1,9 @@
-"""Modules and tensors that a model holds, whatever its own methods yield.
+"""The modules and tensors of a model, independent of overridden methods.
 
-A class may override `parameters` to give an optimizer a part, a list or groups, or
-`children` to hide what it holds; a scripted module has containers of its own. What is
-recorded is the model's, and goes by what its modules hold. For the same reason hooks
-are put on by `nn.Module`'s own methods: a scripted module refuses its own, yet calls
-the hooks where Python calls it.
+A class may override `parameters` to return a part, a list or groups for an optimizer,
+or `children` to hide submodules; a scripted module has its own containers. ddpcheck
+records what the modules hold. For the same reason hooks are registered by the methods
+of `nn.Module`: those of a scripted module raise, yet Python calls of it run the hooks.
 """
 
 from __future__ import annotations
@@ -77,12 +76,12 @@ def own_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields what one module itself holds, by name."""
+    """Yields the parameters that one module itself holds, by name."""
     return _own(private.parameters(module))
 
 
 def own_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields what one module itself holds, by name."""
+    """Yields the buffers that one module itself holds, by name."""
     return _own(private.buffers(module))
 
 
@@ -106,7 +105,7 @@ def replace(
 ) -> nn.Module:
     """Returns the model with every wanted module replaced, in place below it.
 
-    What has several names is replaced by one and the same module.
+    A module with several names is replaced by one new module.
     """
     made: dict[int, nn.Module] = {}
 

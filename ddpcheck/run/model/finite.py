@@ -1,4 +1,4 @@
-"""One process that gets NaN or infinity: nothing can be compared with it."""
+"""Rejects targets whose single-process run computes NaN or infinity."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def check(
     Args:
         name: of the target.
         losses: of the steps.
-        tensors: what else was recorded and is not finite.
-        batches: that it trained on, looked at where something is not.
+        tensors: other recorded groups that are not finite.
+        batches: of the steps, searched for NaN if something is not finite.
 
     Raises:
         UsageError: target-not-finite.
@@ -61,6 +61,6 @@ def check(
 
 
 def _not_numbers(batch: Any) -> int:
-    """Returns how many NaN it holds; infinities may be a mask's."""
+    """Returns the number of NaN in a batch; infinities may be masks."""
     found = [t for t in tree.held(batch) if t.is_floating_point()]
     return sum(int(torch.isnan(t).sum()) for t in found)

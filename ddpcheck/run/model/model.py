@@ -1,4 +1,4 @@
-"""A model ready to train: built, in its dtype, with its batch norm, wrapped."""
+"""Builds a model for a run: cast, with its batch norm, wrapped; its optimizer."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ DTYPES = {
 
 
 def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Module:
-    """Returns the bare model, in train mode, as this run wants it.
+    """Returns the bare model of a run, in train mode, on the rank's device.
 
-    `seed` differs between processes: a model that is not seeded then shows itself by
-    different initial weights. The model is on the rank's device.
+    `seed` differs between processes: a model that is not seeded then has different
+    initial weights, which are detected.
     """
     devices.use(spec.device, rank)
     model = user_code.model(target, spec, seed=seed)
@@ -56,9 +56,9 @@ def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Modu
 
 
 def _settle(model: nn.Module) -> None:
-    """Puts zeros in the place of NaN in what is not trained.
+    """Replaces NaN by zeros in frozen parameters.
 
-    Memory that nothing has initialised may hold it: a table for evaluation, say.
+    Uninitialised memory may contain it, as in a table for evaluation.
     """
     for parameter in contents.parameters(model):
         if parameter.requires_grad or not parameter.is_floating_point():
@@ -69,7 +69,7 @@ def _settle(model: nn.Module) -> None:
 
 
 def leave_out(model: nn.Module, names: Iterable[str]) -> None:
-    """Lets modules hand on their input, in place.
+    """Replaces modules by nn.Identity, in place.
 
     Raises:
         AttributeError: the model has no module of one of these names.
@@ -91,7 +91,9 @@ def cast(model: nn.Module, dtype: torch.dtype) -> None:
         return t.to(dtype) if t.is_floating_point() else t
 
     private.convert(model, convert)
-    for tensor in contents.tensors(model):  # what its own `children` may hide
+    for tensor in contents.tensors(
+        model
+    ):  # also hidden ones
         tensor.data = convert(tensor.data)
 
 
@@ -108,10 +110,10 @@ def cast_batch(batch: Any, dtype: str) -> Any:
 
 
 def materialize(target: Target, spec: RunSpec, model: nn.Module) -> None:
-    """Gives lazy parameters their shapes, by one forward on the global batch.
+    """Initializes lazy parameters by one forward on the global batch.
 
-    DistributedDataParallel refuses models with uninitialised parameters; the forward
-    is seeded, so that all processes make the same weights.
+    DistributedDataParallel raises for uninitialized parameters. The forward is seeded,
+    so all processes get the same weights.
     """
     lazy = torch.nn.parameter.is_lazy
     if not any(lazy(p) for p in contents.tensors(model)):
@@ -135,7 +137,7 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
 def wrap(
     target: Target, spec: RunSpec, model: nn.Module, *, find_unused: bool = False
 ) -> nn.Module:
-    """Returns what a rank trains: the user's wrapper or DistributedDataParallel.
+    """Returns the wrapped model: the user's wrapper or DistributedDataParallel.
 
     Raises:
         UsageError: target-wrap-kind, target-wrap-sharded.
@@ -166,12 +168,12 @@ def wrap(
 
 
 def _check_whole(target: Target, wrapped: nn.Module) -> None:
-    """Refuses wrappers that leave a rank a part of each parameter.
+    """Raises for wrappers that shard the parameters.
 
     Raises:
         UsageError: target-wrap-sharded.
     """
-    # By name: importing either costs more than a check.
+    # By name: importing either takes longer than a check.
     kinds = [type(m).__name__ for m in contents.modules(wrapped)]
     found = [_SHARDS] if _SHARDS in kinds else []
     found += [
@@ -232,10 +234,10 @@ def make_optimizer(
 
 
 def _hook_inherited_steps(kind: type[Any]) -> None:
-    """Lets hooks see the steps of the classes that an optimizer's class extends.
+    """Makes global optimizer hooks run in inherited `step` methods too.
 
-    As torch does once any optimizer of theirs was made in the process: what is seen
-    must not depend on what was checked before.
+    torch does so once an optimizer of the base class was created in the process; the
+    result must not depend on earlier checks.
     """
     bases: tuple[Any, ...] = kind.__mro__[1:]
     for base in bases:

@@ -1,11 +1,11 @@
 """One dotted name per parameter and buffer, whatever wraps the model.
 
-A wrapper adds components ("module.", "_orig_mod.", whatever a user's own calls it), may
-sit anywhere in the tree and may have replaced parameters by others. Names are taken
-before wrapping: parameters carry theirs over by identity, and modules are marked with
-theirs (`keep_own`), so that all that one of them holds is known wherever it is found.
-What no marked module holds gets its own path without the components of torch's own
-wrappers. A model may have parts of these names, too: they are marked as its own.
+A wrapper adds components ("module.", "_orig_mod.", any name in a user's wrapper), may
+be anywhere in the tree and may replace parameters. Names are taken before wrapping:
+parameters are recognized by identity, and modules are marked with their names
+(`keep_own`), so that the tensors of a marked module are known wherever it is. Other
+tensors get their path without the components of torch's wrappers. Submodules of the
+model that have such a name are marked as its own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ddpcheck.run import private
 from ddpcheck.run.model import contents
 
 _WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module"})
-_OWN = "_ddpcheck_own_part"  # on what has a part "module" that no wrapper adds
-_PLACE = "_ddpcheck_place"  # on a bare model's modules: where each is
+_OWN = "_ddpcheck_own_part"  # on modules with a submodule "module" that is no wrapper's
+_PLACE = "_ddpcheck_place"  # on a bare model's modules: their paths
 Modules = Sequence[tuple[str, nn.Module]]  # of a tree, by path
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -48,7 +48,7 @@ class Names:
         `extra` are tensors that optimizers train and the model may not hold.
         """
         modules = list(contents.named_modules(model))
-        # Nearly always every one is known, and no path is looked at.
+        # Nearly always all are known by identity, and no path is needed.
         short = functools.cache(functools.partial(_shortener, modules))
         found: dict[str, Tensor] = {
             self._known.get(id(parameter)) or self._by_path(short()(path)): parameter
@@ -59,16 +59,16 @@ class Names:
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 known = self._known.get(id(tensor))
-                if known is None or known in found:  # another has taken its place
+                if known is None or known in found:  # another tensor has its name now
                     known = other
                 found[known] = tensor
         if list(found) == self.order:
-            return found  # as nearly always
+            return found  # nearly always
         last = len(self._rank)
         return dict(sorted(found.items(), key=lambda kv: self._rank.get(kv[0], last)))
 
     def of(self, parameter: Tensor) -> str:
-        """Returns the name of one that the model was built with, "" for another."""
+        """Returns the name of an original parameter, "" for another."""
         return self._known.get(id(parameter), "")
 
     def buffers(self, model: nn.Module) -> dict[str, Tensor]:
@@ -82,7 +82,7 @@ class Names:
         }
 
     def are_all_in(self, parameters: Mapping[str, Tensor]) -> bool:
-        """Returns whether all tensors that the model was built with are still there."""
+        """Returns whether all original parameters are still present."""
         return all(
             self._known.get(id(parameters.get(name))) == name for name in self.order
         )
@@ -103,15 +103,15 @@ def keep_own(model: nn.Module) -> None:
     modules = list(contents.named_modules(model))
     strip = _stripper(modules)
     for path, module in modules:
-        # Plain data, for what scripts or saves a module. A copy has another identity.
+        # Plain data, as modules may be scripted or saved. A copy has another id.
         vars(module)[_PLACE] = path, strip(path, 0), id(module)
 
 
 def for_optimizer(model: nn.Module) -> list[Any]:
     """Returns what the bare model's own `parameters` yields.
 
-    A wrapper's yields all: where the model's class overrides the method to choose, its
-    choice stands in every process.
+    A wrapper's method yields all parameters: if the model's class overrides it to
+    select some, that selection applies in every process.
     """
     marked = (m for m in contents.modules(model) if not vars(m).get(_PLACE, " ")[0])
     bare = next(marked, model)
@@ -120,9 +120,9 @@ def for_optimizer(model: nn.Module) -> list[Any]:
 
 
 def shortener(model: nn.Module) -> Callable[[str], str]:
-    """Returns what turns dotted paths within a model into the bare model's names.
+    """Returns a function from dotted paths in a model to the bare model's names.
 
-    By the innermost module on the way that the bare model has, too.
+    By the innermost module on the path that the bare model has too.
     """
     return _shortener(list(contents.named_modules(model)))
 

@@ -1,4 +1,4 @@
-"""How large the tensors of a target are, and how many threads they are worth."""
+"""The memory of a target's tensors, and the number of threads for its size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpcheck.run.sizes import LARGE, Sizes
 
 
 def of(model: nn.Module, optimizer: Any, steps: int) -> Sizes:
-    """Returns the bytes of a model's tensors; `recorded` of all that a run records."""
+    """Returns the bytes of a model's tensors; `recorded`: of a run's records."""
     parameters = sum(map(_size, contents.parameters(model)))
     gradients = sum(_size(p) for p in contents.parameters(model) if p.requires_grad)
     buffers = sum(map(_size, contents.buffers(model)))
@@ -28,16 +28,16 @@ def of(model: nn.Module, optimizer: Any, steps: int) -> Sizes:
 
 
 def use_cores(model: nn.Module) -> None:
-    """Computes with as many threads as one process that makes a run is worth."""
+    """Sets the number of threads of a process that runs alone."""
     count = threads(sum(map(_size, contents.tensors(model))))
     if count > 1:
         torch.set_num_threads(count)
 
 
 def threads(size: int) -> int:
-    """Returns how many threads a model of this size in bytes is worth.
+    """Returns the number of threads for a model of this size in bytes.
 
-    Small models are done sooner with one. Ranks have one each: they share the cores.
+    Small models train faster with one. Ranks use one each, as they share the cores.
     """
     if size < LARGE:
         return 1
@@ -46,14 +46,14 @@ def threads(size: int) -> int:
 
 
 def with_place(sizes: Sizes, in_memory: bool) -> Sizes:  # noqa: FBT001
-    """Returns the sizes without what is recorded, where that goes to a disk."""
+    """Returns the sizes, without the records if these are written to disk."""
     return sizes if in_memory else dataclasses.replace(sizes, recorded=0)
 
 
 def _copies(optimizer: Any) -> int:
     """Returns how many tensors of a parameter's size an optimizer keeps for each.
 
-    Two, as Adam, where nothing says otherwise; momentum is one.
+    Two by default, as for Adam; one for SGD with momentum.
     """
     groups = getattr(optimizer, "param_groups", [{}])
     if type(optimizer).__name__ == "SGD":

@@ -1,20 +1,20 @@
-"""The target's hooks, called under the same surroundings in every kind of run.
+"""Calls the target's hooks with the same seeds and dtypes in every kind of run.
 
 The single process, the ranks of DDP, the replicas of DataParallel, simulated ranks and
-the probes of the diagnosis call user code through this module alone.
+the probes of the diagnosis call user code only through this module.
 
 hook               default dtype   seeded
 model              float32         by the caller; each process has its own seed
-batch              float32         alike in all processes
-collate            float32         no; it is refused where it draws
+batch              float32         the same in all processes
+collate            float32         no; a collate that draws raises
 wrap               float32         by the caller; each rank has its own seed
-optimizer          of the run      alike in all processes; see `optimizer`
-loss, train_step   of the run      no; it goes on from wrap and optimizer
+optimizer          of the run      the same in all processes; see `optimizer`
+loss, train_step   of the run      no; continues after wrap and optimizer
 
-Generators give other numbers in float64: model, batch and wrap draw in float32, as in
-the user's own training. What computes has the dtype of the run. In a run that casts
-no tensor, the default dtype is left as the target has it. A hook has one thread; where
-one process alone trains a large model, its steps have more (see sizing.py).
+Generators return other numbers in float64: model, batch and wrap draw in float32, as in
+the user's own training. Training computes in the dtype of the run. A run that casts no
+tensor keeps the target's default dtype. Hooks run with one thread; the steps of the
+single-process run use more for a large model (see sizing.py).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from ddpcheck.target.target import Target
 
 # Of the single process; the ranks have others.
 REFERENCE_SEED = 7_919
-# Of the optimizer, from the run's: no seed that a target is likely to set itself.
+# Offset of the optimizer's seed: one that a target is unlikely to use itself.
 _OPTIMIZER_SEED = 1_299_709
 
 
 def seed_of_rank(spec: RunSpec, rank: int) -> int:
-    """Returns the seed of a rank: unseeded models and unlike noise show."""
+    """Returns the seed of a rank; they differ, so that unseeded models show."""
     return spec.seed + 1 + rank
 
 
 def model(target: Target, spec: RunSpec, *, seed: int) -> nn.Module:
-    """Returns what `model` makes.
+    """Calls `model` and returns the model.
 
-    From here on ddpcheck's own tensors are of float32; see `compute`.
+    From here on ddpcheck's own tensors are float32; see `compute`.
     """
     if spec.constants != NATIVE:
         torch.set_default_dtype(torch.float32)
@@ -57,14 +57,14 @@ def model(target: Target, spec: RunSpec, *, seed: int) -> nn.Module:
 
 
 def batches(target: Target, spec: RunSpec) -> list[Any]:
-    """Returns the global batch of every step, as `batch` makes it."""
+    """Calls `batch` and returns the global batch of every step."""
     isolation.seed_everything(spec.seed)
     with building(spec):
         return [target.batch_at(step) for step in range(spec.steps)]
 
 
 def wrap(target: Target, spec: RunSpec, bare: nn.Module) -> Any:
-    """Returns what the target's own `wrap` makes of a model; see `widen`."""
+    """Calls the target's `wrap` and returns its result; see `widen`."""
     assert target.wrap is not None
     synchronises = batch_norm.sync_batch_norm_on(spec.device)
     with building(spec), synchronises, _widened_for_ddp(spec):
@@ -72,16 +72,16 @@ def wrap(target: Target, spec: RunSpec, bare: nn.Module) -> Any:
 
 
 def widen(spec: RunSpec, wrapped: nn.Module) -> None:
-    """Widens what `wrap` has made in float32, in a float64 run."""
+    """Casts float32 tensors that `wrap` has created to float64, in a float64 run."""
     if _computes(spec) is torch.float64:
         _widen(wrapped)
 
 
 def optimizer(target: Target, spec: RunSpec, parameters: list[nn.Parameter]) -> Any:
-    """Returns what the target's own `optimizer` makes.
+    """Calls the target's `optimizer` and returns the optimizer.
 
-    What it draws is the same on all ranks and in the single process, and the steps draw
-    what they would draw without it. A seed that it sets holds for the steps.
+    Its random numbers are the same in all processes, and do not change those of the
+    steps. A seed that it sets stays in force for the steps.
     """
     assert target.optimizer is not None
     with isolation.seeded_apart(spec.seed + _OPTIMIZER_SEED), _default(_computes(spec)):
@@ -89,7 +89,7 @@ def optimizer(target: Target, spec: RunSpec, parameters: list[nn.Parameter]) -> 
 
 
 def compute(spec: RunSpec) -> None:
-    """Gives ddpcheck's own tensors the dtype of what computes; all has been built."""
+    """Sets the default dtype to that of the training, once everything is built."""
     dtype = _computes(spec)
     if dtype is not None:
         torch.set_default_dtype(dtype)
@@ -97,16 +97,16 @@ def compute(spec: RunSpec) -> None:
 
 @contextlib.contextmanager
 def steps(spec: RunSpec) -> Iterator[None]:
-    """Stands around training: `loss`, `train_step`, and the model's forward.
+    """Context of training: `loss`, `train_step`, and the model's forward.
 
-    Autocast, and nothing else here, is a thread's own: each replica enters this, too.
+    Autocast is per thread, so each replica enters this context too.
     """
     with _default(_computes(spec)), _autocast(spec):
         yield
 
 
 def _computes(spec: RunSpec) -> torch.dtype | None:
-    """Returns the dtype of tensors that user code makes on its way; None: its own."""
+    """Returns the default dtype during training; None: that of the target."""
     if spec.constants == NATIVE:
         return None
     wide = spec.dtype == "float64" and spec.constants == "float64"
@@ -114,7 +114,7 @@ def _computes(spec: RunSpec) -> torch.dtype | None:
 
 
 def building(spec: RunSpec) -> contextlib.AbstractContextManager[None]:
-    """Stands around user code that makes a model, a batch or a wrapper."""
+    """Context of user code that creates a model, a batch or a wrapper."""
     return _default(None if spec.constants == NATIVE else torch.float32)
 
 
@@ -132,9 +132,9 @@ def _default(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def _autocast(spec: RunSpec) -> contextlib.AbstractContextManager[Any]:
-    """Computes in the reduced dtype of the run, as users run it.
+    """Returns autocast to the reduced dtype of the run.
 
-    A model that makes its own tensors in that dtype is run without.
+    A model that creates its own tensors in that dtype runs without.
     """
     if spec.dtype not in ("bfloat16", "float16") or spec.constants == NATIVE:
         return contextlib.nullcontext()
@@ -144,7 +144,7 @@ def _autocast(spec: RunSpec) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _widened_for_ddp(spec: RunSpec) -> Iterator[None]:
-    """Widens what is new in a model when DDP takes it over, in a float64 run."""
+    """Casts new float32 tensors of a model to float64 before DDP is built."""
     if _computes(spec) is not torch.float64:
         yield
         return
