@@ -1,8 +1,8 @@
-"""The training loop of every mode, and what is recorded on the way.
+"""The training loop of every mode, and what it records.
 
-A `Recorder` sees the gradients at the moment of each `optimizer.step()`, of what that
-optimizer holds, then weights and buffers after the step. It writes them (the reference)
-or compares them with what was written (every other run), so that no run keeps copies.
+A `Recorder` gets the gradients of an optimizer's parameters at each `optimizer.step()`,
+and weights and buffers after the step. The reference writes them; every other run
+compares them with the written ones, so that no run keeps copies.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import target as target_module
 from ddpcheck.target.target import Target
 
-# Gradients at an update of what the model does not hold: a loss's own weights.
+# Gradients at an update of tensors outside the model, as weights of a loss.
 OF_OTHERS = "gradients@other"
 _OR_SAMPLES = "; of a list of samples: def collate(samples)"
 _MOST_SIZES = 3  # of a batch's tensors, named in an error
 
 
 class Recorder(Protocol):
-    """Takes in what a run shows, one quantity and step at a time."""
+    """Receives the tensors of a run, one quantity and step at a time."""
 
     def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
         """Takes one group of tensors; they may be overwritten afterwards."""
@@ -46,9 +46,9 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Gradients:
-    """The gradients of a moment, and how often they were written.
+    """The gradients at one moment, and their version counters.
 
-    Kept while an update is going on: what is freed would hand its identity on.
+    Kept during an update, as ids of freed tensors are reused.
     """
 
     parameters: dict[str, Tensor]
@@ -57,12 +57,12 @@ class _Gradients:
 
     @classmethod
     def of(cls, parameters: dict[str, Tensor]) -> _Gradients:
-        """Returns those of these parameters."""
+        """Returns the gradients of these parameters."""
         grads = [p.grad for p in parameters.values() if p.grad is not None]
         return cls(parameters, grads, [version(grad) for grad in grads])
 
     def are_of(self, other: _Gradients | None) -> bool:
-        """Returns whether these are among others, not replaced or written since."""
+        """Returns whether these are unchanged since `other`."""
         if other is None:
             return False
         known = dict(zip(map(id, other.tensors), other.versions, strict=True))
@@ -74,7 +74,7 @@ class _Gradients:
 
 @dataclass(slots=True)
 class Training:
-    """A model in training on one process, and the hooks that watch it."""
+    """The training of a model in one process, and the hooks that record it."""
 
     target: Target
     model: nn.Module  # what is trained: bare, or wrapped
@@ -83,7 +83,7 @@ class Training:
     recorder: Recorder
     spec: RunSpec
     loss: Callable[[Any, Any], Any] | None
-    # What the caller does around: noise.
+    # Context of a step, set by the caller: noise.
     around_step: Callable[[int], Any] = lambda _: contextlib.nullcontext()
     after_step: Callable[[], None] = lambda: None
     on_update: Callable[[], None] = lambda: None
@@ -93,10 +93,10 @@ class Training:
     perform: Callable[[Callable[[Any], float | None], Any], float | None] = (
         lambda train, batch: train(batch)
     )
-    # Record the gradients that no update takes, too: which parameters have none, and
-    # how large they are, is said of the model.
+    # Also record gradients that no update uses: which parameters have none, and the
+    # sizes of gradients, are facts of the model.
     takes_all: bool = False
-    # Steps at the end of which gradients are sums that later steps go on with.
+    # Steps that end with partial sums of gradients, which later steps continue.
     unfinished: Collection[int] = ()
     step: int = 0
     updates: int = 0  # optimizer steps so far in this step
@@ -108,15 +108,15 @@ class Training:
     taken: dict[str, None] = field(default_factory=dict)  # names, by any update
     bare: list[int] = field(default_factory=list)  # steps without an optimizer step
     closes: bool = False  # an optimizer has called a closure that makes gradients
-    # What gradients were at the beginning of each optimizer step that has not ended.
+    # Gradients at the beginning of each optimizer step that has not ended.
     _open: list[_Gradients | None] = field(default_factory=list)
-    # Of optimizers that hold nothing of the model's, in this step.
+    # Updates of optimizers without parameters of the model, in this step.
     _other_updates: int = 0
     _has_stepped: bool = False
-    # Of optimizers that had no gradients yet: a closure may compute them.
+    # Parameters of optimizers without gradients yet: a closure may compute them.
     _late: dict[str, Tensor] = field(default_factory=dict)
     _others: dict[str, Any] = field(default_factory=dict)
-    # The parameters after a step, until the next begins: nothing replaces them there.
+    # The parameters after a step, until the next begins: nothing replaces them then.
     _settled: dict[str, Tensor] | None = None
 
     def run(self, batches: Iterator[Any]) -> None:

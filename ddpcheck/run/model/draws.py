@@ -1,4 +1,4 @@
-"""What one random operation draws, and the same for another number of samples."""
+"""Random operations: what they draw, and the same for another number of samples."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class NoiseMismatchError(RuntimeError):
 def is_random(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Returns whether an operation draws numbers.
 
-    Not attention or a recurrent layer without dropout, which torch marks all the same,
-    nor a backward, which has the numbers of its forward.
+    Not attention or a recurrent layer without dropout, which torch marks as random too,
+    nor a backward, which reuses the draws of its forward.
     """
     if _RANDOM not in func.tags or name_of(func).endswith("backward"):
         return False
@@ -33,9 +33,9 @@ def is_random(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def draws_inside(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Returns whether it draws for values of its own that no argument has the shape of.
+    """Returns whether an operation draws internally, as attention with dropout does.
 
-    No row of them is one sample's as far as can be told.
+    The rows of these draws cannot be assigned to samples.
     """
     return bool(_dropout_inside(func, args, kwargs))
 
@@ -53,7 +53,7 @@ def _dropout_inside(func: Any, args: Any, kwargs: dict[str, Any]) -> float | Non
 def is_own_draw(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Returns whether an operation draws numbers with an explicit generator.
 
-    Not permutations: they are of no sample each.
+    Not permutations, whose elements do not belong to samples.
     """
     is_drawn = _RANDOM in func.tags and has_generator(args, kwargs)
     return is_drawn and not is_permutation(func)
@@ -66,23 +66,23 @@ def seeds(args: Any, kwargs: dict[str, Any]) -> set[int]:
 
 
 def has_generator(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Returns whether one is given; `binomial` and `poisson` take it in its place."""
+    """Returns whether a generator is given, by position or by name."""
     given = [*args, kwargs.get("generator")]
     return any(isinstance(value, torch.Generator) for value in given)
 
 
 def is_permutation(func: Any) -> bool:
-    """Returns whether an operation draws an order, in which no row is of one sample."""
+    """Returns whether an operation draws a permutation."""
     return name_of(func) == "randperm"
 
 
 def is_of_values(func: Any) -> bool:
-    """Returns whether how many numbers an operation draws depends on values."""
+    """Returns whether the number of draws of an operation depends on values."""
     return name_of(func).lstrip("_") in _OF_VALUES
 
 
 def even(func: Any) -> Any:
-    """Returns what draws for every element, where the operation draws by its sign."""
+    """Returns an operation that draws for every element, whatever its sign."""
     return {"rrelu_with_noise": _rrelu, "rrelu_with_noise_": _rrelu_}.get(
         name_of(func), func
     )
@@ -108,7 +108,7 @@ def _rrelu_(x: Tensor, *args: Any) -> Tensor:
 
 
 def is_uneven(func: Any, args: Any, total: int) -> bool:
-    """Returns whether one sample's values decide what is drawn for the next one."""
+    """Returns whether the draws of a sample depend on the values of others."""
     return is_of_values(func) and any(_is_uneven(a, total) for a in args)
 
 

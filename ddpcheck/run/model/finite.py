@@ -51,8 +51,7 @@ def check(
     raise UsageError(
         Problem(
             slug="target-not-finite",
-            message=f"{name}: one process on the global batch does not train: NaN or "
-            "infinity",
+            message=f"{name}: training in a single process gives NaN or infinity",
             expected="finite losses and gradients in all steps",
             found=found,
             fix=fix,

@@ -91,9 +91,7 @@ def cast(model: nn.Module, dtype: torch.dtype) -> None:
         return t.to(dtype) if t.is_floating_point() else t
 
     private.convert(model, convert)
-    for tensor in contents.tensors(
-        model
-    ):  # also hidden ones
+    for tensor in contents.tensors(model):  # also hidden ones
         tensor.data = convert(tensor.data)
 
 
@@ -266,11 +264,12 @@ def _check_not_empty(target: Target, model: nn.Module) -> None:
 
 
 def unseeded(target: Target, name: str) -> UsageError:
-    """Returns the usage error for a model() that makes other weights each time."""
+    """Returns the usage error for a model() that is not seeded."""
     return UsageError(
         Problem(
             slug="target-unseeded",
-            message=f"{target.name}: model() makes other weights each time",
+            message=f"{target.name}: model() is not seeded: two calls return different "
+            "weights",
             expected="the same initial weights from every call",
             found=f"{name} differs between two calls of model()",
             fix="at the start of model(): torch.manual_seed(0), np.random.seed(0)",
