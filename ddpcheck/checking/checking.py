@@ -136,7 +136,7 @@ def check(
 def _shrunk(made: Made, report: Report) -> Report:
     """Returns the report with a smaller run in its reproduce.py, if time allows."""
     session, limit, diagnosis = made.session, made.limit, made.diagnosis
-    known = shrink.divergent(list(made.outcomes.values()), list(report.runs))
+    known = shrink.divergent(session, list(made.outcomes.values()), list(report.runs))
     if not report.reproduce or known is None or limit is None:
         return report
     made.progress("shrinking reproduce.py")
@@ -231,7 +231,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
         + diagnosis.not_compared,
         warnings=warnings + floor.warnings() + diagnosis.warnings + unused,
         seconds=time.perf_counter() - made.started,
-        smallest=shrink.divergent(outcomes, runs),
+        smallest=shrink.divergent(session, outcomes, runs),
     )
 
 

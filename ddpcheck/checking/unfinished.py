@@ -116,7 +116,7 @@ class Made:
             + assemble.not_compared(outcomes, runs),
             warnings=warnings + self.diagnosis.warnings + ([] if left else unused),
             seconds=time.perf_counter() - self.started,
-            smallest=shrink.divergent(outcomes, runs),
+            smallest=shrink.divergent(self.session, outcomes, runs),
             ended=ended,
             signal=error.number if isinstance(error, SignalError) else 0,
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ddpcheck.errors.problem import visible
 from ddpcheck.report.data import Finding, Run, faults_first
+from ddpcheck.report.render import wording
 from ddpcheck.run.spec import NATIVE, RunSpec
 from ddpcheck.target import importing
 from ddpcheck.target.target import TargetRef
@@ -90,8 +91,7 @@ _CAST = (
 )
 _NO_CAST = "cast = lambda t: t  # all tensors are as the target makes them, DTYPE too"
 
-# For ranks that hang, as the run did; what trains takes seconds.
-_DEADLINE_S = 120
+_MOST_FAULTS = 2  # of ranks, that the script names
 _LOAD = """\
 spec = importlib.util.spec_from_file_location("reproduced", PATH)
 module = sys.modules["reproduced"] = importlib.util.module_from_spec(spec)
@@ -113,6 +113,7 @@ class Smallest:
     spec: RunSpec
     run: Run
     unused: bool  # parameters that no gradient reaches
+    deadline_s: int  # of a run of the check, after which ranks hang
     collates: bool = False  # the batch is a list of samples
 
 
@@ -153,11 +154,11 @@ def script(
         steps=spec.steps,
         rows=spec.rows or None,
         without=spec.without,
-        numbers=_numbers(run),
+        numbers=_in_docstring(_numbers(run)),
         dtype=run.dtype if is_own or run.dtype == "float64" else "float32",
         cast=_NO_CAST if is_own else _CAST,
         rtol=run.rtol,
-        deadline_s=_DEADLINE_S,
+        deadline_s=smallest.deadline_s,
         names=dict(ref.names),
         unused=smallest.unused,
         shard=_OF_SAMPLES if smallest.collates else _OF_TENSORS,
@@ -170,9 +171,14 @@ def _numbers(run: Run) -> str:
     rows = [(t, f"{t.name}.grad") for t in run.gradients.tensors]
     rows += [(t, t.name) for q in (run.weights, run.buffers) for t in q.tensors]
     finite = [row for row in rows if math.isfinite(row[0].rel_diff)]
-    if not finite:
-        return "Its ranks fail or lack gradients."
     # Rounding over rounding may be any number.
-    real = [row for row in finite if row[0].excess > 1] or finite
+    real = [row for row in finite if row[0].excess > 1]
+    if run.faults and not real:
+        shown = "; ".join(wording.fault_line(f) for f in run.faults[:_MOST_FAULTS])
+        rest = len(run.faults) - _MOST_FAULTS
+        return f"The ranks fail: {shown}{f' and {rest} more' if rest > 0 else ''}."
+    if not finite:
+        return "Its ranks lack gradients."
+    real = real or finite
     worst, name = max(real, key=lambda row: row[0].rel_diff)
     return f"It measured {worst.rel_diff:.3g} relative difference in {name}."

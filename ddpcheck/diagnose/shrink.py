@@ -32,14 +32,18 @@ def removable(case: Case | None) -> list[str]:
     return sorted(names, key=lambda name: name.count("."))
 
 
-def divergent(outcomes: list[RunOutcome], runs: list[Run]) -> Smallest | None:
+def divergent(
+    session: Session, outcomes: list[RunOutcome], runs: list[Run]
+) -> Smallest | None:
     """Returns the divergent DDP run of the smallest world size, None: none diverges."""
     found = [
         (run.world_size, i)
         for i, run in enumerate(runs)
         if mode_of(run.mode).explained_by == "ranks" and run.verdict == "divergent"
     ]
-    return _outcome(outcomes[min(found)[1]], runs[min(found)[1]]) if found else None
+    if not found:
+        return None
+    return _outcome(session, outcomes[min(found)[1]], runs[min(found)[1]])
 
 
 def smallest(
@@ -130,7 +134,7 @@ class _Trial:
             return None
         if not math.isfinite(assemble.worst_excess(run)):
             return None  # the deviation of a single row is no number
-        return _outcome(outcome, run)
+        return _outcome(self.session, outcome, run)
 
     def is_mended(self, spec: RunSpec) -> bool:
         """Returns whether the fixes, if any are proven, make the run equivalent."""
@@ -146,10 +150,15 @@ class _Trial:
         return run.verdict == "equivalent"
 
 
-def _outcome(outcome: RunOutcome, run: Run) -> Smallest:
-    unused = bool(outcome.reference.facts["idle"])
-    collates = outcome.reference.facts.get("collates", False)
-    return Smallest(spec=outcome.spec, run=run, unused=unused, collates=collates)
+def _outcome(session: Session, outcome: RunOutcome, run: Run) -> Smallest:
+    facts = outcome.reference.facts
+    return Smallest(
+        spec=outcome.spec,
+        run=run,
+        unused=bool(facts["idle"]),
+        deadline_s=math.ceil(session.pool.timeout_s),
+        collates=facts.get("collates", False),
+    )
 
 
 def _steps(run: Run) -> int:

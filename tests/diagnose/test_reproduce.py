@@ -106,7 +106,7 @@ def test_script_is_minimal(pool: Pool, tmp_path: Path) -> None:
     assert "ROWS, WITHOUT = " in script
     assert re.search(r", 2, \('0', '1', '2'\)\nWORLD, STEPS, DTYPE", script)
     assert (
-        "\nWORLD, STEPS, DTYPE, RTOL, DEADLINE_S = 2, 1, torch.float64, 1e-09, 120\n"
+        "\nWORLD, STEPS, DTYPE, RTOL, DEADLINE_S = 2, 1, torch.float64, 1e-09, 60\n"
         in (script)
     )
     target = script[script.index("sys.path.insert") : script.index("strip = ")]
@@ -181,7 +181,7 @@ def test_script_shows_every_kind_of_difference(
         # A check finds a hang at its deadline only, and so does the script at its own.
         hangs = source.replace("raise ValueError", "time.sleep(60)")
         (tmp_path / "target.py").write_text(HEAD + hangs, encoding="utf-8")
-        text = text.replace(", 120\n", ", 2\n", 1)
+        text = text.replace(", 60\n", ", 2\n", 1)
     script.write_text(text, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(script)],
@@ -193,6 +193,17 @@ def test_script_shows_every_kind_of_difference(
     lines = [*done.stdout.splitlines(), done.stderr.strip().splitlines()[-1:]]
     assert any(re.match(told, str(line).strip("[]'")) for line in lines), lines
     assert done.returncode == 1
+
+
+def test_script_of_ranks_that_fail_says_how_and_waits_as_long_as_the_check(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "timeout_s", 96.5)
+    script = checked(pool, tmp_path, HEAD + RAISES).reproduce
+    told = r"\nThe ranks fail: .*rank 1 raised at step 1: ValueError\b.*\. Needs torch"
+    assert re.search(told, script)
+    assert "It measured" not in script
+    assert ", 1e-09, 97\n" in script
 
 
 def test_numbers_are_those_of_the_steps_that_the_script_makes(
@@ -226,7 +237,7 @@ def test_script_is_shrunk_while_there_is_time(pool: Pool, tmp_path: Path) -> Non
     outcomes = session.run([base.spec.but(mode="ddp", world_size=2)])
     limit = tolerance.default("float64")
     runs = [assemble.to_run(outcome, limit.rtol) for outcome in outcomes]
-    known = shrink.divergent(outcomes, runs)
+    known = shrink.divergent(session, outcomes, runs)
     assert known is not None
     late = shrink.smallest(session, known, limit, ["0", "1"])
     assert (late.spec.rows, late.spec.without) == (0, ())
