@@ -78,7 +78,10 @@ def unpack(path: str) -> Any:
 @contextlib.contextmanager
 def _by_value(cloudpickle: Any) -> Iterator[None]:
     """Lets pickles hold the code of the modules that ranks are not to import."""
-    modules = [m for m in list(sys.modules.values()) if _goes_by_value(m)]
+    # A module under another name than its own cannot be registered.
+    modules = [
+        m for n, m in list(sys.modules.items()) if _goes_by_value(m) and m.__name__ == n
+    ]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:

@@ -59,9 +59,27 @@ def separated(case: Case, found: list[Proposal], detect: Detect) -> list[Proposa
         if p.link == "loss" and p.slug not in parts
         if p.fixes and not (p.is_wide or p.last_resort)
     ]
+    assert case.probed is not None
+    if case.probed.reference.frontier != ("",):  # terms begin within the model
+        mine = [_after_the_whole(p, found) for p in mine]
     place = next((i for i, p in enumerate(found) if p.link == "loss"), len(found))
     rest = [p for p in found if p.link != "loss"]
     return [*rest[:place], *all_in_one, *mine, *rest[place:]]
+
+
+def _after_the_whole(part: Proposal, found: list[Proposal]) -> Proposal:
+    """Returns what the rules say of the whole loss under this slug, then the part.
+
+    What begins within the model may differ for a cause of its own, with which the
+    substitution of a term is not enough.
+    """
+    for whole in found:
+        is_same = whole.link == "loss" and whole.slug == part.slug
+        if is_same and whole.fixes and not (whole.is_wide or whole.last_resort):
+            return dataclasses.replace(
+                whole, fallback=dataclasses.replace(part, fallback=None)
+            )
+    return part
 
 
 def as_mended(case: Case) -> Case:

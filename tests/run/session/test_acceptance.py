@@ -190,7 +190,7 @@ def test_slugs_that_cover_more_are_those_of_rules() -> None:
 
 def test_page_lists_the_slugs_that_cover_more() -> None:
     text = pages.page("accept")
-    told = text.partition("Causes that are about ranks that fail: ")[2]
+    told = text.partition("Causes of failing ranks: ")[2]
     assert told.replace("\n", " ").split(", ") == list(acceptance.ABOUT_FAILED_RANKS)
     (slug,) = acceptance.ABOUT_NOT_FINITE
-    assert f"by {slug} alone" in text
+    assert f"only with {slug}" in text
