@@ -117,7 +117,7 @@ def train_step(model, optimizer, batch):
 """,
         [
             "2 parameters get no gradient in one of the updates (g.weight, g.bias): "
-            "DDP was built with find_unused_parameters=True: without it the second "
+            "DDP was built with find_unused_parameters=True; without it the second "
             "step raises"
         ],
         [],
