@@ -58,7 +58,12 @@ def test_call_of_what_the_wrapper_lacks_goes_past_it(
     )
     assert found.fix is not None
     assert found.fix.verified is True
-    assert f"return self.model.{asked}(*args, **kwargs)" in found.fix.code
+    # A step that calls two methods, or the model as well, needs more than one call.
+    assert found.fix.code == ""
+    assert found.fix.text == (
+        "wrap a module whose forward makes all calls of the model in the step, "
+        f"{asked} included, and call the wrapped module once before backward"
+    )
     assert wording.verdict_line(report) == "DIVERGENT: 1 of 1 run failed on ranks"
     assert wording.verdict_sentence(report) == (
         "Single-process training works, but ranks failed in 1 of 1 run before "

@@ -57,15 +57,9 @@ def _lacking(name: str) -> Proposal:
             f"model.module.{name}(...) would not raise, but no gradient would be "
             "reduced",
         ),
-        fix=f"wrap a module whose forward calls {name}, and call the wrapped model",
-        code=f"""\
-class Step(torch.nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, *args, **kwargs):
-        return self.model.{name}(*args, **kwargs)""",
+        # No code: the step ends at the first such call, so others are not known.
+        fix=f"wrap a module whose forward makes all calls of the model in the step, "
+        f"{name} included, and call the wrapped module once before backward",
         fixes=(Switch.CALLS_THROUGH_DDP,),
     )
 
