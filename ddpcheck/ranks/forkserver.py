@@ -68,6 +68,9 @@ class Server:
         child = RankProcess(target=function, args=args)
         child.server = self._server
         child.start()
+        # multiprocessing joins the children it knows at exit, however long they run.
+        # When the tool exits, the server ends and kills the ranks.
+        process._children.discard(child)  # type: ignore[attr-defined]  # noqa: SLF001
         return child
 
     def stop(self) -> None:

@@ -364,7 +364,6 @@ class Pool:
 
     def close(self) -> None:
         """Ends all processes and removes the folder; may be called twice."""
-        atexit.unregister(self.close)
         for crew in self._crews.values():
             if not crew.broken:
                 crew.dismiss()
@@ -374,6 +373,7 @@ class Pool:
             self._server.stop()
             self._server = None
         self._folder.remove()
+        atexit.unregister(self.close)  # last: a signal may break off what is above
 
     def _next_look(self, pending: list[Task]) -> float:
         """Returns the seconds to wait for messages at most."""

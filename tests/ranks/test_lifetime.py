@@ -36,13 +36,14 @@ import sys, time
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool, Preload
 sleeps = {"stuck": ("sleeper",), "locked": ("lock", "sleeper")}
-modules = {"importing": ("torch",), "busy": (), **sleeps}[sys.argv[1]]
+plain = {"busy": (), "leaving": ()}
+modules = {"importing": ("torch",), **plain, **sleeps}[sys.argv[1]]
 pool = Pool(Preload(modules=modules))
 pool.start()
 if "sleeper" in modules:
     while not (pool.folder / "stuck").exists():
         time.sleep(0.01)
-if sys.argv[1] == "busy":
+if sys.argv[1] in plain:
     pool.wait_for_imports()
     jobs = "tests.ranks.plain_jobs"
     ranks = pool.run(Job(function=f"{jobs}:pid"), 0)
@@ -53,7 +54,13 @@ if sys.argv[1] == "busy":
         time.sleep(0.01)
     print(*(rank.value for rank in ranks), child.read_text(), end=" ")
 print(pool._server.pid, pool.folder, flush=True)
-time.sleep(600)
+if sys.argv[1] != "leaving":
+    time.sleep(600)
+from ddpcheck.ranks.crew import Crew
+def kill(crew):
+    raise SystemExit("broken off")
+Crew.kill = kill
+pool.close()
 """
 
 
@@ -144,6 +151,22 @@ def test_killed_tool_leaves_no_process_and_no_folder(
         assert tool.stdout is not None
         *pids, folder = tool.stdout.readline().split()
         tool.send_signal(number)
+    _wait_until_gone([int(pid) for pid in pids], Path(folder))
+
+
+def test_tool_whose_end_is_broken_off_waits_for_no_rank() -> None:
+    # A second Ctrl-C can break off `close`, and the rank runs for ten minutes.
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "leaving"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert "broken off" in done.stderr
+    *pids, folder = done.stdout.split()
     _wait_until_gone([int(pid) for pid in pids], Path(folder))
 
 
