@@ -15,8 +15,8 @@ from ddpcheck.report.data import Run, Tolerance
 from ddpcheck.run.intervention import Switch
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import assemble
-from ddpcheck.run.session.session import RunOutcome, Session
-from ddpcheck.run.spec import ReferenceResult
+from ddpcheck.run.session.session import Session
+from ddpcheck.run.spec import ReferenceResult, RunOutcome
 
 # Relative to the sum of all sizes: a batch that is computed twice may be rounded
 # differently; different data differ by 1 / sqrt(numbers).

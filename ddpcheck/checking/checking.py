@@ -43,12 +43,8 @@ from ddpcheck.report.progress import Silent
 from ddpcheck.run.modes import memory
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import assemble, noise_floor
-from ddpcheck.run.session.session import (
-    CannotCheckError,
-    RunOutcome,
-    Session,
-)
-from ddpcheck.run.spec import NATIVE
+from ddpcheck.run.session.session import CannotCheckError, Session
+from ddpcheck.run.spec import NATIVE, RunOutcome
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 

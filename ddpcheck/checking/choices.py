@@ -14,8 +14,8 @@ from ddpcheck.checking import plan
 from ddpcheck.compare import tolerance
 from ddpcheck.run.modes import memory
 from ddpcheck.run.modes.single import SINGLE
-from ddpcheck.run.session.session import RunOutcome, Session
-from ddpcheck.run.spec import NATIVE, ReferenceResult, RunSpec
+from ddpcheck.run.session.session import Session
+from ddpcheck.run.spec import NATIVE, ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.target.options import Options
 
 _MOST_OF_ROOM = 0.8  # the rest is for activations, whose size is not known before

@@ -24,8 +24,7 @@ from ddpcheck.report.data import (
 )
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import acceptance
-from ddpcheck.run.session.session import RunOutcome
-from ddpcheck.run.spec import REMARKS, ReferenceResult
+from ddpcheck.run.spec import REMARKS, ReferenceResult, RunOutcome
 from ddpcheck.target import target as targets
 from ddpcheck.target.target import TargetRef
 

@@ -17,8 +17,8 @@ from ddpcheck.report.data import Finding, NotCompared, Report, Run, Tolerance
 from ddpcheck.report.progress import Silent, about
 from ddpcheck.run.modes.sim import SIM
 from ddpcheck.run.session import assemble
-from ddpcheck.run.session.session import RunOutcome, Session, expected_s
-from ddpcheck.run.spec import ReferenceResult, RunSpec
+from ddpcheck.run.session.session import Session, expected_s
+from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.target.options import Options
 
 _LONG_S = 60.0  # a longer check announces its duration

@@ -25,8 +25,8 @@ from ddpcheck.diagnose.rules.norm_local_batch_stats import SLUG as LOCAL_STATIST
 from ddpcheck.report.data import Finding, Run, Tolerance
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import assemble
-from ddpcheck.run.session.session import RunOutcome, Session
-from ddpcheck.run.spec import ONE_SIDED, RunSpec
+from ddpcheck.run.session.session import Session
+from ddpcheck.run.spec import ONE_SIDED, RunOutcome, RunSpec
 
 _SAME = 1e-3  # relative; DataParallel sums in another order than DDP
 _ROUNDING = 2.0  # of an excess: one for either side

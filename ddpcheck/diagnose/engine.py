@@ -14,7 +14,8 @@ from ddpcheck.run.modes.ddp import DDP
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.session import acceptance, assemble
-from ddpcheck.run.session.session import RunOutcome, Session
+from ddpcheck.run.session.session import Session
+from ddpcheck.run.spec import RunOutcome
 from ddpcheck.target.options import Options
 
 # A variation of a run that hung gets less time: no rank needs that many times the time

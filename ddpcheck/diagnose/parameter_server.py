@@ -20,8 +20,8 @@ from ddpcheck.diagnose.search.loop import Search
 from ddpcheck.report.data import Finding, Fix, Run, Tolerance
 from ddpcheck.run.modes.ddp import DDP
 from ddpcheck.run.session import assemble
-from ddpcheck.run.session.session import RunOutcome, Session
-from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.session.session import Session
+from ddpcheck.run.spec import RunOutcome, RunSpec
 
 _SAME = 1e-3  # relative; the server's mean and DDP's round otherwise
 _OTHER = {"mean": "sum", "sum": "mean"}

@@ -12,8 +12,8 @@ from ddpcheck.errors.problem import UsageError
 from ddpcheck.report.data import Run, Tolerance
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import assemble
-from ddpcheck.run.session.session import CannotCheckError, RunOutcome, Session
-from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.session.session import CannotCheckError, Session
+from ddpcheck.run.spec import RunOutcome, RunSpec
 
 Mended = Callable[[RunSpec], RunSpec]  # the spec with the fixes in force
 

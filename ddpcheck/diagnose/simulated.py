@@ -13,8 +13,8 @@ from ddpcheck.report.data import Finding, Run, Tolerance
 from ddpcheck.run.modes.ddp import DDP
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import assemble
-from ddpcheck.run.session.session import RunOutcome, Session
-from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.session.session import Session
+from ddpcheck.run.spec import RunOutcome, RunSpec
 
 _LARGEST_STAND_IN = 8
 

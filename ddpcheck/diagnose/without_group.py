@@ -17,7 +17,8 @@ from ddpcheck.report.data import Finding, Run, Tolerance
 from ddpcheck.run.intervention import Switch
 from ddpcheck.run.modes.ddp import DDP
 from ddpcheck.run.session import assemble
-from ddpcheck.run.session.session import RunOutcome, Session
+from ddpcheck.run.session.session import Session
+from ddpcheck.run.spec import RunOutcome
 
 _ALONE = Switch.MODEL_WITHOUT_GROUP
 _SAME = 1e-3  # relative; the mean over ranks and one backward round otherwise

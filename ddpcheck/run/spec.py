@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddpcheck.errors.problem import Problem
-from ddpcheck.ranks.messages import Raised
+from ddpcheck.ranks.messages import Outcome, Raised
 from ddpcheck.report.data import Quantity
 from ddpcheck.run.intervention import Interventions
 
@@ -242,3 +242,34 @@ class ReferenceResult:
     facts: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     is_clean: bool = True
+
+
+@dataclass(slots=True)
+class RunOutcome:
+    """What all ranks said of one run."""
+
+    spec: RunSpec
+    reference: ReferenceResult
+    ranks: list[Outcome] = field(default_factory=list)
+    servers: list[Outcome] = field(default_factory=list)  # processes beside the ranks
+    seconds: float = 0.0
+    cut_off: str = ""  # why nothing follows from its not having ended in time
+    crew_index: int = 0  # of the crew that does it among those of its world size
+
+    def results(self) -> list[RankResult | None]:
+        """Returns each rank's closing words, None where it has none."""
+        return list(map(result_of, self.ranks))
+
+    def steps(self, rank: int) -> list[StepResult]:
+        """Returns the steps that this rank told of."""
+        return [s for s in self.ranks[rank].progress if isinstance(s, StepResult)]
+
+    def facts(self, rank: int = 0) -> dict[str, Any]:
+        """Returns the rank's facts, empty where it told none."""
+        result = self.results()[rank] if rank < len(self.ranks) else None
+        return result.facts if result else {}
+
+
+def result_of(outcome: Outcome) -> RankResult | None:
+    """Returns the closing words of a process, None where it has none."""
+    return outcome.value if isinstance(outcome.value, RankResult) else None

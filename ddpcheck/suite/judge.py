@@ -13,7 +13,7 @@ from typing import Literal
 
 from ddpcheck.report.data import Difference, Quantity, Run
 from ddpcheck.run.session import assemble
-from ddpcheck.run.session.session import RunOutcome
+from ddpcheck.run.spec import RunOutcome
 from ddpcheck.suite.cells import Cell
 from ddpcheck.suite.zoo import matrix
 

@@ -15,8 +15,8 @@ from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.ranks.task import Task
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.modes.single import SINGLE
-from ddpcheck.run.session.session import RunOutcome, crew_of
-from ddpcheck.run.spec import ReferenceResult, RunSpec
+from ddpcheck.run.session.session import crew_of
+from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.suite.cells import DIRECT_CASES, Cell, Row
 from ddpcheck.suite.judge import Result, judge
 from ddpcheck.suite.zoo import matrix

@@ -15,8 +15,8 @@ from ddpcheck.checking.unfinished import Made, judged_early
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import data as report
 from ddpcheck.report.progress import Silent, about
-from ddpcheck.run.session.session import RunOutcome, Session, expected_s
-from ddpcheck.run.spec import ReferenceResult, RunSpec
+from ddpcheck.run.session.session import Session, expected_s
+from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 from tests.end_to_end.wrong_files import target

@@ -9,8 +9,8 @@ import pytest
 from ddpcheck.diagnose import engine
 from ddpcheck.ranks.messages import Outcome
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.run.session.session import RunOutcome, Session
-from ddpcheck.run.spec import ReferenceResult, RunSpec
+from ddpcheck.run.session.session import Session
+from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.target.target import TargetRef
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.diagnose.facts.probing import References
+from ddpcheck.diagnose.search.probing import References
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.ranks.task import Task

@@ -12,8 +12,8 @@ import pytest
 from ddpcheck.checking import checking
 from ddpcheck.ranks.messages import Outcome
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.run.session.session import RunOutcome, Session
-from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.session.session import Session
+from ddpcheck.run.spec import RunOutcome, RunSpec
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 

@@ -9,8 +9,7 @@ import pytest
 
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
-from ddpcheck.run.session.session import RunOutcome
-from ddpcheck.run.spec import ReferenceResult, RunSpec
+from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.suite import judge as judges
 from ddpcheck.suite.cells import Cell, Row
 from ddpcheck.suite.judge import judge

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ddpcheck.compare.tolerance import DEFAULT_RTOL
+from ddpcheck.diagnose.facts.experiments import Experiment, WantedError
 from ddpcheck.diagnose.probes.evidence import (
     Couplings,
     Cut,
@@ -20,8 +21,7 @@ from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.report.data import Quantity, Run
 from ddpcheck.run.intervention import GlobalLoss, found
 from ddpcheck.run.session.agreement import ranks_differ
-from ddpcheck.run.session.session import RunOutcome
-from ddpcheck.run.spec import Defect
+from ddpcheck.run.spec import Defect, RunOutcome
 
 __all__ = ["Case", "Proposal", "are_shares", "returns_other_rows"]
 
@@ -50,7 +50,8 @@ class Case:
     rtol: float
     facts: dict[str, Any]  # of the reference
     repeats: bool = True  # the single-process run gives the same with other seeds
-    vary: Callable[..., Run]  # (changes of the spec) -> the run with them
+    # Results of the experiments that rules have asked for.
+    experiments: dict[Experiment, Run] = field(default_factory=dict)
     probe_failed: str = ""  # why `probed` is None
     is_part: bool = False  # some of the outputs alone, see search/parts.py
 
@@ -58,6 +59,16 @@ class Case:
     def world_size(self) -> int:
         """Number of ranks."""
         return self.run.world_size
+
+    def result(self, experiment: Experiment) -> Run:
+        """Returns the run of an experiment.
+
+        Raises:
+            WantedError: the search has not made it; it does, and asks again.
+        """
+        if experiment not in self.experiments:
+            raise WantedError(experiment)
+        return self.experiments[experiment]
 
     @property
     def num_draws(self) -> int:

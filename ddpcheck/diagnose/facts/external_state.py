@@ -11,8 +11,7 @@ from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.report.data import Run
 from ddpcheck.run.intervention import Interventions, Substitute, substituted
 from ddpcheck.run.modes.registry import mode_of
-from ddpcheck.run.session.session import RunOutcome
-from ddpcheck.run.spec import FEW, KeptOtherwise
+from ddpcheck.run.spec import FEW, KeptOtherwise, RunOutcome
 
 _FAR = 0.05  # relative: more than any update of a step
 _SAME = 1e-6  # relative, of differences: what rounding leaves of equal ones

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.errors import frames
 from ddpcheck.report.data import Fault, Run
-from ddpcheck.run.session.session import RunOutcome
 from ddpcheck.run.spec import (
     BackwardCount,
     CollectiveCount,
     CollectiveEnd,
     ForwardCount,
+    RunOutcome,
     StepResult,
 )
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from ddpcheck.diagnose.facts.case import Case, Proposal, returns_other_rows
+from ddpcheck.diagnose.facts.experiments import equal_shards
 from ddpcheck.diagnose.facts.text import listed, number
 from ddpcheck.run.intervention import (
     GlobalLoss,
@@ -132,7 +133,7 @@ def growth_fact(case: Case) -> str:
 
 def differs_with_equal_counts(case: Case) -> bool:
     """Returns whether the run with the same shard on every rank differs, too."""
-    return bool(case.vary(tile=case.world_size).verdict == "divergent")
+    return case.result(equal_shards(case.world_size)).verdict == "divergent"
 
 
 def is_sound_until_backward(case: Case) -> bool:

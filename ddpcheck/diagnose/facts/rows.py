@@ -15,8 +15,7 @@ from typing import Any
 
 from ddpcheck.diagnose.facts import faults
 from ddpcheck.diagnose.facts.case import Case
-from ddpcheck.run.session.session import RunOutcome
-from ddpcheck.run.spec import RowsSeen
+from ddpcheck.run.spec import RowsSeen, RunOutcome
 
 Rows = tuple[int, ...]
 

@@ -14,7 +14,7 @@ from typing import Any
 from ddpcheck.diagnose.facts.text import listed
 from ddpcheck.report.data import Run
 from ddpcheck.run.modes.registry import mode_of
-from ddpcheck.run.session.session import RunOutcome
+from ddpcheck.run.spec import RunOutcome
 
 _BEYOND_ROUNDING = 1e-6  # relative: numbers of Python are float64 in every dtype
 _DIGITS = 7  # of a number, to show differences of this size

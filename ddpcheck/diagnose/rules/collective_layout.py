@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.experiments import averaged_by_hand, one_rank
 from ddpcheck.diagnose.facts.loss import (
     differs_with_equal_counts,
     global_loss_fix,
@@ -12,7 +13,6 @@ from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.diagnose.facts.unused import reduces_by_hand
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.run.intervention import OffsetLabels, Switch
-from ddpcheck.run.modes.averaged import AVERAGED
 from ddpcheck.run.spec import Defect
 
 SLUG = "collective/layout"
@@ -74,8 +74,8 @@ def _are_labels(case: Case) -> bool:
     """Returns whether only labels are wrong, apart from the reduction."""
     if not case.reduce_is_broken:
         return False
-    fixes = (*case.outcome.spec.fixes, _offset(case))
-    return bool(case.vary(mode=AVERAGED.name, fixes=fixes).verdict == "equivalent")
+    offset = averaged_by_hand("labels offset by rank", _offset(case))
+    return case.result(offset).verdict == "equivalent"
 
 
 def _of_the_own_rows(case: Case, found: Proposal) -> Proposal | None:
@@ -171,7 +171,7 @@ def _detect_averaged_copies(case: Case) -> Proposal:
 def _seen_without_counts(case: Case) -> list[str]:
     """Returns the variations that differ although all ranks have the same count."""
     shown = []
-    if case.vary(world_size=1).verdict == "divergent":
+    if case.result(one_rank()).verdict == "divergent":
         shown.append(
             "the runs differ even with one rank, where there is nothing to reduce"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import input_diff
+from ddpcheck.diagnose.facts.experiments import other_order
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.diagnose.rules import loss_empty_shard, loss_local_normalizer
 from ddpcheck.run.intervention import Switch
@@ -75,12 +76,11 @@ def _holds_in_other_orders(case: Case) -> bool:
 
 
 def _holds_in(case: Case, order: int) -> bool:
-    fixes = (*case.outcome.spec.fixes, Switch.STRIDED_SHARDS)
-    strided = case.vary(order=order, steps=1, fixes=fixes)
+    strided = case.result(other_order(order, Switch.STRIDED_SHARDS))
     if strided.verdict == "not-checked":
         return True  # the single-process run does not train in it: no evidence
     return strided.verdict == "equivalent" and (
-        case.vary(order=order, steps=1).verdict == "divergent"
+        case.result(other_order(order)).verdict == "divergent"
     )
 
 

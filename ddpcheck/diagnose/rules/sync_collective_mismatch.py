@@ -6,6 +6,7 @@ import re
 
 from ddpcheck.diagnose.facts import rank_table
 from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.experiments import with_fixes
 from ddpcheck.diagnose.facts.faults import (
     busy_ranks,
     calls_of_ranks,
@@ -65,7 +66,8 @@ def _waits_for_parameters(case: Case) -> bool:
     """Returns whether ranks continue if DDP waits for no skipped parameter."""
     if not (case.run.faults and unused_parameters(case).somewhere):
         return False
-    return not case.vary(fixes=(*case.outcome.spec.fixes, Switch.FIND_UNUSED)).faults
+    found = with_fixes("unused parameters found", Switch.FIND_UNUSED)
+    return not case.result(found).faults
 
 
 def _detect_unequal_forwards(case: Case) -> Proposal | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from ddpcheck.diagnose.facts import rows
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import input_diff
+from ddpcheck.diagnose.facts.experiments import Experiment, answered
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.registry import RULES, Rule
 from ddpcheck.diagnose.search import addends, parts
@@ -50,8 +51,15 @@ def is_weak(causes: list[Cause]) -> bool:
     return bool(told) and all(p.last_resort and p.link == "loss" for p in told)
 
 
-def proposed(case: Case) -> list[Proposal]:
-    """Returns what all rules propose, in the order of the chain."""
+def proposed(case: Case, make: Callable[[Experiment], Run]) -> list[Proposal]:
+    """Returns what all rules propose, in the order of the chain.
+
+    `make` runs the experiments that rules ask for.
+    """
+    return answered(lambda: _proposed(case), case.experiments, make)
+
+
+def _proposed(case: Case) -> list[Proposal]:
     every = _detect(case, RULES)
     found = parts.separated(case, every, _of_the_loss)
     if found is every:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
+from ddpcheck.diagnose.facts.experiments import answered
 from ddpcheck.diagnose.facts.faults import busy_ranks
-from ddpcheck.diagnose.facts.probing import References, first_wrong_batch, probe
 from ddpcheck.diagnose.proposal import replaced, with_own_average
 from ddpcheck.diagnose.search import (
     addends,
@@ -37,12 +38,13 @@ from ddpcheck.diagnose.search.causes import (
 from ddpcheck.diagnose.search.choosing import tie_break
 from ddpcheck.diagnose.search.fallbacks import Fallbacks
 from ddpcheck.diagnose.search.hidden_causes import hidden
+from ddpcheck.diagnose.search.probing import References, first_wrong_batch, probe
 from ddpcheck.diagnose.search.trials import Trials
 from ddpcheck.report.data import Tolerance
 from ddpcheck.run.modes.averaged import AVERAGED
 from ddpcheck.run.session import assemble
-from ddpcheck.run.session.session import RunOutcome, Session
-from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.session.session import Session
+from ddpcheck.run.spec import RunOutcome, RunSpec
 
 _MAX_ROUNDS = 8
 
@@ -91,7 +93,7 @@ class Search:
             causes = self._explaining_more(causes)
         if self.case is not None and self.rest is None:
             causes = hook_weights.as_one(self.case, causes)
-            causes += hidden(self.case, causes)
+            causes += self._hidden(self.case, causes)
         for cause in causes:
             cause.where = findings.place(self.session, self.spec, cause.proposal)
         open_case = self.rest or (None if causes else self.case)
@@ -148,14 +150,14 @@ class Search:
                 self.case = case
             if case.run.verdict == "equivalent":
                 break
-            proposals = proposed(case)
+            proposals = self._proposed(case)
             if causes and before and not mended(causes[-1], before, case, proposals):
                 if causes[-1].proposal.needs_no_proof:
                     self.rest = None
                     break
                 self.refuted.add(causes.pop().proposal.slug)
                 taken, case = taken[:-1], before
-                proposals = proposed(case)
+                proposals = self._proposed(case)
             proposals = self._open(proposals, taken)
             self.rest = case
             cause = self._choose(case, proposals, taken)
@@ -196,6 +198,13 @@ class Search:
             return None
         return lambda spec: self.trials.with_fixes(spec, proposals)
 
+    def _proposed(self, case: Case) -> list[Proposal]:
+        return proposed(case, partial(self.trials.experiment, case.outcome.spec))
+
+    def _hidden(self, case: Case, causes: list[Cause]) -> list[Cause]:
+        make = partial(self.trials.experiment, case.outcome.spec)
+        return answered(lambda: hidden(case, causes), case.experiments, make)
+
     def _case(self, spec: RunSpec) -> Case:
         self.session.progress.detail("looking for the first difference between ranks")
         by_hand, watched = spec.but(mode=AVERAGED.name), self._watched(spec)
@@ -220,7 +229,6 @@ class Search:
             rtol=self.limit.rtol,
             facts=outcomes[0].reference.facts,
             repeats=self.repeats,
-            vary=lambda **changes: self.trials.vary(spec, changes),
         )
         return addends.as_mended(case)
 
@@ -368,7 +376,9 @@ class Search:
             return None
         slugs = {p.slug for p in others}
         proposals = [
-            p for p in second_causes(proposed(case), others) if p.slug not in slugs
+            p
+            for p in second_causes(self._proposed(case), others)
+            if p.slug not in slugs
         ]
         cause = self._choose(case, proposals, others)
         return cause if cause and cause.verified else None

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 from ddpcheck.diagnose.facts.case import Proposal
+from ddpcheck.diagnose.facts.experiments import Experiment
 from ddpcheck.diagnose.search.causes import scaled_to
 from ddpcheck.errors.problem import cut
 from ddpcheck.report.data import Run, Tolerance
 from ddpcheck.run.modes.averaged import AVERAGED
 from ddpcheck.run.session import assemble, noise_floor
-from ddpcheck.run.session.session import RunOutcome, Session
-from ddpcheck.run.spec import RunSpec
+from ddpcheck.run.session.session import Session
+from ddpcheck.run.spec import RunOutcome, RunSpec
 
 
 class Trials:
@@ -75,13 +75,12 @@ class Trials:
             return True
         return self.session.trains(self.with_fixes(self.spec, [*taken, proposal]))
 
-    def vary(self, spec: RunSpec, changes: dict[str, Any]) -> Run:
-        """Returns a variation of the run, compared with a reference varied alike.
+    def experiment(self, spec: RunSpec, experiment: Experiment) -> Run:
+        """Returns the run of an experiment on the run with this spec.
 
-        "not-checked" if the single-process run does not train so.
-
+        "not-checked" if the single-process run does not train in it.
         """
-        spec = spec.but(**changes)
+        spec = experiment.of(spec)
         if not self.session.trains(spec):
             size = spec.world_size
             return Run(mode=spec.mode, world_size=size, verdict="not-checked")

@@ -9,19 +9,26 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import rewritten
+from ddpcheck.diagnose.facts.experiments import with_fixes
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.rules import state_ema_teacher_divergence, sync_control_desync
 from ddpcheck.report.data import Run
 from ddpcheck.run.intervention import Substitute
 
 _GIVEN = Substitute(boundary="gradients")
+_UPDATE = with_fixes("the single-process gradients at every update", _GIVEN)
+_TOGETHER = with_fixes(
+    "the same, and numbers read from tensors as the mean over ranks",
+    _GIVEN,
+    sync_control_desync.TOGETHER,
+)
 
 
 def judge(case: Case, known: set[str]) -> Proposal | None:
     """Returns what the update itself does wrong, in addition to the causes `known`."""
     if not case.facts["has_train_step"] or case.run.faults:
         return None
-    run = case.vary(fixes=(_GIVEN,))
+    run = case.result(_UPDATE)
     if run.faults or run.gradients.mismatched or not run.weights.mismatched:
         return None
     first, wrong = _first(run)
@@ -34,7 +41,7 @@ def judge(case: Case, known: set[str]) -> Proposal | None:
     if rewritten(case, "before") is not None:
         return None  # weights differ before the first update
     # Ranks agree, but the mean of their losses need not be the single-process loss.
-    together = case.vary(fixes=(_GIVEN, sync_control_desync.TOGETHER))
+    together = case.result(_TOGETHER)
     agrees = not together.faults and together.ranks_agree
     return _decision(first, wrong - untrained) if agrees else None
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from ddpcheck.compare import tolerance
 from ddpcheck.report.data import Difference
 from ddpcheck.run.modes.registry import mode_of
-from ddpcheck.run.session.session import RunOutcome
-from ddpcheck.run.spec import StepResult
+from ddpcheck.run.spec import RunOutcome, StepResult
 
 OF_RANKS = ("gradients", "weights")  # what all ranks must have alike
 # Times the tolerance: an update so large would have shown a wrong gradient.

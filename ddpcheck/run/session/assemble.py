@@ -12,8 +12,8 @@ from ddpcheck.errors.problem import cut
 from ddpcheck.report.data import JUDGED, Difference, Fault, NotCompared, Quantity, Run
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import agreement
-from ddpcheck.run.session.session import RunOutcome, describe_exit, result_of
-from ddpcheck.run.spec import EMULATED, REFUSED, StepResult
+from ddpcheck.run.session.session import describe_exit
+from ddpcheck.run.spec import EMULATED, REFUSED, RunOutcome, StepResult, result_of
 
 _MAX_ROWS = 50
 

@@ -17,8 +17,8 @@ from ddpcheck.errors.problem import cut
 from ddpcheck.report.data import Run, Tolerance
 from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.session import assemble
-from ddpcheck.run.session.session import RunOutcome, Session
-from ddpcheck.run.spec import FINE_RTOL, RunSpec
+from ddpcheck.run.session.session import Session
+from ddpcheck.run.spec import FINE_RTOL, RunOutcome, RunSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,9 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ddpcheck.compare import space
 from ddpcheck.errors import frames
@@ -29,11 +27,12 @@ from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.spec import (
     FINE_RTOL,
-    RankResult,
     ReferenceResult,
+    RunOutcome,
     RunSpec,
     StepBegin,
     StepResult,
+    result_of,
 )
 from ddpcheck.target.target import TargetRef
 
@@ -48,42 +47,6 @@ _LEAST_S = 1.0  # for a job that begins in time
 _LEAST_SLOWDOWN = 2.0  # that is nothing unusual
 _MOST_STARVED = 0.5  # of its time may a rank wait for a core, and yet hang in the rest
 _LAST_LINES = 4  # of output before a stack
-
-
-@dataclass(slots=True)
-class RunOutcome:
-    """What all ranks said of one run."""
-
-    spec: RunSpec
-    reference: ReferenceResult
-    ranks: list[Outcome] = field(default_factory=list)
-    servers: list[Outcome] = field(default_factory=list)  # processes beside the ranks
-    seconds: float = 0.0
-    cut_off: str = ""  # why nothing follows from its not having ended in time
-    crew_index: int = 0  # of the crew that does it among those of its world size
-
-    @property
-    def crew(self) -> tuple[int, int]:
-        """The world size and the index of the crew that does it."""
-        return crew_of(self.spec), self.crew_index
-
-    def results(self) -> list[RankResult | None]:
-        """Returns each rank's closing words, None where it has none."""
-        return list(map(result_of, self.ranks))
-
-    def steps(self, rank: int) -> list[StepResult]:
-        """Returns the steps that this rank told of."""
-        return [s for s in self.ranks[rank].progress if isinstance(s, StepResult)]
-
-    def facts(self, rank: int = 0) -> dict[str, Any]:
-        """Returns the rank's facts, empty where it told none."""
-        result = self.results()[rank] if rank < len(self.ranks) else None
-        return result.facts if result else {}
-
-
-def result_of(outcome: Outcome) -> RankResult | None:
-    """Returns the closing words of a process, None where it has none."""
-    return outcome.value if isinstance(outcome.value, RankResult) else None
 
 
 class CannotCheckError(Exception):
@@ -272,7 +235,7 @@ class Session:
         outcomes: list[RunOutcome],
     ) -> bool:
         others = [outcomes[i] for i, _ in running.values()]
-        if any(other.crew == outcome.crew for other in others):
+        if any(_crew(other) == _crew(outcome) for other in others):
             return False
         specs = [outcome.spec, *(other.spec for other in others)]
         if others and not self._fits_beside(outcomes, specs):
@@ -300,7 +263,7 @@ class Session:
         )
         return self.pool.submit(
             job,
-            *outcome.crew,
+            *_crew(outcome),
             timeout_s=self._in_time(self.timeout_s or self._patience_s(outcome)),
             quiet_looks=self.quiet_looks,
             is_bounded=self.is_bounded,
@@ -336,7 +299,7 @@ class Session:
             if result is not None and result.problem is not None:
                 raise UsageError(result.problem)
         if any(r is None or not r.is_clean for r in results):
-            self.pool.retire(*outcome.crew)
+            self.pool.retire(*_crew(outcome))
         for rank, result in zip(task.outcomes, results, strict=True):
             if told := rank.raised or (result.raised if result else None):
                 self.note_failure(told.stack)
@@ -401,6 +364,11 @@ def _broke(raised: Raised) -> str:
     plain = code if code.lstrip("-").isdecimal() or not code else repr(code)
     where = f" at {Path(raised.where).name}" if raised.where else ""
     return f"sys.exit({plain}) was called{where}"
+
+
+def _crew(outcome: RunOutcome) -> tuple[int, int]:
+    """Returns the world size and the index of the crew that does the run."""
+    return crew_of(outcome.spec), outcome.crew_index
 
 
 def crew_of(spec: RunSpec) -> int:

@@ -13,8 +13,8 @@ from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.data import Report
 from ddpcheck.run.modes import ps
 from ddpcheck.run.session import assemble
-from ddpcheck.run.session.session import RunOutcome, Session
-from ddpcheck.run.spec import REMARKS, RunSpec
+from ddpcheck.run.session.session import Session
+from ddpcheck.run.spec import REMARKS, RunOutcome, RunSpec
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ddpcheck.run.session import session
-from ddpcheck.run.session.session import RunOutcome, Session
+from ddpcheck.run.session.session import Session
 from ddpcheck.run.sizes import LARGE, Sizes
-from ddpcheck.run.spec import ReferenceResult, RunSpec
+from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.target.target import TargetRef
 
 

@@ -18,8 +18,7 @@ from ddpcheck.report.data import Run
 from ddpcheck.run.record.recorders import ComparingRecorder
 from ddpcheck.run.record.writing import WritingRecorder
 from ddpcheck.run.session import assemble
-from ddpcheck.run.session.session import RunOutcome
-from ddpcheck.run.spec import ReferenceResult, RunSpec
+from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 
