@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ddpcheck.checking import checking, opening
-from ddpcheck.ranks import journal
+from ddpcheck.ranks import messages
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.target.options import Options
@@ -156,7 +156,7 @@ def messages_measured() -> Iterator[list[int]]:
     """Notes the size of all that the tool sends to ranks, and they to it."""
     sizes = [0]
     send, receive = connection.Connection.send_bytes, connection.Connection.recv
-    read = journal.read
+    read = messages.read_journal
 
     def sending(self: Any, value: Any) -> None:
         data = pickle.dumps(value)
@@ -176,13 +176,13 @@ def messages_measured() -> Iterator[list[int]]:
     original = connection.Connection.send
     connection.Connection.send = sending  # type: ignore[method-assign,assignment]
     connection.Connection.recv = receiving  # type: ignore[method-assign]
-    journal.read = reading
+    messages.read_journal = reading
     try:
         yield sizes
     finally:
         connection.Connection.send = original  # type: ignore[method-assign]
         connection.Connection.recv = receive  # type: ignore[method-assign]
-        journal.read = read
+        messages.read_journal = read
 
 
 if __name__ == "__main__":

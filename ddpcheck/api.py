@@ -17,18 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ddpcheck.checking import checking, opening
-from ddpcheck.errors.problem import UsageError
+from ddpcheck.errors.problem import UsageError, visible
 from ddpcheck.ranks.budget import Budget
 from ddpcheck.ranks.pool import Pool, Preload, PreloadError
-from ddpcheck.report.data import Report
-from ddpcheck.report.render import failure
+from ddpcheck.report.data import Fault, Report
+from ddpcheck.report.render import status, terminal, wording
+from ddpcheck.report.render.terminal import one_line
 from ddpcheck.run.session.session import CannotCheckError, Session
-from ddpcheck.target import libraries, settings, shipping
+from ddpcheck.target import settings, shipping
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import Target, TargetRef
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
 
 __all__ = [
     "CannotCheckError",
@@ -46,7 +48,7 @@ class DivergenceError(AssertionError):
     """
 
     def __init__(self, report: Report) -> None:
-        super().__init__(failure.to_text(report))
+        super().__init__(_failure_text(report))
         self.report = report
 
 
@@ -101,8 +103,10 @@ class WarmRanks:
         imported another library since.
         """
         now = _surroundings()
-        package = libraries.package
-        modules = tuple(m for m in libraries.used() if package(m) not in self._unfit)
+        package = shipping.package
+        modules = tuple(
+            m for m in shipping.used_libraries() if package(m) not in self._unfit
+        )
         packages = set(map(package, modules))
         if now != self._surroundings or not packages <= self._libraries:
             self._close_pool()
@@ -129,7 +133,7 @@ class WarmRanks:
         else:
             if not self._pool.unfit:
                 return self._pool
-        unfit = libraries.package(self._pool.unfit)
+        unfit = shipping.package(self._pool.unfit)
         self._unfit |= {unfit} if unfit else self._libraries
         self._close_pool()
         return self.open(timeout_s)
@@ -368,3 +372,47 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return list(value)
     return value
+
+
+_MAX_LINES = 12  # of a stack: the innermost frames
+_MAX_STACKS = 8
+_NOTHING = "nothing was compared"
+
+
+def _failure_text(report: Report) -> str:
+    """Returns the terminal report and, where ranks failed, where they were.
+
+    The first line is all that pytest's summary shows of a test.
+    """
+    text = terminal.to_text(report, color=False, width=80)
+    text = f"{_headline(report)}\n\n{text}"
+    stacks = [
+        _stack(label, fault)
+        for label, run in zip(wording.run_labels(report), report.runs, strict=True)
+        for fault in run.faults
+        if fault.stack
+    ]
+    return "\n".join([text, *stacks[:_MAX_STACKS]]) if stacks else text
+
+
+def _headline(report: Report) -> str:
+    """Returns verdict and causes: "divergent: loss/sum-reduction"."""
+    causes = [f.slug for f in report.findings if f.accepted is None]
+    causes += [
+        status.run_why(report, index)
+        for index in range(len(report.runs))
+        if status.run_why(report, index) and not causes
+    ]
+    word = status.WORDS[status.report_status(report)]
+    nothing = "cause unknown" if report.verdict == "divergent" else _NOTHING
+    reasons = ", ".join(dict.fromkeys(causes)) or nothing
+    return one_line(f"{word}: {reasons}")
+
+
+def _stack(label: str, fault: Fault) -> str:
+    lines = fault.stack.strip().splitlines()
+    # faulthandler shows the innermost frame first, tracebacks show it last.
+    is_reversed = "most recent call first" in fault.stack
+    shown = lines[:_MAX_LINES] if is_reversed else lines[-_MAX_LINES:]
+    head = f"{label}, {wording.fault_line(fault)}"
+    return "\n".join(visible(line) for line in [head, *shown]) + "\n"

@@ -191,7 +191,7 @@ def _named(source: str) -> set[str]:
     return alone | {m.rpartition(".")[2] for m in modules}
 
 
-# Not what knows torch by name only, and not the ranks: see ranks/forkserver.py.
+# Not what knows torch by name only, and not the ranks: see ranks/server/forkserver.py.
 SOURCES = [*PACKAGE.glob("run/**/*.py"), *PACKAGE.glob("diagnose/**/*.py")]
 ELSEWHERE = [*PACKAGE.glob("*.py"), *PACKAGE.glob("suite/zoo/*.py")]
 KNOWN = {name.rpartition(".")[2] for name in MODULES} | set(ATTRIBUTES) | set(TEXTS)

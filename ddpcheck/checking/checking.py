@@ -20,8 +20,8 @@ and hands over what differs:
     reporting.make(...)          the Report, plain data that renderers read
 
 This runs in the process of the command line, which imports no torch and no user code.
-`opening` starts the ranks, `choices` is what the reference decides of the other runs,
-`unfinished` reports on a check that is cut off.
+`opening` starts the ranks, `plan` has what the reference decides of the other runs,
+`reporting` also reports on a check that ends early.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from ddpcheck.checking import batch_checks, choices, opening, plan, reporting
+from ddpcheck.checking import batch_checks, opening, plan, reporting
 from ddpcheck.checking.plan import Cell
-from ddpcheck.checking.unfinished import Made
+from ddpcheck.checking.reporting import Made
 from ddpcheck.diagnose import data_parallel, engine, reproduce, shrink, simulated
 from ddpcheck.diagnose.facts import external_state, unlike_numbers
 from ddpcheck.errors import frames, raised
@@ -160,19 +160,17 @@ def _check(made: Made, only: Sequence[Cell] | None) -> Report:
     opening.open_ahead(session.pool, options, only)
     session.room = memory.room(options.max_memory)
     progress("running the reference: single process on the global batch")
-    base = session.reference(choices.base_spec(options))
-    options = made.options = choices.with_settings(
-        options, base.facts.get("settings", {})
-    )
-    base = choices.at_tolerance(base, options)
+    base = session.reference(plan.base_spec(options))
+    options = made.options = plan.with_settings(options, base.facts.get("settings", {}))
+    base = plan.at_tolerance(base, options)
     assert base.spec is not None
     planned = plan.make(options, base.spec, base.facts, only)
     if options.world_sizes is None and options.max_memory is None:
-        choices.leave_room(session, planned, base)
-    choices.check_memory(session, planned, base)
+        plan.leave_room(session, planned, base)
+    plan.check_memory(session, planned, base)
     made.expect(base, planned)
     outcomes = session.run(planned.specs)
-    if options.dtype == "auto" and choices.converts_after_wrapping(outcomes):
+    if options.dtype == "auto" and plan.converts_after_wrapping(outcomes):
         outcomes = _as_float32(made, only)
     return _conclude(made, outcomes)
 
@@ -260,7 +258,7 @@ def _as_float32(made: Made, only: Sequence[Cell] | None) -> list[RunOutcome]:
     assert made.base is not None
     assert made.base.spec is not None
     spec = made.base.spec.but(dtype="float32", constants=NATIVE)
-    base = choices.at_tolerance(made.session.reference(spec), made.options)
+    base = plan.at_tolerance(made.session.reference(spec), made.options)
     assert base.spec is not None
     planned = plan.make(made.options, base.spec, base.facts, only)
     made.expect(base, planned)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck.checking import exits, places
 from ddpcheck.cli import arguments, commands
-from ddpcheck.ranks import launch
+from ddpcheck.ranks import messages
 from ddpcheck.report import output, streams
 from ddpcheck.target.options import DEFINITIONS, SETTINGS
 
@@ -111,8 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _member() -> Member | None:
-    if launch.given(os.environ) is None:
-        if found := launch.unusable(os.environ):
+    if messages.launched_group(os.environ) is None:
+        if found := messages.unusable_group(os.environ):
             streams.warn(f"{found}: ddpcheck joins no group and starts its own ranks")
         return None
     from ddpcheck.cli import nodes  # noqa: PLC0415 (only where there is a group)

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from ddpcheck.errors import frames
 from ddpcheck.errors.problem import shortened
-from ddpcheck.ranks import journal, signals, starvation
-from ddpcheck.ranks.forkserver import Server
+from ddpcheck.ranks import messages, processes
 from ddpcheck.ranks.messages import Job, Message, Outcome, OwnTimeout, Seat
+from ddpcheck.ranks.server.forkserver import Server
 from ddpcheck.ranks.worker import rank_main
 
 _STDERR_LINES = 20
@@ -135,7 +135,7 @@ class LocalRank:
 
     def ask_stack(self) -> None:
         """Makes faulthandler write the stacks of all threads."""
-        self._signal(signals.STACK)
+        self._signal(processes.STACK)
 
     def stack(self, deadline: float) -> str:
         """Returns what faulthandler has written, once it has finished writing."""
@@ -165,7 +165,7 @@ class LocalRank:
 
     def progress(self) -> list[Any]:
         """Returns what the journal holds."""
-        return journal.read(self._files.with_suffix(".journal"))
+        return messages.read_journal(self._files.with_suffix(".journal"))
 
     def stderr(self) -> str:
         """Returns the end of the log."""
@@ -277,7 +277,7 @@ class Crew:
 
     def pauses(self) -> tuple[bool, bool]:
         """Returns whether a rank is importing within its job, and whether one has."""
-        return journal.take_pauses(self._files.parent, self._files.name)
+        return messages.take_pauses(self._files.parent, self._files.name)
 
     def pids(self) -> list[int]:
         """Returns the process ids of the ranks on this machine."""
@@ -316,7 +316,7 @@ class Crew:
 
     def is_awake(self) -> bool:
         """Returns whether a rank of this machine runs, or waits for a core."""
-        return starvation.is_any_awake(self.pids())
+        return processes.is_any_awake(self.pids())
 
     def waits_for_itself(self) -> bool:
         """Returns whether all running ranks are in an exchange with the others.

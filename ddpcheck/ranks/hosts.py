@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ddpcheck.errors.problem import Problem
-from ddpcheck.ranks.launch import Group
-from ddpcheck.ranks.messages import Job, Meeting, Message, Seat, meeting_of
+from ddpcheck.ranks.messages import Group, Job, Meeting, Message, Seat, meeting_of
 
 _KEY = "meeting"
 _LOOPBACK = "127.0.0.1"

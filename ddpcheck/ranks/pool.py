@@ -15,12 +15,13 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from ddpcheck.errors import frames
-from ddpcheck.ranks import forkserver, preload, signals
+from ddpcheck.ranks import processes
 from ddpcheck.ranks.crew import Crew, LocalRank, Rank, reason_unseated, unseated_ranks
 from ddpcheck.ranks.folder import Folder
 from ddpcheck.ranks.hosts import Hosts
 from ddpcheck.ranks.messages import Job, Outcome, Seat
-from ddpcheck.ranks.starvation import standstill
+from ddpcheck.ranks.processes import standstill
+from ddpcheck.ranks.server import forkserver, preload
 from ddpcheck.ranks.task import LOOKS, Quiet, Task
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Preload:
     """What the fork server does before the first fork.
 
     `call` is "package.module:function", called with `arguments` after the imports of
-    `modules`; its result is `ddpcheck.ranks.preload.RESULT` in every rank. The modules
+    `modules`; its result is `server.preload.RESULT` in every rank. The modules
     of `later` are imported after it, unless its result says `needs_later` = False: a
     user's mistake is reported without waiting for them. `libraries` are imported last;
     those that cannot be imported are skipped.
@@ -151,7 +152,7 @@ class Pool:
             "search": [*map(str, sys.path), *forkserver.working_folder()],
             "is_safe": preload.SAFE_PATH in os.environ,
         }
-        server = forkserver.Server(["ddpcheck.ranks.preload"], self.folder)
+        server = forkserver.Server(["ddpcheck.ranks.server.preload"], self.folder)
         with forkserver.changed(
             {
                 preload.SETTINGS: json.dumps(settings),
@@ -443,7 +444,7 @@ class Pool:
     def _dump_server_stack(self) -> str:
         assert self._server is not None
         if self._server.pid is not None:
-            os.kill(self._server.pid, signals.STACK)
+            os.kill(self._server.pid, processes.STACK)
             time.sleep(0.2)
             os.kill(self._server.pid, signal.SIGKILL)
         return frames.main_first(self._read(preload.STACK_FILE))

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.messages import Outcome
-from ddpcheck.ranks.starvation import Starvation, Turns
+from ddpcheck.ranks.processes import Starvation, Turns
 
 # Per look of half a second: gloo's own threads wake now and then, for less than that.
 _AWAKE_S = 0.005

@@ -26,10 +26,10 @@ from typing import Any
 
 from ddpcheck.errors import raised
 from ddpcheck.errors.problem import UsageError
-from ddpcheck.ranks import preload, signals
-from ddpcheck.ranks.journal import Journal, set_pause_file
-from ddpcheck.ranks.leftovers import Before
-from ddpcheck.ranks.messages import Job, Message, Raised, Seat
+from ddpcheck.ranks import processes
+from ddpcheck.ranks.messages import Job, Journal, Message, Raised, Seat, set_pause_file
+from ddpcheck.ranks.server import preload
+from ddpcheck.ranks.server.leftovers import Before
 
 _LARGE = 512 << 20  # bytes resident: twice what importing torch takes
 # The unit of ru_maxrss in bytes.
@@ -152,7 +152,7 @@ def describe(error: BaseException) -> Raised:
 
 def _tie_to_parent() -> None:
     """Makes this process die with the fork server, which dies with the tool."""
-    signals.kill_with_parent()
+    processes.kill_with_parent()
     # A process group of its own: Ctrl-C goes to the tool alone, and children that
     # user code leaves behind can be killed with the rank.
     os.setpgid(0, 0)
@@ -192,7 +192,7 @@ def _open_files(seat: Seat) -> None:
     preload.redirect_output(folder / f"{seat.name}.log")
     set_pause_file(folder / seat.name)
     stack = (folder / f"{seat.name}.stack").open("w", encoding="utf-8")
-    faulthandler.register(signals.STACK, file=stack, all_threads=True)
+    faulthandler.register(processes.STACK, file=stack, all_threads=True)
     # Not to stderr, whose last lines are shown in reports.
     faulthandler.enable(file=stack)
 

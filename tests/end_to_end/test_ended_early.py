@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ddpcheck.ranks import preload
+from ddpcheck.ranks.server import preload
 from tests.end_to_end.conftest import Command, Ended, Terminal
 from tests.end_to_end.wrong_files import target
 

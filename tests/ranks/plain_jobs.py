@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from ddpcheck.ranks import journal
+from ddpcheck.ranks import messages
 from ddpcheck.ranks.worker import Context
 
 
@@ -67,7 +67,7 @@ def works_on_a_busy_core(context: Context, *, cpu_s: float, others: int) -> floa
 def pauses_then_works(context: Context, *, pause_s: float, work_s: float) -> str:
     """Imports for a while, as far as the pool is told, then works."""
     del context
-    with journal.paused():
+    with messages.paused():
         time.sleep(pause_s)
     time.sleep(work_s)
     return "done"

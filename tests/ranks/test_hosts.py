@@ -17,12 +17,11 @@ from typing import Any
 
 import pytest
 
+from ddpcheck.cli.nodes import Agent
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks import hosts as hosts_module
-from ddpcheck.ranks.agent import Agent
 from ddpcheck.ranks.hosts import Hello, Hosts, LostRankError
-from ddpcheck.ranks.launch import Group
-from ddpcheck.ranks.messages import Job, Meeting, Outcome, meeting_of
+from ddpcheck.ranks.messages import Group, Job, Meeting, Outcome, meeting_of
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 from tests.ports import held_port
 

@@ -173,9 +173,9 @@ def test_tool_whose_end_is_broken_off_waits_for_no_rank() -> None:
 # Hangs at its end, and has let alarms pass before.
 STUCK_AT_THE_END = """
 import signal, time
-from ddpcheck.ranks import signals
+from ddpcheck.ranks import processes
 signal.signal(signal.SIGALRM, signal.SIG_IGN)
-signals.leave_within(1)
+processes.leave_within(1)
 while True:
     time.sleep(600)
 """
@@ -415,7 +415,7 @@ def test_why_there_is_no_process_is_told(
     def spawn(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("ddpcheck.ranks.forkserver.Server.spawn", spawn)
+    monkeypatch.setattr("ddpcheck.ranks.server.forkserver.Server.spawn", spawn)
     with Pool(Preload()) as pool:
         pool.start()
         pool.wait_for_imports()

@@ -12,7 +12,7 @@ import pytest
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.ranks.starvation import Starvation, Turns
+from ddpcheck.ranks.processes import Starvation, Turns
 from ddpcheck.ranks.task import LOOKS, Quiet, Task
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import Session
@@ -110,7 +110,7 @@ def test_rank_that_is_awake_and_gets_no_core_may_go_on(
 ) -> None:
     looks = iter([True] * 2)
     monkeypatch.setattr(
-        "ddpcheck.ranks.starvation.is_any_awake", lambda _: next(looks, False)
+        "ddpcheck.ranks.processes.is_any_awake", lambda _: next(looks, False)
     )
     outcomes, seconds = _deeds(pool, ("dist.barrier()", "pass"))
     assert [o.kind for o in outcomes] == ["stuck", "done"]

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from ddpcheck.errors.problem import UsageError
+from ddpcheck.suite import main
 from ddpcheck.suite import main as suite
-from ddpcheck.suite import table
 from ddpcheck.suite.cells import Cell, Row
 from ddpcheck.suite.judge import Result
 from ddpcheck.target.options import Options
@@ -34,14 +34,14 @@ model             loss    dp frozen  ddp asis
 mlp               masked  -          predicted
 bn_dropout+noise  masked  ok         -
 
-{table.LEGEND}
+{main.LEGEND}
 passed: 3 cells, 2 equal to single-process training, 1 different as predicted, 0 failed
 """
-    assert table.render(RESULTS) == text
+    assert main.render(RESULTS) == text
 
 
 def test_failure_is_the_word_of_its_row_and_told_in_full() -> None:
-    lines = table.render([*RESULTS, FAILED]).splitlines()
+    lines = main.render([*RESULTS, FAILED]).splitlines()
     assert lines[1].split() == ["mlp", "masked", "-", "FAILED"]
     assert lines[-3:] == [
         "it is wrong",
@@ -52,7 +52,7 @@ def test_failure_is_the_word_of_its_row_and_told_in_full() -> None:
 
 
 def test_nothing_run_is_said() -> None:
-    assert table.summary([]) == "not checked: no cell was run\n"
+    assert main.summary([]) == "not checked: no cell was run\n"
 
 
 @pytest.mark.slow

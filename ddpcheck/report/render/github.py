@@ -6,7 +6,7 @@ import re
 
 from ddpcheck.errors.problem import visible
 from ddpcheck.report.data import Finding, Report
-from ddpcheck.report.render import left_out, status, wording
+from ddpcheck.report.render import status, wording
 
 _HARMLESS = " .,=+-/()"
 # What would open a list or a heading at the start of a line: "- ", "+ ", "1. ", "=".
@@ -105,7 +105,8 @@ def to_summary(report: Report) -> str:
         *(_summary_finding(finding) for finding in report.findings),
         _listed("Warnings about this check", report.warnings),
         _listed(
-            "Not compared", [f"{what}: {why}" for what, why in left_out.items(report)]
+            "Not compared",
+            [f"{what}: {why}" for what, why in status.not_compared(report)],
         ),
         f"{_plain(wording.tolerance(report))}; {_plain(wording.EXCESS_FORMULA)}",
     ]

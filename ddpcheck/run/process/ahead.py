@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch.utils.checkpoint
 
-from ddpcheck.ranks import preload
+from ddpcheck.ranks.server import preload
 from ddpcheck.run.process import dynamo
 
 _SYMBOLS = "torch.fx.experimental.symbolic_shapes"

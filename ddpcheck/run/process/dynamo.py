@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.ranks import journal
+from ddpcheck.ranks import messages
 
 NAME = "torch._dynamo"
 _SETTINGS = "TORCHDYNAMO"  # prefix of its environment variables
@@ -180,7 +180,7 @@ def real() -> ModuleType:
         if is_first:
             del sys.modules[NAME]
             vars(torch).pop("_dynamo", None)
-    with journal.paused() if is_first else contextlib.nullcontext():
+    with messages.paused() if is_first else contextlib.nullcontext():
         return importlib.import_module(NAME)
 
 

@@ -1,7 +1,7 @@
 """Restores global state of a rank process after each job.
 
 Warm ranks run many jobs; state that user code of one job leaves must not affect the
-next. What can be restored is; otherwise the rank is replaced (ranks/leftovers.py).
+next. What can be restored is; otherwise the rank is replaced (leftovers.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddpcheck.ranks import leftovers
+from ddpcheck.ranks.server import leftovers
 from ddpcheck.run.process import compiling
 
 

@@ -24,7 +24,8 @@ import torch
 import torch.distributed as dist
 
 from ddpcheck.errors.problem import Problem, UsageError
-from ddpcheck.ranks import devices, preload
+from ddpcheck.ranks import devices
+from ddpcheck.ranks.server import preload
 from ddpcheck.run.process import isolation, modules
 from ddpcheck.run.process.fingerprint import of_module
 from ddpcheck.target import target as target_module

@@ -12,7 +12,7 @@ import types
 from dataclasses import dataclass
 
 from ddpcheck.errors import code_origin
-from ddpcheck.ranks import preload
+from ddpcheck.ranks.server import preload
 from ddpcheck.target.importing import file_of
 
 _MARK = "ddpcheck.run.process.modules.mark"  # in sys.modules: what follows came later

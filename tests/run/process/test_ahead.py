@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
-from ddpcheck.ranks import preload
+from ddpcheck.ranks.server import preload
 from ddpcheck.run.process import ahead, dynamo
 from ddpcheck.target.target import TargetRef
 

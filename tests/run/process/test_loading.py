@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpcheck.ranks import preload
+from ddpcheck.ranks.server import preload
 from ddpcheck.run.process import loading, modules
 from ddpcheck.target.target import TargetRef
 

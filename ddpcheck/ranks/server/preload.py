@@ -23,7 +23,8 @@ from typing import Any
 
 from ddpcheck.errors import raised
 from ddpcheck.ranks import folder as folders
-from ddpcheck.ranks import leftovers, signals
+from ddpcheck.ranks import processes
+from ddpcheck.ranks.server import leftovers
 
 SETTINGS = "DDPCHECK_PRELOAD"
 # Keeps `python -c`, which starts a fork server, from importing from the working folder.
@@ -59,18 +60,18 @@ def main(settings: dict[str, Any]) -> None:
         stack = (folder / STACK_FILE).open("w", encoding="utf-8")
     except FileNotFoundError:
         os._exit(0)  # the tool ended and cleaned up while this Python started
-    faulthandler.register(signals.STACK, file=stack, all_threads=True)
+    faulthandler.register(processes.STACK, file=stack, all_threads=True)
     folders.temporary()
 
     # The server ends when the tool does, even by SIGKILL: the last chance to remove the
     # session's folder and to kill processes that user code started in ranks.
     def clean_up() -> None:
-        signals.leave_within(_CLEAN_UP_S)
-        signals.kill_children(os.getpid())
+        processes.leave_within(_CLEAN_UP_S)
+        processes.kill_children(os.getpid())
         folders.remove(folder)
 
     atexit.register(clean_up)
-    signals.call_after_parent(clean_up)  # while it imports, too
+    processes.call_after_parent(clean_up)  # while it imports, too
     if not folder.exists():
         os._exit(0)
     gc.disable()  # 10 % of the time of importing torch goes to collections

@@ -9,7 +9,7 @@ import pytest
 from ddpcheck.cli import nodes
 from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.ranks.hosts import Hello
-from ddpcheck.ranks.launch import Group, given, unusable
+from ddpcheck.ranks.messages import Group, launched_group, unusable_group
 from ddpcheck.run.session.session import CannotCheckError
 from ddpcheck.target.options import Options
 
@@ -37,15 +37,15 @@ GROUP = Group(
 
 
 def test_variables_of_torchrun_name_a_group() -> None:
-    assert given(TORCHRUN) == GROUP
+    assert launched_group(TORCHRUN) == GROUP
     assert not GROUP.is_one_machine
 
 
 def test_variables_of_another_launcher_name_a_group_whose_store_rank_0_holds() -> None:
-    found = given({k: v for k, v in TORCHRUN.items() if "LOCAL" not in k[:5]})
+    found = launched_group({k: v for k, v in TORCHRUN.items() if "LOCAL" not in k[:5]})
     assert found is not None
     few = {k: TORCHRUN[k] for k in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    assert given(few) == Group(
+    assert launched_group(few) == Group(
         rank=3,
         world_size=4,
         local_rank=0,
@@ -68,16 +68,16 @@ def test_variables_of_another_launcher_name_a_group_whose_store_rank_0_holds() -
     ids=str,
 )
 def test_other_variables_name_none(changes: dict[str, str]) -> None:
-    assert given({**TORCHRUN, **changes}) is None
+    assert launched_group({**TORCHRUN, **changes}) is None
 
 
 def test_variables_that_name_no_group_are_told() -> None:
-    assert unusable({**TORCHRUN, "RANK": "4", "MASTER_PORT": "x"}) == (
+    assert unusable_group({**TORCHRUN, "RANK": "4", "MASTER_PORT": "x"}) == (
         "RANK=4, WORLD_SIZE=4, MASTER_ADDR=node1, MASTER_PORT=x"
     )
     alone = {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}
     for variables in (TORCHRUN, alone, {"RANK": "4", "WORLD_SIZE": "4"}):
-        assert unusable(variables) == ""
+        assert unusable_group(variables) == ""
 
 
 def test_world_size_is_that_of_the_group() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.ranks.starvation import Starvation, is_any_awake
+from ddpcheck.ranks.processes import Starvation, is_any_awake
 
 
 def test_process_that_ends_while_it_is_looked_at_has_no_threads(

@@ -20,7 +20,7 @@ from multiprocessing.forkserver import ForkServer, read_signed
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.ranks import signals
+from ddpcheck.ranks import processes
 
 # Keys of the preparation data that make a child import the parent's __main__: it is
 # pytest or a console script here, and importing it again in every rank is slow.
@@ -78,7 +78,7 @@ class Server:
         pid = self.pid
         if pid is None:
             return
-        signals.kill_children(
+        processes.kill_children(
             pid
         )  # ranks, and processes that a target's import started
         with contextlib.suppress(ProcessLookupError):
