@@ -31,11 +31,11 @@ _CALLS_USERS = (
     "ranks/",
     "run/interventions/",
     "run/model/",
-    "run/modes/batches.py",
     "run/modes/data_parallel.py",
+    "run/modes/jobs/batches.py",
+    "run/modes/jobs/rounding.py",
+    "run/modes/jobs/virtual/",
     "run/modes/ps.py",
-    "run/modes/rounding.py",
-    "run/modes/virtual/",
     "run/observe/",
     "run/process/",
     "run/steps.py",
@@ -57,7 +57,7 @@ _EXCHANGES = (
 # Parts of torch that raise if other ranks, or DDP, are at fault.
 _DISTRIBUTED = ("distributed/", "nn/parallel/")
 # Where ddpcheck itself waits in a process group.
-_OWN_EXCHANGES = ("run/interventions/exact.py",)
+_OWN_EXCHANGES = ("run/interventions/collectives/exact.py",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

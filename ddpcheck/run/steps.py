@@ -8,7 +8,7 @@ compares them with the written ones, so that no run keeps copies.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,8 +24,7 @@ from ddpcheck.errors.problem import Problem, UsageError, cut
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model import user_code
 from ddpcheck.run.model.names import Names
-from ddpcheck.run.observe import schedule, used_names
-from ddpcheck.run.observe.schedule import Group, Members
+from ddpcheck.run.observe import used_names
 from ddpcheck.run.private import version
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import target as target_module
@@ -34,6 +33,8 @@ from ddpcheck.target.target import Target
 # Gradients at an update of tensors outside the model, as weights of a loss.
 OF_OTHERS = "gradients@other"
 _OR_SAMPLES = "; of a list of samples: def collate(samples)"
+Group = dict[str, float]  # the numbers of one parameter group
+Members = tuple[tuple[str, ...], ...]  # the parameters of every group
 _MOST_SIZES = 3  # of a batch's tensors, named in an error
 
 
@@ -206,8 +207,8 @@ class Training:
         if is_other:
             self._record_others(mine)
             return
-        self.schedule.append((self.step, schedule.numbers(optimizer)))
-        self.members.append(schedule.members(optimizer, mine))
+        self.schedule.append((self.step, group_numbers(optimizer)))
+        self.members.append(group_members(optimizer, mine))
         if any(p.grad is not None for p in parameters.values()):
             self._record_gradients(parameters if self.takes_all else mine)
         else:
@@ -401,3 +402,34 @@ def check_loss(target: Target, value: Any) -> None:
 def _outputs(output: Any) -> Iterator[tuple[str, Tensor]]:
     for path, tensor in tree.tensors(output):
         yield path or "output", tensor
+
+
+def group_numbers(optimizer: Any) -> list[Group]:
+    """Returns the numbers of every parameter group: lr, weight_decay, ..."""
+    return [
+        {name: float(value) for name, value in group.items() if _is_number(value)}
+        for group in getattr(optimizer, "param_groups", [])
+    ]
+
+
+def group_members(optimizer: Any, parameters: Mapping[str, Tensor]) -> Members:
+    """Returns the names of the parameters in every group; () where there is one group.
+
+    Args:
+        optimizer: about to update.
+        parameters: what it holds, by name.
+    """
+    groups = getattr(optimizer, "param_groups", [])
+    if len(groups) < 2:  # noqa: PLR2004 (nearly always)
+        return ()
+    names = {id(p): name for name, p in parameters.items()}
+    return tuple(
+        tuple(names[id(p)] for p in group["params"] if id(p) in names)
+        for group in groups
+    )
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return isinstance(value, int | float) and not isinstance(value, bool)

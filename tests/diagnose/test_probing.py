@@ -99,7 +99,7 @@ def test_one_process_is_at_work_beside_the_ranks(
     submitted.clear()
     with references.ahead(spec, run):
         session.run([spec.but(mode="averaged")])
-    assert submitted == [RECORD, "ddpcheck.run.modes.candidate:candidate"]
+    assert submitted == [RECORD, "ddpcheck.run.modes.jobs.candidate:candidate"]
     evidence, failed = references.of(spec, run)
     assert (evidence is not None, failed) == (True, "")
     assert references.of(spec, run) == (evidence, "")
@@ -124,8 +124,8 @@ def test_large_model_has_all_cores_to_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session, spec, references, run = _divergent(pool, tmp_path)
-    monkeypatch.setattr("ddpcheck.run.sizes.LARGE", 1)
+    monkeypatch.setattr("ddpcheck.run.spec.LARGE", 1)
     submitted.clear()
     with references.ahead(spec, run):
         session.run([spec.but(mode="averaged")])
-    assert submitted == ["ddpcheck.run.modes.candidate:candidate"]
+    assert submitted == ["ddpcheck.run.modes.jobs.candidate:candidate"]

@@ -29,7 +29,7 @@ def _dump(*threads: tuple[str, ...]) -> str:
         (f"{TORCH}/autograd/graph.py", True),
         (f"{TORCH}/distributed/checkpoint/filesystem.py", False),
         (f"{TORCH}/autograd/function.py", False),
-        (f"{OWN}/run/interventions/exact.py", True),
+        (f"{OWN}/run/interventions/collectives/exact.py", True),
         (f"{OWN}/run/interventions/apply.py", False),
         ("/home/me/train.py", False),
         ("/home/me/ddpcheck/examples/train.py", False),

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck.ranks.worker import Context
-from ddpcheck.run.interventions import exact
+from ddpcheck.run.interventions.collectives import exact
 from ddpcheck.run.model import averaged
 from ddpcheck.run.model.batch_norm import SynchronizedBatchNorm
 from ddpcheck.run.modes import ps
-from ddpcheck.run.modes.candidate import candidate
+from ddpcheck.run.modes.jobs.candidate import candidate
 from ddpcheck.run.process import dynamo
 from ddpcheck.run.spec import Defect
 

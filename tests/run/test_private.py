@@ -15,14 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.run import private, surroundings
 from ddpcheck.run.interventions import replicas as data_parallel_fixes
-from ddpcheck.run.interventions.unhooking import without_tensor_hooks
+from ddpcheck.run.interventions.gradients.hooks import without_tensor_hooks
+from ddpcheck.run.interventions.gradients.loss_terms import scaled_direct_use
 from ddpcheck.run.model import batch_norm, contents, model
 from ddpcheck.run.model.noise import SampleNoise
 from ddpcheck.run.modes.data_parallel import DataParallelOnOneDevice
-from ddpcheck.run.modes.virtual import ddp as virtual_ddp
-from ddpcheck.run.modes.virtual.group import World
+from ddpcheck.run.modes.jobs.virtual import ddp as virtual_ddp
+from ddpcheck.run.modes.jobs.virtual.group import World
 from ddpcheck.run.observe import observe, wrapping
-from ddpcheck.run.observe.loss_terms import scaled_direct_use
 from ddpcheck.run.observe.patches import hooked_parameters
 from ddpcheck.run.process import fingerprint
 from tests.run import without

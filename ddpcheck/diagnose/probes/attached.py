@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ddpcheck.compare import tree
-from ddpcheck.run.interventions import backwards
+from ddpcheck.run.interventions.gradients import backwards
 
 
 class _Seated(torch.autograd.Function):

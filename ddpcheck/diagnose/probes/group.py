@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ddpcheck.diagnose.probes.evidence import Cut, ModuleCall, RankEvidence
-from ddpcheck.run.interventions import gather
+from ddpcheck.run.interventions.rows import gather
 
 LOSS, AFTER = "loss", "after backward"
 _SAME = 1e-9  # relative; the same operations give the same numbers in any dtype

@@ -34,14 +34,13 @@ from ddpcheck.diagnose.probes.modules import versions, versions_of_buffers
 from ddpcheck.diagnose.probes.teacher import restore, snapshot
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run.interventions import apply as fixes
-from ddpcheck.run.interventions import exact
+from ddpcheck.run.interventions.collectives import exact
 from ddpcheck.run.model import averaged, contents, user_code
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model.averaged import PlainWrapper
 from ddpcheck.run.model.names import Names, shortener
-from ddpcheck.run.modes import shards
 from ddpcheck.run.modes.averaged import AVERAGED
-from ddpcheck.run.modes.batches import batches_of
+from ddpcheck.run.modes.jobs.batches import batches_of, batches_of_rank
 from ddpcheck.run.observe import countables, observe
 from ddpcheck.run.observe.addends import Constant, constants, divisors
 from ddpcheck.run.observe.observe import Observed
@@ -152,7 +151,7 @@ class _Probe:
 
     def _train(self, trained: earlier.Trained, batches: list[Any]) -> None:
         """Trains the steps before; nothing is told of them."""
-        mine = shards.of_rank(batches, self.spec.but(mode=AVERAGED.name), self.rank)
+        mine = batches_of_rank(batches, self.spec.but(mode=AVERAGED.name), self.rank)
         size = batch_size(self.target, batches[0])
         rows = (*tree.shard_range(size, self.rank, self.spec.world_size), size)
         earlier.train(self.target, self.spec, trained, mine, rows)

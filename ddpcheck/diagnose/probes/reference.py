@@ -50,7 +50,7 @@ from ddpcheck.run.model import contents, sizing, user_code
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model.names import Names
 from ddpcheck.run.model.noise import DrawCounter
-from ddpcheck.run.modes.batches import batches_of
+from ddpcheck.run.modes.jobs.batches import batches_of
 from ddpcheck.run.observe import countables, external_state
 from ddpcheck.run.process import compiling, isolation
 from ddpcheck.run.process.loading import borrowed

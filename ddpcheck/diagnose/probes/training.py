@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck.compare import tree
-from ddpcheck.run.interventions import backwards
+from ddpcheck.run.interventions.gradients import backwards
 from ddpcheck.run.model import contents, user_code
 from ddpcheck.run.model import model as models
 from ddpcheck.run.spec import RunSpec

@@ -1,7 +1,7 @@
-"""Applies interventions in the ranks to a run; the user's file is never touched.
+"""Applies interventions in the ranks to a run; the user's file is never changed.
 
-Each changes one thing, so that a run with it proves or disproves one cause. What they
-are, and what each does, is in ddpcheck/run/intervention.py.
+Each changes one thing, so a run with it confirms or refutes one cause. What they are,
+and what each does, is in ddpcheck/run/intervention.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import allow_mutation_on_saved_tensors
+from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run.intervention import (
     DrawGlobalBatch,
@@ -28,43 +29,35 @@ from ddpcheck.run.intervention import (
     found,
     substituted,
 )
-from ddpcheck.run.interventions import (
-    clipping,
-    exact,
-    filling,
-    late_hooks,
-    mean_counts,
-    mean_sums,
-    overrides,
-    own_averages,
-    rewrapping,
-    rewriting,
-    sharding,
-    unhooking,
-)
-from ddpcheck.run.interventions import scales as fix_scales
-from ddpcheck.run.interventions.all_rows import see_all_rows
-from ddpcheck.run.interventions.autograd_collectives import autograd_collectives
-from ddpcheck.run.interventions.block_order import blocks_together
-from ddpcheck.run.interventions.collectives import averaged_grad, off_after_backward
+from ddpcheck.run.interventions import rewrapping, rewriting, sharding
+from ddpcheck.run.interventions.collectives import exact, reductions
+from ddpcheck.run.interventions.collectives.autograd import autograd_collectives
 from ddpcheck.run.interventions.constant_draws import constant_draws
-from ddpcheck.run.interventions.first_rank import told_rank
-from ddpcheck.run.interventions.gather import (
+from ddpcheck.run.interventions.gradients import averages, hooks, writes
+from ddpcheck.run.interventions.gradients import scales as fix_scales
+from ddpcheck.run.interventions.gradients.averages import (
+    averaged_grad,
+    off_after_backward,
+)
+from ddpcheck.run.interventions.rows.gather import (
     alone_until_backward,
     seen_again_in_the_end,
     without_ranks,
     without_ranks_in_backward,
 )
-from ddpcheck.run.interventions.labels import offset_by_rank
-from ddpcheck.run.interventions.statistics import statistics_together
-from ddpcheck.run.interventions.together import numbers_together
+from ddpcheck.run.interventions.rows.global_batch import see_all_rows
+from ddpcheck.run.interventions.rows.order import blocks_together, offset_by_rank
+from ddpcheck.run.interventions.rows.shared_numbers import (
+    numbers_together,
+    statistics_together,
+)
 from ddpcheck.run.model import batch_norm, contents
 from ddpcheck.run.model.names import shortener
 from ddpcheck.run.model.noise import GlobalDraws
 from ddpcheck.run.observe import countables, patches
-from ddpcheck.run.process import compiling
+from ddpcheck.run.process import callers, compiling
 
-_TOLD_RANKS = {Switch.FIRST_RANK: 0, Switch.SECOND_RANK: 1}
+_RANKS = {Switch.FIRST_RANK: 0, Switch.SECOND_RANK: 1}
 # How torch.compile is set.
 _COMPILER_SETTINGS: dict[Switch, dict[str, Any]] = {
     Switch.PYTHON_REDUCER: {"optimize_ddp": "python_reducer"},
@@ -90,9 +83,9 @@ def before_wrap(model: nn.Module, fixes: Interventions) -> nn.Module:
 
 def around_wrap(fixes: Interventions) -> contextlib.AbstractContextManager[None]:
     """Stands around wrapping, with the interventions that change how DDP is built."""
-    for fix, rank in _TOLD_RANKS.items():
+    for fix, rank in _RANKS.items():
         if fix in fixes:
-            return told_rank(rank)
+            return reporting_rank(rank)
     if Switch.COMPILE_OFF in fixes:
         return compiling.off()
     for fix, settings in _COMPILER_SETTINGS.items():
@@ -106,9 +99,9 @@ def around_building(
 ) -> contextlib.AbstractContextManager[None]:
     """Stands around the making of the optimizer."""
     if Switch.HOOKS_AFTER_BACKWARD in fixes:
-        return late_hooks.registered_late()
-    told = [rank for fix, rank in _TOLD_RANKS.items() if fix in fixes]
-    return told_rank(*told) if told else contextlib.nullcontext()
+        return hooks.registered_late()
+    told = [rank for fix, rank in _RANKS.items() if fix in fixes]
+    return reporting_rank(*told) if told else contextlib.nullcontext()
 
 
 def after_wrap(
@@ -138,39 +131,39 @@ def around_training(
     with contextlib.ExitStack() as stack:
         stack.enter_context(seen_again_in_the_end())
         fix_scales.enter(stack, fixes, shard_targets, model)
-        own_averages.enter(stack, fixes, model)
+        averages.enter(stack, fixes, model)
         for asked in _with_parameters(fixes, shard_targets, model):
             stack.enter_context(asked)
         for switch, context in {
             Switch.LOSS_WITHOUT_RANKS: alone_until_backward,
             Switch.COLLECTIVES_WITH_GRADIENT: autograd_collectives,
             Switch.COLLECTIVES_ATTACHED: lambda: autograd_collectives(attaches=True),
-            Switch.HOOKS_AFTER_BACKWARD: late_hooks.after_backward,
+            Switch.HOOKS_AFTER_BACKWARD: hooks.after_backward,
             Switch.EXACT_COLLECTIVES: exact.exact,
-            Switch.MEAN_OF_COUNTS: mean_counts.averaged_sums,
-            Switch.MEAN_OF_SUMS: mean_sums.averaged_gradient_sums,
+            Switch.MEAN_OF_COUNTS: reductions.averaged_sums,
+            Switch.MEAN_OF_SUMS: reductions.averaged_gradient_sums,
             Switch.MEAN_OF_NUMBERS: numbers_together,
             Switch.SUM_OF_NUMBERS: lambda: numbers_together(sums=True),
             Switch.AVERAGED_AUTOGRAD_GRAD: lambda: averaged_grad(model()),
             Switch.LOADER_STRIDES: sharding.stride,
             Switch.LOADER_PARTS: sharding.part,
-            Switch.EMPTY_BATCHES: filling.filled,
+            Switch.EMPTY_BATCHES: sharding.filled,
             Switch.ALWAYS_SYNC: lambda: patches.sync_flag_held(is_set=True),
-            Switch.JOIN_DIVIDES_BY_ALL: lambda: overrides.joining(counts_all=True),
-            Switch.JOIN_DIVIDES_BY_LEFT: lambda: overrides.joining(counts_all=False),
+            Switch.JOIN_DIVIDES_BY_ALL: lambda: joining(counts_all=True),
+            Switch.JOIN_DIVIDES_BY_LEFT: lambda: joining(counts_all=False),
             Switch.PYTHON_REDUCER: lambda: _compiler(Switch.PYTHON_REDUCER),
             Switch.COMPILED_WHOLE: lambda: _compiler(Switch.COMPILED_WHOLE),
             Switch.COMPILE_OFF: compiling.off,
             Switch.BROADCAST_BEFORE_STEP: lambda: rewriting.broadcast_before(model()),
-            Switch.NONREENTRANT_CHECKPOINT: overrides.nonreentrant_checkpoints,
-            Switch.CLIPPED_AT_UPDATE: clipping.deferred,
-            Switch.FIRST_RANK: lambda: told_rank(_TOLD_RANKS[Switch.FIRST_RANK]),
-            Switch.SECOND_RANK: lambda: told_rank(_TOLD_RANKS[Switch.SECOND_RANK]),
+            Switch.NONREENTRANT_CHECKPOINT: nonreentrant_checkpoints,
+            Switch.CLIPPED_AT_UPDATE: writes.deferred,
+            Switch.FIRST_RANK: lambda: reporting_rank(_RANKS[Switch.FIRST_RANK]),
+            Switch.SECOND_RANK: lambda: reporting_rank(_RANKS[Switch.SECOND_RANK]),
             Switch.CONSTANT_DRAWS: lambda: constant_draws(model()),
-            Switch.KEPT_SUMS: lambda: clipping.kept_sums(model()),
-            Switch.GRADIENTS_AS_LEFT: lambda: clipping.as_left(model()),
-            Switch.PARAMETERS_UNHOOKED: lambda: unhooking.without_tensor_hooks(model()),
-            Switch.ALL_UNHOOKED: lambda: unhooking.without_hooks(model()),
+            Switch.KEPT_SUMS: lambda: writes.kept_sums(model()),
+            Switch.GRADIENTS_AS_LEFT: lambda: writes.as_left(model()),
+            Switch.PARAMETERS_UNHOOKED: lambda: hooks.without_tensor_hooks(model()),
+            Switch.ALL_UNHOOKED: lambda: hooks.without_hooks(model()),
             Switch.COPIED_SAVED_TENSORS: allow_mutation_on_saved_tensors,
         }.items():
             if switch in fixes:
@@ -232,3 +225,59 @@ def after_step(model: nn.Module, fixes: Interventions) -> None:
 
 def _compiler(fix: Switch) -> contextlib.AbstractContextManager[None]:
     return compiling.with_settings(**_COMPILER_SETTINGS[fix])
+
+
+@contextlib.contextmanager
+def joining(*, counts_all: bool) -> Iterator[None]:
+    """DDP's join divides by all ranks, or by those that have not joined yet."""
+    cls = DistributedDataParallel
+    before: Any = cls.join_hook
+
+    def join_hook(self: Any, **kwargs: Any) -> Any:
+        return before(self, **kwargs | {"divide_by_initial_world_size": counts_all})
+
+    cls.join_hook = join_hook  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        cls.join_hook = before  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def nonreentrant_checkpoints() -> Iterator[None]:
+    """Checkpoints do without a backward inside the backward."""
+    import torch.utils.checkpoint as module  # noqa: PLC0415
+
+    cls = module.CheckpointFunction
+    before = cls.__dict__.get("apply")
+
+    def apply(function: Any, preserve: bool, *args: Any) -> Any:  # noqa: FBT001
+        return module.checkpoint(
+            function, *args, use_reentrant=False, preserve_rng_state=preserve
+        )
+
+    cls.apply = staticmethod(apply)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if before is None:
+            del cls.apply
+        else:
+            cls.apply = before  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def reporting_rank(rank: int) -> Iterator[None]:
+    """User code that asks for its rank is told this one; 0 is what one process is."""
+    before = dist.get_rank
+
+    def get_rank(*args: Any, **kwargs: Any) -> int:
+        name = callers.module_of(callers.frame(1))
+        is_users = not name.startswith(("torch.", "ddpcheck."))
+        return rank if is_users else before(*args, **kwargs)
+
+    dist.get_rank = get_rank
+    try:
+        yield
+    finally:
+        dist.get_rank = before

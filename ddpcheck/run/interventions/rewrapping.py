@@ -1,19 +1,31 @@
-"""Interventions that build DDP anew: with other settings, or as it was."""
+"""Interventions that build DDP again: other settings, another module inside.
+
+COMM_HOOKS_ON_MEANS: a communication hook gets the mean of the ranks' gradients. What it
+does to gradients before it averages them is then done to the mean, and averaging equal
+gradients changes nothing.
+
+CALLS_THROUGH_DDP: attributes that DDP lacks are looked up in the model inside. Methods
+are called through DDP's forward, so the reducer is prepared and the gradients of the
+method are reduced.
+
+PLAIN_OUTPUT: DDP gets the tensors of the model's output in a plain tuple.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import copy
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpcheck.compare import tree
 from ddpcheck.run.intervention import Interventions, Switch
-from ddpcheck.run.interventions import hooks_on_means
-from ddpcheck.run.interventions.hands_on import handing_on
-from ddpcheck.run.interventions.plain_output import with_plain_output
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.averaged import is_ddp
 
@@ -40,7 +52,7 @@ def rewrapped(model: nn.Module, fixes: Interventions) -> nn.Module:
         settings["process_group"] = dist.new_group(backend="gloo")
     if Switch.COMM_HOOKS_ON_MEANS in fixes:
         model = contents.replace(
-            model, is_ddp, lambda ddp: _rebuilt(ddp, hooks_on_means.hooks_of(ddp))
+            model, is_ddp, lambda ddp: _rebuilt(ddp, hooks_of(ddp))
         )
     if settings or Switch.REWRAP in fixes:
         trainable = Switch.REWRAP_TRAINABLE in fixes
@@ -51,7 +63,7 @@ def rewrapped(model: nn.Module, fixes: Interventions) -> nn.Module:
     if Switch.PLAIN_OUTPUT in fixes:
         model = contents.replace(model, is_ddp, with_plain_output)
     if Switch.CALLS_THROUGH_DDP in fixes:
-        model = handing_on(model)
+        model = with_inner_attributes(model)
     return model
 
 
@@ -90,3 +102,179 @@ def _rebuilt(
     for hook, state in hooks:
         made.register_comm_hook(state, hook)
     return made
+
+
+_FORWARD = "forward"
+
+
+def with_inner_attributes(model: nn.Module) -> nn.Module:
+    """Returns the model, whose DDP objects have the attributes of what they wrap."""
+    return contents.replace(model, _is_wrapper, _extended)
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    return isinstance(module, DistributedDataParallel)  # or what stands for one
+
+
+def _extended(wrapper: Any) -> nn.Module:
+    # By the slot of `object`: a stand-in answers for its class itself.
+    object.__dict__["__class__"].__set__(wrapper, _kind(type(wrapper)))
+    extended: nn.Module = wrapper
+    return extended
+
+
+def _kind(kind: type[Any]) -> type[Any]:
+    """Returns a class as this one, whose objects hand on what they lack."""
+
+    def find(self: Any, name: str) -> Any:
+        try:
+            return kind.__getattr__(self, name)
+        except AttributeError:
+            inner = vars(self)["_modules"].get("module")
+            if inner is None or name.startswith("__") or not hasattr(inner, name):
+                raise
+        return _called_through_wrapper(self, inner, getattr(inner, name))
+
+    return type(kind.__name__, (kind,), {"__getattr__": find})
+
+
+def _called_through_wrapper(wrapper: nn.Module, inner: nn.Module, found: Any) -> Any:
+    """Returns an attribute of the model; its calls go through the wrapper."""
+    if isinstance(found, nn.Module):
+        return _Part(wrapper, inner, found)
+    if not callable(found) or isinstance(found, type):
+        return found
+    return functools.wraps(found)(functools.partial(_called, wrapper, inner, found))
+
+
+def _called(
+    wrapper: nn.Module,
+    inner: nn.Module,
+    function: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if not torch.is_grad_enabled():
+        return function(*args, **kwargs)
+    held = vars(inner)
+    before = held.get(_FORWARD)
+
+    def put_back() -> None:
+        if before is None:
+            held.pop(_FORWARD, None)
+        else:
+            held[_FORWARD] = before
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        put_back()  # what is called may call the model itself
+        return function(*args, **kwargs)
+
+    held[_FORWARD] = once
+    try:
+        return wrapper(*args, **kwargs)
+    finally:
+        put_back()
+
+
+class _Part:
+    """A part of the model, as the wrapper's user sees it: calls go through both."""
+
+    def __init__(self, wrapper: nn.Module, inner: nn.Module, part: nn.Module) -> None:
+        self._given = wrapper, inner, part
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the part within the wrapper's forward."""
+        return _called(*self._given, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns the part's own attribute."""
+        return getattr(self._given[2], name)
+
+
+class _Flat(nn.Module):
+    """Returns the tensors of the module's output as a tuple; keeps the rest aside."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.shape: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        self.shape = self.module(*args, **kwargs)
+        held = tree.held(_contents(self.shape))
+        return tuple(held or _hidden_tensors(self.shape, {}))
+
+
+class _Unflat(nn.Module):
+    """Puts the tuple that went through DDP back into the module's own output."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        super().__init__()
+        self.module = ddp
+        self.no_sync = ddp.no_sync  # what accumulates gradients asks for it
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        flat = iter(self.module(*args, **kwargs))
+        output = self.module.module.shape
+        if not any(tree.tensors(_contents(output))):
+            return output
+        filled = tree.replace(_contents(output), lambda *_: next(flat))
+        if _contents(output) is output:
+            return filled
+        clone = copy.copy(output)
+        vars(clone).update(filled)
+        return clone
+
+
+def _hidden_tensors(value: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
+    """Yields the tensors with gradient inside objects of any class."""
+    if id(value) in seen:
+        return
+    seen[id(value)] = value
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            yield value
+        return
+    inner: Any = ()
+    if isinstance(value, Mapping):
+        inner = value.values()
+    elif isinstance(value, list | tuple):
+        inner = value
+    elif not isinstance(value, nn.Module | type):
+        inner = getattr(value, "__dict__", {}).values()
+    for child in list(inner):
+        yield from _hidden_tensors(child, seen)
+
+
+def _contents(output: Any) -> Any:
+    """Returns the attributes of an object of a class of the user's own."""
+    is_opaque = hasattr(output, "__dict__") and any(tree.opaque(output))
+    is_outer = not isinstance(output, Mapping | list | tuple)
+    return vars(output) if is_opaque and is_outer else output
+
+
+def with_plain_output(ddp: DistributedDataParallel) -> nn.Module:
+    """Returns the wrapper built anew so that DDP sees the output's tensors."""
+    settings = {
+        "find_unused_parameters": ddp.find_unused_parameters,
+        "static_graph": ddp.static_graph,
+        "broadcast_buffers": ddp.broadcast_buffers,
+    }
+    return _Unflat(DistributedDataParallel(_Flat(ddp.module), **settings))
+
+
+def hooks_of(ddp: DistributedDataParallel) -> list[tuple[Any, Any]]:
+    """Returns the (hook, state) pairs of a DDP object, for one that is built anew."""
+    known, group = getattr(ddp, "_comm_hooks", ()), ddp.process_group
+    return [(_on_means(hook, group), state) for hook, state in known]
+
+
+def _on_means(hook: Any, group: Any) -> Any:
+    @functools.wraps(hook)
+    def call(state: Any, bucket: dist.GradBucket) -> Any:
+        buffer = bucket.buffer()
+        dist.all_reduce(buffer, group=group)
+        buffer /= dist.get_world_size(group)
+        return hook(state, bucket)
+
+    return call

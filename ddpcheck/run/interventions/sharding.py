@@ -1,8 +1,13 @@
 """Interventions on how the target's own data loaders shard its data.
 
-LOADER_STRIDES    a rank takes every W-th sample of what a loader's sampler gives
-LOADER_PARTS      a rank takes its part of every batch of a loader
-LOADER_UNPADDED   what DistributedSampler repeats to fill the shards does not count
+LOADER_STRIDES    a rank gets every W-th sample of a loader's sampler
+LOADER_PARTS      a rank gets its part of every batch of a loader
+LOADER_UNPADDED   samples that DistributedSampler repeats to fill shards do not count
+EMPTY_BATCHES     a rank without a batch left continues with an empty one
+
+EMPTY_BATCHES: while any rank calls the model on one more batch, ranks that have reached
+their update run their last batch again with a loss of 0. So every rank has as many
+backwards, and the gradients that it has accumulated stay the same.
 """
 
 from __future__ import annotations
@@ -15,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from ddpcheck.compare import tree
@@ -158,3 +165,47 @@ def _replaced(
         yield
     finally:
         owner.__iter__ = plain  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def filled() -> Iterator[None]:
+    """Fills up what ranks have fewer than others, before every update."""
+    plain: Any = DistributedDataParallel.forward
+    last: list[tuple[Any, Any, Any]] = []
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            _anyone(goes_on=True)
+            last[:] = [(self, args, kwargs)]
+        return plain(self, *args, **kwargs)
+
+    def before_update(*_: Any) -> None:
+        while _anyone(goes_on=False):
+            _run_empty(plain, last)
+
+    hook = register_optimizer_step_pre_hook(before_update)
+    DistributedDataParallel.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DistributedDataParallel.forward = plain  # type: ignore[method-assign]
+        hook.remove()
+
+
+def _run_empty(forward: Callable[..., Any], last: list[tuple[Any, Any, Any]]) -> None:
+    if not last:
+        message = "a rank has no batch at all that it could run with a loss of 0"
+        raise RuntimeError(message)
+    model, args, kwargs = last[0]
+    with torch.enable_grad():
+        outputs = [
+            t for t in tree.held(forward(model, *args, **kwargs)) if t.requires_grad
+        ]
+        sum((t.sum() * 0 for t in outputs), torch.zeros(())).backward()
+
+
+def _anyone(*, goes_on: bool) -> bool:
+    """Returns whether any rank calls the model again; all ranks ask together."""
+    count = torch.tensor(float(goes_on))
+    dist.all_reduce(count)
+    return bool(count)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ddpcheck.ranks import budget
 from ddpcheck.run.model import contents
-from ddpcheck.run.sizes import LARGE, Sizes
+from ddpcheck.run.spec import LARGE, Sizes
 
 
 def of(model: nn.Module, optimizer: Any, steps: int) -> Sizes:

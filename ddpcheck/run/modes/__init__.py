@@ -1,5 +1,5 @@
 """How a run trains: one object for each mode, listed in registry.py.
 
-Lives here: a file per mode, what its ranks do, the batches and shards they train on.
+Lives here: a file per mode, and what the modes' fields refer to; jobs/ runs in ranks.
 Not here: the training loop that all share (run/steps.py).
 """

@@ -38,7 +38,7 @@ def _averaging(rank: InRank, training: Training) -> AbstractContextManager[None]
 AVERAGED = Mode(
     name="averaged",
     title="gradients averaged by hand",
-    entry_point="ddpcheck.run.modes.candidate:candidate",
+    entry_point="ddpcheck.run.modes.jobs.candidate:candidate",
     is_ranks=True,
     bytes_at_work=ddp.bytes_of_ranks,
     wrap=_wrapped,

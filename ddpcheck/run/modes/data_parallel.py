@@ -29,7 +29,7 @@ from ddpcheck.ranks import devices
 from ddpcheck.run import private
 from ddpcheck.run.intervention import Interventions, Switch
 from ddpcheck.run.interventions import replicas as changes
-from ddpcheck.run.interventions.shared_objects import SharedObjects
+from ddpcheck.run.interventions.replicas import SharedObjects
 from ddpcheck.run.model import contents
 from ddpcheck.run.spec import EMULATED
 

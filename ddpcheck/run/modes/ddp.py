@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpcheck.run.modes.mode import InRank, Mode
-from ddpcheck.run.sizes import Sizes
+from ddpcheck.run.spec import Sizes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,7 +32,7 @@ def bytes_of_ranks(sizes: Sizes, world_size: int) -> int:
 DDP = Mode(
     name="ddp",
     title="DistributedDataParallel",
-    entry_point="ddpcheck.run.modes.candidate:candidate",
+    entry_point="ddpcheck.run.modes.jobs.candidate:candidate",
     is_choice=True,
     is_default=True,
     is_ranks=True,

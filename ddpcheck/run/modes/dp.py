@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpcheck.report.data import NotCompared
 from ddpcheck.run.modes.mode import InRank, Mode
-from ddpcheck.run.sizes import Sizes
+from ddpcheck.run.spec import Sizes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +38,7 @@ def _bytes(sizes: Sizes, world_size: int) -> int:
 DP = Mode(
     name="dp",
     title="DataParallel",
-    entry_point="ddpcheck.run.modes.candidate:candidate",
+    entry_point="ddpcheck.run.modes.jobs.candidate:candidate",
     is_choice=True,
     is_default=True,
     left_out_where=(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.run.modes.registry import mode_of
-from ddpcheck.run.sizes import Sizes
+from ddpcheck.run.spec import Sizes
 
 GIB = 1 << 30
 _CGROUP = Path("/sys/fs/cgroup")

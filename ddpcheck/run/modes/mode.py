@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ddpcheck.ranks.messages import Seat
 from ddpcheck.report.data import NotCompared
-from ddpcheck.run.sizes import Sizes
-from ddpcheck.run.spec import RankResult, RunSpec
+from ddpcheck.run.spec import RankResult, RunSpec, Sizes
 from ddpcheck.target.target import Target, TargetRef
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ddpcheck.ranks.messages import Seat
 from ddpcheck.run.modes.mode import InRank, Mode
-from ddpcheck.run.sizes import Sizes
-from ddpcheck.run.spec import REFUSED, REMARKS, RankResult, RefusedError, RunSpec
+from ddpcheck.run.spec import REFUSED, REMARKS, RankResult, RefusedError, RunSpec, Sizes
 from ddpcheck.target.target import TargetRef
 
 if TYPE_CHECKING:
@@ -487,7 +486,7 @@ def _bytes(sizes: Sizes, workers: int) -> int:
 PS = Mode(
     name="ps",
     title="synchronous parameter server",
-    entry_point="ddpcheck.run.modes.candidate:candidate",
+    entry_point="ddpcheck.run.modes.jobs.candidate:candidate",
     is_choice=True,
     is_ranks=True,
     servers=1,

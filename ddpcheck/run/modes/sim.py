@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.report.data import NotCompared
 from ddpcheck.run.modes.mode import Mode
-from ddpcheck.run.sizes import Sizes
+from ddpcheck.run.spec import Sizes
 
 
 def _bytes(sizes: Sizes, _: int) -> int:
@@ -15,7 +15,7 @@ def _bytes(sizes: Sizes, _: int) -> int:
 SIM = Mode(
     name="sim",
     title="DDP with simulated ranks",
-    entry_point="ddpcheck.run.modes.simulated:simulated",
+    entry_point="ddpcheck.run.modes.jobs.simulated:simulated",
     unsynchronised=NotCompared(
         what="simulated ranks with synchronised batch norm",
         why="it is a collective inside forward, which one process cannot answer",

@@ -8,6 +8,6 @@ from ddpcheck.run.modes.mode import Mode
 SINGLE = Mode(
     name="single",
     title="one process on the global batch",
-    entry_point="ddpcheck.run.modes.candidate:candidate",
+    entry_point="ddpcheck.run.modes.jobs.candidate:candidate",
     where="in one process",
 )

@@ -8,8 +8,7 @@ import pytest
 
 from ddpcheck.run.session import session
 from ddpcheck.run.session.session import Session
-from ddpcheck.run.sizes import LARGE, Sizes
-from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
+from ddpcheck.run.spec import LARGE, ReferenceResult, RunOutcome, RunSpec, Sizes
 from ddpcheck.target.target import TargetRef
 
 

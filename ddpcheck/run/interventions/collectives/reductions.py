@@ -1,0 +1,212 @@
+"""Sums over ranks that become means, and all-reduces that are skipped.
+
+MEAN_OF_COUNTS: sums of tensors without a gradient, which count something. A term that
+is divided by a count of all ranks, and whose gradient DDP divides by the world size
+again, is right with the mean of the counts. Counts are integers and their mean is not:
+such a tensor keeps its value, and what is computed from it uses the mean.
+
+MEAN_OF_SUMS: sums that carry gradients. torch's differentiable all-reduce, imported by
+any name, and autograd functions of the target whose forward adds up over ranks: their
+results are divided by the world size, and autograd divides the gradient too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ddpcheck.compare import tree
+from ddpcheck.run import private
+from ddpcheck.run.process import callers
+
+# Functions to which a count is a count: they compare it, or tell its kind.
+_KEEP = {"eq", "ne", "lt", "le", "gt", "ge", "__bool__", "__index__", "__get__"}
+_FUNCTIONS = torch.autograd.Function.__module__
+_DEPTH = 12  # of frames between a collective and an autograd function that calls it
+
+
+class _Means(TorchFunctionMode):
+    """Computes with the means of sums over ranks, whatever computes with the sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sums: dict[int, weakref.ref[Tensor]] = {}
+        self.depth = 0  # of functions that reduce as a part of what they do
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Leaves sums alone that are a part of something else."""
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+
+    def add(self, summed: Tensor) -> None:
+        """Takes the sum over ranks of whole numbers as one from here on."""
+        self._sums[id(summed)] = weakref.ref(summed)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if not self._sums or name in _KEEP:
+            return func(*args, **kwargs)
+        if name.endswith("_") and not name.endswith("__"):  # writes into its first
+            return func(*args[:1], *self._means(args[1:]), **self._means(kwargs))
+        return func(*self._means(args), **self._means(kwargs))
+
+    def _means(self, given: Any) -> Any:
+        return tree.replace(given, self._mean)
+
+    def _mean(self, _: str, value: Tensor) -> Tensor:
+        known = self._sums.get(id(value))
+        if known is None or known() is not value:
+            return value
+        with private.no_torch_function():
+            return value.double() / dist.get_world_size()
+
+
+@contextlib.contextmanager
+def averaged_sums() -> Iterator[None]:
+    """Makes sums over ranks of tensors without a gradient their means."""
+    with contextlib.ExitStack() as stack:
+        means = stack.enter_context(_Means())
+        stack.enter_context(_functions_noted(means))
+        for module, make in ((dist, _in_place), (dnn, _out_of_place)):
+            before = module.all_reduce
+            made = functools.wraps(before)(make(before, means))
+            setattr(module, "all_reduce", made)  # noqa: B010 (mypy: a function's name)
+            stack.callback(setattr, module, "all_reduce", before)
+        yield
+
+
+def _in_place(reduce: Any, means: _Means) -> Any:
+    def all_reduce(
+        tensor: Tensor, op: Any = dist.ReduceOp.SUM, *args: Any, **kwargs: Any
+    ) -> Any:
+        done = reduce(tensor, op, *args, **kwargs)
+        if op != dist.ReduceOp.SUM or tensor.requires_grad:
+            return done
+        if means.depth or _is_in_a_backward():
+            return done
+        if isinstance(done, dist.Work):  # async_op=True
+            done.wait()
+        _become_mean(tensor, means)
+        return done
+
+    return all_reduce
+
+
+def _out_of_place(reduce: Any, means: _Means) -> Any:
+    def all_reduce(
+        tensor: Tensor, op: Any = dist.ReduceOp.SUM, *args: Any, **kwargs: Any
+    ) -> Any:
+        with means.inside():
+            result = reduce(tensor, op, *args, **kwargs)
+        if op == dist.ReduceOp.SUM and not tensor.requires_grad:
+            _become_mean(result, means)
+        return result
+
+    return all_reduce
+
+
+def _become_mean(summed: Tensor, means: _Means) -> None:
+    if summed.is_floating_point():
+        with torch.no_grad(), private.no_torch_function():
+            summed.div_(dist.get_world_size())
+    else:
+        means.add(summed)
+
+
+@contextlib.contextmanager
+def _functions_noted(means: _Means) -> Iterator[None]:
+    """Leaves alone what the forward of an autograd function adds up."""
+    base = torch.autograd.Function
+    before = base.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        with means.inside():
+            return before.__get__(None, cls)(*args, **kwargs)
+
+    base.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        base.apply = before  # type: ignore[method-assign]
+
+
+def _is_in_a_backward() -> bool:
+    """Returns whether the backward of an autograd function calls."""
+    frame: FrameType | None = callers.frame(2)
+    for _ in range(_DEPTH):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "apply" and callers.module_of(frame) == _FUNCTIONS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_TORCHS = (dnn.__name__, "_AllReduce")  # the autograd function of its all_reduce
+_NOT_THE_USERS = ("torch.", "ddpcheck.")
+
+
+class _Sums:
+    """Counts sums over ranks, which the forward of an autograd function may call."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def counted(self, reduce: Any) -> Any:
+        def all_reduce(
+            tensor: Tensor, op: Any = dist.ReduceOp.SUM, *args: Any, **kwargs: Any
+        ) -> Any:
+            self.count += op == dist.ReduceOp.SUM
+            return reduce(tensor, op, *args, **kwargs)
+
+        return all_reduce
+
+
+@contextlib.contextmanager
+def averaged_gradient_sums() -> Iterator[None]:
+    """Makes sums over ranks of tensors with a gradient their means."""
+    sums, base = _Sums(), torch.autograd.Function
+    reduce, before = dist.all_reduce, base.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        count = sums.count
+        result = before.__get__(None, cls)(*args, **kwargs)
+        is_sum = _is_torchs_sum(cls, args) or (
+            sums.count > count and not cls.__module__.startswith(_NOT_THE_USERS)
+        )
+        return tree.replace(result, _mean) if is_sum else result
+
+    setattr(dist, "all_reduce", sums.counted(reduce))  # noqa: B010 (mypy)
+    base.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        setattr(dist, "all_reduce", reduce)  # noqa: B010
+        base.apply = before  # type: ignore[method-assign]
+
+
+def _is_torchs_sum(cls: Any, args: tuple[Any, ...]) -> bool:
+    is_of_torch = (cls.__module__, cls.__name__) == _TORCHS
+    return is_of_torch and dist.ReduceOp.SUM in args[:1]
+
+
+def _mean(_: str, value: Tensor) -> Tensor:
+    return value / dist.get_world_size() if value.requires_grad else value

@@ -1,0 +1,158 @@
+"""Hooks that change or read gradients during backward: removed, or run later.
+
+HOOKS_AFTER_BACKWARD: a post-accumulate hook runs as soon as a parameter has its local
+gradient; DDP reduces the bucket later. The user's hooks run when backward has ended, so
+they get the reduced gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddpcheck.run import private
+from ddpcheck.run.interventions.gradients import backwards
+from ddpcheck.run.model import contents
+from ddpcheck.run.observe.patches import hooks_are_ours, own_functions
+from ddpcheck.run.process import callers
+
+
+@contextlib.contextmanager
+def without_tensor_hooks(model: nn.Module) -> Iterator[None]:
+    """Takes the tensor hooks off all parameters, and puts them back.
+
+    Not those of another intervention. Hooks that a training step registers meanwhile
+    never run.
+    """
+    parameters = {id(p) for p in contents.parameters(model)}
+    kept = [
+        (p, private.tensor_hooks(p))
+        for p in contents.parameters(model)
+        if not hooks_are_ours(p)
+    ]
+    for parameter, _ in kept:
+        private.put_tensor_hooks(parameter, None)
+    try:
+        with _ignored(lambda tensor: id(tensor) in parameters):
+            yield
+    finally:
+        for parameter, hooks in kept:
+            private.put_tensor_hooks(parameter, hooks)
+
+
+@contextlib.contextmanager
+def without_hooks(model: nn.Module) -> Iterator[None]:
+    """Lets nothing of user code's change a gradient before it is a parameter's.
+
+    Tensor hooks, backward hooks of modules, and autograd functions that return what
+    they are given: their backward passes on what it is given.
+    """
+    live = [private.backward_hooks(module) for module in contents.modules(model)]
+    kept = [(hooks, dict(hooks)) for hooks in live if hooks]
+    for hooks, _ in kept:
+        hooks.clear()
+    before = [(f, vars(f).get("apply")) for f in own_functions()]
+    for function, _ in before:
+        function.apply = _passing_on(function.apply)  # type: ignore[method-assign]
+    try:
+        with without_tensor_hooks(model), _ignored(lambda _: _is_of_user()):
+            yield
+    finally:
+        for function, apply in before:
+            if apply is None:
+                del function.apply
+            else:
+                function.apply = apply  # type: ignore[method-assign]
+        for hooks, found in kept:
+            hooks.update(found)
+
+
+def _passing_on(apply: Callable[..., Any]) -> Callable[..., Any]:
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        result = apply(*args, **kwargs)
+        given = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
+        if len(given) != 1 or not isinstance(result, Tensor):
+            return result
+        is_same = result.shape == given[0].shape and torch.equal(result, given[0])
+        return given[0].view_as(given[0]) if is_same else result
+
+    return applied
+
+
+def _is_of_user() -> bool:
+    """Returns whether the one who registers a hook is neither torch nor ddpcheck."""
+    frame = callers.frame(1)
+    while callers.module_of(frame).startswith("ddpcheck."):
+        frame = frame.f_back if frame else None
+    return not callers.module_of(frame).startswith("torch.")
+
+
+@contextlib.contextmanager
+def _ignored(ignores: Callable[[Tensor], bool]) -> Iterator[None]:
+    """Makes tensor hooks that are registered on some tensors never run."""
+    register = Tensor.register_hook
+
+    def ignoring(self: Tensor, hook: Any) -> Any:
+        handle = register(self, hook)  # type: ignore[no-untyped-call]
+        if ignores(self):
+            handle.remove()
+        return handle
+
+    Tensor.register_hook = ignoring  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Tensor.register_hook = register  # type: ignore[method-assign]
+
+
+Hook = Callable[[Tensor], Any]
+
+# (hook, parameter) in their order while a backward runs, None while none does.
+_waiting: list[tuple[Hook, Tensor]] | None = None
+
+
+@contextlib.contextmanager
+def registered_late() -> Iterator[None]:
+    """Makes post-accumulate hooks that are registered now wait in every backward."""
+    register = Tensor.register_post_accumulate_grad_hook
+
+    def registering(self: Tensor, hook: Hook) -> Any:
+        return register(self, _later(hook))  # type: ignore[no-untyped-call]
+
+    Tensor.register_post_accumulate_grad_hook = registering  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Tensor.register_post_accumulate_grad_hook = register  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def after_backward() -> Iterator[None]:
+    """Lets them run at the end of each backward; those registered meanwhile, too."""
+
+    def run(backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        global _waiting  # noqa: PLW0603 (hooks are registered before training begins)
+        _waiting = []
+        try:
+            backward(*args, **kwargs)
+        finally:
+            late, _waiting = _waiting, None
+        for hook, parameter in late:
+            hook(parameter)
+
+    with registered_late(), backwards.outermost(run):
+        yield
+
+
+def _later(hook: Hook) -> Hook:
+    def waiting(parameter: Tensor) -> None:
+        if _waiting is None:
+            hook(parameter)
+        else:
+            _waiting.append((hook, parameter))
+
+    return waiting

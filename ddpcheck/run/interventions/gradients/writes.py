@@ -1,0 +1,103 @@
+"""Writes to gradients before they are complete: clipping postponed, writes undone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ddpcheck.run import private
+from ddpcheck.run.interventions.gradients import backwards
+from ddpcheck.run.model import contents
+from ddpcheck.run.observe.patches import SCALES
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Clips once, when the optimizer steps, whenever the step asked for it."""
+    scale = getattr(clip_grad, SCALES, None)
+    if scale is None:
+        yield
+        return
+    asked: list[tuple[list[Tensor], float]] = []
+
+    def later(
+        parameters: Any, max_norm: float, total_norm: Tensor, *_: Any, **__: Any
+    ) -> None:
+        del total_norm
+        single = isinstance(parameters, Tensor)
+        asked[:] = [([parameters] if single else list(parameters), float(max_norm))]
+
+    def clip(*_: Any) -> None:
+        for parameters, max_norm in asked:
+            grads = [p.grad for p in parameters if p.grad is not None]
+            scale(parameters, max_norm, torch.nn.utils.get_total_norm(grads))
+        asked.clear()
+
+    setattr(clip_grad, SCALES, later)
+    hook = register_optimizer_step_pre_hook(clip)
+    try:
+        yield
+    finally:
+        hook.remove()
+        setattr(clip_grad, SCALES, scale)
+
+
+@contextlib.contextmanager
+def kept_sums(model: nn.Module) -> Iterator[None]:
+    """Undoes what is written into gradients between two backwards of an update.
+
+    What is written after the last one stays. Gradients that are put away stay so.
+    """
+    left: dict[nn.Parameter, tuple[Tensor, Tensor, int]] = {}
+
+    def restore() -> None:
+        for grad, value, version in left.values():
+            if private.version(grad) != version and bool(grad.any()):
+                grad.copy_(value)
+
+    @torch.no_grad()
+    def run(backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        restore()
+        with torch.enable_grad():
+            backward(*args, **kwargs)
+        for parameter in contents.parameters(model):
+            if (grad := parameter.grad) is not None:
+                left[parameter] = grad, grad.clone(), private.version(grad)
+
+    hook = register_optimizer_step_pre_hook(lambda *_: left.clear())
+    try:
+        with backwards.outermost(run):
+            yield
+    finally:
+        hook.remove()
+
+
+@contextlib.contextmanager
+def as_left(model: nn.Module) -> Iterator[None]:
+    """Undoes what is written into gradients between backward and update."""
+    left: dict[nn.Parameter, Tensor] = {}
+
+    def run(backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        backward(*args, **kwargs)
+        grads = ((p, p.grad) for p in contents.parameters(model))
+        left.update({p: grad.clone() for p, grad in grads if grad is not None})
+
+    @torch.no_grad()
+    def restore(*_: Any) -> None:
+        for parameter, value in left.items():
+            if parameter.grad is not None:
+                parameter.grad.copy_(value)
+        left.clear()
+
+    hook = register_optimizer_step_pre_hook(restore)
+    try:
+        with backwards.outermost(run):
+            yield
+    finally:
+        hook.remove()

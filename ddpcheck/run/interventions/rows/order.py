@@ -1,0 +1,228 @@
+"""The order of rows that ranks gather, and labels that count rows.
+
+BLOCK_ORDER: a rank that gathers several views of its samples, one after the other, gets
+them rank by rank, all views of one rank before those of the next. The single process
+has them view by view.
+
+OffsetLabels: labels that number the rank's own rows count from the rank's first row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@contextlib.contextmanager
+def blocks_together(rows: Callable[[], int]) -> Iterator[None]:
+    """Lets gathers of several rows per sample return block after block of all ranks.
+
+    What carries gradients keeps them: an autograd function that gathers is called as
+    it is, and what it returns is put in order.
+
+    Args:
+        rows: gives the number of samples on this rank.
+    """
+    gathers = _Gathers(rows)
+    with contextlib.ExitStack() as stack:
+        for name, make in {
+            "all_gather": gathers.into_list,
+            "all_gather_into_tensor": gathers.into_tensor,
+        }.items():
+            before = getattr(dist, name)
+            setattr(dist, name, make(before))
+            stack.callback(setattr, dist, name, before)
+        stack.enter_context(gathers.in_functions())
+        yield
+
+
+class _Gathers:
+    def __init__(self, rows: Callable[[], int]) -> None:
+        self._rows = rows
+        self._depth = 0  # of autograd functions
+        self._calls = 0  # within them
+
+    def into_list(self, gather: Any) -> Any:
+        def all_gather(
+            tensors: list[Tensor], tensor: Tensor, *args: Any, **kwargs: Any
+        ) -> Any:
+            result = gather(tensors, tensor, *args, **kwargs)
+            if self._is_own_call(result):
+                whole = self._ordered(torch.cat([t.detach() for t in tensors]))
+                parts = whole.chunk(len(tensors))
+                for target, part in zip(tensors, parts, strict=True):
+                    target.data.copy_(part)
+            return result
+
+        return all_gather
+
+    def into_tensor(self, gather: Any) -> Any:
+        def all_gather_into_tensor(
+            whole: Tensor, tensor: Tensor, *args: Any, **kwargs: Any
+        ) -> Any:
+            result = gather(whole, tensor, *args, **kwargs)
+            if self._is_own_call(result):
+                flat = whole.detach().reshape(-1, *tensor.shape[1:])
+                whole.data.copy_(self._ordered(flat).view_as(whole))
+            return result
+
+        return all_gather_into_tensor
+
+    def _is_own_call(self, work: Any) -> bool:
+        """Returns whether nobody puts the rows in order later; they are there then."""
+        self._calls += 1
+        if work is not None:
+            work.wait()
+        return not self._depth
+
+    @contextlib.contextmanager
+    def in_functions(self) -> Iterator[None]:
+        base = torch.autograd.Function
+        before = base.__dict__["apply"]
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            calls = self._calls
+            self._depth += 1
+            try:
+                result = before.__get__(None, cls)(*args, **kwargs)
+            finally:
+                self._depth -= 1
+            gathered = self._calls > calls and not self._depth
+            return self._of_function(result) if gathered else result
+
+        base.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            base.apply = before  # type: ignore[method-assign]
+
+    def _of_function(self, result: Any) -> Any:
+        """Returns a part for each rank, all parts as one, or stacked, in order."""
+        world = dist.get_world_size()
+        if isinstance(result, tuple | list):
+            if len(result) != world or not all(isinstance(t, Tensor) for t in result):
+                return result
+            return tuple(self._ordered(torch.cat(list(result))).chunk(world))
+        if not isinstance(result, Tensor) or not result.dim():
+            return result
+        if len(result) == world and result.dim() > 1:
+            return self._ordered(result.flatten(0, 1)).view_as(result)
+        return self._ordered(result)
+
+    def _ordered(self, whole: Tensor) -> Tensor:
+        """Returns rows as (blocks, W, samples) that are (W, blocks, samples)."""
+        world, own = dist.get_world_size(), self._rows()
+        blocks, rest = divmod(len(whole), world * own) if own else (0, 1)
+        if rest or blocks < 2:  # noqa: PLR2004
+            return whole
+        shaped = whole.reshape(world, blocks, own, *whole.shape[1:])
+        return shaped.transpose(0, 1).reshape(whole.shape)
+
+
+@contextlib.contextmanager
+def offset_by_rank(
+    rows: Callable[[], int], model: nn.Module, *, within: bool
+) -> Iterator[None]:
+    """Makes labels of the rank's own rows count on from those of the ranks before.
+
+    A `torch.arange` of that length, from 0 by 1: the labels of a loss against gathered
+    rows. Outside the model's forward, where no positions are counted, one of several
+    rows per sample too. And the diagonal of a matrix of own rows by all ranks' rows, as
+    `torch.eye` makes it, or as it is read.
+
+    Args:
+        rows: gives the number of samples on this rank.
+        model: whose forward may count its own rows, to choose from each.
+        within: whether those of its forward are labels, too.
+    """
+    depth = 0
+
+    def enter(*_: object) -> None:
+        nonlocal depth
+        depth += 1
+
+    def leave(*_: object) -> None:
+        nonlocal depth
+        depth -= 1
+
+    def has_labels(made: Tensor) -> bool:
+        own = rows()
+        return (
+            own > 0
+            and _counts(made)
+            and (depth == 0 or (within and len(made) == own))
+            and len(made) % own == 0
+        )
+
+    hooks = [
+        nn.Module.register_forward_pre_hook(model, enter),
+        nn.Module.register_forward_hook(model, leave, always_call=True),
+    ]
+    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
+        (torch, "arange", _counting_on(torch.arange, has_labels)),
+        (torch, "eye", _eye(torch.eye, rows)),
+        *(
+            (owner, name, _diagonal(getattr(owner, name), rows))
+            for owner in (torch, Tensor)
+            for name in ("diag", "diagonal")
+        ),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    for owner, name, function in replaced:
+        setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for owner, name, function in before:
+            setattr(owner, name, function)
+
+
+def _counts(made: Tensor) -> bool:
+    """Returns whether these are whole numbers from 0, by 1."""
+    return (
+        made.dim() == 1
+        and len(made) > 0
+        and not made.is_floating_point()
+        and int(made[0]) == 0
+        and int(made[-1]) == len(made) - 1
+    )
+
+
+def _counting_on(plain: Any, has_labels: Callable[[Tensor], bool]) -> Any:
+    def arange(*args: Any, **kwargs: Any) -> Any:
+        made = plain(*args, **kwargs)
+        return made + dist.get_rank() * len(made) if has_labels(made) else made
+
+    return arange
+
+
+def _eye(plain: Any, rows: Callable[[], int]) -> Any:
+    def eye(n: int, m: int | None = None, **kwargs: Any) -> Any:
+        if m is None or not _is_by_all(n, m, rows()):
+            return plain(n, n if m is None else m, **kwargs)
+        first = dist.get_rank() * n
+        return plain(m, m, **kwargs)[first : first + n]
+
+    return eye
+
+
+def _diagonal(plain: Any, rows: Callable[[], int]) -> Any:
+    def diagonal(matrix: Any, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or matrix.dim() != 2:  # noqa: PLR2004 (a batch of them)
+            return plain(matrix, *args, **kwargs)
+        n, m = matrix.shape
+        return plain(matrix, dist.get_rank() * n if _is_by_all(n, m, rows()) else 0)
+
+    return diagonal
+
+
+def _is_by_all(n: int, m: int, own: int) -> bool:
+    """Returns whether a matrix has a row of each own sample, a column of every one."""
+    return own > 0 and n > 0 and n % own == 0 and m == n * dist.get_world_size()
