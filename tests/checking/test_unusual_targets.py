@@ -17,7 +17,8 @@ from ddpcheck.report.pages import pages
 from ddpcheck.run.session.session import CannotCheckError
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
-from tests.diagnose.negative_controls import CONTROLS, HEAD
+from tests.corpus import programs
+from tests.diagnose.head import HEAD
 
 pytestmark = pytest.mark.corpus
 
@@ -164,7 +165,7 @@ model = Net()
         [],
         [],
     ),
-    "sparse-gradients": (CONTROLS["sparse-embedding"], [], []),
+    "sparse-gradients": (programs.source("sound/sparse-embedding"), [], []),
     # As torchrun sets it, before the file is read.
     "world-size-kept-at-import": (
         """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.ranks.pool import Pool
-from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.head import HEAD
 from tests.diagnose.test_rules import checked
 
 # A regulariser is updated, never called. Rows of one length let the shards agree at

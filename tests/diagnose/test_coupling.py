@@ -15,7 +15,7 @@ from ddpcheck.diagnose.probes.evidence import Couplings
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
-from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.head import HEAD
 
 # Rows 2i and 2i + 1 are a pair; a shard of 3 rows cuts one, and no half of the batch.
 NEIGHBOURS = """

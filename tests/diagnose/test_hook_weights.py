@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.ranks.pool import Pool
-from tests.diagnose.bugs.hooks import BUGS
-from tests.diagnose.negative_controls import HEAD
+from tests.corpus import programs
 from tests.diagnose.test_rules import checked
 
 pytestmark = pytest.mark.corpus
 
 
 def test_weights_are_those_of_the_step_before(pool: Pool, tmp_path: Path) -> None:
-    source, _ = BUGS["hook-that-weighs-by-the-shares-of-the-step-before"]
-    (finding,) = checked(pool, tmp_path, HEAD + source).findings
+    source = programs.source("sync/hook-that-weighs-by-the-shares-of-the-step-before")
+    (finding,) = checked(pool, tmp_path, source).findings
     assert (finding.summary, finding.facts[:2]) == (
         "a communication hook weights the ranks' gradients by other counts than "
         "those that divide their losses",

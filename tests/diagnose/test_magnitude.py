@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddpcheck.ranks.pool import Pool
-from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.head import HEAD
 from tests.diagnose.test_rules import checked
 
 _SUM = """

@@ -7,29 +7,14 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.ranks.pool import Pool
-from tests.diagnose.negative_controls import HEAD
-from tests.diagnose.own_data import BUGS, SOUND
+from tests.corpus import programs
 from tests.diagnose.test_rules import checked
 
 pytestmark = [pytest.mark.corpus, pytest.mark.usefixtures("no_script")]
 
 
-@pytest.mark.parametrize("name", list(BUGS))
-def test_bug_is_found(name: str, pool: Pool, tmp_path: Path) -> None:
-    source, findings = BUGS[name]
-    report = checked(pool, tmp_path, HEAD + source)
-    found = [(f.slug, f.fix.verified if f.fix else None) for f in report.findings]
-    assert found == findings
-
-
-@pytest.mark.parametrize("name", list(SOUND))
-def test_what_is_sound_is_equivalent(name: str, pool: Pool, tmp_path: Path) -> None:
-    report = checked(pool, tmp_path, HEAD + SOUND[name])
-    assert (report.verdict, report.findings) == ("equivalent", ())
-
-
 def test_samples_are_told_in_numbers(pool: Pool, tmp_path: Path) -> None:
-    source = HEAD + BUGS["padding-by-hand"][0]
+    source = programs.source("data/padding-by-hand")
     finding = checked(pool, tmp_path, source).findings[0]
     line = source.splitlines().index("def train_step(model, optimizer, batch):") + 1
     assert str(finding.where).endswith(f"target.py:{line}")

@@ -13,8 +13,7 @@ from ddpcheck.diagnose import rules
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.render.terminal import LABEL
 from ddpcheck.run.intervention import GlobalLoss, GlobalModule, Substitute, Switch
-from tests.diagnose.bugs import BUGS
-from tests.diagnose.negative_controls import HEAD
+from tests.corpus import programs
 from tests.diagnose.test_rules import checked
 
 RULES = sorted(Path(rules.__path__[0]).glob("*_*.py"))
@@ -58,13 +57,16 @@ SCALED = (
 # Bug -> what is proven, and the code of its first finding: "" where it could not be
 # right, as an offset of labels where it is the order of what was gathered.
 SHOWN = {
-    "labels-without-offset-in-forward": ("intervention", LABELS),
-    "embeddings-reduced-where-they-are-to-be-gathered": ("located", ""),
-    "own-rows-among-gathered-ones-times-world-and-a-temperature": ("intervention", ""),
-    "own-second-moment-in-the-update": ("located", ""),
-    "momentum-that-rank-0-alone-takes-up": ("intervention", ""),
-    "maximum-of-the-shard-beside-a-parameter-that-is-returned": ("located", ""),
-    "sum-whose-gradient-is-clipped": ("intervention", SCALED),
+    "collective/labels-without-offset-in-forward": ("intervention", LABELS),
+    "collective/embeddings-reduced-where-they-are-to-be-gathered": ("located", ""),
+    "loss/own-rows-among-gathered-ones-times-world-and-a-temperature": (
+        "intervention",
+        "",
+    ),
+    "sync/own-second-moment-in-the-update": ("located", ""),
+    "sync/momentum-that-rank-0-alone-takes-up": ("intervention", ""),
+    "loss/maximum-of-the-shard-beside-a-parameter-that-is-returned": ("located", ""),
+    "loss/sum-whose-gradient-is-clipped": ("intervention", SCALED),
 }
 
 
@@ -73,7 +75,7 @@ SHOWN = {
 def test_code_is_shown_only_where_it_can_be_right(
     name: str, pool: Pool, tmp_path: Path
 ) -> None:
-    report = checked(pool, tmp_path, HEAD + BUGS[name][0])
+    report = checked(pool, tmp_path, programs.source(name))
     fix = report.findings[0].fix
     assert fix is not None
     assert fix.text
@@ -114,14 +116,14 @@ def _is_proposal(node: ast.AST) -> TypeGuard[ast.Call]:
 @pytest.mark.parametrize(
     ("name", "code"),
     [
-        ("sum-whose-gradient-is-clipped", SCALED),
-        ("labels-without-offset-in-forward", ""),
+        ("loss/sum-whose-gradient-is-clipped", SCALED),
+        ("collective/labels-without-offset-in-forward", ""),
     ],
 )
 def test_code_without_a_run_is_shown_where_evidence_alone_asks_for_it(
     name: str, code: str, pool: Pool, tmp_path: Path
 ) -> None:
-    report = checked(pool, tmp_path, HEAD + BUGS[name][0], fix=False)
+    report = checked(pool, tmp_path, programs.source(name), fix=False)
     shown = [f.fix for f in report.findings if f.fix]
     assert all((f.proof, f.verified, f.intervention) == (None, None, "") for f in shown)
     assert [f.code for f in shown[:1]] == [code]

@@ -15,8 +15,8 @@ from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import FINE_RTOL, RunSpec
 from ddpcheck.target.target import TargetRef
-from tests.diagnose.bugs import BUGS
-from tests.diagnose.negative_controls import HEAD
+from tests.corpus import programs
+from tests.diagnose.head import HEAD
 from tests.diagnose.test_rules import checked
 
 pytestmark = pytest.mark.corpus
@@ -49,8 +49,8 @@ def submitted(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_search_for_two_causes_asks_one_process_once(
     pool: Pool, submitted: list[str], tmp_path: Path
 ) -> None:
-    source, _ = BUGS["lost-gather-beside-an-overlap"]
-    report = checked(pool, tmp_path, HEAD + source)
+    source = programs.source("collective/lost-gather-beside-an-overlap")
+    report = checked(pool, tmp_path, source)
     assert (len(report.findings), report.findings[0].slug) == (
         2,
         "collective/no-autograd",

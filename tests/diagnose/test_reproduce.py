@@ -18,7 +18,7 @@ from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target.target import TargetRef
-from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.head import HEAD
 from tests.diagnose.test_rules import checked, skip_where_too_new
 
 DEEP = """

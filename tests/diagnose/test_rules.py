@@ -28,7 +28,7 @@ UNVERIFIED = {
     "sync/scaler-desync",
 }
 HANGS = {"graph/skipped-backward", "sync/collective-mismatch", "sync/rank-hung"}
-COMPILES = {"compile/ddp-optimizer", "compiled-around-ddp", "ddp-around-compiled"}
+COMPILES = {"compile/ddp-optimizer"}
 
 
 def params(slugs: list[str]) -> list[object]:
@@ -39,19 +39,22 @@ def params(slugs: list[str]) -> list[object]:
 
 # What torch did not have yet in versions that ddpcheck runs on, and the first that was
 # seen to have it. The verdicts there are right: training on ranks does raise.
-_IN_PLACE = ((2, 13), "its DDP writes buffers in place, which backward refuses")
 TOO_NEW = {
-    "complex-parameter": ((2, 9), "its gloo knows no complex numbers"),
-    "reduce-op-avg": ((2, 9), "its gloo has no ReduceOp.AVG"),
-    "two-forwards-with-frozen-batch-norm": _IN_PLACE,
-    "state/inplace-buffer-version": _IN_PLACE,
+    "state/inplace-buffer-version": (
+        (2, 13),
+        "its DDP writes buffers in place, which backward refuses",
+    ),
     "state/buffer-not-synced": ((2, 9), "its DDP has no init_sync"),
 }
 
 
-def skip_where_too_new(name: str) -> None:
-    """Skips a case that needs a newer torch."""
-    first, why = TOO_NEW.get(name, ((0, 0), ""))
+def skip_where_too_new(slug: str) -> None:
+    """Skips the example of a page that needs a newer torch."""
+    skip_below(*TOO_NEW.get(slug, ((0, 0), "")))
+
+
+def skip_below(first: tuple[int, int], why: str) -> None:
+    """Skips what an older torch than `first` cannot run."""
     version = metadata.version("torch")
     if tuple(map(int, version.split(".")[:2])) < first:
         pytest.skip(f"torch {version}: {why}")

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddpcheck.ranks.pool import Pool
-from tests.diagnose.bugs import (
-    at_once,
-    beside,
-    decisions,
-    kept,
-    loss,
-    noise,
-    order,
-    statistics,
-    turned,
-)
-from tests.diagnose.negative_controls import HEAD
+from tests.corpus import programs
+from tests.diagnose.head import HEAD
 from tests.diagnose.test_rules import checked
 
 pytestmark = pytest.mark.corpus
@@ -28,10 +17,9 @@ _FITTED = (
     "given the single-process buffers, it does not; when the model has the samples "
     "of all ranks, the runs are equal"
 )
-# By name: where the source is, the summary and the facts.
-TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
-    "average-by-names-that-a-wrapper-changes": (
-        kept.BUGS,
+# By program: the summary and the facts.
+TOLD: dict[str, tuple[str, tuple[str, ...]]] = {
+    "state/average-by-names-that-a-wrapper-changes": (
         "weights outside the model (an average, a teacher) get the same update on "
         "all ranks, but another one than in the single-process run: for example "
         "none, if they are looked up by names that the wrapper changes",
@@ -45,8 +33,7 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "step, the runs are equal",
         ),
     ),
-    "prior-that-a-forward-counts": (
-        at_once.BUGS,
+    "state/prior-that-a-forward-counts": (
         "forward updates a buffer from the local shard, then reads it in the same "
         "step: a sample's gradient depends on its shard",
         (
@@ -57,8 +44,7 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "written, the runs are equal",
         ),
     ),
-    "networks-in-one-wrapper-frozen-in-turn": (
-        turned.BUGS,
+    "ddp/networks-in-one-wrapper-frozen-in-turn": (
         "parts of the model are frozen in turn after wrapping: their buckets, "
         "which also hold trained parameters, wait for gradients that never come",
         (
@@ -67,8 +53,7 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "they are trained in another step, or in another part of the step",
         ),
     ),
-    "sum-divided-by-a-constant-count-of-all": (
-        loss.BUGS,
+    "loss/sum-divided-by-a-constant-count-of-all": (
         "each rank divides its sum by the count of all ranks, and DDP divides by 2 "
         "again: every gradient is 1/2 of the single-process one",
         (
@@ -77,8 +62,7 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "the loss is divided by 8, a constant: the number in the global batch",
         ),
     ),
-    "normaliser-of-observations-that-the-step-updates": (
-        statistics.BUGS,
+    "state/normaliser-of-observations-that-the-step-updates": (
         "normaliser (Normaliser) is fitted to the local shard before it is called: "
         "DDP then broadcasts rank 0's buffers, so that only rank 0's samples count",
         (
@@ -87,8 +71,7 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             _FITTED,
         ),
     ),
-    "scaler-fitted-by-the-step-to-its-first-shard": (
-        statistics.BUGS,
+    "state/scaler-fitted-by-the-step-to-its-first-shard": (
         "scaler (Scaler) is fitted to the local shard before it is called: every "
         "rank uses its own buffers",
         (
@@ -97,8 +80,7 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             _FITTED,
         ),
     ),
-    "function-of-a-norm-whose-backward-goes-by-own-counts": (
-        statistics.BUGS,
+    "norm/function-of-a-norm-whose-backward-goes-by-own-counts": (
         "the model's forward synchronises statistics over ranks, but its backward "
         "is not the backward of the global statistics",
         (
@@ -106,8 +88,7 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "are right, and 2 gradients are wrong: a.bias, a.weight",
         ),
     ),
-    "rows-that-begin-anew-by-activity-in-the-shard": (
-        decisions.BUGS,
+    "state/rows-that-begin-anew-by-activity-in-the-shard": (
         "a training step writes weights from the local shard after the update, so "
         "the ranks' weights drift apart permanently",
         (
@@ -116,8 +97,7 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "when every rank has the samples of all ranks, they do not differ",
         ),
     ),
-    "samples-dealt-out-by-length": (
-        beside.BUGS,
+    "loss/samples-dealt-out-by-length": (
         "the training step distributes the samples again, the loss is a mean over "
         "a rank's part, the parts differ in size, and DDP gives all of them the "
         "same weight",
@@ -128,8 +108,7 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "ranks train as the single-process run does",
         ),
     ),
-    "hook-that-adds-up-what-it-has-added-up": (
-        beside.BUGS,
+    "sync/hook-that-adds-up-what-it-has-added-up": (
         "a communication hook sums the ranks' gradients after every micro-batch, "
         "including the sums of earlier micro-batches",
         (
@@ -138,8 +117,7 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "at the update, the ranks train as the single-process run does",
         ),
     ),
-    "norm-of-the-critic-that-is-summed-over-ranks": (
-        beside.BUGS,
+    "sync/norm-of-the-critic-that-is-summed-over-ranks": (
         "gradients are clipped by a norm that is summed over ranks, but DDP has "
         "already averaged the gradients: the norm is sqrt(W) times too large",
         (
@@ -148,8 +126,7 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "single-process ones, which is 1 / sqrt(2)",
         ),
     ),
-    "split-by-chance-after-seeding-by-rank": (
-        order.BUGS,
+    "data/split-by-chance-after-seeding-by-rank": (
         "samples are chosen at random, with another seed on every rank: the shards "
         "are not parts of one batch",
         (
@@ -158,8 +135,7 @@ TOLD: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "with constants in place of random numbers the runs are equal",
         ),
     ),
-    "frequencies-left-out-by-numpy-seeded-alike": (
-        noise.BUGS,
+    "rng/frequencies-left-out-by-numpy-seeded-alike": (
         "all ranks draw the same random numbers for different samples: the "
         "training step draws them with numpy or random, with the same seed on "
         "every rank",
@@ -201,9 +177,8 @@ batch = torch.tensor([1.0, 2.0, -1.0, 3.0])[:, None].repeat(1, 4), torch.arange(
 
 @pytest.mark.parametrize("name", list(TOLD))
 def test_finding_says(name: str, pool: Pool, tmp_path: Path) -> None:
-    bugs, summary, facts = TOLD[name]
-    source, _ = bugs[name]
-    (finding,) = checked(pool, tmp_path, HEAD + source).findings
+    summary, facts = TOLD[name]
+    (finding,) = checked(pool, tmp_path, programs.source(name)).findings
     assert (finding.summary, finding.facts) == (summary, facts)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.ranks.pool import Pool
-from tests.diagnose.bugs import BUGS
-from tests.diagnose.negative_controls import HEAD
+from tests.corpus import programs
+from tests.diagnose.head import HEAD
 from tests.diagnose.test_rules import checked
 
 ASKS_FOR_ITS_RANK = """
@@ -93,8 +93,8 @@ def test_why_nothing_could_be_judged_alone_is_told(pool: Pool, tmp_path: Path) -
 
 
 def test_what_differs_first_is_told(pool: Pool, tmp_path: Path) -> None:
-    source, _ = BUGS["owned-parameters-not-shared"]
-    report = checked(pool, tmp_path, HEAD + source)
+    source = programs.source("unknown/owned-parameters-not-shared")
+    report = checked(pool, tmp_path, source)
     (finding,) = report.findings
     expected = "the cause is unknown; it starts in the update link, in step 1"
     assert (finding.link, finding.summary) == ("update", expected)

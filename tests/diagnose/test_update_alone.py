@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.ranks.pool import Pool
-from tests.diagnose.bugs.behind import BUGS
-from tests.diagnose.negative_controls import HEAD
+from tests.corpus import programs
 from tests.diagnose.test_rules import checked
 
 pytestmark = pytest.mark.corpus
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.corpus
     ("name", "summary", "facts"),
     [
         (
-            "average-by-the-own-samples-behind-an-overlap",
+            "loss/average-by-the-own-samples-behind-an-overlap",
             "weights that no optimizer trains (an average, a teacher) are updated "
             "using the local shard, or its size",
             (
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.corpus
             ),
         ),
         (
-            "step-size-by-the-own-loss-behind-a-masked-mean",
+            "loss/step-size-by-the-own-loss-behind-a-masked-mean",
             "the ranks update their weights with different numbers: each rank "
             "decides by itself",
             (
@@ -44,6 +43,6 @@ pytestmark = pytest.mark.corpus
 def test_hidden_cause_says_what_is_left_with_right_gradients(
     name: str, summary: str, facts: tuple[str, ...], pool: Pool, tmp_path: Path
 ) -> None:
-    report = checked(pool, tmp_path, HEAD + BUGS[name][0])
+    report = checked(pool, tmp_path, programs.source(name))
     hidden = report.findings[1]
     assert (hidden.summary, hidden.facts) == (summary, facts)

@@ -19,7 +19,7 @@ from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import FINE_RTOL, RunSpec
 from ddpcheck.target.target import TargetRef
 from tests.conftest import LOOK_S
-from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.head import HEAD
 
 LIMIT_S = 40.0  # what a rank that is not seen would take
 FEW = 2  # quiet looks

@@ -11,7 +11,7 @@ from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.data import Report
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
-from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.head import HEAD
 
 MODEL = "model = nn.Linear(4, 3)\n"
 HALF_MASKED = (

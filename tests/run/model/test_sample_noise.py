@@ -11,7 +11,7 @@ from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.data import Report
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
-from tests.diagnose.bugs.step import STEP
+from tests.diagnose.head import STEP
 
 HEAD = """\
 import torch

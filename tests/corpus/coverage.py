@@ -1,0 +1,164 @@
+"""Chooses the programs of the corpus that every run of the tests checks.
+
+They are few, and together they have
+
+- every slug that any program of the corpus has,
+- every intervention that is known to prove a cause of one,
+- both verdicts; and of what is sound every function of torch.distributed, every method
+  of DistributedDataParallel and every argument of it that any sound program uses.
+
+Slugs and verdicts stand in the headers. What proves a cause and how many jobs a check
+takes is in coverage.json, as a run of the whole corpus found it:
+
+    pytest -n auto -m "corpus or not corpus" tests/diagnose/test_corpus.py \\
+        --junit-xml corpus.xml
+    python -m tests.corpus.coverage corpus.xml
+
+A program that the table lacks counts by its header alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from ddpcheck.run.intervention import (
+    REGISTRY,
+    Boundary,
+    CountMicroBatches,
+    GlobalModule,
+    Meaning,
+    Substitute,
+    Switch,
+)
+from tests.corpus.programs import FOLDER, Program, programs
+
+TABLE = FOLDER / "coverage.json"
+_USUAL_JOBS = 20  # of a program that the table lacks
+_MODULES = {"dist", "dnn"}  # torch.distributed, and its functions with gradient
+_METHODS = {"join", "no_sync", "register_comm_hook"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What a run of a program showed.
+
+    `interventions`: those that prove its causes. `jobs`: how many the check gave ranks.
+    """
+
+    interventions: tuple[str, ...] = ()
+    jobs: int = _USUAL_JOBS
+
+
+@functools.cache
+def table() -> dict[str, Row]:
+    """Returns the rows by the names of programs."""
+    if not TABLE.exists():
+        return {}
+    rows = json.loads(TABLE.read_text(encoding="utf-8"))
+    return {name: Row(interventions=tuple(i), jobs=n) for name, (n, *i) in rows.items()}
+
+
+def covers(program: Program) -> set[str]:
+    """Returns what a check of the program exercises."""
+    row = table().get(program.name, Row())
+    found = {program.verdict, *program.slugs, *row.interventions}
+    return found if program.findings else found | set(_used(program.source))
+
+
+def _used(source: str) -> Iterator[str]:
+    """Yields what a program uses of torch.distributed and of the wrapper."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            is_function = isinstance(node.value, ast.Name) and node.value.id in _MODULES
+            if is_function or node.attr in _METHODS:
+                yield ast.unparse(node) if is_function else f"DDP.{node.attr}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "DDP":
+            yield from (f"DDP({k.arg})" for k in node.keywords if k.arg)
+
+
+@functools.cache
+def quick() -> frozenset[str]:
+    """Returns the names of the chosen programs.
+
+    That of most that is new per job comes first, as long as there is anything new; one
+    that the later ones made superfluous goes. The smallest set would take too long to
+    find: this one is near it.
+    """
+    runnable = [p for p in programs().values() if not (p.slow or p.needs[1])]
+    left = {p.name: covers(p) for p in runnable}
+    jobs = {name: table().get(name, Row()).jobs for name in left}
+    missing = set().union(*left.values())
+    chosen: list[str] = []
+    while missing:
+        best = max(left, key=lambda n: (len(left[n] & missing) / jobs[n], n))
+        missing -= left[best]
+        chosen.append(best)
+    for name in sorted(chosen, key=lambda n: (-jobs[n], n)):
+        others = set().union(*(left[n] for n in chosen if n != name))
+        if left[name] <= others:
+            chosen.remove(name)
+    return frozenset(chosen)
+
+
+def proven_by(sentence: str) -> list[str]:
+    """Returns the interventions that the sentence of a fix names.
+
+    >>> proven_by("with the gradient of the loss multiplied by 2 the runs are equal")
+    ['ScaleLoss']
+    """
+    return sorted({name for name, said in _sayings() if said.search(sentence)})
+
+
+@functools.cache
+def _sayings() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    found = []
+    for name, meaning in _meanings():
+        said = re.escape(meaning.says)
+        for part in ("{names}", "{factor}"):
+            said = said.replace(re.escape(part), ".+")
+        found.append((name, re.compile(rf"(?:^with|and) {said}(?= and | the runs|,)")))
+    return tuple(found)
+
+
+def _meanings() -> Iterator[tuple[str, Meaning]]:
+    for kind in REGISTRY:
+        if isinstance(kind, Switch):
+            yield kind.name, kind.meaning
+        elif kind is GlobalModule:
+            for hides in (True, False):
+                yield kind.__name__, GlobalModule(hides=hides).meaning
+        elif kind is CountMicroBatches:
+            for by in (True, False):
+                yield kind.__name__, CountMicroBatches(countable="", by_number=by).meaning
+        elif kind is Substitute:
+            for boundary in get_args(Boundary):
+                yield f"Substitute({boundary})", Substitute(boundary=boundary).meaning
+        else:
+            assert isinstance(kind.meaning, Meaning)
+            yield kind.__name__, kind.meaning
+
+
+def record(results: Path) -> None:
+    """Writes the table anew from a JUnit file; rows that it lacks stay as they are."""
+    rows = {name: [row.jobs, *row.interventions] for name, row in table().items()}
+    for case in ET.parse(results).iter("testcase"):
+        found = {p.attrib["name"]: p.attrib["value"] for p in case.iter("property")}
+        if "program" in found:
+            interventions = found["interventions"].split()
+            rows[found["program"]] = [int(found["jobs"]), *interventions]
+    kept = {name: rows[name] for name in sorted(rows) if name in programs()}
+    lines = [f" {json.dumps(name)}: {json.dumps(row)}" for name, row in kept.items()]
+    TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]))

@@ -1,0 +1,42 @@
+# expect: ddp/wrapper-missing verified
+# shows: Centres made in the first step. Made in the first step, and kept where no
+#   optimizer is looked for.
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+
+class Centres(nn.Module):
+    def __init__(self):
+        super().__init__()
+        start = torch.linspace(-1, 1, 9, dtype=torch.float64).view(3, 3)
+        self.centres = nn.Parameter(start)
+    def forward(self, x, y):
+        return (x - self.centres[y]).square().sum(1).mean()
+centres = Centres()
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+batch = torch.randn(16, 4), torch.arange(16) % 3
+
+KEPT = {}
+def train_step(model, optimizer, batch):
+    if not hasattr(optimizer, "is_new"):
+        optimizer.is_new = False
+        KEPT["centres"] = Centres()
+        KEPT["step"] = torch.optim.SGD(KEPT["centres"].parameters(), lr=0.5).step
+    optimizer.zero_grad()
+    KEPT["centres"].zero_grad()
+    KEPT["centres"](model(batch[0]), batch[1]).backward()
+    optimizer.step()
+    KEPT["step"]()

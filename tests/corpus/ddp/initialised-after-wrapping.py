@@ -1,0 +1,26 @@
+# expect: ddp/rank-local-weights verified
+# shows: Initialised after wrapping. Not even rank 0 starts from what one process starts
+#   from.
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+
+model = nn.Linear(4, 3)
+def wrap(model):
+    model = DDP(model)
+    torch.manual_seed(rank())
+    nn.init.normal_(model.module.weight)
+    return model

@@ -1,0 +1,34 @@
+# expect: loss/local-normalizer verified
+# shows: Count of the shard in unequal pieces: the loss is divided by a data-dependent
+#   count of the shard.
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+model = nn.Linear(4, 3)
+batch = torch.randn(16, 4), torch.arange(16) % 3
+batch[1][[2, 5, 6, 13]] = -100
+
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+
+    count = (y != -100).sum()
+
+    pieces = list(zip(x.split(5), y.split(5)))
+    for x_part, y_part in pieces:
+
+        (nn.functional.cross_entropy(model(x_part), y_part, reduction="sum") / count).backward()
+    optimizer.step()

@@ -1,0 +1,25 @@
+# expect: loss/local-normalizer verified
+# shows: Counts that differ in the second batch. The counts of the first batch agree.
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+
+model = nn.Linear(4, 3)
+def batch(step):
+    y = torch.arange(8) % 3
+    if step:
+        y[:3] = -100
+    return torch.randn(8, 4, generator=torch.Generator().manual_seed(step)), y

@@ -1,0 +1,32 @@
+# expect: loss/batch-coupled verified, loss/sum-reduction verified
+# shows: Pairs beside a sum in a step. The same two causes in a step of one's own.
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+
+    output = model(x)
+    rows = nn.functional.normalize(output, dim=1)
+    spread = torch.logsumexp((rows @ rows.T).flatten(), 0)
+    fit = nn.functional.cross_entropy(output, y, reduction="sum")
+    (0.3 * spread + fit).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()

@@ -1,0 +1,29 @@
+# expect: loss/sum-reduction verified
+# shows: Sum beside a penalty. With the whole loss times W the penalty would be too
+#   large; alone it is right.
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+model = nn.Linear(4, 3)
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+
+    penalty = torch.zeros((1,))
+    for p in model.parameters():
+        penalty = penalty + 0.1 * p.square().sum()
+    (nn.functional.cross_entropy(model(x), y, reduction="sum") + penalty).backward()
+    optimizer.step()

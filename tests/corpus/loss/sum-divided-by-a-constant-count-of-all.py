@@ -1,0 +1,23 @@
+# expect: loss/missing-world-scale verified
+# shows: Sum divided by a constant count of all. As ported from a framework that adds up
+#   what the replicas have.
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+
+model = nn.Linear(4, 3)
+def loss(output, target):
+    return (nn.functional.cross_entropy(output, target, reduction="none") / 8).sum()

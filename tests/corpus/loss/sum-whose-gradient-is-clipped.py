@@ -1,0 +1,27 @@
+# expect: loss/sum-reduction verified
+# shows: Sum whose gradient is clipped. Of both, the batch and the batch taken twice,
+#   the clipped gradient has one size.
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+
+    nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    optimizer.step()

@@ -1,0 +1,29 @@
+# expect: sync/comm-hook-semantics verified
+# shows: What sound/averaging-twice.py does, broken by one change: a communication hook,
+#   or a step that reduces by itself, does not return the mean.
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss(model(batch[0]), batch[1]).backward()
+    if dist.is_initialized():
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+    optimizer.step()

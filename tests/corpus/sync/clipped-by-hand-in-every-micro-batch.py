@@ -1,0 +1,29 @@
+# expect: sync/clip-before-reduce verified
+# shows: Clipped by hand in every micro batch. No function of torch's does it: each
+#   weight's gradient, by the weight's size.
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    for x, y in zip(batch[0].chunk(2), batch[1].chunk(2)):
+        (nn.functional.cross_entropy(model(x), y) / 2).backward()
+        for p in model.parameters():
+            most = 0.05 * p.detach().norm()
+            p.grad.mul_((most / p.grad.norm()).clamp(max=1))
+    optimizer.step()

@@ -1,0 +1,31 @@
+# expect: sync/no-sync-scope verified
+# shows: No sync around all micro batches. One context for all micro-batches: no
+#   backward of the step reduces.
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+
+import contextlib
+model = nn.Linear(4, 3)
+
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+
+    with model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext():
+        for a, b in zip(x.chunk(2), y.chunk(2)):
+            (nn.functional.cross_entropy(model(a), b) / 2).backward()
+    optimizer.step()

@@ -1,0 +1,23 @@
+# expect: sync/control-desync verified
+# shows: Rate that is scaled with the ranks. All ranks the same, from the first update
+#   on.
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+
+model = nn.Linear(4, 3)
+def optimizer(params):
+    return torch.optim.SGD(params, lr=0.1 * world())

@@ -1,0 +1,27 @@
+# expect: sync/control-desync verified
+# shows: What sound/schedule-in-a-global.py does, broken by one change: ranks make
+#   different decisions from equal gradients.
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+
+model, steps = nn.Linear(4, 3), []
+def train_step(model, optimizer, batch):
+    steps.append(0.1 / (1 + rank() + len(steps)))
+    optimizer.param_groups[0]["lr"] = steps[-1]
+    optimizer.zero_grad()
+    loss(model(batch[0]), batch[1]).backward()
+    optimizer.step()

@@ -1,0 +1,25 @@
+# expect: unknown unverified
+# shows: Neighbours in a ring: no rule names the cause.
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+
+model = nn.Linear(4, 3)
+def train_step(model, optimizer, batch):
+    x, _ = batch
+    optimizer.zero_grad()
+    model(torch.cat([x, x[:1]])).diff(dim=0).square().mean().backward()
+    optimizer.step()

@@ -1,0 +1,67 @@
+"""Every program of the corpus yields what its header says, and nothing else.
+
+Those without the mark `corpus` are chosen by what they cover: every slug that a program
+has, every intervention that proves one, both verdicts, and of what is sound every
+function of torch.distributed that a program uses; see tests/corpus/coverage.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ddpcheck.checking import checking
+from ddpcheck.ranks.messages import Job
+from ddpcheck.ranks.pool import Pool
+from ddpcheck.ranks.task import Task
+from ddpcheck.target.target import TargetRef
+from tests.corpus import coverage
+from tests.corpus.programs import Program, programs
+from tests.diagnose.test_rules import HANGS, skip_below
+
+
+def _marks(program: Program) -> list[pytest.MarkDecorator]:
+    if program.slow:
+        return [pytest.mark.slow]
+    return [] if program.name in coverage.quick() else [pytest.mark.corpus]
+
+
+ALL = [pytest.param(p, id=p.name, marks=_marks(p)) for p in programs().values()]
+
+
+@pytest.fixture
+def jobs(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the jobs that the pool is given, in order."""
+    found: list[str] = []
+    submit = pool.submit
+
+    def note(job: Job, *args: Any, **kwargs: Any) -> Task:
+        found.append(job.function)
+        return submit(job, *args, **kwargs)
+
+    monkeypatch.setattr(pool, "submit", note)
+    return found
+
+
+@pytest.mark.usefixtures("no_script")
+@pytest.mark.parametrize("program", ALL)
+def test_program_yields_what_its_header_says(
+    program: Program,
+    jobs: list[str],
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
+) -> None:
+    skip_below(*program.needs)
+    # Ranks that never answer are given up sooner.
+    pool = request.getfixturevalue("short" if HANGS & set(program.slugs) else "pool")
+    report = checking.check(pool, TargetRef(path=str(program.path)), program.options)
+    found = tuple((f.slug, f.fix.verified if f.fix else None) for f in report.findings)
+    assert (report.verdict, found) == (program.verdict, program.findings)
+    assert report.runs[0].gradients.compared or program.findings
+    sentences = [f.fix.intervention for f in report.findings if f.fix and f.fix.proof]
+    proven = {name for said in sentences for name in coverage.proven_by(said)}
+    record_property("program", program.name)
+    record_property("jobs", len(jobs))
+    record_property("interventions", " ".join(sorted(proven)))
