@@ -1,9 +1,10 @@
-"""Writes the files of a new rule: its page, detector and test, and its registry lines.
+"""Writes the files of a new rule: page, detector, near miss, and its registry lines.
 
     python -m ddpcheck.diagnose.new_rule loss/half-shard --after loss/uneven-shard
 
 Run it at the top of a checkout. What is left to write is marked TODO; the tests of
-pages and rules fail until it is written.
+pages, rules and the corpus fail until it is written. They check the page's example and
+its fix as well, and the near miss: a rule needs no test of its own for that.
 """
 
 from __future__ import annotations
@@ -79,35 +80,12 @@ def detect(case: Case) -> Proposal | None:
     )
 '''
 
-_TEST = '''\
-"""{slug}: its example, the nearest healthy target, the mended example."""
+_NEAR_MISS = """\
+# expect: equivalent
+# shows: TODO: what looks like {slug} here, and why it is sound
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
-
-from ddpcheck.ranks.pool import Pool
-from ddpcheck.report.pages import pages
-from tests.diagnose.test_rules import checked
-
-SLUG = "{slug}"
-NEAR_MISS = """
-TODO: a healthy target that differs from the example in what matters alone
+# TODO: the nearest healthy target: it differs from the example in what matters alone
 """
-
-
-def test_example_yields_the_finding(pool: Pool, tmp_path: Path) -> None:
-    report = checked(pool, tmp_path, pages.targets(SLUG)[0])
-    assert [f.slug for f in report.findings] == [SLUG]
-
-
-@pytest.mark.parametrize("source", [NEAR_MISS, pages.targets(SLUG)[1]])
-def test_healthy_target_yields_none(source: str, pool: Pool, tmp_path: Path) -> None:
-    report = checked(pool, tmp_path, source)
-    assert (report.verdict, report.findings) == ("equivalent", ())
-'''
 
 
 def create(slug: str, *, after: str, link: str, root: Path) -> list[Path]:
@@ -128,7 +106,7 @@ def create(slug: str, *, after: str, link: str, root: Path) -> list[Path]:
     paths = {
         root / "ddpcheck/report/pages/rules" / f"{slug}.md": _PAGE,
         root / "ddpcheck/diagnose/rules" / f"{name}.py": _DETECTOR,
-        root / "tests/diagnose/rules" / f"test_{name}.py": _TEST,
+        root / "tests/corpus/sound" / f"{slug.replace('/', '-')}.py": _NEAR_MISS,
     }
     if taken := [path for path in paths if path.exists()]:
         raise ValueError(f"there is a rule {slug} already: {taken[0]}")

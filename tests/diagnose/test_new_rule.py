@@ -10,6 +10,7 @@ import pytest
 
 from ddpcheck.diagnose import new_rule
 from ddpcheck.report.pages.pages import HEADINGS
+from tests.corpus import programs
 
 ROOT = Path(__file__).parents[2]
 REGISTRY = Path("ddpcheck/diagnose/registry.py")
@@ -34,7 +35,7 @@ def names(checkout: Path) -> list[str]:
     return [ast.unparse(item) for item in value.elts]
 
 
-def test_new_rule_has_page_detector_test_and_a_place(
+def test_new_rule_has_page_detector_near_miss_and_a_place(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(checkout)
@@ -43,16 +44,21 @@ def test_new_rule_has_page_detector_test_and_a_place(
     assert capsys.readouterr().out == (
         "ddpcheck/report/pages/rules/loss/half-shard.md\n"
         "ddpcheck/diagnose/rules/loss_half_shard.py\n"
-        "tests/diagnose/rules/test_loss_half_shard.py\n"
+        "tests/corpus/sound/loss-half-shard.py\n"
         "ddpcheck/diagnose/registry.py\n"
     )
     page = (checkout / "ddpcheck/report/pages/rules/loss/half-shard.md").read_text()
     assert tuple(line[3:] for line in page.splitlines() if line[:3] == "## ") == (
         HEADINGS
     )
-    for path in ("ddpcheck/diagnose/rules", "tests/diagnose/rules"):
-        (file,) = (checkout / path).glob("*.py")
-        assert "loss/half-shard" in ast.unparse(ast.parse(file.read_text()))
+    (detector,) = (checkout / "ddpcheck/diagnose/rules").glob("*.py")
+    assert "loss/half-shard" in ast.unparse(ast.parse(detector.read_text()))
+    near_miss = programs.read(checkout / "tests/corpus/sound/loss-half-shard.py")
+    assert (near_miss.name, near_miss.verdict) == (
+        "sound/loss-half-shard",
+        "equivalent",
+    )
+    assert near_miss.shows.startswith("TODO: what looks like loss/half-shard here")
     listed = names(checkout)
     assert listed[listed.index("loss_uneven_shard") + 1] == "loss_half_shard"
     assert len(listed) == len(names(ROOT)) + 1
