@@ -3,16 +3,15 @@
     python benchmarks/causes [NAME ...]
 
 The corpus: `NAME.py` here, modelled on reports of real projects, and `NAME_fixed.py`,
-which, added to it, defines anew what mends it; truth.json has the causes (alternatives
-where one fault has two names, a list per cause where there are several, in the order
-of the links). World sizes 2 and 4. And the examples of all rules' pages, at 2. All run
+which, added to it, defines anew what mends it. Its first line has the causes, in the
+order of the links: "# expect: SLUG, SLUG or SLUG", with "or" where one fault has two
+names. World sizes 2 and 4. And the examples of all rules' pages, at 2. All run
 on one engine, with fixed seeds. Printed: one line per target that comes out wrong,
 then the totals.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
@@ -77,14 +76,17 @@ class Totals:
 
 def corpus(folder: Path) -> Iterator[Case]:
     """Yields the targets of this folder, then the pages'; twins go to `folder`."""
-    truth = json.loads((FOLDER / "truth.json").read_text(encoding="utf-8"))
-    for name, causes in truth.items():
-        broken, fixed = FOLDER / f"{name}.py", folder / f"{name}_fixed.py"
-        parts = (broken, FOLDER / f"{name}_fixed.py")
-        source = "\n".join(part.read_text(encoding="utf-8") for part in parts)
-        fixed.write_text(source, encoding="utf-8")
+    for mends in sorted(FOLDER.glob("*_fixed.py")):
+        name = mends.stem.removesuffix("_fixed")
+        broken, fixed = FOLDER / f"{name}.py", folder / mends.name
+        parts = [part.read_text(encoding="utf-8") for part in (broken, mends)]
+        fixed.write_text("\n".join(parts), encoding="utf-8")
         yield Case(
-            name=name, broken=broken, fixed=fixed, causes=causes, world_sizes=(2, 4)
+            name=name,
+            broken=broken,
+            fixed=fixed,
+            causes=causes_of(broken),
+            world_sizes=(2, 4),
         )
     for slug in sorted(set(pages.rule_slugs()) - RAISES):
         name = slug.replace("/", "_").replace("-", "_")
@@ -99,6 +101,19 @@ def corpus(folder: Path) -> Iterator[Case]:
             world_sizes=(2,),
             modes=("ps",) if slug.startswith("ps/") else None,
         )
+
+
+def causes_of(path: Path) -> list[list[str]]:
+    """Returns the slugs that name each cause of a program.
+
+    Raises:
+        ValueError: its first line does not say them.
+    """
+    line, *_ = path.read_text(encoding="utf-8").splitlines()
+    expected = line.removeprefix("# expect: ")
+    if expected == line:
+        raise ValueError(f'{path}: the first line is not "# expect: SLUG, ..."')
+    return [cause.split(" or ") for cause in expected.split(", ")]
 
 
 def main(wanted: list[str]) -> int:

@@ -1,3 +1,4 @@
+# expect: loss/accum-normalizer
 """transformers PR 34191: micro-batch token means averaged over the accumulation window."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: graph/shared-parameter or graph/reentrant-checkpoint
 """ALBERT: one layer applied three times, each under a reentrant checkpoint: marked ready twice."""
 
 import torch

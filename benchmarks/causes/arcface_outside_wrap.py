@@ -1,3 +1,4 @@
+# expect: ddp/wrapper-missing
 """pytorch-metric-learning#710: the proxies of the loss are trained but not wrapped."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: collective/layout
 """CLIP local loss: labels of rank r not offset by r * batch."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: sync/clip-norm-overreduced
 """twinkle PR 290: squared norm of the reduced gradients summed over the data-parallel group again."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: collective/no-autograd
 """open_clip without gather_with_grad: features gathered by dist.all_gather, own slot put back; logit_scale keeps factor 1."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: sync/comm-hook-semantics
 """Communication hook that all-reduces without dividing."""
 
 import torch

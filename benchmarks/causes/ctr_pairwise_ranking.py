@@ -1,3 +1,4 @@
+# expect: loss/batch-coupled
 """Pairwise ranking (BPR/AUC surrogate): each positive against every negative of the batch."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: ddp/multi-backward
 """pytorch#47260: two forwards of the wrapped discriminator, then two backward calls."""
 
 import torch

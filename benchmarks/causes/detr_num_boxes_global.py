@@ -1,3 +1,4 @@
+# expect: loss/missing-world-scale
 """detr: num_boxes all-reduced but not divided by the world size."""
 
 import torch

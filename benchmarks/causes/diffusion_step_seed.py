@@ -1,3 +1,4 @@
+# expect: rng/same-stream-all-ranks
 """Denoising diffusion, noise and time steps drawn in the train step from a seeded generator."""
 
 import math

@@ -1,3 +1,4 @@
+# expect: sync/scaler-desync
 """Own dynamic loss scaler for low-precision training of a small GAN-free image regressor."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: state/forward-writes-parameter
 """nn.Embedding(max_norm=1) renormalises the rows that the shard looks up, in forward."""
 
 import torch

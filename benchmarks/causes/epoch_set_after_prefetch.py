@@ -1,3 +1,4 @@
+# expect: data/sampler-epoch
 """set_epoch after a prefetcher has begun: every epoch has the first one's order."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: loss/missing-world-scale
 """fairseq#779: summed loss, gradients multiplied by 1/global sample size without the world size."""
 
 import torch

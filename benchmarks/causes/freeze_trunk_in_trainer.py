@@ -1,3 +1,4 @@
+# expect: ddp/frozen-after-wrap
 """ClassyVision PR 398: the trunk is frozen by the trainer after wrapping."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: collective/layout
 """Class weights from a global table of counts whose column is reduced in place."""
 
 import torch

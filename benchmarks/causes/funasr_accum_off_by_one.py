@@ -1,3 +1,4 @@
+# expect: sync/no-sync-off-by-one
 """FunASR PR 3472: no_sync when batch_idx % accum != 0, step when (batch_idx + 1) % accum == 0."""
 
 import torch

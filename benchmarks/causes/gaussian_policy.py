@@ -1,3 +1,4 @@
+# expect: graph/opaque-output
 """Actor-critic; the actor returns a distribution. The critic is off in behaviour cloning epochs."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: sync/clip-before-reduce
 """Neural ODE-like residual flow; every gradient entry is limited to a fixed range."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: ddp/unfrozen-after-wrap
 """detectron2#2486 / gradual unfreezing: the backbone is frozen when DDP wraps it and unfrozen by the trainer at step 1."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: data/batch-layout
 """GRPO: group-relative advantages of sampled completions, token level policy gradient."""
 
 import torch

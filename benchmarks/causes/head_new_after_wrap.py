@@ -1,3 +1,4 @@
+# expect: ddp/param-replaced-after-wrap
 """Transfer learning: the classifier head is replaced after the model was wrapped."""
 
 import torch

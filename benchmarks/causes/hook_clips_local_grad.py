@@ -1,3 +1,4 @@
+# expect: sync/clip-before-reduce
 """Lightning#9330-like: tensor hooks clamp the gradient before DDP reduces it."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: forward/batch-coupled
 """Input standardised in forward by the mean and std of the whole batch."""
 
 import torch

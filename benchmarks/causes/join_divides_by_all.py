@@ -1,3 +1,4 @@
+# expect: sync/join-divisor
 """pytorch#38174: join divides by ranks that have no rows left in the last round."""
 
 from contextlib import nullcontext

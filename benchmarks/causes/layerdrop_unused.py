@@ -1,3 +1,4 @@
+# expect: graph/unused-parameter
 """fairseq LayerDrop: at some steps a layer is skipped on all ranks (wav2vec2 with DDP)."""
 
 import torch

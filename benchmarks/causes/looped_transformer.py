@@ -1,3 +1,4 @@
+# expect: graph/shared-parameter or graph/reentrant-checkpoint
 """Looped (weight-shared) transformer with activation checkpointing."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: rng/same-stream-all-ranks
 """Masked autoencoding of event sequences; a fixed number of positions per row is masked in forward."""
 
 import torch

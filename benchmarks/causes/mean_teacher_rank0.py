@@ -1,3 +1,4 @@
+# expect: state/ema-teacher-divergence
 """Mean teacher updated on rank 0 only, used for the consistency loss on all ranks."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: state/buffer-broadcast-overwrites
 """MoCo without concat_all_gather: each rank enqueues its own keys."""
 
 import torch

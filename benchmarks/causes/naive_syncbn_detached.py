@@ -1,3 +1,4 @@
+# expect: norm/syncbn-implementation
 """Own SyncBN: moments all-reduced by raw dist.all_reduce, gradients through the statistics lost."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: sync/no-sync-scope
 """Forward inside no_sync, backward outside (accelerate no_sync misuse): the flag is read in forward."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: state/forward-writes-parameter
 """Two-pathway net: a Hebbian (Oja) projection learned in forward next to a trained one."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: sync/scaler-desync
 """pytorch#136009: loss scales differ between ranks; the scaled gradients are averaged and unscaled locally."""
 
 import torch

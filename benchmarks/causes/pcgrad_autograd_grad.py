@@ -1,3 +1,4 @@
+# expect: ddp/autograd-grad
 """PCGrad-like multi-task step: autograd.grad per task, projected, written to p.grad; no DDP hook runs."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: norm/local-batch-stats
 """PointNet with BatchNorm1d over [B, C, N], AdamW, clipping in the step."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: state/buffer-broadcast-overwrites
 """rl_games PR 363: running mean/std of observations updated from the local batch in forward."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: graph/skipped-backward
 """Semi-supervised step: samples with a confidence below the threshold are not learned from."""
 
 import torch

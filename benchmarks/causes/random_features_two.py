@@ -1,3 +1,4 @@
+# expect: state/buffer-not-synced, sync/clip-norm-overreduced
 """Random Fourier features with a trained read-out; own clipping."""
 
 import math

@@ -1,3 +1,4 @@
+# expect: state/buffer-not-synced
 """broadcast_buffers=False also skips the constructor's sync: a random projection buffer seeded per rank stays different."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: sync/collective-mismatch
 """transformers#35387-like: the logged metric is reduced inside 'if rank == 0'."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: ddp/forward-bypassed
 """The trainer keeps the model it got before wrapping and calls that one (RAE#40, Lightning 'training_step of .module')."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: loss/embedding-frequency
 """Embedding(scale_grad_by_freq=True) divides by the counts of the shard."""
 
 import torch

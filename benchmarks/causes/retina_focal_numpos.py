@@ -1,3 +1,4 @@
+# expect: loss/local-normalizer
 """RetinaNet focal and box loss divided by the local number of positives (detr num_boxes pattern)."""
 
 import torch

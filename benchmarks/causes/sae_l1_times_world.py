@@ -1,3 +1,4 @@
+# expect: loss/regularizer-scale
 """arXiv 1706.02677 remark: loss = W * (sum / global count + weight decay term) in a sparse autoencoder."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: forward/batch-coupled
 """SAINT-like tabular model: attention over features, then over the rows of the batch."""
 
 import torch

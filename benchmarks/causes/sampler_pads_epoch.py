@@ -1,3 +1,4 @@
+# expect: data/sampler-padding
 """pytorch#25162: DistributedSampler repeats rows to fill the shards of an epoch."""
 
 import torch

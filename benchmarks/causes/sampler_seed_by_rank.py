@@ -1,3 +1,4 @@
+# expect: data/shard-overlap
 """A sampler seeded by rank: the shards are parts of different permutations."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# expect: loss/sum-reduction
 """jiant PR 989: seq2seq token loss summed in the trainer, AdamW; DDP averages the sums."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: graph/reentrant-checkpoint or ddp/multi-backward or graph/shared-parameter
 """A wrapped model with a reentrant checkpoint is called twice before one backward (siamese)."""
 
 import torch

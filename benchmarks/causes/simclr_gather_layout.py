@@ -1,3 +1,4 @@
+# expect: collective/layout
 """Two views gathered rank by rank as [a0 b0 a1 b1], positives expected N apart."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: graph/skipped-backward
 """LaneNet#12: a rank whose shard has no positive sample skips its backward."""
 
 import torch

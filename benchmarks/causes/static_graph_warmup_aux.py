@@ -1,3 +1,4 @@
+# expect: graph/static-graph-violated
 """static_graph=True while an auxiliary branch joins the loss only after a warm-up step."""
 
 import torch

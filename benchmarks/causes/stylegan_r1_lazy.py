@@ -1,3 +1,4 @@
+# expect: ddp/autograd-grad or graph/unused-parameter
 """StyleGAN lazy R1: the penalty has a backward of its own; the last bias gets no gradient from it and its bucket stays open (pytorch#47562)."""
 
 import torch

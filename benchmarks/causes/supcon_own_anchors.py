@@ -1,3 +1,4 @@
+# expect: collective/no-autograd
 """Supervised contrastive metric learning, embeddings gathered for more positives and negatives."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: sync/grad-alias
 """gradient_as_bucket_view: the kept .grad of the last step is overwritten by the next backward (fairscale#354)."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: loss/router-aux or loss/batch-coupled
 """Megatron-LM#3672: switch load balancing f_i * P_i from local token counts, computed in the model, added in the loss."""
 
 import torch

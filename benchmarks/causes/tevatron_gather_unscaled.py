@@ -1,3 +1,4 @@
+# expect: collective/no-autograd
 """tevatron#30: bi-encoder gathers queries and passages with raw all_gather, own slot put back, mean cross entropy over all, loss not scaled by the world size."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: forward/batch-coupled
 """nn.TransformerEncoder without batch_first gets [batch, time, width]: it attends over the batch."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: loss/local-normalizer or loss/accum-normalizer, sync/no-sync-off-by-one
 """Wrong micro-batch synchronised, and the token mean is local."""
 
 import torch

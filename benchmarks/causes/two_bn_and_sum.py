@@ -1,3 +1,4 @@
+# expect: norm/local-batch-stats, loss/sum-reduction
 """Local BatchNorm and a summed loss."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: loss/local-normalizer, ddp/forward-bypassed
 """Masked LM trained through model.module, mean over local mask count."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: forward/batch-coupled, sync/clip-norm-overreduced
 """Minibatch standard deviation in the discriminator and a clip norm reduced again."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: forward/batch-coupled, loss/sum-reduction or loss/missing-world-scale
 """Anomaly scorer on event embeddings relative to the batch's mean embedding, sum over a configured batch size."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: state/buffer-broadcast-overwrites, loss/sum-reduction
 """Class centres in a buffer updated from the shard (centre loss), and a summed loss."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: norm/local-batch-stats, state/ema-teacher-divergence
 """BatchNorm student, teacher EMA on rank 0 only."""
 
 import torch

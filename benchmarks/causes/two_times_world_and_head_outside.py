@@ -1,3 +1,4 @@
+# expect: loss/double-world-scale, ddp/wrapper-missing
 """Loss times W, and the head is not in the wrapped module."""
 
 import torch

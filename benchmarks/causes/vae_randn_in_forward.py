@@ -1,3 +1,4 @@
+# expect: rng/stochastic-layer or rng/same-stream-all-ranks
 """VAE reparameterisation draws torch.randn_like in forward."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: collective/backend-defect
 """A vendor's process group averages where it is asked for a sum: DDP divides again."""
 
 import torch

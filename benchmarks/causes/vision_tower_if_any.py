@@ -1,3 +1,4 @@
+# expect: graph/rank-dependent-branch
 """Multimodal model skips the vision tower when the local batch has no image."""
 
 import torch

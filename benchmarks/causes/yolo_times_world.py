@@ -1,3 +1,4 @@
+# expect: loss/double-world-scale
 """ultralytics: 'for mean over GPUs' loss *= world_size on a mean loss."""
 
 import torch

@@ -1,3 +1,4 @@
+# expect: loss/empty-shard
 """OLMo-core PR 657: masked mean over a shard without a single valid label is 0/0."""
 
 import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,18 @@ def test_malformed_header_is_refused_with_file_and_reason(
 def test_headers_name_slugs_of_the_registry_alone() -> None:
     named = {slug for program in programs().values() for slug in program.slugs}
     assert named - {"unknown", *SLUGS} == set()
+
+
+def test_first_lines_of_the_benchmark_name_slugs_of_the_registry_alone() -> None:
+    folder = FOLDER.parents[1] / "benchmarks/causes"
+    broken = [p for p in folder.glob("[a-z]*.py") if not p.stem.endswith("_fixed")]
+    lines = [p.read_text("utf-8").partition("\n")[0] for p in broken]
+    assert len(lines) > 70
+    assert [line for line in lines if not line.startswith("# expect: ")] == []
+    named = {
+        s for line in lines for s in re.split(", | or ", line[len("# expect: ") :])
+    }
+    assert named - set(SLUGS) == set()
 
 
 def test_program_lies_in_the_folder_of_its_first_cause() -> None:
