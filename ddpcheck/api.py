@@ -23,6 +23,7 @@ from ddpcheck.ranks.pool import Pool, Preload, PreloadError
 from ddpcheck.report.data import Fault, Report
 from ddpcheck.report.render import status, terminal, wording
 from ddpcheck.report.render.terminal import one_line
+from ddpcheck.run.modes.registry import CHOICES
 from ddpcheck.run.session.session import CannotCheckError, Session
 from ddpcheck.target import settings, shipping
 from ddpcheck.target.options import Options
@@ -346,7 +347,11 @@ def options_of(given: Mapping[str, Any]) -> Options:
     try:
         values = {
             key: settings.read(
-                key, _plain(value), origin=f"{key}=", fix=f"correct {key}="
+                key,
+                _plain(value),
+                origin=f"{key}=",
+                fix=f"correct {key}=",
+                modes=CHOICES,
             )
             for key, value in given.items()
             if key not in _PARTS and value is not None

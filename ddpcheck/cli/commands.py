@@ -54,13 +54,14 @@ def check(
     """
     # --help needs none of it.
     from ddpcheck.checking import checking  # noqa: PLC0415
+    from ddpcheck.run.modes.registry import CHOICES  # noqa: PLC0415
     from ddpcheck.target import importing  # noqa: PLC0415
     from ddpcheck.target import target as targets  # noqa: PLC0415
 
     path, names = _split(target, names)
     importing.check_file(path)
-    project = settings.from_project(path)
-    options = settings.make(given, project)
+    project = settings.from_project(path, modes=CHOICES)
+    options = settings.make(given, project, modes=CHOICES)
     folder = wanted.report_dir or project.get("report_dir", "")
     wanted = dataclasses.replace(wanted, report_dir=folder or "reports")
     wanted.alone()
@@ -187,9 +188,10 @@ def suite(given: Mapping[str, Any], wanted: Outputs) -> int:
     Raises:
         UsageError: option-suite.
     """
+    from ddpcheck.run.modes.registry import CHOICES  # noqa: PLC0415
     from ddpcheck.suite import main as suites  # noqa: PLC0415
 
-    options = settings.make(given, {})
+    options = settings.make(given, {}, modes=CHOICES)
     exit_code: int = suites.main(options, is_quiet=wanted.quiet)
     return exit_code
 

@@ -25,7 +25,7 @@ from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.data import Report
 from ddpcheck.report.render import numbers, status, terminal
 from ddpcheck.run.modes.ddp import DDP
-from ddpcheck.run.modes.registry import mode_of
+from ddpcheck.run.modes.registry import CHOICES, mode_of
 from ddpcheck.run.session.assemble import worst_excess
 from ddpcheck.run.session.session import CannotCheckError, Session
 from ddpcheck.target import settings
@@ -158,7 +158,8 @@ def _option(config: pytest.Config, name: str) -> Any:
 def _options(config: pytest.Config, path: Path) -> Options:
     names = [one.name for one in SETTINGS if "plugin" in one.places]
     given = {n: value for n in names if (value := _option(config, n)) is not None}
-    return settings.make(given, settings.from_project(path))
+    project = settings.from_project(path, modes=CHOICES)
+    return settings.make(given, project, modes=CHOICES)
 
 
 class RunItem(pytest.Item):

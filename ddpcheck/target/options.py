@@ -3,15 +3,15 @@
 The command line, --help, `[tool.ddpcheck]` in pyproject.toml, the target file, the
 pytest plugin and the Python API all take their settings from `SETTINGS`. The plugin
 imports this module in every pytest session: it imports nothing else of ddpcheck at its
-top.
+top. The modes are registered in a higher layer (run/modes/registry.py): whoever reads
+settings passes their names.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 REDUCTIONS = ("mean", "sum")
@@ -43,6 +43,7 @@ class Setting:
         python: the value in TOML and Python, as on the page option-value.
         places: where else it may be set.
         is_repeatable: whether the option may be given more than once.
+        names_modes: whether the values are names of modes; see `of_modes`.
         read: takes text (an option) or a TOML or Python value; raises ValueError.
     """
 
@@ -55,6 +56,7 @@ class Setting:
     python: str
     places: tuple[Place, ...] = ()
     is_repeatable: bool = False
+    names_modes: bool = False
     read: Callable[[Any], Any]
 
     @property
@@ -66,6 +68,12 @@ class Setting:
     def allowed(self) -> str:
         """The allowed values in words."""
         return self.expected if isinstance(self.expected, str) else self.expected()
+
+    def of_modes(self, modes: tuple[str, ...]) -> Setting:
+        """Returns the setting with these modes as the allowed values, if it has any."""
+        if not self.names_modes:
+            return self
+        return replace(self, expected=_some(modes), read=_some_of(modes))
 
     def argument(self) -> dict[str, Any]:
         """Returns the keyword arguments of argparse's `add_argument`, but `dest`.
@@ -183,11 +191,8 @@ def _or(choices: tuple[str, ...]) -> str:
     return ", ".join(choices[:-1]) + " or " + choices[-1]
 
 
-def _modes() -> tuple[str, ...]:
-    """Returns what --modes may name; the modes are listed in a higher layer."""
-    module = importlib.import_module("ddpcheck.run.modes.registry")
-    names: tuple[str, ...] = module.CHOICES
-    return names
+def _some(choices: tuple[str, ...]) -> str:
+    return f"some of {_or(choices)}, separated by commas"
 
 
 def _limits() -> str:
@@ -216,11 +221,12 @@ SETTINGS = (
         section="runs",
         help="DataParallel, DistributedDataParallel; also: ps",
         metavar="dp,ddp",
-        expected=lambda: f"some of {_or(_modes())}, separated by commas",
+        expected="names of modes, separated by commas",
         example="dp,ddp",
         python='["dp", "ddp", "ps"]',
         places=("plugin", "api", "suite"),
-        read=lambda value: tuple(map(_one_of(_modes()), _items(value))),
+        names_modes=True,
+        read=lambda value: tuple(map(_text, _items(value))),
     ),
     Setting(
         name="ps_reduce",
@@ -249,7 +255,7 @@ SETTINGS = (
         section="runs",
         help="asis, local, sync, frozen",
         metavar="asis,sync",
-        expected=f"some of {_or(BATCH_NORM_MODES)}, separated by commas",
+        expected=_some(BATCH_NORM_MODES),
         example="asis,sync",
         python='["asis", "local", "sync", "frozen"]',
         places=("plugin", "api", "suite"),
@@ -260,7 +266,7 @@ SETTINGS = (
         section="runs",
         help="asis, or built-in: mean, sum, masked, iou",
         metavar="asis",
-        expected=f"some of {_or(LOSSES)}, separated by commas",
+        expected=_some(LOSSES),
         example="mean,masked",
         python='["asis", "mean", "sum", "masked", "iou"]',
         places=("plugin", "suite"),  # in Python, `loss` is the function

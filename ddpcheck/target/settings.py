@@ -19,7 +19,14 @@ from ddpcheck.target.options import SETTINGS, Options, Setting, UnknownSlugError
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
-def read(name: str, value: Any, *, origin: str, fix: str = "") -> Any:
+def read(
+    name: str,
+    value: Any,
+    *,
+    origin: str,
+    fix: str = "",
+    modes: tuple[str, ...] = (),
+) -> Any:
     """Returns the value of a setting, from text or from a TOML or Python value.
 
     Args:
@@ -27,11 +34,12 @@ def read(name: str, value: Any, *, origin: str, fix: str = "") -> Any:
         value: what was written.
         origin: where, for the message: "--steps", "pyproject.toml: steps".
         fix: what to write instead; the option with its example by default.
+        modes: what `modes` may name; needed for that setting only.
 
     Raises:
         UsageError: option-value.
     """
-    setting = _BY_NAME[name]
+    setting = _BY_NAME[name].of_modes(modes)
     try:
         return setting.read(value)
     except UnknownSlugError as error:
@@ -69,18 +77,21 @@ def _closest(value: Any, setting: Setting) -> str:
     return close[0] if close else setting.example
 
 
-def make(given: Mapping[str, Any], project: Mapping[str, Any]) -> Options:
+def make(
+    given: Mapping[str, Any], project: Mapping[str, Any], *, modes: tuple[str, ...]
+) -> Options:
     """Returns the options of a check.
 
     Args:
         given: texts and values from the command line, by the names of `Options`.
         project: what `from_project` returned.
+        modes: what --modes may name.
 
     Raises:
         UsageError: option-value.
     """
     chosen = {
-        name: read(name, value, origin=_BY_NAME[name].option)
+        name: read(name, value, origin=_BY_NAME[name].option, modes=modes)
         for name, value in given.items()
     }
     accept = {**project.get("accept", {}), **chosen.get("accept", {})}
@@ -96,10 +107,11 @@ def make(given: Mapping[str, Any], project: Mapping[str, Any]) -> Options:
     return Options(**values)
 
 
-def from_project(near: Path) -> dict[str, Any]:
+def from_project(near: Path, *, modes: tuple[str, ...]) -> dict[str, Any]:
     """Returns the settings of the first pyproject.toml with a [tool.ddpcheck] table.
 
-    Looked for in the folder of `near` and above it. Keys may have - for _.
+    Looked for in the folder of `near` and above it. Keys may have - for _. `modes` are
+    what --modes may name.
 
     Raises:
         UsageError: settings-file, settings-unknown, option-value.
@@ -107,7 +119,7 @@ def from_project(near: Path) -> dict[str, Any]:
     for folder in near.absolute().parents:
         path = folder / "pyproject.toml"
         if path.is_file() and (table := _table(path)) is not None:
-            return _checked(path, table)
+            return _checked(path, table, modes)
     return {}
 
 
@@ -138,7 +150,7 @@ def _table(path: Path) -> Any:
         ) from None
 
 
-def _checked(path: Path, table: Any) -> dict[str, Any]:
+def _checked(path: Path, table: Any, modes: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(table, dict):
         table = {"ddpcheck": table}
     values = {}
@@ -147,7 +159,8 @@ def _checked(path: Path, table: Any) -> dict[str, Any]:
         if name not in _BY_NAME:
             raise _unknown(path, key)
         origin = f"{key} in [tool.ddpcheck] of {path.name}"
-        values[name] = read(name, value, origin=origin, fix=f"correct {path}")
+        fix = f"correct {path}"
+        values[name] = read(name, value, origin=origin, fix=fix, modes=modes)
     return values
 
 

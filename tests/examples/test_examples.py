@@ -17,6 +17,7 @@ import pytest
 from ddpcheck.checking import checking, opening
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.report import data as reports
+from ddpcheck.run.modes.registry import CHOICES
 from ddpcheck.target import settings
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
@@ -85,7 +86,7 @@ OTHERS = [row for row in ROWS if row.file != "digits_conv.py"]
     "row", [row for row in OTHERS if not row.packages], ids=lambda row: row.file
 )
 def test_light_example_gives_what_the_table_says(row: Row, pool: Pool) -> None:
-    options = settings.make(row.options, {})
+    options = settings.make(row.options, {}, modes=CHOICES)
     report = checking.check(pool, TargetRef(path=str(EXAMPLES / row.file)), options)
     _assert_as_told(row, report.exit_code, reports.to_json(report), str(report))
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.errors.problem import UsageError
+from ddpcheck.run.modes.registry import CHOICES
 from ddpcheck.target import settings, target
 from ddpcheck.target.options import LOSSES, SETTINGS, Options, Setting
 from ddpcheck.target.target import TargetRef
@@ -47,7 +48,7 @@ from ddpcheck.target.target import TargetRef
     ],
 )
 def test_text_is_read(name: str, text: Any, value: Any) -> None:
-    assert getattr(settings.make({name: text}, {}), name) == value
+    assert getattr(settings.make({name: text}, {}, modes=CHOICES), name) == value
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_text_is_read(name: str, text: Any, value: Any) -> None:
 )
 def test_wrong_text_is_a_usage_error_with_a_fix(name: str, text: Any, fix: str) -> None:
     with pytest.raises(UsageError) as caught:
-        settings.make({name: text}, {})
+        settings.make({name: text}, {}, modes=CHOICES)
     assert caught.value.problem.slug == "option-value"
     assert caught.value.problem.fix == fix
 
@@ -114,7 +115,7 @@ def test_acceptance_of_an_unknown_slug_is_a_usage_error(
 def test_unknown_slug_is_told_whole_wherever_it_is_written(tmp_path: Path) -> None:
     near = _project(tmp_path, '[tool.ddpcheck]\naccept = ["loss/sum-reductoin"]\n')
     with pytest.raises(UsageError) as caught:
-        settings.from_project(near)
+        settings.from_project(near, modes=CHOICES)
     assert str(caught.value) == (
         "ddpcheck: accept in [tool.ddpcheck] of pyproject.toml names no known cause: "
         "'loss/sum-reductoin' [option-value]\n"
@@ -137,7 +138,7 @@ def test_unknown_slug_is_told_whole_wherever_it_is_written(tmp_path: Path) -> No
 
 def test_wrong_text_is_told_whole() -> None:
     with pytest.raises(UsageError) as caught:
-        settings.make({"dtype": "float46"}, {})
+        settings.make({"dtype": "float46"}, {}, modes=CHOICES)
     assert str(caught.value) == (
         "ddpcheck: --dtype cannot be 'float46' [option-value]\n"
         "  expected   auto, float64, float32, bfloat16 or float16\n"
@@ -149,7 +150,7 @@ def test_wrong_text_is_told_whole() -> None:
 
 def test_unknown_mode_is_told_whole() -> None:
     with pytest.raises(UsageError) as caught:
-        settings.make({"modes": "fsdp"}, {})
+        settings.make({"modes": "fsdp"}, {}, modes=CHOICES)
     assert str(caught.value) == (
         "ddpcheck: --modes cannot be 'fsdp' [option-value]\n"
         "  expected   some of dp, ddp or ps, separated by commas\n"
@@ -161,7 +162,7 @@ def test_unknown_mode_is_told_whole() -> None:
 
 def test_tolerance_out_of_range_is_told_whole() -> None:
     with pytest.raises(UsageError) as caught:
-        settings.make({"tolerance": "0.5"}, {})
+        settings.make({"tolerance": "0.5"}, {}, modes=CHOICES)
     assert str(caught.value) == (
         "ddpcheck: --tolerance cannot be '0.5' [option-value]\n"
         "  expected   a relative difference from 1e-15 (less is float64's own "
@@ -174,7 +175,7 @@ def test_tolerance_out_of_range_is_told_whole() -> None:
 
 def test_what_is_no_slug_is_told_whole() -> None:
     with pytest.raises(UsageError) as caught:
-        settings.make({"accept": ["bogus"]}, {})
+        settings.make({"accept": ["bogus"]}, {}, modes=CHOICES)
     assert str(caught.value) == (
         "ddpcheck: --accept cannot be ['bogus'] [option-value]\n"
         "  expected   slugs of --rules (family/name), each with or without a reason\n"
@@ -204,8 +205,10 @@ def test_project_gives_what_no_option_does(tmp_path: Path) -> None:
         "[tool.ddpcheck]\nworld-sizes = [2, 3]\nsteps = 5\nseed = 7\nfix = false\n"
         'report_dir = "out"\n[tool.ddpcheck.accept]\n"loss/router-aux" = "because"\n',
     )
-    project = settings.from_project(near)
-    options = settings.make({"steps": "2", "accept": ["loss/uneven-shard=so"]}, project)
+    project = settings.from_project(near, modes=CHOICES)
+    options = settings.make(
+        {"steps": "2", "accept": ["loss/uneven-shard=so"]}, project, modes=CHOICES
+    )
     assert options == Options(
         steps=2,
         seed=7,
@@ -221,13 +224,13 @@ def test_nearest_table_counts_and_files_without_one_are_passed_over(
 ) -> None:
     near = _project(tmp_path, "[tool.ddpcheck]\nseed = 1\n")
     (near.parent / "pyproject.toml").write_text("[tool.other]\nx = 1\n")
-    assert settings.from_project(near) == {"seed": 1}
+    assert settings.from_project(near, modes=CHOICES) == {"seed": 1}
 
 
 def test_unknown_key_is_told_whole(tmp_path: Path) -> None:
     near = _project(tmp_path, "[tool.ddpcheck]\nworld_size = [2]\n")
     with pytest.raises(UsageError) as caught:
-        settings.from_project(near)
+        settings.from_project(near, modes=CHOICES)
     assert str(caught.value) == (
         "ddpcheck: [tool.ddpcheck] has no setting 'world_size' [settings-unknown]\n"
         "  expected   accept, batch_norm, device, dtype, fix, loss, max_memory, modes, "
@@ -254,7 +257,7 @@ def test_wrong_project_file_is_a_usage_error(
     text: str, slug: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        settings.from_project(_project(tmp_path, text))
+        settings.from_project(_project(tmp_path, text), modes=CHOICES)
     assert caught.value.problem.slug == slug
 
 
@@ -273,7 +276,7 @@ def test_settings_of_the_table_are_the_fields_of_options() -> None:
 @pytest.mark.parametrize("one", SETTINGS, ids=lambda one: one.name)
 def test_example_of_a_setting_can_be_read(one: Setting) -> None:
     if one.metavar:
-        settings.read(one.name, one.example, origin=one.option)
+        settings.read(one.name, one.example, origin=one.option, modes=CHOICES)
     else:
         assert one.argument() == {"action": "store_const", "const": False}
         assert one.read(False) is False
