@@ -70,7 +70,7 @@ def apply(report: Report, known: Report, path: str) -> Report:
 
 def _settings(report: Report, run: Run) -> tuple[object, ...]:
     """Returns the settings that identify a run in the baseline."""
-    chosen = run.batch_norm, run.loss, run.noise, run.dtype
+    chosen = run.reduce, run.batch_norm, run.loss, run.noise, run.dtype
     return run.mode, run.world_size, *chosen, report.target.steps
 
 

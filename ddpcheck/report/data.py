@@ -83,10 +83,15 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One cell of the matrix: a mode at a world size, against the reference."""
+    """One cell of the matrix: a mode at a world size, against the reference.
+
+    `reduce` is what a parameter server makes of the workers' gradients, "mean" or
+    "sum"; "" in modes without one.
+    """
 
     mode: str
     world_size: int
+    reduce: str = ""
     batch_norm: str = "asis"
     loss: str = "asis"
     noise: str = "asis"

@@ -321,6 +321,7 @@ def test_another_exception_is_new_and_another_message_is_none() -> None:
         {"dtype": "float32"},
         {"batch_norm": "sync"},
         {"loss": "mean"},
+        {"reduce": "sum"},
         {"noise": "sample"},
         {"mode": "dp"},
         {"world_size": 8},

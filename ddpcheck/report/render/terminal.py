@@ -258,6 +258,7 @@ def _columns(report: Report, kept: list[int]) -> list[_Column]:
     runs = [report.runs[index] for index in kept]
     several = len({run.dtype for run in report.runs}) > 1
     settings = [
+        _setting("reduce", runs, lambda run: run.reduce),
         _setting("bn", runs, lambda run: run.batch_norm),
         _setting("loss", runs, lambda run: run.loss),
         _setting("noise", runs, lambda run: run.noise),
@@ -282,10 +283,10 @@ def _columns(report: Report, kept: list[int]) -> list[_Column]:
 
 
 def _setting(title: str, runs: list[Run], of: Callable[[Run], str]) -> _Column | None:
-    """Returns the column of a setting, None where every run has it as is."""
-    if all(of(run) == "asis" for run in runs):
+    """Returns the column of a setting, None where every run has the default or none."""
+    if all(of(run) in ("", "asis") for run in runs):
         return None
-    return _texts(title, [of(run) for run in runs])
+    return _texts(title, [of(run) or "-" for run in runs])
 
 
 def _texts(title: str, texts: list[str]) -> _Column:

@@ -84,8 +84,13 @@ def _every_setting(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _settings(run: Run, *, with_dtype: bool) -> str:
-    listed = (("bn", run.batch_norm), ("loss", run.loss), ("noise", run.noise))
-    parts = [f"{key}={value}" for key, value in listed if value != "asis"]
+    listed = (
+        ("reduce", run.reduce),
+        ("bn", run.batch_norm),
+        ("loss", run.loss),
+        ("noise", run.noise),
+    )
+    parts = [f"{key}={value}" for key, value in listed if value not in ("", "asis")]
     return " ".join([*parts, run.dtype] if with_dtype else parts)
 
 

@@ -58,6 +58,7 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
     run = Run(
         mode=spec.mode,
         world_size=spec.world_size,
+        reduce=spec.ps_reduce if mode_of(spec.mode).servers else "",
         batch_norm=spec.batch_norm,
         loss=spec.loss,
         noise=spec.noise,

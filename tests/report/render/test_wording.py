@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from ddpcheck.report.data import Control, Fault, Fix
-from ddpcheck.report.render import divergence, junit, status, wording
+from ddpcheck.report.data import Control, Fault, Fix, to_json
+from ddpcheck.report.render import divergence, html, junit, status, terminal, wording
 
 from . import sample
 
@@ -310,3 +311,20 @@ def test_fault_line_begins_with_what_gloo_says() -> None:
     assert wording.fault_line(fault) == (
         "rank 0 raised at step 1: RuntimeError: Connection closed by peer"
     )
+
+
+def test_reduction_of_a_parameter_server_is_in_every_report() -> None:
+    runs = (
+        sample.equal_run("ddp"),
+        sample.equal_run("ps", reduce="mean"),
+        sample.equal_run("ps", reduce="sum"),
+    )
+    report = replace(sample.equivalent(), runs=runs)
+    labels = ("ddp W=2", "ps W=2 reduce=mean", "ps W=2 reduce=sum")
+    assert wording.run_labels(report) == labels
+    lines = terminal.to_text(report, color=False, width=100).splitlines()
+    begins = [line.split()[:3] for line in lines if line.startswith("  ps ")]
+    assert begins == [["ps", "2", "mean"], ["ps", "2", "sum"]]
+    assert '<span class="note">reduce=sum</span>' in html.to_html(report)
+    reductions = [run["reduce"] for run in json.loads(to_json(report))["runs"]]
+    assert reductions == ["", "mean", "sum"]

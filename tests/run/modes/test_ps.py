@@ -138,6 +138,7 @@ def test_training_with_a_server_equals_one_process(
     report = _checked(pool, _ref(tmp_path, source), reduce)
     (run,) = report.runs
     assert (run.mode, run.verdict, run.ranks_agree) == ("ps", "equivalent", True)
+    assert run.reduce == reduce
     assert (run.gradients.compared, run.weights.compared) in {(6, 6), (6, 12)}
     assert (run.shard_sizes, report.findings) == ((4, 4), ())
 
