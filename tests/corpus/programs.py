@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddpcheck.cli import arguments
 from ddpcheck.errors.problem import UsageError
+from ddpcheck.run.modes.registry import CHOICES
 from ddpcheck.target import settings
 from ddpcheck.target.options import SETTINGS, Options
 
@@ -143,7 +144,7 @@ def _options(text: str) -> Options:
     try:
         given = vars(arguments.parser().parse_args(["program.py", *shlex.split(text)]))
         texts = {s.name: given[s.name] for s in SETTINGS if given[s.name] is not None}
-        return settings.make({**_DEFAULTS, **texts}, {})
+        return settings.make({**_DEFAULTS, **texts}, {}, modes=CHOICES)
     except UsageError as error:
         raise HeaderError(f"options: {error.problem.message}") from None
 
