@@ -1,8 +1,8 @@
 """Interventions: the changes of a run that prove or disprove a cause.
 
-Each is an object that says what it does (`describe`), where it acts and of what kind it
-is. A `RunSpec` and a rule's proposal hold them as `fixes`. `REGISTRY` lists all. The
-ranks apply them to the run, never to the user's file: see ddpcheck/run/interventions.
+Each is an object with its description (`describe`), place and kind. A `RunSpec` and a
+rule's proposal hold them as `fixes`. `REGISTRY` lists all. The ranks apply them to the
+run, never to the user's file: see ddpcheck/run/interventions.
 
 To add one without parameters, add a member to `Switch`; one with parameters is a class
 of its own, listed in `REGISTRY`. Then apply it in ddpcheck/run/interventions/apply.py.
@@ -35,31 +35,31 @@ _MOST_NAMES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """What is the same for all interventions of one sort.
+    """The description that all interventions of one sort share.
 
-    `says`: what it does, in words that follow "with". It may hold "{factor}" and
-    "{names}"; `of_none` stands for the names where there are none. `place`: where it
-    acts. `kind`: "fix" does what a fix of the file would do. "substitution" gives a
-    rank what the single process has, or takes away what differs, and "gather" shows the
-    samples of all ranks: these mend almost anything, so that they show where a cause
-    is. A "gather" is a fix as well where the fix says to gather. `in_reference`: the
-    single-process run has it too.
+    `effect`: what it does, in words that follow "with". It may contain "{factor}" and
+    "{names}"; `of_none` replaces the names if there are none. `place`: where it acts.
+    `kind`: "fix" does what a fix of the file would do. "substitution" gives a rank
+    single-process values or removes what differs, and "gather" gives it the samples of
+    all ranks: these repair almost anything, so they show where a cause is. A "gather"
+    is also a fix if the fix is to gather. `in_reference`: the single-process run has it
+    too.
     """
 
-    says: str
+    effect: str
     place: Place
     kind: Kind = "fix"
     of_none: str = "all parameters"
     in_reference: bool = False
 
 
-def _fix(place: Place, says: str) -> Meaning:
-    return Meaning(says=says, place=place)
+def _fix(place: Place, effect: str) -> Meaning:
+    return Meaning(effect=effect, place=place)
 
 
-def _given(place: Place, says: str, *, in_reference: bool = False) -> Meaning:
+def _given(place: Place, effect: str, *, in_reference: bool = False) -> Meaning:
     return Meaning(
-        says=says,
+        effect=effect,
         place=place,
         kind="substitution",
         of_none="the model",
@@ -67,22 +67,22 @@ def _given(place: Place, says: str, *, in_reference: bool = False) -> Meaning:
     )
 
 
-def _gathered(place: Place, says: str) -> Meaning:
-    return Meaning(says=says, place=place, kind="gather", of_none="the model")
+def _gathered(place: Place, effect: str) -> Meaning:
+    return Meaning(effect=effect, place=place, kind="gather", of_none="the model")
 
 
-def _in_all(place: Place, says: str) -> Meaning:
-    return Meaning(says=says, place=place, in_reference=True)
+def _in_all(place: Place, effect: str) -> Meaning:
+    return Meaning(effect=effect, place=place, in_reference=True)
 
 
 class Intervention:
-    """What all interventions have."""
+    """The interface of all interventions."""
 
     __slots__ = ()
 
     @property
     def meaning(self) -> Meaning:
-        """What it does, whatever its parameters are."""
+        """Its description, which does not depend on parameters."""
         raise NotImplementedError
 
     @property
@@ -137,7 +137,7 @@ class Switch(Intervention, Enum):
         in_reference=True,
     )
 
-    # Beside GlobalLoss: steps see no other rank until backward.
+    # In addition to GlobalLoss: steps see no other rank until backward.
     LOSS_WITHOUT_RANKS = _gathered(
         "loss", "the other ranks hidden from the step until backward"
     )
@@ -156,7 +156,7 @@ class Switch(Intervention, Enum):
     BUCKET_VIEW_OFF = _fix("wrapper", "DDP built with gradient_as_bucket_view=False")
     NO_COMM_HOOKS = _fix("wrapper", "DDP built without its communication hooks")
     COMM_HOOKS_ON_MEANS = _fix(
-        "wrapper", "the communication hooks given the mean of the ranks' gradients"
+        "wrapper", "communication hooks applied to the mean of the ranks' gradients"
     )
     # DDP has the attributes of the model inside.
     CALLS_THROUGH_DDP = _fix(
@@ -206,7 +206,7 @@ class Switch(Intervention, Enum):
         "the hooks on parameters removed in all processes",
         in_reference=True,
     )
-    # And autograd functions that return what they are given pass its gradient on.
+    # Autograd functions that return their input also pass its gradient on unchanged.
     ALL_UNHOOKED = _given(
         "backward",
         "the hooks on tensors and modules removed in all processes",
@@ -239,12 +239,12 @@ class Switch(Intervention, Enum):
     )
     # And DDP has a group of gloo's.
     EXACT_COLLECTIVES = _fix(
-        "collectives", "collectives that return what their definition says"
+        "collectives", "collectives that return the results torch defines"
     )
     # Of several rows per sample, block by block.
     BLOCK_ORDER = _fix(
         "collectives",
-        "gathered rows in the order in which one process stacks them",
+        "gathered rows in the order of the single process",
     )
     MEAN_OF_COUNTS = _fix(
         "collectives",
@@ -265,7 +265,7 @@ class Switch(Intervention, Enum):
     FIRST_RANK = _fix(
         "collectives", "rank 0 given as the answer to code that asks its rank"
     )
-    # What the first rank does is not done.
+    # The work of the first rank is skipped.
     SECOND_RANK = _given(
         "collectives", "rank 1 given as the answer to code that asks its rank"
     )
@@ -300,7 +300,7 @@ class SyncBatchNorm(Intervention):
     """torch's batch norms are synchronised over ranks: those of these names, or all."""
 
     meaning: ClassVar[Meaning] = Meaning(
-        says="{names} synchronised over ranks",
+        effect="{names} synchronised over ranks",
         place="model",
         of_none="torch's batch norms",
     )
@@ -314,7 +314,7 @@ class SyncBatchNorm(Intervention):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalModule(Intervention):
-    """A module sees the rows of all ranks, as in one process.
+    """A module sees the rows of all ranks, as in the single process.
 
     `name` is "" for the model as a whole. `hides`: it sees no process group.
     """
@@ -359,7 +359,7 @@ class Output:
 class GlobalLoss(Intervention):
     """The loss sees the outputs and targets of all ranks.
 
-    `modules`: those whose outputs are gathered, "" or none for the model as a whole.
+    `modules`: their outputs are gathered, "" or none for the model as a whole.
     `parameters`: those that the loss itself uses. `outputs`: those of the model that
     are not a row per sample.
     """
@@ -390,7 +390,7 @@ class GlobalLossOfOutputs(Intervention):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale(Intervention):
-    """What multiplies gradients by a factor."""
+    """Interventions that multiply gradients by a factor."""
 
     factor: float
 
@@ -554,7 +554,7 @@ Boundary = Literal[
     "schedule",  # the optimizer's numbers at every update
     "state",  # buffers and untrained parameters of modules, after a step
     "writes",  # the same whenever a step writes them
-    "beside",  # what is kept beside the model, after a step
+    "beside",  # external state, after a step
 ]
 
 _BOUNDARIES: dict[Boundary, Meaning] = {
@@ -583,7 +583,7 @@ _BOUNDARIES: dict[Boundary, Meaning] = {
         f"buffers and untrained parameters of {{names}} set to those of {_ONE} "
         "whenever a step writes them",
     ),
-    "beside": _given("state", f"what is kept beside the model set to that of {_ONE}"),
+    "beside": _given("state", f"external state set to that of {_ONE}"),
 }
 
 
@@ -591,9 +591,9 @@ _BOUNDARIES: dict[Boundary, Meaning] = {
 class Substitute(Intervention):
     """A rank has the values of the single process at a boundary of its run.
 
-    `names`: of modules for "state" and "writes", of what is kept for "beside"; for
-    "addends" the keys of the tensors at which they begin within the model, none for
-    what the model returns. `numbers`: of the addends.
+    `names`: of modules for "state" and "writes", of the external state for "beside";
+    for "addends" the keys of the tensors at which they begin within the model, none for
+    the model's output. `numbers`: of the addends.
     """
 
     boundary: Boundary
@@ -655,9 +655,7 @@ def substituted(
 
 
 def addends(fixes: Iterable[Intervention]) -> dict[int, frozenset[str]]:
-    """Returns the addends that fixes give, and at which tensors.
-
-    None are named for what the model returns as a whole.
+    """Returns the addends that fixes substitute, and the tensors at which they begin.
 
     >>> one = Substitute(boundary="addends", numbers=(0,))
     >>> other = Substitute(boundary="addends", numbers=(2,), names=("router#0/output",))
@@ -675,12 +673,12 @@ def addends(fixes: Iterable[Intervention]) -> dict[int, frozenset[str]]:
 def describe(
     fixes: Iterable[Intervention], *, noise: str = "", by_hand: bool = False
 ) -> str:
-    """Returns what ran, in words that follow "with".
+    """Returns the interventions of a run, in words that follow "with".
 
     Args:
         fixes: of the run. Those of one sort are one sentence, with the names of all.
-        noise: the noise mode that the run had and the one before had not.
-        by_hand: gradients were averaged by hand instead of by DDP.
+        noise: the noise mode of the run, if the previous run had another.
+        by_hand: gradients were averaged explicitly instead of by DDP.
 
     >>> describe([ScaleLoss(factor=2.0), AverageGradients(names=("a", "b"))])
     'the gradient of the loss multiplied by 2 and the gradients of a, b averaged over \
@@ -701,7 +699,7 @@ def _said(meaning: Meaning, members: list[Intervention]) -> str:
     else:
         factor = ""
     names = [name for fix in members for name in fix.listed if name]
-    return meaning.says.format(factor=factor, names=_cut(names, meaning.of_none))
+    return meaning.effect.format(factor=factor, names=_cut(names, meaning.of_none))
 
 
 def _cut(names: list[str], of_none: str) -> str:

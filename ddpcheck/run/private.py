@@ -1,55 +1,57 @@
-"""What is used of torch that torch does not document, and what is done without it.
+"""The undocumented parts of torch that ddpcheck uses, and its behaviour without them.
 
-No other module takes a private name of torch, but those that look one up as text, at
-the end. tests/test_private_apis.py holds the package to it, and says when a torch has
-one of them no more.
+No other module uses a private name of torch, except those listed at the end, which look
+one up as text. tests/test_private_apis.py checks this, and that torch still has each of
+the names.
 
     _buffers, _modules      named_buffers, named_modules, and assignment
-    _parameters             named_parameters; the replicas of DataParallel are then
-                            given none, so the fix that needs it proves nothing
+    _parameters             named_parameters; replicas of DataParallel then have none,
+                            so the fix that needs it proves nothing
     Module._apply           tensors are converted one by one; to, half, cuda, ... are
-                            watched instead of what they call
-    Tensor._version         0: writing is seen where values change; that weights were
-                            written during backward is not told, nor which backward
-                            left a gradient as it was
+                            observed instead of the function that they call
+    Tensor._version         0: writes are seen by changed values; writes of weights
+                            during backward are not reported, nor which backward left
+                            a gradient unchanged
     Tensor._backward_hooks  hooks are seen when they are registered; earlier ones
-                            cannot be taken off, so the fix that does proves nothing
-    Module._backward_hooks  hooks on modules are not told, and cannot be taken off
-    Module._forward_hooks   what a hook keeps of its own rows is not made of all ranks',
+                            cannot be removed, so the fix that does proves nothing
+    Module._backward_hooks  hooks on modules are not reported and cannot be removed
+    Module._forward_hooks   outputs that a hook keeps are not gathered from all ranks,
                             so the fix that does proves nothing
-    Module._forward_pre_hooks  the same, and an input that a hook makes is taken for one
-                            that the module is called with
+    Module._forward_pre_hooks  the same; the input that a hook returns is taken for the
+                            argument of the module
     _BatchNorm              the documented classes; BatchNorm1d as a base
-    _pytree                 ddpcheck.compare.tree: it sees more, so that an output hides
-                            its tensors from DDP may not be told
-    DisableTorchFunction    nothing: torch has left ddpcheck's own mode by then
-    _python_dispatch        no way: `--noise sample` is refused; draws of the target's
-                            own generators are not told
-    parallel._functions     no way: DataParallel needs GPUs, its runs are refused
-    _are_functorch_transforms_active  False: where the step uses torch.func, no link can
-                            be judged alone
-    torch._dynamo           nothing: ddpcheck.run.process.dynamo stands in for it
+    _pytree                 ddpcheck.compare.tree, which finds more tensors: an output
+                            that hides its tensors from DDP may not be reported
+    DisableTorchFunction    nothing: torch has already disabled ddpcheck's own mode
+    _python_dispatch        `--noise sample` is refused; draws of the target's own
+                            generators are not reported
+    parallel._functions     DataParallel needs GPUs, its runs on the CPU are refused
+    _are_functorch_transforms_active  False: if the step uses torch.func, no link can
+                            be judged by itself
+    torch._dynamo           nothing: ddpcheck.run.process.dynamo replaces it
     torch._compile          torch._dynamo is imported for all ranks
 
-Looked up as text; where a torch lacks one, nothing is done that needs it:
+Looked up as text; without one of these, the feature that needs it is left out:
 
-    _attention                                     process/ahead: ranks import it
-    _clip_grads_with_norm_                         clipping: it is not noticed
-    _comm_hooks                                    fixes: DDP is built anew without them
-    _former_parameters, _is_replica                fixes/replicas: as _parameters
-    _is_param                                      fixes/replicas: isinstance finds none
+    _attention                               run/process/ahead: each rank imports it
+    _clip_grads_with_norm_                   run/observe/patches: clipping is not seen
+    _comm_hooks                              interventions/rewrapping: DDP is built
+                                             again without hooks
+    _former_parameters, _is_replica          interventions/replicas: as _parameters
+    _is_param                                interventions/replicas: isinstance is false
     _ddp_params_and_buffers_to_ignore, _set_static_graph, _register_builtin_comm_hook
-                                                   virtual/ddp: nothing to refuse
-    _allgather_base, _reduce_scatter_base          virtual/group: nothing to refuse
-    _orig_mod, _fsdp_wrapped_module                names: nothing to strip
-    _engine_run_backward                           rank_table: a frame like any other
-    _saved_other                                   addends: a loss that is divided by a
-                                                   constant is told as a sum
-    _schema                                        draws: dropout inside is not seen;
-                                                   given_writes: nothing is given
-    _AllReduce                                     mean_sums: torch's own sums stay sums
+                                             jobs/virtual/ddp: nothing to refuse
+    _allgather_base, _reduce_scatter_base    jobs/virtual/group: nothing to refuse
+    _orig_mod, _fsdp_wrapped_module          run/model/names: nothing to remove
+    _engine_run_backward                     facts/rank_table: a frame like any other
+    _saved_other                             run/observe/addends: a loss divided by a
+                                             constant is taken for a sum
+    _schema                                  run/model/draws: dropout inside is not
+    seen; "writes" substitutes nothing _AllReduce
+    collectives/reductions: torch's own sums
+                                             stay sums
 
-All is decided once, by the import of this module; a rank pays nothing for it later.
+All choices are made once, at the import of this module.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class _ByName(MutableMapping[str, Any]):
         self.module = module
 
     def named(self) -> Iterator[tuple[str, Any]]:
-        """Yields what there is; what has several names comes by each of them."""
+        """Yields each tensor or module under each of its names."""
         raise NotImplementedError
 
     def __getitem__(self, name: str) -> Any:
@@ -179,7 +181,7 @@ def _held(name: str, otherwise: Named) -> Named:
     return held
 
 
-# What a module holds by name: live, and written by assignment.
+# The tensors or modules that a module holds by name; assignments change the module.
 buffers: Named = _held("_buffers", _Buffers)
 parameters: Named = _held("_parameters", _Parameters)
 children: Named = _held("_modules", _Children)
@@ -200,9 +202,9 @@ backward_hooks: Callable[[nn.Module], MutableMapping[int, Any]] = (
 )
 
 
-# Puts all tensors of a module through a function, in place.
+# Applies a function to all tensors of a module, in place.
 convert = _apply if hasattr(_ANY, "_apply") else _convert
-# Whether torch.func transforms what is computed now.
+# Whether a transform of torch.func is active.
 transforms: Callable[[], bool] = getattr(
     getattr(torch, "_C", None), "_are_functorch_transforms_active", lambda: False
 )
@@ -216,14 +218,14 @@ CONVERSIONS: tuple[str, ...] = (
 # Grows when the tensor is written in place, where it is counted at all.
 COUNTS_VERSIONS = hasattr(Tensor, "_version")
 version: Callable[[Tensor], int] = attrgetter("_version") if COUNTS_VERSIONS else _zero
-# The hooks that are on a tensor; nothing, or None, where there are none.
+# The hooks of a tensor; nothing, or None, without hooks.
 tensor_hooks: Callable[[Tensor], Any] = (
     attrgetter("_backward_hooks") if hasattr(Tensor, "_backward_hooks") else _none
 )
 
 
 def put_tensor_hooks(tensor: Tensor, hooks: Any) -> None:
-    """Puts the hooks on a tensor that `tensor_hooks` found, or none at all."""
+    """Sets the hooks of a tensor to those that `tensor_hooks` returned, or to none."""
     tensor._backward_hooks = hooks  # noqa: SLF001
 
 

@@ -1,4 +1,4 @@
-"""Which run, and what its ranks say of it: plain data that crosses processes."""
+"""Specification and results of a run: plain data that crosses processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Digest = tuple[float, ...]  # see summing.digest
 NATIVE = "native"  # RunSpec.constants: no tensor of the target is cast
 FINE_RTOL = 1e-9  # that of float64; at it rounding in float32 is a difference
 SAMPLES = "samples"  # the countable that is the size of a shard
-EMULATED = "under which DataParallel is emulated on one device"  # what torch may lack
+EMULATED = "under which DataParallel is emulated on one device"  # torch lacks it
 ONE_SIDED = "only one side returns it"  # why an output is not compared
-REFUSED = "refused"  # fact: why this run says nothing of the target
+REFUSED = "refused"  # fact: why this run proves nothing
 REMARKS = "remarks"  # fact: sentences on the run, for the warnings of the report
 IDLE = -2  # for the number of the DDP object, of a forward under no_grad
 
@@ -25,18 +25,18 @@ IDLE = -2  # for the number of the DDP object, of a forward under no_grad
 class RunSpec:
     """One run of a target.
 
-    `mode` "averaged" is data parallelism done by hand, without DDP's reducer: every
-    rank computes its local gradients, then all gradients are averaged, whatever wraps
-    the model. It is what DDP should have done. "sim" is DDP with all ranks played by
-    one process, "ps" a parameter server with workers (ddpcheck/run/modes/).
+    `mode` "averaged" is data parallelism without DDP's reducer: every rank computes its
+    local gradients, then all gradients are averaged explicitly, with any wrapper. DDP
+    should give the same result. "sim" is DDP with all ranks played by one process, "ps"
+    a parameter server with workers (ddpcheck/run/modes/).
 
     `fixes` are interventions (see ddpcheck/run/intervention.py).
     `permute` reorders the batch and rescales the backward pass: the same mathematics
-    with other rounding, the measure of a run's own noise. 0: not at all; 1: samples at
-    random; W: the W shards, last one first. `jitter` changes the batch, and weights
-    before the first step and after each, by so much of their size, at random: what the
-    computation makes of one rounding. `reround`, with `permute`: what is computed in
-    float32 is rounded otherwise.
+    with other rounding, the measure of a run's own noise. 0: no; 1: samples at random;
+    W: the W shards, last one first. `jitter` changes the batch, and weights before the
+    first step and after each, at random by this fraction of their size: the effect of
+    one rounding on the computation. `reround`, with `permute`: results computed in
+    float32 are rounded differently.
     """
 
     mode: str
@@ -67,14 +67,14 @@ class RunSpec:
     # counts go. 0: the batch as it is.
     tile: int = 0
     fixes: Interventions = ()
-    # Tell which samples are trained on, in the reference too: see RowsSeen.
+    # Records which samples are trained on, in the reference too: see RowsSeen.
     watch: bool = False
     # Of a parameter server: "mean" or "sum" of the gradients, and what multiplies its
     # learning rates.
     ps_reduce: str = "mean"
     ps_lr: float = 1.0
     rtol: float = FINE_RTOL
-    # (name, rtol) of weights and buffers that are judged by an rtol of their own.
+    # (name, rtol) of weights and buffers with an individual rtol.
     floors: tuple[tuple[str, float], ...] = ()
 
     def but(self, **changes: Any) -> RunSpec:
@@ -83,16 +83,16 @@ class RunSpec:
 
 
 class RefusedError(Exception):
-    """A mode cannot do what this target asks of it; nothing is said of the target."""
+    """The mode does not support this target; this is no fault of the target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one rank says after one step.
+    """The results of one rank after one step.
 
-    `compared` are the tensors that the rank compared, by quantity: ranks may compare
-    other ones, where each has an optimizer of its own share. `digests` are filled where
-    a quantity differs from the reference: ranks are then compared by them (see
+    `compared`: the tensors that the rank compared, by quantity; they differ between
+    ranks if each optimizer has its own share of the parameters. `digests`: set if a
+    quantity differs from the reference; ranks are then compared by them (see
     summing.digest).
     """
 
@@ -101,13 +101,13 @@ class StepResult:
     quantities: dict[str, Quantity]
     compared: dict[str, frozenset[str]] = field(default_factory=dict)
     digests: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    # How far one process's update moved the weights that it moved least, relative;
-    # told where gradients differ and weights do not.
+    # Relative size of the smallest single-process update of a weight; set if gradients
+    # differ and weights do not.
     least_move: float = 0.0
-    # Of weights that an optimizer moved by gradients other than one process's: digests
-    # right after that, and at the end of the step. By update.
+    # Per update, digests of weights that were updated by wrong gradients: right after
+    # the update, and at the end of the step.
     parted: tuple[tuple[Digest, Digest], ...] = ()
-    # Whether every such update made something of all ranks' gradients itself.
+    # Whether every such update communicated the gradients of all ranks itself.
     reduces_in_update: bool = False
 
 
@@ -182,24 +182,24 @@ class ForwardCount:
 class RowsSeen:
     """Progress: the model was called, with gradients; a number for each sample.
 
-    Told where the target has a step of its own, which may choose its samples itself.
+    Reported if the target has its own step, which may select samples itself.
     """
 
     step: int
     rows: tuple[int, ...]
 
 
-FEW = 16  # numbers kept beside the model: a scale, or a weight per task
+FEW = 16  # numbers of external state: a scale, or a weight per task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptOtherwise:
-    """What a rank keeps beside the model, and one process keeps otherwise.
+    """External state of a rank that differs from the single-process run.
 
-    `step`: after which it differed first, by `rel_diff`. `is_weight`: a parameter, as
-    those of an average of the model are; `is_trained`: it has a gradient; `is_buffer`:
-    a buffer. `size`: how many numbers it holds. `has_fewer_rows`: it holds the rank's
-    own samples, and is not compared.
+    `step`: the first after which it differed, by `rel_diff`. `is_weight`: it is a
+    parameter, as in an average of the model; `is_trained`: it has a gradient;
+    `is_buffer`: it is a buffer. `size`: its number of elements. `has_fewer_rows`: it
+    holds the rank's own samples, and is not compared.
     """
 
     step: int
@@ -213,7 +213,7 @@ class KeptOtherwise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """What one rank says of a whole run."""
+    """The results of one rank after a whole run."""
 
     rank: int
     steps: tuple[StepResult, ...] = ()
@@ -232,7 +232,7 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceResult:
-    """What the reference says: facts about the target, and where its trace lies."""
+    """The results of the reference: facts of the target, and the path of its trace."""
 
     trace: str = ""
     problem: Problem | None = None
@@ -244,14 +244,14 @@ class ReferenceResult:
     is_clean: bool = True
 
 
-LARGE = 64 << 20  # bytes of a model that one process computes with all cores
+LARGE = 64 << 20  # bytes of a model above which a process uses all cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """Bytes of one model's tensors.
 
-    `recorded` is what the reference writes into memory, 0 where it goes to a disk.
+    `recorded`: bytes that the reference writes to memory, 0 if it writes to a disk.
     """
 
     parameters: int
@@ -261,7 +261,7 @@ class Sizes:
 
     @property
     def is_large(self) -> bool:
-        """Whether one process computes with all cores."""
+        """Whether a process computes with all cores."""
         return self.parameters >= LARGE
 
     @property
@@ -272,30 +272,32 @@ class Sizes:
 
 @dataclass(slots=True)
 class RunOutcome:
-    """What all ranks said of one run."""
+    """The results of all ranks of one run."""
 
     spec: RunSpec
     reference: ReferenceResult
     ranks: list[Outcome] = field(default_factory=list)
-    servers: list[Outcome] = field(default_factory=list)  # processes beside the ranks
+    servers: list[Outcome] = field(
+        default_factory=list
+    )  # processes in addition to the ranks
     seconds: float = 0.0
-    cut_off: str = ""  # why nothing follows from its not having ended in time
-    crew_index: int = 0  # of the crew that does it among those of its world size
+    cut_off: str = ""  # why missing the time limit proves nothing
+    crew_index: int = 0  # of its crew among those of its world size
 
     def results(self) -> list[RankResult | None]:
-        """Returns each rank's closing words, None where it has none."""
+        """Returns each rank's result, None if it has none."""
         return list(map(result_of, self.ranks))
 
     def steps(self, rank: int) -> list[StepResult]:
-        """Returns the steps that this rank told of."""
+        """Returns the results of the steps of this rank."""
         return [s for s in self.ranks[rank].progress if isinstance(s, StepResult)]
 
     def facts(self, rank: int = 0) -> dict[str, Any]:
-        """Returns the rank's facts, empty where it told none."""
+        """Returns the rank's facts, empty without a result."""
         result = self.results()[rank] if rank < len(self.ranks) else None
         return result.facts if result else {}
 
 
 def result_of(outcome: Outcome) -> RankResult | None:
-    """Returns the closing words of a process, None where it has none."""
+    """Returns the result of a process, None if it has none."""
     return outcome.value if isinstance(outcome.value, RankResult) else None

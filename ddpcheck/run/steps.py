@@ -102,7 +102,7 @@ class Training:
     step: int = 0
     updates: int = 0  # optimizer steps so far in this step
     losses: list[float | None] = field(default_factory=list)
-    loss_dtype: str = ""  # of the last loss: what it rounds to
+    loss_dtype: str = ""  # of the last loss: its precision
     schedule: list[tuple[int, list[Group]]] = field(default_factory=list)
     members: list[Members] = field(default_factory=list)  # of its groups
     vector_loss: int = 0
@@ -199,7 +199,7 @@ class Training:
         self._has_stepped |= not is_other
         found = _Gradients.of(mine)
         is_known = bool(mine) and any(found.are_of(open_) for open_ in self._open)
-        # One that holds nothing of what is trained has recorded nothing.
+        # An optimizer without trained parameters has recorded nothing.
         self._open.append(found if mine else None)
         if is_known:
             return  # an optimizer that hands on to another: one update
@@ -367,7 +367,7 @@ def own_loss(target: Target, output: Any) -> Any:
 
 
 def check_loss(target: Target, value: Any) -> None:
-    """Says what is wrong with what the loss returned.
+    """Raises the error for an invalid value returned by the loss.
 
     Raises:
         UsageError: target-loss-scalar, target-loss-gradient.

@@ -64,7 +64,7 @@ def count_calls(model: nn.Module) -> dict[str, int]:
 
 
 def count_new_calls(wrapped: nn.Module, calls: dict[str, int]) -> None:
-    """Counts calls of modules that wrapping put in place of counted ones."""
+    """Counts calls of modules that replaced counted ones during wrapping."""
     short = shortener(wrapped)
     for path, module in contents.named_modules(wrapped):
         is_new = private.buffers(module) and not vars(module).get(_COUNTED)

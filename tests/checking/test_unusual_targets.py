@@ -581,7 +581,7 @@ def test_weights_that_ranks_share_after_their_own_steps(
         "gradients of ddp at world size 2"
     ] == (
         "each rank's own when the optimizer steps; the ranks share their weights after "
-        "it, and these are one process's after every step"
+        "it, and these equal the single-process weights after every step"
     )
     # Elsewhere: of one size and second, Python would take it for the file before.
     other = tmp_path / "other"

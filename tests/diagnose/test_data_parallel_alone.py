@@ -281,7 +281,7 @@ def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
         "optimizer changes it (weight decay, momentum)"
     )
     assert {n.what: n.why for n in report.not_compared} == {
-        "gradients of b.weight, b.bias": "no gradient in one process either",
+        "gradients of b.weight, b.bias": "no gradient in the single-process run either",
         "weights of b.weight": why,
         "weights of b.bias": why,
     }

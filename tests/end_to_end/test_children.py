@@ -87,7 +87,9 @@ def test_hang_shows_the_line_of_user_code_and_the_main_thread_first(
     ended = terminal.run("mymodel.py", *ARGUMENTS, "--timeout-s", "2")
     assert ended.exit_code == 3
     first, *rest = ended.stderr[ended.stderr.index("ddpcheck: not") :].splitlines()
-    assert first.startswith("ddpcheck: not checked: one process did not end within ")
+    assert first.startswith(
+        "ddpcheck: not checked: the single-process run did not end within "
+    )
     assert first.endswith(
         " s, at mymodel.py:24 in wait; if it needs longer: --timeout-s"
     )

@@ -235,8 +235,8 @@ def test_limit_that_is_too_short_is_no_hang(terminal: Terminal) -> None:
     (run,) = _report(terminal)["runs"]
     assert run["seconds"] < 5
     assert re.fullmatch(
-        r"it did not end within --timeout-s 2, which is no hang: by what one process "
-        r"took it may need about \d+ s",
+        r"it did not end within --timeout-s 2, which is no hang: from the single-"
+        r"process time it may need about \d+ s",
         run["why"],
     )
     terminal.assert_clean(command)

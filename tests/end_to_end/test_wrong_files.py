@@ -106,7 +106,7 @@ def test_notebook_is_told(tmp_path: Path) -> None:
 
 HELPER = "def total(output):\n    raise ValueError('a\\nb\\nc\\nd')\n"
 BY_HELPER = """\
-ddpcheck: mymodel.py does not train in one process [target-raises]
+ddpcheck: mymodel.py: training fails in a single process [target-raises]
   expected   model, batch, loss and optimizer that do three steps
   found      ValueError: a
              b

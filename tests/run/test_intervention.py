@@ -124,17 +124,17 @@ def test_registry_lists_every_intervention_once() -> None:
 
 @pytest.mark.parametrize("one", EVERY, ids=_name)
 def test_sentence_follows_with_and_holds_no_name_of_ours(one: Intervention) -> None:
-    said = one.describe()
-    assert said
-    assert said == said.strip(" .")
-    assert not {"{", "}", "|", ":"} & set(said)
-    assert _name(one) not in said
+    sentence = one.describe()
+    assert sentence
+    assert sentence == sentence.strip(" .")
+    assert not {"{", "}", "|", ":"} & set(sentence)
+    assert _name(one) not in sentence
     assert one.place in get_args(Place)
 
 
 def test_each_has_a_sentence_of_its_own() -> None:
-    said = [one.meaning.says for one in EVERY]
-    assert sorted(set(said)) == sorted(said)
+    effects = [one.meaning.effect for one in EVERY]
+    assert sorted(set(effects)) == sorted(effects)
 
 
 @pytest.mark.parametrize("one", EVERY, ids=_name)
@@ -183,17 +183,19 @@ def test_interventions_with_other_parameters_are_not_equal() -> None:
 
 
 def test_single_process_run_has_what_acts_in_all_processes() -> None:
-    said = {one.meaning.says for one in EVERY if "all processes" in one.meaning.says}
-    told = {one.meaning.says for one in EVERY if one.in_reference}
-    assert said < told
-    assert {_name(one) for one in EVERY if one.meaning.says in told - said} == {
+    effects = {one.meaning.effect for one in EVERY}
+    in_all = {effect for effect in effects if "all processes" in effect}
+    in_reference = {one.meaning.effect for one in EVERY if one.in_reference}
+    assert in_all < in_reference
+    others = in_reference - in_all
+    assert {_name(one) for one in EVERY if one.meaning.effect in others} == {
         "Substitute of orders",
         "Substitute of addends",
     }
 
 
 @pytest.mark.parametrize(
-    ("fixes", "said"),
+    ("fixes", "sentence"),
     [
         ((ScaleLoss(factor=2.0),), "the gradient of the loss multiplied by 2"),
         (
@@ -226,9 +228,9 @@ def test_single_process_run_has_what_acts_in_all_processes() -> None:
     ],
 )
 def test_sentence_says_what_an_intervention_was_given(
-    fixes: Interventions, said: str
+    fixes: Interventions, sentence: str
 ) -> None:
-    assert describe(fixes) == said
+    assert describe(fixes) == sentence
 
 
 def test_first_of_a_class_is_found_and_none_where_there_is_none() -> None:

@@ -41,7 +41,7 @@ from ddpcheck.run.interventions.gradients.averages import (
 )
 from ddpcheck.run.interventions.rows.gather import (
     alone_until_backward,
-    seen_again_in_the_end,
+    shown_again_at_exit,
     without_ranks,
     without_ranks_in_backward,
 )
@@ -82,7 +82,7 @@ def before_wrap(model: nn.Module, fixes: Interventions) -> nn.Module:
 
 
 def around_wrap(fixes: Interventions) -> contextlib.AbstractContextManager[None]:
-    """Stands around wrapping, with the interventions that change how DDP is built."""
+    """Returns the context of wrapping, with the interventions on how DDP is built."""
     for fix, rank in _RANKS.items():
         if fix in fixes:
             return reporting_rank(rank)
@@ -97,11 +97,11 @@ def around_wrap(fixes: Interventions) -> contextlib.AbstractContextManager[None]
 def around_building(
     fixes: Interventions,
 ) -> contextlib.AbstractContextManager[None]:
-    """Stands around the making of the optimizer."""
+    """Returns the context in which the optimizer is built."""
     if Switch.HOOKS_AFTER_BACKWARD in fixes:
         return hooks.registered_late()
-    told = [rank for fix, rank in _RANKS.items() if fix in fixes]
-    return reporting_rank(*told) if told else contextlib.nullcontext()
+    ranks = [rank for fix, rank in _RANKS.items() if fix in fixes]
+    return reporting_rank(*ranks) if ranks else contextlib.nullcontext()
 
 
 def after_wrap(
@@ -111,7 +111,7 @@ def after_wrap(
 ) -> nn.Module:
     """Returns the wrapped model with the interventions that change the wrapper.
 
-    `initial` are one process's first weights and buffers, by name.
+    `initial`: the first weights and buffers of the single-process run, by name.
     """
     if substituted(fixes, "start") is not None:
         rewriting.broadcast(model, initial or {})
@@ -124,17 +124,17 @@ def around_training(
     shard_targets: Callable[[], Any],
     model: Callable[[], nn.Module],
 ) -> Iterator[None]:
-    """Stands around all steps; `shard_targets` gives the current step's."""
+    """The context of all steps; `shard_targets` returns those of the current step."""
     if not fixes:
         yield
         return
     with contextlib.ExitStack() as stack:
-        stack.enter_context(seen_again_in_the_end())
+        stack.enter_context(shown_again_at_exit())
         fix_scales.enter(stack, fixes, shard_targets, model)
         averages.enter(stack, fixes, model)
-        for asked in _with_parameters(fixes, shard_targets, model):
-            stack.enter_context(asked)
-        for switch, context in {
+        for context in _with_parameters(fixes, shard_targets, model):
+            stack.enter_context(context)
+        for switch, enter in {
             Switch.LOSS_WITHOUT_RANKS: alone_until_backward,
             Switch.COLLECTIVES_WITH_GRADIENT: autograd_collectives,
             Switch.COLLECTIVES_ATTACHED: lambda: autograd_collectives(attaches=True),
@@ -167,7 +167,7 @@ def around_training(
             Switch.COPIED_SAVED_TENSORS: allow_mutation_on_saved_tensors,
         }.items():
             if switch in fixes:
-                stack.enter_context(context())
+                stack.enter_context(enter())
         yield
 
 
@@ -176,7 +176,7 @@ def _with_parameters(
     shard_targets: Callable[[], Any],
     model: Callable[[], nn.Module],
 ) -> Iterator[contextlib.AbstractContextManager[Any]]:
-    """Yields the interventions around steps that ask for more than the model."""
+    """Yields the interventions around steps that need more than the model."""
 
     def samples() -> int:
         return countables.samples(shard_targets())
@@ -206,7 +206,7 @@ def _samples_of_rank(fixes: Interventions, targets: Any) -> int:
 
 
 def after_step(model: nn.Module, fixes: Interventions) -> None:
-    """Does what an intervention does between two steps."""
+    """Applies the interventions that act between two steps."""
     if Switch.BROADCAST_AFTER_STEP in fixes:
         rewriting.broadcast(model, {})
     if Switch.STATE_BROADCAST not in fixes:
@@ -245,7 +245,7 @@ def joining(*, counts_all: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def nonreentrant_checkpoints() -> Iterator[None]:
-    """Checkpoints do without a backward inside the backward."""
+    """Checkpoints run no backward inside the backward."""
     import torch.utils.checkpoint as module  # noqa: PLC0415
 
     cls = module.CheckpointFunction
@@ -268,7 +268,7 @@ def nonreentrant_checkpoints() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reporting_rank(rank: int) -> Iterator[None]:
-    """User code that asks for its rank is told this one; 0 is what one process is."""
+    """dist.get_rank returns this rank in user code; a single process has rank 0."""
     before = dist.get_rank
 
     def get_rank(*args: Any, **kwargs: Any) -> int:

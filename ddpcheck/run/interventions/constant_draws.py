@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ddpcheck.run import private
 from ddpcheck.run.observe import external_state
 
-# What a distribution gives, of its parameters by position: its middle, or its first.
+# The constant of each distribution, from its parameters: its middle or first value.
 _MIDDLES: dict[str, Callable[..., Any]] = {
     "random": lambda: 0.5,
     "random_sample": lambda: 0.5,
@@ -43,8 +43,8 @@ _MIDDLES: dict[str, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def constant_generators(model: nn.Module) -> Iterator[None]:
-    """Lets every random number of numpy and Python's random be a constant."""
-    kept = list(external_state.generators_held(model))
+    """Makes every random number of numpy and Python's random a constant."""
+    held = list(external_state.generators_held(model))
     changes: dict[tuple[Any, str], Any] = {
         (np.random, name): function
         for name, function in _numpy_functions().items()
@@ -53,17 +53,17 @@ def constant_generators(model: nn.Module) -> Iterator[None]:
     changes[np.random, "default_rng"] = _default_rng
     changes[np.random, "RandomState"] = _State
     changes |= {(random, name): value for name, value in _PYTHONS.items()}
-    # Not its methods: names of temporary files are drawn with them, and have to be new.
+    # Not its methods: names of temporary files use them and have to be new.
     changes[random, "Random"] = _Random
     before = {key: getattr(*key) for key in changes}
     try:
         for (owner, name), value in changes.items():
             setattr(owner, name, value)
-        for names, name, generator in kept:
+        for names, name, generator in held:
             names[name] = _CONSTANT[external_state.generator_kind(generator)]()
         yield
     finally:
-        for names, name, generator in kept:
+        for names, name, generator in held:
             names[name] = generator
         for (owner, name), value in before.items():
             setattr(owner, name, value)
@@ -81,7 +81,7 @@ def _numpy_functions() -> dict[str, Callable[..., Any]]:
 
 
 def _filled(middle: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a distribution that gives its middle, in the shape that is asked for."""
+    """Returns a function that returns the middle value in the requested shape."""
     known = middle.__code__.co_argcount
 
     def draw(*args: Any, size: Any = None, **kwargs: Any) -> Any:
@@ -148,7 +148,7 @@ _PYTHONS: dict[str, Callable[..., Any]] = {
     "expovariate": lambda lambd=1.0: 1 / lambd,
 }
 _Random = _constant(random.Random, _PYTHONS)
-# What stands in for a generator of each kind.
+# The replacement of a generator of each kind.
 _CONSTANT: dict[type, Callable[[], Any]] = {
     np.random.Generator: _default_rng,
     np.random.RandomState: _State,
@@ -161,13 +161,13 @@ _RANDOM = torch.Tag.nondeterministic_seeded
 
 @contextlib.contextmanager
 def constant_draws(model: nn.Module) -> Iterator[None]:
-    """Lets every random number of torch, numpy and random be a constant."""
+    """Makes every random number of torch, numpy and random a constant."""
     with ConstantDraws(), constant_generators(model):
         yield
 
 
 class ConstantDraws(private.DispatchMode):
-    """Replaces what random operations draw; those that it does not know go on."""
+    """Replaces the results of random operations that it knows."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -175,7 +175,7 @@ class ConstantDraws(private.DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Calls the operation, and writes constants over what it drew."""
+        """Calls the operation and overwrites its random numbers by constants."""
         del types
         result = func(*args, **(kwargs or {}))
         if _RANDOM not in func.tags:
@@ -199,8 +199,8 @@ def _mean_of_normal(args: Any, drawn: Tensor) -> None:
     drawn.copy_(means[0]) if means else drawn.zero_()
 
 
-def _kept(args: Any, drawn: tuple[Tensor, Tensor]) -> None:
-    """Dropout that drops nothing: (output, mask)."""
+def _undropped(args: Any, drawn: tuple[Tensor, Tensor]) -> None:
+    """Fills (output, mask) of a dropout that drops nothing."""
     drawn[0].copy_(args[0])
     drawn[1].fill_(1)
 
@@ -235,7 +235,7 @@ _CONSTANTS: dict[str, Callable[[Any, Any], None]] = {
     "random": _with(0),
     "randperm": _in_order,
     "multinomial": _likeliest,
-    "native_dropout": _kept,
+    "native_dropout": _undropped,
     "poisson": _mean_of_rates,
     "standard_gamma": _mean_of_rates,
     "sample_dirichlet": _shares,

@@ -15,15 +15,15 @@ from ddpcheck.run import private
 from ddpcheck.run.model import contents
 from ddpcheck.run.observe.external_state import MODULES_OWN
 
-# What replicate sets up on every module anew, and torch's own bookkeeping.
+# Attributes that replicate creates on every module, and torch's own bookkeeping.
 _OWN = (vars(nn.Module()).keys() - {"training"}) | {"_former_parameters", "_is_replica"}
 
 
 def fill_parameters(replica: nn.Module) -> None:
-    """Gives a replica's modules the parameters that replicate made attributes.
+    """Restores the parameters of a replica that replicate transposed into attributes.
 
-    For isinstance, too: a module may look whether it has one. The attributes go, as
-    they would hide what functional_call puts in a parameter's place.
+    isinstance(..., nn.Parameter) holds too, as a module may check it. The attributes
+    are removed: they would hide the tensors that functional_call sets in their place.
     """
     for module in contents.modules(replica):
         own = vars(module).get("_former_parameters", {})
@@ -48,20 +48,20 @@ def _is_one(tensor: Tensor) -> bool:
 
 
 def _mean(values: list[Tensor], sizes: list[int]) -> Tensor:
-    """Returns the mean, weighed by samples where their numbers are known."""
+    """Returns the mean, weighted by numbers of samples if these are known."""
     weights = sizes if any(sizes) else [1] * len(values)
     parts = [value * weight for value, weight in zip(values, weights, strict=True)]
     return torch.stack(parts).sum(0) / sum(weights)
 
 
 def first_scalars(gathered: Any, one: Any) -> Any:
-    """Returns what was gathered, with one scalar for every vector of scalars."""
+    """Returns the gathered output with one scalar for every vector of scalars."""
     scalars = {path: t for path, t in tree.tensors(one) if _is_one(t)}
     return tree.replace(gathered, scalars.get)
 
 
 def keep_state(module: nn.Module, replica: nn.Module) -> None:
-    """Gives a module what its replica assigned to itself.
+    """Copies to a module what its replica assigned to itself.
 
     Attributes, buffers, and the data of parameters.
     """
@@ -98,7 +98,7 @@ def _assigned(mine: nn.Module, theirs: nn.Module) -> dict[str, Any]:
 
 
 def assign(module: nn.Module, kept: list[dict[str, Any]]) -> None:
-    """Gives a module what `assigned` returned."""
+    """Assigns the values that `assigned` returned to a module."""
     for part, values in zip(contents.modules(module), kept, strict=True):
         buffers = private.buffers(part)
         for name, value in values.items():
@@ -118,18 +118,18 @@ def _same_memory(a: Tensor, b: Tensor | None) -> bool:
 
 @dataclass(slots=True)
 class BySamples:
-    """A call of which samples alone are to be split, and put together again.
+    """Arguments of a call, of which only samples are split and gathered.
 
-    What stands for a list of samples, or for a tensor of something else, are numbers of
-    samples: torch splits these, and `part` puts the rest back. A tensor that has the
-    samples in another dimension is turned.
+    Lists of samples, and tensors of other data, are replaced by sample numbers: torch
+    splits these, and `part` restores the data. Tensors with samples in another
+    dimension are transposed.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     whole: dict[str, Tensor] = field(default_factory=dict)
     lists: dict[Any, Any] = field(default_factory=dict)  # by position, or name
-    turned: dict[str, int] = field(default_factory=dict)  # by path: the dimension
+    transposed: dict[str, int] = field(default_factory=dict)  # by path: the dimension
 
     def rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments as torch is to split them."""
@@ -149,7 +149,7 @@ class BySamples:
                 self.whole[path] = t
                 return numbers
             if dim:
-                self.turned[path] = dim
+                self.transposed[path] = dim
             return t.movedim(dim, 0)
 
         args = tuple(named.pop(position) for position in range(len(self.args)))
@@ -163,7 +163,7 @@ class BySamples:
         """Returns a replica's arguments, from those that torch made of `rows`."""
 
         def given(path: str, t: Tensor) -> Tensor:
-            return self.whole.get(path, t.movedim(0, self.turned.get(path, 0)))
+            return self.whole.get(path, t.movedim(0, self.transposed.get(path, 0)))
 
         args, kwargs = tree.replace((args, kwargs), given)
         named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
@@ -175,10 +175,10 @@ class BySamples:
 def gathered(
     outputs: Sequence[Any], sizes: list[int], gather: Callable[[list[Any]], Any]
 ) -> Any:
-    """Returns the outputs put together by samples, in whatever dimension they lie.
+    """Returns the outputs gathered along their dimension of samples.
 
-    What has none, and one shape on all replicas, is their mean; single numbers are left
-    to torch.
+    A tensor without one, of equal shape on all replicas, becomes their mean; single
+    numbers are left to torch.
 
     Args:
         outputs: of the replicas.
@@ -186,23 +186,23 @@ def gathered(
         gather: torch's, along dimension 0.
     """
     flat = [dict(tree.tensors(output)) for output in outputs]
-    turned, means = dict[str, int](), dict[str, Tensor]()
+    transposed, means = dict[str, int](), dict[str, Tensor]()
     for path, first in flat[0].items():
         parts = [f[path] for f in flat if path in f]
         dim = _dimension(parts, sizes)
         if dim:
-            turned[path] = dim
+            transposed[path] = dim
         elif dim is None and not _is_one(first) and len({t.shape for t in parts}) == 1:
             means[path] = _mean([t.to(first.device) for t in parts], sizes)
     rows = [
-        tree.replace(output, lambda path, t: t.movedim(turned.get(path, 0), 0))
+        tree.replace(output, lambda path, t: t.movedim(transposed.get(path, 0), 0))
         for output in outputs
     ]
 
-    def told(path: str, t: Tensor) -> Tensor:
-        return means.get(path, t.movedim(0, turned.get(path, 0)))
+    def restored(path: str, t: Tensor) -> Tensor:
+        return means.get(path, t.movedim(0, transposed.get(path, 0)))
 
-    return tree.replace(gather(rows), told)
+    return tree.replace(gather(rows), restored)
 
 
 def _dimension(parts: Sequence[Tensor], sizes: Sequence[int]) -> int | None:
@@ -219,7 +219,7 @@ def _dimension(parts: Sequence[Tensor], sizes: Sequence[int]) -> int | None:
 
 
 def _samples(values: Sequence[Any]) -> int:
-    """Returns how many samples a call is given: as many as its first tensor has rows.
+    """Returns the number of samples in a call: the rows of its first tensor.
 
     Or its first list items, where no argument is a tensor itself.
     """
@@ -249,7 +249,7 @@ _SHARED = (list, dict, set)
 
 
 class SharedObjects:
-    """Those of a module, while its replicas are called one after the other."""
+    """Lists, dicts and sets of a module that its replicas share."""
 
     def __init__(self, module: nn.Module) -> None:
         self._objects = [
@@ -262,7 +262,7 @@ class SharedObjects:
         self._after: list[list[Any]] = []  # by replica
 
     def alone(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the call of a replica that finds what was there before all."""
+        """Returns the call of a replica, with the objects as before all replicas."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
             for held, before in zip(self._objects, self._before, strict=True):
@@ -274,7 +274,7 @@ class SharedObjects:
         return called
 
     def join(self, sizes: Sequence[int]) -> None:
-        """Leaves what one process would: of the rows of all, the mean of numbers."""
+        """Sets the objects as one process would: all rows, the mean of numbers."""
         for number, held in enumerate(self._objects):
             _fill(held, _joined([after[number] for after in self._after], sizes))
 
@@ -294,7 +294,7 @@ def _joined(versions: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 
 def _one(values: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Returns the rows of all, the mean of numbers, or what the last replica has."""
+    """Returns the rows of all replicas, the mean of numbers, or the last value."""
     last = values[-1]
     if not all(isinstance(value, Tensor) for value in values):
         return last

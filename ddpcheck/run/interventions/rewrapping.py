@@ -29,7 +29,7 @@ from ddpcheck.run.intervention import Interventions, Switch
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.averaged import is_ddp
 
-# What a DDP object is built anew with.
+# The settings with which a DDP object is built again.
 _SETTINGS: dict[Switch, dict[str, Any]] = {
     Switch.FIND_UNUSED: {"find_unused_parameters": True},
     Switch.STATIC_GRAPH_OFF: {"static_graph": False},
@@ -43,7 +43,7 @@ _SETTINGS: dict[Switch, dict[str, Any]] = {
 
 
 def rewrapped(model: nn.Module, fixes: Interventions) -> nn.Module:
-    """Returns the model with the DDP objects in it as the interventions want them."""
+    """Returns the model with its DDP objects rebuilt as the interventions require."""
     settings: dict[str, Any] = {}
     for switch, setting in _SETTINGS.items():
         if switch in fixes:
@@ -82,7 +82,7 @@ def _all_trainable(model: nn.Module) -> Iterator[None]:
 def _rebuilt(
     ddp: DistributedDataParallel, hooks: Sequence[Any] | None = None, **changes: Any
 ) -> DistributedDataParallel:
-    """Returns a new DDP around the same module, settings kept but for `changes`.
+    """Returns a new DDP around the same module, with `changes` to its settings.
 
     `hooks` are (hook, state) pairs, by default those that were registered.
     """
@@ -108,7 +108,7 @@ _FORWARD = "forward"
 
 
 def with_inner_attributes(model: nn.Module) -> nn.Module:
-    """Returns the model, whose DDP objects have the attributes of what they wrap."""
+    """Returns the model; its DDP objects have the attributes of the modules inside."""
     return contents.replace(model, _is_wrapper, _extended)
 
 
@@ -124,7 +124,7 @@ def _extended(wrapper: Any) -> nn.Module:
 
 
 def _kind(kind: type[Any]) -> type[Any]:
-    """Returns a class as this one, whose objects hand on what they lack."""
+    """Returns a subclass that looks up missing attributes in the module inside."""
 
     def find(self: Any, name: str) -> Any:
         try:
@@ -166,7 +166,7 @@ def _called(
             held[_FORWARD] = before
 
     def once(*args: Any, **kwargs: Any) -> Any:
-        put_back()  # what is called may call the model itself
+        put_back()  # the function may call the model itself
         return function(*args, **kwargs)
 
     held[_FORWARD] = once
@@ -192,7 +192,7 @@ class _Part:
 
 
 class _Flat(nn.Module):
-    """Returns the tensors of the module's output as a tuple; keeps the rest aside."""
+    """Returns the tensors of the module's output as a tuple; stores the output."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class _Flat(nn.Module):
 
 
 class _Unflat(nn.Module):
-    """Puts the tuple that went through DDP back into the module's own output."""
+    """Rebuilds the module's own output from the tuple that passed through DDP."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         super().__init__()
@@ -247,14 +247,14 @@ def _hidden_tensors(value: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
 
 
 def _contents(output: Any) -> Any:
-    """Returns the attributes of an object of a class of the user's own."""
+    """Returns the attributes of an object of a user-defined class."""
     is_opaque = hasattr(output, "__dict__") and any(tree.opaque(output))
     is_outer = not isinstance(output, Mapping | list | tuple)
     return vars(output) if is_opaque and is_outer else output
 
 
 def with_plain_output(ddp: DistributedDataParallel) -> nn.Module:
-    """Returns the wrapper built anew so that DDP sees the output's tensors."""
+    """Returns the wrapper built again so that DDP finds the output's tensors."""
     settings = {
         "find_unused_parameters": ddp.find_unused_parameters,
         "static_graph": ddp.static_graph,
@@ -264,7 +264,7 @@ def with_plain_output(ddp: DistributedDataParallel) -> nn.Module:
 
 
 def hooks_of(ddp: DistributedDataParallel) -> list[tuple[Any, Any]]:
-    """Returns the (hook, state) pairs of a DDP object, for one that is built anew."""
+    """Returns the (hook, state) pairs of a DDP object, for one that is built again."""
     known, group = getattr(ddp, "_comm_hooks", ()), ddp.process_group
     return [(_on_means(hook, group), state) for hook, state in known]
 

@@ -1,4 +1,4 @@
-"""Weights that are written between the updates, and what puts them right again."""
+"""Weights written between updates: detected by digests, repaired by broadcasts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Digest = tuple[float, ...]
 
 
 class Rewrites:
-    """Digests of the weights around what user code may write in a step.
+    """Digests of the weights before and after user code may write them in a step.
 
-    A checkpoint that a training step loads, or a reset, shows between the beginning of
-    the step and its first forward; what forward itself writes comes later. Between the
-    optimizer's last step and the end show a constraint, or neurons revived.
+    A loaded checkpoint or a reset changes them between the beginning of the step and
+    its first forward. A constraint or revived neurons change them between the
+    optimizer's last step and the end. Writes of forward itself are in neither.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
@@ -39,11 +39,11 @@ class Rewrites:
             optimizer.register_step_post_hook(self._update)
 
     def begin(self, step: int) -> None:
-        """Notes the weights before a step."""
+        """Records the weights before a step."""
         self._step, self._begun, self._updated = step, self._digest(), None
 
     def end(self) -> None:
-        """Notes the weights after a step."""
+        """Records the weights after a step."""
         if self._updated is not None:
             self.after[self._step] = self._updated, self._digest()
 
@@ -57,12 +57,12 @@ class Rewrites:
 
     def _digest(self) -> Digest:
         named = contents.named_parameters(self._model)
-        # What is not trained, a teacher, is written as a part of the method.
+        # Untrained parameters, as of a teacher, are written as part of the method.
         return digests.digest({n: p for n, p in named if p.requires_grad})
 
 
 def broadcast(model: nn.Module, initial: Mapping[str, Tensor]) -> None:
-    """Gives all ranks the weights and buffers of `initial`, rank 0's where it has none.
+    """Sets weights and buffers of all ranks to those of `initial`, else of rank 0.
 
     By name: ranks may hold the same parameters in different orders.
     """
@@ -78,7 +78,7 @@ def broadcast(model: nn.Module, initial: Mapping[str, Tensor]) -> None:
 
 @contextlib.contextmanager
 def broadcast_before(model: nn.Module) -> Iterator[None]:
-    """Gives all ranks rank 0's weights and buffers before every forward that trains."""
+    """Broadcasts weights and buffers of rank 0 before every training forward."""
 
     def enter(*_: object) -> None:
         if torch.is_grad_enabled():

@@ -30,13 +30,13 @@ from ddpcheck.run.observe import samples
 
 @contextlib.contextmanager
 def stride() -> Iterator[None]:
-    """Every W-th sample of a loader's sampler, from the rank's own on."""
+    """Every W-th sample of a loader's sampler, starting at the rank."""
 
     def strided(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def batches(self: Any) -> Iterator[Any]:
             before = self.sampler
             rank, world_size = dist.get_rank(), dist.get_world_size()
-            # Not drawn ahead: a permutation more would shift all that follow.
+            # Not drawn ahead: one more permutation would shift all later draws.
             self.sampler = itertools.islice(before, rank, None, world_size)
             try:
                 yield from plain(self)
@@ -67,10 +67,10 @@ def part() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unpadded(model: nn.Module) -> Iterator[Callable[[], float]]:
-    """No repeats in shards; yields what gives the factor of the next backward.
+    """No repeats in shards; yields a function that returns the next backward's factor.
 
-    That is W * n_r / N, the samples that count in the batch that was given last. A
-    batch of repeats alone is run: other ranks wait for it. It counts as none.
+    That is W * n_r / N, of the samples that count in the last batch. A batch of repeats
+    alone is still run, as other ranks wait for it, and counts 0 samples.
     """
     shard = _Unpadded()
     watching = samples.watch_samples(model, shard.called)
@@ -99,7 +99,7 @@ def _without_workers(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class _Unpadded:
-    """How many samples count in the last batch, of a loader or of a call."""
+    """Counts the samples of the last batch, of a loader or of a call."""
 
     def __init__(self) -> None:
         self.rows = 0  # of the model's last call
@@ -158,7 +158,7 @@ def _own(sampler: Any) -> int:
 def _replaced(
     owner: type, change: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
 ) -> Iterator[None]:
-    """Puts how objects of the class are iterated through `change`."""
+    """Replaces the iteration of the class by what `change` returns."""
     plain: Any = owner.__iter__  # type: ignore[attr-defined]
     owner.__iter__ = change(plain)  # type: ignore[attr-defined]
     try:
@@ -169,18 +169,18 @@ def _replaced(
 
 @contextlib.contextmanager
 def filled() -> Iterator[None]:
-    """Fills up what ranks have fewer than others, before every update."""
+    """Runs empty batches before an update on ranks that had fewer batches."""
     plain: Any = DistributedDataParallel.forward
     last: list[tuple[Any, Any, Any]] = []
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
-            _anyone(goes_on=True)
+            _any_rank(continues=True)
             last[:] = [(self, args, kwargs)]
         return plain(self, *args, **kwargs)
 
     def before_update(*_: Any) -> None:
-        while _anyone(goes_on=False):
+        while _any_rank(continues=False):
             _run_empty(plain, last)
 
     hook = register_optimizer_step_pre_hook(before_update)
@@ -194,7 +194,7 @@ def filled() -> Iterator[None]:
 
 def _run_empty(forward: Callable[..., Any], last: list[tuple[Any, Any, Any]]) -> None:
     if not last:
-        message = "a rank has no batch at all that it could run with a loss of 0"
+        message = "a rank has no batch that it could run with a loss of 0"
         raise RuntimeError(message)
     model, args, kwargs = last[0]
     with torch.enable_grad():
@@ -204,8 +204,8 @@ def _run_empty(forward: Callable[..., Any], last: list[tuple[Any, Any, Any]]) ->
         sum((t.sum() * 0 for t in outputs), torch.zeros(())).backward()
 
 
-def _anyone(*, goes_on: bool) -> bool:
+def _any_rank(*, continues: bool) -> bool:
     """Returns whether any rank calls the model again; all ranks ask together."""
-    count = torch.tensor(float(goes_on))
+    count = torch.tensor(float(continues))
     dist.all_reduce(count)
     return bool(count)

@@ -47,7 +47,7 @@ class SynchronizedBatchNorm(BatchNorm):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
         """Returns the normalised input."""
         if not (self.training and dist.is_available() and dist.is_initialized()):
-            return BatchNorm.forward(self, input)  # what a library's class calls, too
+            return BatchNorm.forward(self, input)  # also called by classes of libraries
         self._check_input_dim(input)
         factor = 0.0 if self.momentum is None else self.momentum
         is_tracked = self.track_running_stats
@@ -112,14 +112,14 @@ def _normalized(
 
 
 class _OwnForward:
-    """A batch norm of a library, whose forward computes more than batch norm.
+    """A batch norm of a library with a forward that computes more than batch norm.
 
-    An activation, as timm's BatchNormAct2d. `functional.batch_norm` inside it is the
-    synchronised one, and so is what a class derived from SyncBatchNorm calls.
+    For example an activation, as timm's BatchNormAct2d. `functional.batch_norm` inside
+    is replaced by the synchronized one, also in classes derived from SyncBatchNorm.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the library's forward does."""
+        """Calls the library's forward."""
         before = functional.batch_norm, nn.SyncBatchNorm.forward
         if dist.is_available() and dist.is_initialized():
             group = _group_of(self)  # type: ignore[arg-type]
@@ -184,10 +184,10 @@ def all_reduce_sum(value: Tensor, group: dist.ProcessGroup | None = None) -> Ten
 def apply(
     model: nn.Module, mode: str, *, device: str = "cpu", only: Collection[str] = ()
 ) -> nn.Module:
-    """Returns the model with its batch norm as `mode` says; changes it in place.
+    """Returns the model with its batch norm in this mode; changes it in place.
 
-    On GPUs `sync` is torch's own SyncBatchNorm, where its conversion loses nothing.
-    With `only`, names of modules, `sync` leaves all others as they are.
+    On GPUs `sync` is torch's own SyncBatchNorm, if its conversion is complete. With
+    `only`, names of modules, `sync` leaves all others as they are.
     """
     if mode == "local":
         return contents.replace(model, _is_synchronized, _to_local)
@@ -236,11 +236,11 @@ def sync_batch_norm_on(device: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _emulated() -> Iterator[None]:
-    """Lets `nn.SyncBatchNorm.convert_sync_batchnorm` work on the CPU.
+    """Makes `nn.SyncBatchNorm.convert_sync_batchnorm` work on the CPU.
 
     DistributedDataParallel refuses SyncBatchNorm modules on the CPU, and their forward
-    refuses CPU tensors; inside, conversion gives `SynchronizedBatchNorm` instead. What
-    a library's own conversion made is emulated when DDP takes it.
+    refuses CPU tensors; inside, conversion returns `SynchronizedBatchNorm` instead.
+    Modules from a library's own conversion are emulated when DDP wraps them.
     """
     cls = nn.SyncBatchNorm
     before = cls.__dict__["convert_sync_batchnorm"]
@@ -270,9 +270,9 @@ def _emulated() -> Iterator[None]:
 
 @contextlib.contextmanager
 def forward_on(device: str) -> Iterator[None]:
-    """Lets `nn.SyncBatchNorm` compute on the device, in models that are being built.
+    """Makes `nn.SyncBatchNorm` compute on the device while models are built.
 
-    A library may make one where there is a group, and call it at once.
+    A library may create one if there is a group, and call it at once.
     """
     cls = nn.SyncBatchNorm
     before = cls.forward

@@ -1,4 +1,4 @@
-"""Random operations: what they draw, and the same for another number of samples."""
+"""Random operations: their draws, and the same draws for other numbers of samples."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _dropout_inside(func: Any, args: Any, kwargs: dict[str, Any]) -> float | Non
 def is_own_draw(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Returns whether an operation draws numbers with an explicit generator.
 
-    Not permutations, whose elements do not belong to samples.
+    Permutations are excluded, as their elements do not belong to samples.
     """
     is_drawn = _RANDOM in func.tags and has_generator(args, kwargs)
     return is_drawn and not is_permutation(func)
@@ -95,7 +95,7 @@ def _rrelu(
     upper: float = 1 / 3,
     training: bool = False,  # noqa: FBT001, FBT002 (the operation's own arguments)
 ) -> Tensor:
-    """As aten.rrelu_with_noise, whose kernel for CPUs draws for x <= 0 alone."""
+    """As aten.rrelu_with_noise, whose CPU kernel draws only for x <= 0."""
     if not training:
         return torch.where(x > 0, x, x * ((lower + upper) / 2))
     slopes = torch.empty_like(x).uniform_(lower, upper)
@@ -127,7 +127,7 @@ def name_of(func: Any) -> str:
 
 
 def result_shape(func: Any, args: Any) -> Shape:
-    """Returns the shape of what is drawn, of the weights' rows for a multinomial."""
+    """Returns the shape of the draw, for a multinomial the rows of the weights."""
     first = args[0] if args else ()
     if _is_of_one_row(func, args):
         return (int(args[1]),)
@@ -157,7 +157,7 @@ def drawn_wide(
 ) -> Any:
     """Calls the operation for the whole batch; returns the rows from `first` on.
 
-    What the operation writes in place is written to the arguments, the same rows.
+    In-place results are written to the same rows of the arguments.
 
     Raises:
         NoiseMismatchError: it draws no row for each sample.
@@ -196,7 +196,7 @@ def write_back(
 def replaced(
     drawn: Any, stood_in: dict[int, Tensor], rows: Callable[[Tensor], Tensor]
 ) -> Any:
-    """Returns the rows of what was drawn; arguments that were returned themselves."""
+    """Returns the rows of the draw; returned arguments are returned themselves."""
     if not isinstance(drawn, Tensor):
         return tuple(replaced(d, stood_in, rows) for d in drawn)
     return stood_in[id(drawn)] if id(drawn) in stood_in else rows(drawn)

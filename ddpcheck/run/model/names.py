@@ -108,7 +108,7 @@ def keep_own(model: nn.Module) -> None:
 
 
 def for_optimizer(model: nn.Module) -> list[Any]:
-    """Returns what the bare model's own `parameters` yields.
+    """Returns the parameters that the bare model's own method yields.
 
     A wrapper's method yields all parameters: if the model's class overrides it to
     select some, that selection applies in every process.
@@ -158,10 +158,10 @@ def _parameters(modules: Modules) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _places(modules: Modules) -> dict[str, tuple[str, str]]:
-    """Returns (path, name) in the bare model of what it has, by the path within this.
+    """Returns (path, name) in the bare model of its tensors, by path in this model.
 
-    A copy has the name of its original where that is not there itself: a wrapper may
-    copy the model, and a model that keeps an average of a part copies that part.
+    A copy has the name of its original if that is absent: a wrapper may copy the model,
+    and a model with an average of one part copies that part.
     """
     marked = [
         (path, module, vars(module)[_PLACE])
@@ -180,9 +180,9 @@ def _places(modules: Modules) -> dict[str, tuple[str, str]]:
 
 
 def _stripper(modules: Modules) -> Callable[[str, int], str]:
-    """Returns what takes the components that torch's wrappers add off dotted paths.
+    """Returns a function that removes components of torch's wrappers from paths.
 
-    It gives the rest of a path from a component on.
+    It returns the rest of a dotted path from a component on.
     """
     added = {
         f"{path}.{part}".lstrip(".")

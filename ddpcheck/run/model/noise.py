@@ -1,13 +1,13 @@
 """Random numbers as a function of the global sample, so that equality is defined.
 
-In mode "sample" every random operation of a step draws, on every rank, the numbers
-that one process draws for the whole batch, and keeps the rows of its own shard. The
-reference notes the shapes of its draws in order; a rank's k-th draw has the shape of
-the reference's k-th draw but for one dimension, the batch. Same shape: same draw on
-all ranks. Draws through a `torch.Generator` of the model's own are left alone.
+In mode "sample" every random operation of a step draws, on every rank, the numbers that
+the single process draws for the whole batch, and returns the rows of its own shard. The
+reference records the shapes of its draws in order; a rank's k-th draw has the shape of
+the reference's k-th draw except in one dimension, the batch. Equal shapes mean the same
+draw on all ranks. Draws through a `torch.Generator` of the model are unchanged.
 
-Only torch's random operations are handled; numpy's and Python's generators are
-seeded alike everywhere.
+Only torch's random operations are handled; numpy's and Python's generators have the
+same seed on all ranks.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ _LOADERS_FRAMES = 12  # of a sampler's own code above a draw, and of the mode's
 class DrawCounter(private.DispatchMode):
     """Counts random operations; has the shapes of those with an explicit generator.
 
-    And the seeds of these generators.
-
-    But for what data loaders and samplers draw: orders and seeds of samples, no noise.
+    Also records the seeds of these generators. Draws of data loaders and samplers are
+    excluded: they are orders and seeds of samples, not noise.
     """
 
     def __init__(self) -> None:
@@ -57,7 +56,7 @@ class DrawCounter(private.DispatchMode):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Leaves out what is drawn inside: it is no part of the step."""
+        """Excludes draws inside: they are not part of the step."""
         count, own, seeds = self.count, len(self.own), set(self.seeds)
         try:
             yield
@@ -159,7 +158,7 @@ class SampleNoise(private.DispatchMode):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Lets what is drawn inside have no number: it is no part of the step."""
+        """Does not count draws inside: they are not part of the step."""
         count, left = len(self.shapes), self._left
         try:
             yield
@@ -181,7 +180,7 @@ class SampleNoise(private.DispatchMode):
             raise NoiseMismatchError(message)
 
     def _whole(self, func: Any, shape: Shape, number: int) -> Shape:
-        """Returns the shape that one process draws."""
+        """Returns the shape that the single process draws."""
         if self.expected is None:
             is_guessed = self.guess and not draws.is_permutation(func)
             return self._guessed(shape) if is_guessed else shape
@@ -250,15 +249,16 @@ class SampleNoise(private.DispatchMode):
 
 
 class GlobalDraws(SampleNoise):
-    """Draws of generators of the target's own: for the whole batch, this shard's rows.
+    """Draws of the target's own generators: for the whole batch, this shard's rows.
 
-    What one process draws with that generator. Shards of equal size only. A draw of a
-    shape that one process draws too, and not one for more samples, is of none.
+    As the single process draws with that generator. Shards must have equal size. A draw
+    is not per sample if the single process draws the same shape, and none for more
+    samples.
 
     Args:
         rank, world_size: of this process.
-        samples: gives the number of samples of this rank.
-        known: the shapes that one process draws; none where they are unknown.
+        samples: returns the number of samples of this rank.
+        known: the shapes that the single process draws; empty if unknown.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ def data_parallel(
 
 
 class _Replicas(nn.DataParallel[nn.Module]):
-    """What both kinds add to torch's: a context around each replica, and fixes.
+    """Additions to torch's DataParallel: a context around each replica, and fixes.
 
     `around_replica` is a context manager entered in each thread with (start, size):
     the rows of the batch that the replica sees.
@@ -68,7 +68,7 @@ class _Replicas(nn.DataParallel[nn.Module]):
     around_replica: Any
     fixes: Interventions
     sizes: list[int]  # samples of each replica in the last forward
-    kept: list[list[dict[str, Any]]]  # what the replicas but the first assigned then
+    kept: list[list[dict[str, Any]]]  # assignments of all replicas but the first then
     shared: SharedObjects | None = None  # lists and dicts, where each has its own
 
     def replicate(self, module: Any, device_ids: Sequence[Any]) -> list[Any]:
@@ -123,10 +123,10 @@ class _Replicas(nn.DataParallel[nn.Module]):
         return list(map(self.shared.alone, calls))
 
     def keep(self, replicas: Sequence[Any]) -> None:
-        """Keeps what replicas wrote and assigned, where a fix asks for it.
+        """Keeps writes and assignments of replicas, if an intervention requires it.
 
-        The model has what the first one did, and each replica its own: a hidden state
-        has its samples' rows.
+        The model keeps those of the first replica, and each replica its own: a hidden
+        state has the rows of its samples.
         """
         if self.shared is not None:
             self.shared.join(self.sizes)
@@ -327,7 +327,7 @@ class _Communication:
     def broadcast_coalesced(
         tensors: Sequence[Tensor], devices: Sequence[Any], *_: Any
     ) -> list[list[Tensor]]:
-        # torch sends pairs of real numbers, and says so to who asked.
+        # torch sends pairs of real numbers, and reports this to the caller.
         plain = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
         return [
             [t.detach() if number == 0 else t.detach().clone() for t in plain]

@@ -1,7 +1,7 @@
 """How much memory a run needs, and whether the machine has it.
 
-An estimate of tensors alone: parameters, gradients, DDP's buckets, optimizer state and
-what is recorded. Activations are the target's own and are not known before.
+An estimate of tensors only: parameters, gradients, DDP's buckets, optimizer state and
+records. Activations depend on the target and are not known in advance.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ddpcheck.run.spec import Sizes
 
 GIB = 1 << 30
 _CGROUP = Path("/sys/fs/cgroup")
-_NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" by a number near 2**63
+_NO_LIMIT = 1 << 60  # cgroup v1 represents "no limit" by a number near 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """How many bytes a check may use, and who says so."""
+    """The number of bytes a check may use, and the source of this limit."""
 
     limit: int
     origin: str  # "--max-memory 4", "the 3.2 GiB that are free"
 
 
 def at_work(sizes: Sizes, mode: str, world_size: int) -> int:
-    """Returns the bytes of all processes of a run, without what was recorded before."""
+    """Returns the bytes of all processes of a run, without earlier records."""
     return mode_of(mode).bytes_at_work(sizes, world_size)
 
 
@@ -38,9 +38,9 @@ def needed(sizes: Sizes, mode: str, world_size: int) -> int:
 
 
 def room(max_memory: float | None) -> Room | None:
-    """Returns the limit: the one asked for (GiB), else what is free.
+    """Returns the limit: the requested one (GiB), else the free memory.
 
-    None where neither is known.
+    None if neither is known.
     """
     if max_memory is not None:
         return Room(limit=int(max_memory * GIB), origin=f"--max-memory {max_memory:g}")
@@ -53,9 +53,9 @@ def room(max_memory: float | None) -> Room | None:
 def available(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP
 ) -> int | None:
-    """Returns the bytes that can be had without swapping, None where nothing tells.
+    """Returns the bytes available without swapping, None if unknown.
 
-    The least of what the machine has available and what the container is allowed.
+    The minimum of the machine's available memory and the container's limit.
     """
     found = [_machine(meminfo), _container(cgroup)]
     known = [value for value in found if value is not None]
@@ -73,7 +73,7 @@ def _machine(meminfo: Path) -> int | None:
 
 
 def _container(cgroup: Path) -> int | None:
-    """Returns what a container may still take: limits of cgroup v2, then of v1."""
+    """Returns the bytes left to a container: limits of cgroup v2, then of v1."""
     for limit, used, files in (
         ("memory.max", "memory.current", "memory.stat"),
         (

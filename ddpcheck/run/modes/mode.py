@@ -1,7 +1,7 @@
-"""What a mode is: one way to train a target, as plain fields and functions.
+"""A mode: one way to train a target, as plain fields and functions.
 
-The tool's own process reads them and imports no torch: what runs in a rank imports it
-inside its functions, or is named as text, "package.module:function".
+The command-line process reads them and imports no torch: code for ranks imports it
+inside functions, or is named as text, "package.module:function".
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InRank:
-    """What the functions of a mode are given in a rank.
+    """The arguments of a mode's functions in a rank.
 
     `facts` are those that the rank returns with its result; a mode may add to them.
-    `around_replica` makes the context in which a replica computes the rows (start,
+    `around_replica` returns the context in which a replica computes the rows (start,
     number) of the batch.
     """
 
@@ -69,34 +69,35 @@ class Mode:
     """One way to train a target.
 
     What users see:
-    `name`: in --modes and reports; `title`: what it stands for. `is_choice`: --modes
-    may name it. `is_default`: it runs where --modes is not given, unless the reference
-    has one of the facts of `left_out_where`, (fact, why). `unsynchronised`: what is
-    listed as not compared where batch norm shall be synchronised and the mode cannot.
+    `name`: in --modes and reports; `title`: its full name. `is_choice`: --modes may
+    name it. `is_default`: it runs without --modes, unless the reference has one of the
+    facts of `left_out_where`, (fact, why). `unsynchronised`: listed as not compared if
+    batch norm is to be synchronized and the mode cannot do it.
     `where`: ends the sentence "it needs about 3 GiB ...".
 
     Its processes:
-    `is_ranks`: each process is a rank, with its shard and a process group; else one
-    process does it all. `servers`: processes beside the ranks. `shard_sizes` of
-    (batch size, world size). `bytes_at_work` of (sizes, world size): of all processes.
-    `passes` of (world size): how often as long as one process it takes.
+    `is_ranks`: each process is a rank, with its shard and a process group; else a
+    single process does all. `servers`: processes in addition to the ranks.
+    `shard_sizes` of (batch size, world size). `bytes_at_work` of (sizes, world size):
+    of all processes. `passes` of (world size): its time, in multiples of the
+    single-process time.
 
     What runs in them:
-    `entry_point`: of every process. `enter`: returns the context that a rank goes on
-    with, after which its process is used for no other run unless it is the same; or the
-    result of a process that is no rank. `wrap`: returns what is trained.
+    `entry_point`: of every process. `enter`: returns the context with which a rank
+    continues (if it is another one, its process is used for no other run), or the
+    result of a process that is not a rank. `wrap`: returns the model to train.
     `around_training`: entered around all steps.
 
-    What is compared, and what is noted for the diagnosis:
+    Comparison, and records for the diagnosis:
     `has_replicas`: a process holds a replica of the model for each shard. A module is
     then called once per replica, scalars are gathered into a vector, and gradients of
-    zeros stand for none. `is_wrapped`: the target's own wrapper, or DDP, decides how
-    gradients are reduced; what it watches is noted. `notes_rewrites`: whether weights
-    are written outside the optimizer is noted. `cannot_run`: what a rank that raises
-    means, where it says nothing against the target's training. `explained_by`: which
-    search explains a run that diverges: "ranks" probes it; "replicas" first asks what
-    ranks have, too; "stand-in" searches on a run under DDP that diverges alike;
-    "server" asks the rules of the parameter server first, then a stand-in.
+    zeros mean None. `is_wrapped`: the target's own wrapper, or DDP, decides how
+    gradients are reduced; the parameters it holds are recorded. `notes_rewrites`:
+    writes to weights outside the optimizer are recorded. `cannot_run`: the reason for a
+    rank that raises, if that is no fault of the target. `explained_by`: the search that
+    explains a divergent run: "ranks" probes it; "replicas" first tries causes that
+    ranks have too; "stand-in" searches on a DDP run that diverges equally; "server"
+    tries the rules of the parameter server first, then a stand-in.
     """
 
     name: str

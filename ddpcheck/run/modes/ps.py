@@ -2,10 +2,10 @@
 
 Real processes: W workers, each with a shard of the batch and a process group of the W,
 and a server with a model and an optimizer of its own. The target's step runs in every
-worker as it is. Before `optimizer.step()` the worker pushes its gradients and takes the
-reduced ones; after it, it takes the server's weights in place of those that its own
-optimizer has made. Gradients that are None on all workers stay None; buffers stay each
-worker's own.
+worker as it is. Before `optimizer.step()` the worker pushes its gradients and pulls the
+reduced ones; after it, the worker replaces the weights of its own optimizer by the
+server's. Gradients that are None on all workers stay None; buffers stay each worker's
+own.
 
 Workers and server exchange by torch.distributed.rpc, where torch was built with it, on
 the interface that gloo uses. Else collectives in a group of all W + 1 do the same.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ddpcheck.run.steps import Training
 
 _SERVER = "server"
-_SPARE_THREADS = 4  # of the server, beside those that wait for the last worker
+_SPARE_THREADS = 4  # of the server, in addition to those that wait for the last worker
 WITHOUT_RPC = (
     "this build of torch has no torch.distributed.rpc: workers and parameter server "
     "exchanged by collectives"
@@ -149,7 +149,7 @@ class _Link(Protocol):
         """Returns the server's answer, once all workers have pushed."""
 
     def leave(self) -> None:
-        """Says that this worker makes no more updates."""
+        """Reports that this worker makes no more updates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class _Rpc:
         raise RuntimeError(answer)
 
     def leave(self) -> None:
-        """Says that this worker makes no more updates."""
+        """Reports that this worker makes no more updates."""
         from torch.distributed import rpc  # noqa: PLC0415
 
         rpc.rpc_sync(_SERVER, _left)
@@ -197,7 +197,7 @@ class _Collectives:
         return answer
 
     def leave(self) -> None:
-        """Says that this worker makes no more updates."""
+        """Reports that this worker makes no more updates."""
         _exchanged(None)
 
 
@@ -210,7 +210,7 @@ def _exchanged(value: Any) -> list[Any]:
 
     found: list[Any] = [None] * _groups[-1].size()
     with warnings.catch_warnings():
-        # torch's own: the group is none of those that new_group returns.
+        # torch's own class: the group is not one that new_group returns.
         warnings.simplefilter("ignore")
         dist.all_gather_object(found, value, group=_groups[-1])
     return found
@@ -218,7 +218,7 @@ def _exchanged(value: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _served(rank: InRank, training: Training) -> Iterator[None]:
-    """Lets the server make the updates of a worker's steps."""
+    """Makes the server compute the updates of a worker's steps."""
     from torch.optim.optimizer import (  # noqa: PLC0415
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
@@ -238,7 +238,7 @@ def _served(rank: InRank, training: Training) -> Iterator[None]:
     )
     try:
         yield
-    except RefusedError:  # by all workers alike
+    except RefusedError:  # equally by all workers
         link.leave()
         raise
     finally:
@@ -252,7 +252,7 @@ def _served(rank: InRank, training: Training) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Worker:
-    """Stands before and after the updates of one worker."""
+    """Communicates before and after the updates of one worker."""
 
     link: _Link
     optimizer: Any
@@ -301,7 +301,7 @@ def _each(
 
 
 def _sent(tensor: Tensor | None) -> Tensor | None:
-    """Returns what is sent: on the CPU, where every process can take it."""
+    """Returns the tensors to send, on the CPU, where every process can receive them."""
     return None if tensor is None else tensor.detach().cpu()
 
 
@@ -357,7 +357,7 @@ class _Server:
         return _nested(self.optimizer, _sent)
 
     def push(self, rank: int, push: Push) -> Answer | str:
-        """Takes a worker's push; returns what is made of all workers', or why not."""
+        """Receives a worker's push; returns the result for all workers, or an error."""
         with self.changed:
             number = self.updates
             self.pushes[rank] = push
@@ -478,7 +478,7 @@ def _answer(server: _Server) -> None:
 
 
 def _bytes(sizes: Sizes, workers: int) -> int:
-    """Returns the bytes of workers and server, and of what they have just sent."""
+    """Returns the bytes of workers and server, and of the tensors in transfer."""
     sent = sizes.parameters + 2 * sizes.gradients
     return (workers + 1) * sizes.trained + workers * sent
 

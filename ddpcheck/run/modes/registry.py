@@ -1,4 +1,4 @@
-"""All modes, by name. A new one is a file beside this and a line here."""
+"""All modes, by name. A new one is a file in this folder and a line here."""
 
 from ddpcheck.run.modes.averaged import AVERAGED
 from ddpcheck.run.modes.ddp import DDP

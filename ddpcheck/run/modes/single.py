@@ -1,6 +1,6 @@
-"""One process on the global batch, once more: its rounding, its noise, its repetition.
+"""A repetition of the single-process run: to measure its rounding and noise.
 
-The reference itself is no mode: it is written, not compared (reference.py).
+The reference itself is not a mode: it is written, not compared (jobs/reference.py).
 """
 
 from ddpcheck.run.modes.mode import Mode

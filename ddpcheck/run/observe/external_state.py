@@ -81,14 +81,14 @@ class ExternalState:
         self._optimizer = optimizer
         self._model = model
         self._marks: dict[str, tuple[Any, ...]] = {}
-        self._moving: set[str] = set()  # what has changed in some step
+        self._moving: set[str] = set()  # places that changed in some step
 
     def begin(self) -> None:
         """Notes the state before the first step."""
         self._marks = {name: place.mark for name, place in self.places().items()}
 
     def moved(self) -> dict[str, Tensor]:
-        """Returns what was created, replaced or written since, by name, up to a size.
+        """Returns the state created, replaced or written since, by name, up to a size.
 
         Small values that changed in an earlier step are included: those of ranks may
         have changed in this one.

@@ -495,7 +495,7 @@ def _is_ours() -> bool:
     return callers.module_of(callers.frame(2)).startswith("ddpcheck.run.")
 
 
-# What is patched during a run: owner, name, factory of the replacement.
+# Patches during a run: owner, name, factory of the replacement.
 _OBSERVED: tuple[tuple[Any, str, Callable[[Observed, Any], Any]], ...] = (
     *((dist, name, functools.partial(_asking, name=name)) for name in _ASKED),
     *(

@@ -61,10 +61,7 @@ def with_settings(**wanted: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def off() -> Iterator[None]:
-    """Disables the compiler, also for what was passed to torch.compile before.
-
-    If the compiler has not been imported, nothing was.
-    """
+    """Disables the compiler, also for functions passed to torch.compile before."""
     plain = torch.compile
     is_there = not dynamo.is_stood_in()
 

@@ -162,7 +162,7 @@ class _Imported:
 
 
 _imported: _Imported | None = None
-_has_changed = False  # what the fork server has loaded
+_has_changed = False  # the target that the fork server has loaded
 _last: tuple[tuple[TargetRef, tuple[int, ...]], Target] | None = None
 _left: tuple[Target, int] | None = None  # the last fingerprint
 

@@ -46,7 +46,7 @@ class WritingRecorder:
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """What is missing in all steps of the single-process run."""
+    """Tensors that are missing in all steps of the single-process run."""
 
     why: str = ""  # the reason why ranks cannot be judged; "" for none
     is_at_rest: bool = False  # there are gradients, but no weight changes

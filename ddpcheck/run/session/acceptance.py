@@ -1,9 +1,9 @@
 """Which runs an accepted finding covers: the one definition for all ways to accept.
 
-A finding covers a run only if it is a finding of that very run, and all that is worse
-there than a difference of numbers belongs to it, or to another accepted finding: ranks
-that fail, values that are not finite, ranks that disagree. What it does not cover
-becomes a finding of its own, which fails.
+A finding covers a run only if it was found in that run, and everything worse than a
+numerical difference there (ranks that fail, values that are not finite, ranks that
+disagree) belongs to it or to another accepted finding. The runs that it does not cover
+become a separate finding, which fails.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ddpcheck.errors.problem import cut
 from ddpcheck.report.data import JUDGED, Finding, Run, Verdict
 from ddpcheck.report.render import status, wording
 
-# Slugs under which one process trains and ranks fail: to accept one accepts that.
+# Slugs for which the single process trains and ranks fail: accepting one accepts that.
 ABOUT_FAILED_RANKS = (
     "compile/ddp-optimizer",
     "data/uneven-batches",
@@ -42,10 +42,10 @@ ABOUT_FAILED_RANKS = (
     "sync/rank-raised",
     "sync/static-graph-no-sync",
 )
-# Slugs under which one process has numbers, and ranks have NaN or infinities.
+# Slugs for which the single process has numbers, and ranks have NaN or infinities.
 ABOUT_NOT_FINITE = ("loss/empty-shard",)
 
-_FAR = 10.0  # excess of what is no rounding at the edge of the tolerance
+_FAR = 10.0  # excess that is not rounding at the edge of the tolerance
 
 Held = Callable[[Finding, int], str | None]  # the reason, None where it is not held
 Refused = Callable[[Finding, int], str]  # why it does not cover the run, "" if it does
@@ -72,13 +72,13 @@ def accept(
 def marked(
     runs: Sequence[Run], findings: Sequence[Finding], held: Held, refused: Refused
 ) -> list[Finding]:
-    """Returns the findings; one that covers some of its runs alone becomes two.
+    """Returns the findings; one that covers only some of its runs becomes two.
 
     Args:
         runs: of the report.
-        findings: of these runs; those that are accepted stay so.
-        held: the reason to accept a finding in a run, None without one.
-        refused: why the finding does not cover the run all the same.
+        findings: of these runs; accepted ones stay accepted.
+        held: returns the reason to accept a finding in a run, None without one.
+        refused: returns why the finding does not cover the run despite this.
     """
     found: list[Finding] = []
     for finding in findings:
@@ -114,7 +114,7 @@ def _open(
         if why.get(index):
             by_reason.setdefault(why[index], []).append(labels[index])
     facts = [
-        f"not accepted in {cut(named)}: {told}" for told, named in by_reason.items()
+        f"not accepted in {cut(named)}: {reason}" for reason, named in by_reason.items()
     ]
     return _of_runs(finding, left, facts=(*finding.facts, *facts))
 
@@ -136,7 +136,7 @@ def _beyond(
     finding: Finding,
     reasons: Collection[str],
 ) -> str:
-    """Returns what in a run no accepted slug speaks of, "" where there is nothing."""
+    """Returns what no accepted slug of a run explains, "" if all is explained."""
     slugs = {f.slug for f in findings if index in f.runs and f.slug in reasons}
     if run.faults and slugs.isdisjoint(ABOUT_FAILED_RANKS):
         return f"{failed(run)}, which {finding.slug} does not cover"
@@ -151,15 +151,15 @@ def _beyond(
 
 
 def failed(run: Run) -> str:
-    """Returns what a rank that failed did: "rank 1 raised: KeyError: 'x'"."""
+    """Returns how the first failed rank failed: "rank 1 raised: KeyError: 'x'"."""
     first = min(run.faults, key=lambda f: (f.kind == "hung", f.rank))
     return f"rank {first.rank} {first.kind}: {first.summary}"
 
 
 def not_finite(run: Run) -> str:
-    """Returns what holds NaN or an infinity on ranks alone, "" where nothing does.
+    """Returns what has NaN or infinity on ranks only, "" if nothing has.
 
-    A tensor that is missing, or of another shape, is off by infinity and holds none.
+    A tensor that is missing, or of another shape, has an infinite difference only.
     """
     for kind in status.KINDS:
         found = status.quantity(run, kind)
@@ -173,7 +173,7 @@ def not_finite(run: Run) -> str:
 
 
 def worse(run: Run, before: Run) -> list[str]:
-    """Returns in what a run is worse than it was, whatever its finding; as words.
+    """Returns in which respects a run has become worse, for any finding, as text.
 
     Sizes aside: see `ddpcheck.checking.baseline`.
     """
@@ -191,16 +191,16 @@ def worse(run: Run, before: Run) -> list[str]:
 
 
 def _failures(run: Run) -> list[str]:
-    """Returns how ranks failed; one that waits for them is told by them.
+    """Returns how ranks failed; a rank that hung only waited for the others.
 
-    What is raised names what it is about, and addresses: its type alone is compared.
+    Only types of exceptions are compared: messages contain values and addresses.
     """
     kinds = [f.summary.partition(":")[0] for f in run.faults if f.kind != "hung"]
     return kinds or ["hung" for _ in run.faults]
 
 
 def _new_tensors(run: Run, before: Run) -> list[str]:
-    """Returns what is far off now and did not differ; of many the worst are listed."""
+    """Returns the names that differ widely now and did not before, the worst first."""
     found = []
     for kind in JUDGED:
         now, then = status.quantity(run, kind), status.quantity(before, kind)

@@ -1,6 +1,6 @@
-"""Whether ranks have the same tensors, told from digests and from what they are off by.
+"""Whether ranks have equal tensors: judged by digests and by their differences.
 
-And whether they have by something else than DDP: an average of weights after an update.
+Also whether an average of weights after an update makes them equal, instead of DDP.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from ddpcheck.report.data import Difference
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.spec import RunOutcome, StepResult
 
-OF_RANKS = ("gradients", "weights")  # what all ranks must have alike
-# Times the tolerance: an update so large would have shown a wrong gradient.
+OF_RANKS = ("gradients", "weights")  # what must be equal on all ranks
+# Times the tolerance: an update of this size would reveal a wrong gradient.
 _VISIBLE = 1e3
-# Excess above which rounding is far below what a tensor is off by, and what part of
-# that ranks that agree may differ by.
+# Excess far above rounding, and the fraction of it by which ranks that agree may
+# differ.
 _FAR_OFF, _ALIKE = 100.0, 0.01
 
 
 def by_step(outcome: RunOutcome) -> list[list[StepResult]]:
-    """Returns what the ranks say of each step, as far as any came."""
+    """Returns the results of the ranks per step, up to the last step of any rank."""
     steps: dict[int, list[StepResult]] = {}
     for rank in range(len(outcome.ranks)):
         for result in outcome.steps(rank):
@@ -32,7 +32,7 @@ def by_step(outcome: RunOutcome) -> list[list[StepResult]]:
 def ranks_agree(
     outcome: RunOutcome, rtol: float, names: tuple[str, ...] = OF_RANKS
 ) -> bool:
-    """Returns whether ranks have the same after every step, by name of the quantity."""
+    """Returns whether ranks are equal after every step, by name of the quantity."""
     world = len(outcome.ranks)
     if world < 2:  # noqa: PLR2004
         return True
@@ -50,12 +50,12 @@ def ranks_agree(
 
 
 def are_off_alike(ranks: Sequence[Mapping[str, Difference]]) -> bool:
-    """Returns whether what is not one process's is so alike on all ranks, if told.
+    """Returns whether tensors that differ from the reference are equal on all ranks.
 
     A digest of all tensors does not show a small one among large ones.
 
     Args:
-        ranks: what each rank says of its tensors that are far off, by name.
+        ranks: for each rank the facts of its tensors that are far off, by name.
     """
     for name in set.intersection(*map(set, ranks)) if ranks else ():
         told = [rank[name] for rank in ranks]
@@ -80,10 +80,10 @@ def ranks_differ(outcome: RunOutcome, quantity: str, step: int, rtol: float) -> 
 
 
 def first_parting(outcome: RunOutcome, fact: str, rtol: float) -> int | None:
-    """Returns the first step within which ranks' weights part, None where none does.
+    """Returns the first step in which the weights of ranks diverge, None without one.
 
     Args:
-        outcome: of a run with gradients averaged by hand, which notes the weights.
+        outcome: of a run with explicitly averaged gradients, which records the weights.
         fact: "rewritten_before": from the beginning of a step to its first forward;
             "rewritten_after": from the optimizer's step to the end.
         rtol: of digests that are the same.
@@ -99,11 +99,12 @@ def first_parting(outcome: RunOutcome, fact: str, rtol: float) -> int | None:
 
 
 def averages_weights(outcome: RunOutcome) -> bool:
-    """Returns whether ranks step with gradients of their own, and then share weights.
+    """Returns whether ranks step with local gradients, and then average weights.
 
-    As local SGD with an average after every step: the weights are one process's after
-    each, though they moved by far more than the tolerance, no two ranks have the
-    gradients of all, and ranks whose weights part at the update write them after it.
+    As local SGD with an average after every step: the weights equal the single-process
+    weights after each step, though they moved by far more than the tolerance, no rank
+    has the averaged gradients, and ranks whose weights diverge at the update write them
+    after it.
     """
     steps = by_step(outcome)
     wrong = [s for s in steps if any(_mismatched(r, "gradients") for r in s)]
@@ -125,13 +126,12 @@ def averages_weights(outcome: RunOutcome) -> bool:
 
 
 def _share_weights(ranks: list[StepResult], rtol: float) -> bool:
-    """Returns whether ranks part at an update, and something writes the weights then.
+    """Returns whether ranks diverge at an update and weights are written after it.
 
-    Or ranks with wrong gradients take the weights of one that has one process's, as
-    from a server of parameters. Or the update itself made something of all ranks'
-    gradients, or those that are wrong are of ranks without an update, which get their
-    weights from others (join).
-    Else an optimizer that looks at signs alone, or divides by the size, may hide wrong
+    Also if ranks with wrong gradients copy the weights of a rank with right ones, as
+    from a parameter server, if the update itself communicated the gradients, or if only
+    ranks without an update have wrong gradients and get their weights from others
+    (join). Otherwise an optimizer that uses only signs, or normalizes, may hide wrong
     gradients.
     """
     if all(result.reduces_in_update for result in ranks):
@@ -139,7 +139,7 @@ def _share_weights(ranks: list[StepResult], rtol: float) -> bool:
     wrong = [result for result in ranks if _mismatched(result, "gradients")]
     if not any(result.parted for result in wrong):
         return True
-    if len(wrong) < len(ranks):  # the others' are one process's, and theirs are taken
+    if len(wrong) < len(ranks):  # weights of the others are copied
         told = [parted for result in wrong for parted in result.parted]
         return all(after != left for after, left in told)
     updates = list(zip(*(result.parted for result in ranks), strict=False))

@@ -20,21 +20,21 @@ _MAX_ROWS = 50
 
 _AVERAGED_LATER = (
     "each rank's own when the optimizer steps; the ranks share their weights after it, "
-    "and these are one process's after every step"
+    "and these equal the single-process weights after every step"
 )
 # Why gradients are not compared, by the fact that names the parameters or steps.
 _LEFT_OUT = {
-    "unused": "no gradient in one process either",
+    "unused": "no gradient in the single-process run either",
     "untaken": "no optimizer step takes them",
     "unfinished": "no optimizer step in this step",
 }
-# What a rank did that was ended, by the kind of its outcome.
+# What a rank waited for when it was ended, by the kind of its outcome.
 _WAITED = {
     "stopped": "for the others",
-    "stuck": "for what no rank sends",
+    "stuck": "for data that no rank sends",
     "hung": "until the deadline",
 }
-# Ranks may share a GPU, where one process has it for itself.
+# Ranks may share a GPU that the single process has alone.
 _GPU_IS_FULL = "OutOfMemoryError: CUDA"
 
 
@@ -47,7 +47,7 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
         for name in ("gradients", "weights", "buffers", "outputs")
     }
     refusal = _refusal(outcome)
-    if refusal:  # the steps that went well say nothing of the run
+    if refusal:  # the steps before the refusal prove nothing
         quantities = dict.fromkeys(quantities, Quantity())
     faults = () if refusal else tuple(_faults(outcome))
     own = not faults and agreement.averages_weights(outcome)
@@ -77,7 +77,7 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
 
 
 def _refusal(outcome: RunOutcome) -> str:
-    """Returns why nothing can be said of the run, "" where something can."""
+    """Returns why the run cannot be judged, "" if it can."""
     if outcome.cut_off:
         return outcome.cut_off
     for rank in range(len(outcome.ranks)):
@@ -91,7 +91,7 @@ def _refusal(outcome: RunOutcome) -> str:
 
 
 def worst_excess(run: Run) -> float:
-    """Returns the largest excess of what is judged; inf for a fault."""
+    """Returns the largest excess of the judged quantities; inf for a fault."""
     if run.faults:
         return math.inf
     values = [q.worst.excess for q in judged(run) if q.worst]
@@ -106,7 +106,7 @@ def judged(run: Run) -> list[Quantity]:
 
 
 def not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompared]:
-    """Returns what the runs did not compare, with the reasons."""
+    """Returns the quantities that the runs did not compare, with the reasons."""
     found = []
     for outcome, run in zip(outcomes, runs, strict=True):
         if run.verdict == "not-checked":
@@ -123,23 +123,23 @@ def not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompare
         ]
         for name, (expected, mine) in facts.get("uncomparable", {}).items():
             why = (
-                f"called {expected:g} times a step in one process, {mine:g} times on a "
-                "rank: averages of different numbers of updates are not comparable"
+                f"called {expected:g} times a step in a single process, {mine:g} times "
+                "on a rank: averages of different numbers of updates are not comparable"
             )
             found.append(NotCompared(what=f"buffers of {name or 'the model'}", why=why))
     facts_of_one = outcomes[0].reference.facts if outcomes else {}
     for fact, why in _LEFT_OUT.items():
-        told = facts_of_one.get(fact, ())
-        if told:
+        named = facts_of_one.get(fact, ())
+        if named:
             is_steps = fact == "unfinished"
-            names = [str(it + 1 if is_steps else it) for it in told]
+            names = [str(it + 1 if is_steps else it) for it in named]
             what = "step " * is_steps + cut(names)
             found.append(NotCompared(what=f"gradients of {what}", why=why))
     return found
 
 
 def _nothing(outcome: RunOutcome) -> str:
-    """Returns why nothing is told of a run, by what one process did in no step."""
+    """Returns why a run is not judged: steps that the single-process run lacks."""
     facts = outcome.reference.facts
     if facts.get("never_updates"):
         return f"no optimizer step in {outcome.spec.steps} steps: --steps"
@@ -154,7 +154,7 @@ def _judge(run: Run, never: str) -> Run:
     if run.faults and cannot_run:
         why = f"{cannot_run}: {run.faults[0].summary}"
         return dataclasses.replace(run, why=why)
-    why = next((told for f in run.faults if (told := not_the_targets(f))), "")
+    why = next((found for f in run.faults if (found := not_the_targets(f))), "")
     if why:
         return dataclasses.replace(run, why=why)
     if run.faults or not run.ranks_agree or any(q.mismatched for q in judged(run)):
@@ -167,7 +167,7 @@ def _judge(run: Run, never: str) -> Run:
 
 
 def not_the_targets(fault: Fault) -> str:
-    """Returns what says that a fault is none of the target's, "" where it may be."""
+    """Returns why a fault is not caused by the target, "" if it may be."""
     if EMULATED in fault.summary:
         return fault.summary
     if _GPU_IS_FULL in fault.summary:
@@ -184,8 +184,8 @@ def not_the_targets(fault: Fault) -> str:
 def _merge(outcome: RunOutcome, name: str, factor: float) -> Quantity:
     """Returns one quantity over all ranks and steps.
 
-    `compared` and `mismatched` count (tensor, step) pairs, not ranks: those that any
-    rank compared, and those of them that are off on any rank.
+    `compared` and `mismatched` count (tensor, step) pairs, not ranks: those compared by
+    any rank, and those of them outside the tolerance on any rank.
     """
     compared = mismatched = 0
     worst: Difference | None = None
@@ -235,7 +235,7 @@ def _scale(row: Difference, factor: float) -> Difference:
 def _losses(outcome: RunOutcome, rtol: float) -> Quantity:
     """Compares the mean of the ranks' losses with the reference's loss.
 
-    A loss that is computed in a lower precision than the rest is no more exact.
+    A loss computed in a lower precision has the tolerance of that precision.
     """
     own = outcome.reference.facts.get("loss_dtype", "")
     if own != outcome.spec.dtype:

@@ -1,9 +1,9 @@
-"""How exactly the reference repeats itself: the tolerance, and what rounding does.
+"""How exactly the reference can be repeated: the tolerance, and effects of rounding.
 
-One process on a permuted batch, with a rescaled backward, is the same mathematics
-with other rounding. What differs then differs for no other reason. Where the order of
-the samples matters (neighbours are pairs), that of the shards does not, if training on
-ranks can be right at all: an average over ranks has no order.
+A single process on a permuted batch, with a rescaled backward, computes the same
+mathematics with other rounding, so any difference is due to rounding. If the order of
+samples matters (neighbours are pairs), the order of shards does not, or training on
+ranks could not be right: an average over ranks has no order.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _MOST_NOISE = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """The tolerance of all runs, and an rtol of their own for some weights and buffers.
+    """The tolerance of all runs, and an individual rtol for some weights and buffers.
 
-    Adam divides a gradient by its own size, so one that is zero but for rounding (a
-    bias before a norm, the bias of attention's keys) moves its weight by a whole
-    learning rate, in a direction that rounding decides. So it moves what follows from
-    that weight: the running mean behind a bias, the copy that a teacher keeps.
+    Adam divides a gradient by its own size, so one that is zero up to rounding (a bias
+    before a norm, the bias of attention's keys) moves its weight by a whole learning
+    rate, in a direction that rounding decides. Values computed from that weight move
+    too: the running mean after a bias, the copy in a teacher.
     """
 
     limit: Tolerance
@@ -46,7 +46,7 @@ class Floor:
     )  # and what no optimizer writes
 
     def warnings(self) -> list[str]:
-        """Returns what the report says of the weights with an rtol of their own."""
+        """Returns the report's sentence about weights with an individual rtol."""
         if not self.weights:
             return []
         own = {**self.weights, **self.following}
@@ -55,8 +55,8 @@ class Floor:
         if self.following:
             names += f", and with it {cut(list(self.following), 2)}"
         return [
-            f"the optimizer amplifies rounding in {names}: one process on a permuted "
-            f"batch differs by {largest:.3g} there; judged by "
+            f"the optimizer amplifies rounding in {names}: on a permuted batch "
+            f"the single-process run differs by {largest:.3g} there; judged by "
             f"{tolerance.FLOOR_FACTOR:g} times that (numeric/adam-amplification)"
         ]
 
@@ -110,11 +110,11 @@ def measure(
 
 
 def where_changed(session: Session, outcome: RunOutcome, limit: Tolerance) -> Tolerance:
-    """Returns the tolerance for a run with fixes that change one process's training.
+    """Returns the tolerance for a run with fixes that change the single-process run.
 
-    Gradients that were all clipped to one number do not round; without the clipping
-    they do. Nor is rounding told from draws before these follow the samples. A run that
-    is off by more than rounding is judged as all others are.
+    Gradients that are all clipped to one number do not round; without clipping they do.
+    Rounding can also not be separated from draws until these follow the samples. A run
+    that differs by more than rounding has the common tolerance.
     """
     fixes = tuple(f for f in outcome.spec.fixes if f.in_reference)
     is_drawn = outcome.spec.noise == "sample" and bool(limit.noise_floor)
@@ -174,10 +174,10 @@ def _with_float32(session: Session, base: RunSpec, made: _Repetition) -> _Repeti
 
 
 def _is_noise(session: Session, base: RunSpec, made: _Repetition) -> bool:
-    """Returns whether rounding alone can tell what another order of samples changes.
+    """Returns whether rounding alone can explain the effect of another sample order.
 
-    A computation that blows rounding up does so with weights that are rounded once
-    more; a term that joins neighbours does not care.
+    A computation that amplifies rounding also does so with weights that are rounded
+    once more; a term over neighbouring samples does not.
     """
     epsilon = made.epsilon
     again = _Repetition.make(session, base, 0, jitter=epsilon) if epsilon else None
@@ -207,7 +207,7 @@ def _until_rounding(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Repetition:
-    """One process again, its batch in another order."""
+    """A repetition of the single-process run, with the batch in another order."""
 
     outcome: RunOutcome
     run: Run
@@ -249,7 +249,7 @@ class _Repetition:
 
     @property
     def dtype(self) -> str:
-        """What rounds: the dtype of the run, or a lower precision inside that shows."""
+        """The precision: the run's dtype, or a lower one inside that has an effect."""
         own = self.outcome.spec.dtype
         if tolerance.is_rounding(own, self.first, self.gradients):
             return own
@@ -285,7 +285,7 @@ class _Repetition:
 def _amplified(again: RunOutcome, limit: Tolerance) -> dict[str, float]:
     """Returns an rtol for each trained weight whose rounding exceeds the tolerance.
 
-    Weights that no gradient changes are left out: what writes to them is no optimizer.
+    Untrained weights are left out, as no optimizer writes to them.
     """
     untrained = set(again.reference.facts["untrained"])
     found = _worst(again, ("weights",), limit)

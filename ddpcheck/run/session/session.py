@@ -36,16 +36,16 @@ from ddpcheck.run.spec import (
 )
 from ddpcheck.target.target import TargetRef
 
-# Ranks at work at the same time, over all crews. More only makes them wait.
+# Ranks that compute at the same time, over all crews. More would only wait.
 _MAX_BUSY_RANKS = 16
-# Seconds that one process takes: then ranks are busy with mathematics, and runs side by
-# side take longer than one after the other.
+# Seconds of the single-process run above which ranks are busy with mathematics, and
+# runs side by side take longer than one after the other.
 _SLOW_S = 1.0
-# A rank may take that many times what one process took for the global batch.
+# A rank may take this many times as long as the single process.
 _SLOWDOWN = 4.0
-_LEAST_S = 1.0  # for a job that begins in time
-_LEAST_SLOWDOWN = 2.0  # that is nothing unusual
-_MOST_STARVED = 0.5  # of its time may a rank wait for a core, and yet hang in the rest
+_LEAST_S = 1.0  # for a job that begins before the deadline
+_LEAST_SLOWDOWN = 2.0  # that is not unusual
+_MOST_STARVED = 0.5  # of a rank's time, waiting for a core: it still hung
 _LAST_LINES = 4  # of output before a stack
 
 
@@ -57,22 +57,22 @@ class CannotCheckError(Exception):
         self.message, self.detail = message, detail
 
     def __str__(self) -> str:
-        """What happened, and below it the stack or the last output."""
+        """The message, followed by the stack or the last output."""
         return f"{self.message}\n{self.detail}".rstrip("\n")
 
 
 class InternalError(CannotCheckError):
     """ddpcheck itself failed before anything could be compared.
 
-    `message` is what was raised, `detail` the stack of the rank.
+    `message`: the exception, `detail`: the stack of the rank.
     """
 
 
 class Session:
     """A pool with one target loaded.
 
-    Its records lie in shared memory. The end of the pool removes them; before that,
-    where the pool goes on with another target, `close` does.
+    Its records are in shared memory. The end of the pool removes them; `close` does so
+    earlier, if the pool continues with another target.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class Session:
         self.on_run = on_run
         self.progress = Silent()
         self._working: dict[int, tuple[RunSpec, Task]] = {}  # by the task's identity
-        # Failures of ddpcheck itself in ranks, by what they say: stacks.
+        # Failures of ddpcheck itself in ranks: stack by message.
         self.internal: dict[str, str] = {}
         self.room: Room | None = None  # how much memory all ranks may take
         # The pool's deadline was chosen, and holds whatever the ranks need.
         self.is_bounded = False
         self.deadline: float | None = None  # of all jobs together, monotonic
-        # Deadline of the ranks' jobs where it is not the pool's.
+        # Deadline of the ranks' jobs if it differs from the pool's.
         self.timeout_s: float | None = None
         self.quiet_looks = LOOKS  # of the ranks' jobs, see Pool.submit
 
@@ -133,7 +133,7 @@ class Session:
         return self._references[key]
 
     def _solo(self, job: Job, spec: RunSpec) -> tuple[Outcome, float]:
-        """Returns the outcome of one process, and the seconds that it took."""
+        """Returns the outcome of the single-process run, and its seconds."""
         task = self.pool.submit(
             job,
             SOLO,
@@ -148,17 +148,17 @@ class Session:
         return task.outcomes[0], task.seconds
 
     def where(self) -> str:
-        """Returns in which training step the work is, "" where none is going on.
+        """Returns the training step in progress, "" without one.
 
-        May be asked in another thread: it reads what ranks have written.
+        May be called in another thread: it reads the progress that ranks have written.
         """
         return "; ".join(_place(spec, task) for spec, task in [*self._working.values()])
 
     def trains(self, spec: RunSpec) -> bool:
-        """Returns whether one process trains as the spec has it.
+        """Returns whether a single process can train with this spec.
 
-        One that trains on its batch may not on the same in another order, or weighed
-        otherwise: a class without a sample, a divisor of zero.
+        A target that trains on its batch may fail with another order or other weights:
+        a class without a sample, a divisor of zero.
         """
         try:
             self.reference(spec)
@@ -167,21 +167,21 @@ class Session:
         return True
 
     def close(self) -> None:
-        """Removes what one process computed, for runs and for probes."""
+        """Removes the records of the single-process run, for runs and for probes."""
         self._references.clear()
         space.clear([self.pool.folder, folder.on_disk(self.pool.folder)])
 
     def run(self, specs: Iterable[RunSpec], *, apart: bool = False) -> list[RunOutcome]:
         """Returns the outcome of every spec, in order; runs side by side.
 
-        The cheapest that can diverge is started first: who ends the check early has
-        seen that.
+        The cheapest run that can diverge starts first: it is reported even if the check
+        is interrupted.
 
         Args:
             specs: what to run.
-            apart: those of one world size are run side by side as well, each on a crew
-                of its own: for ranks that take no core and are waited for. Not in a
-                given group, which has one rank of each process.
+            apart: also runs those of one world size side by side, each on its own crew,
+                for ranks that only wait. Not in an existing process group, which has
+                one rank per process.
         """
         outcomes = [
             RunOutcome(spec=spec, reference=self.reference(spec)) for spec in specs
@@ -274,7 +274,7 @@ class Session:
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def _in_time(self, limit_s: float) -> float:
-        """Returns the limit of a job, or what is left for all if that is less."""
+        """Returns the limit of a job, or the time left for all jobs if that is less."""
         if self.deadline is None:
             return limit_s
         return min(limit_s, max(_LEAST_S, self.deadline - time.monotonic()))
@@ -307,11 +307,11 @@ class Session:
             self.on_run(outcome)
 
     def note_failure(self, stack: str) -> None:
-        """Notes a failure of ddpcheck itself in a rank, where the stack says so."""
+        """Records a failure of ddpcheck itself in a rank, recognized by its stack."""
         frame = frames.raised_in_own_work(stack)
         if frame is not None:
-            said = stack.rstrip().rpartition("\n")[2]
-            self.internal.setdefault(f"{said} ({frame.short})", stack)
+            message = stack.rstrip().rpartition("\n")[2]
+            self.internal.setdefault(f"{message} ({frame.short})", stack)
 
     def _value(self, outcome: Outcome, seconds: float) -> ReferenceResult:
         if outcome.kind == "done":
@@ -333,11 +333,12 @@ class Session:
             limit_s = self.pool.timeout_s
             more = seconds > 1.1 * limit_s + 1
             message = (
-                f"one process did not end within {seconds if more else limit_s:.3g} s"
+                "the single-process run did not end within "
+                f"{seconds if more else limit_s:.3g} s"
                 f"{frames.in_users(outcome.stack)}; if it needs longer: --timeout-s"
             )
             raise CannotCheckError(message, outcome.stack)
-        message = f"one process on the global batch {describe_exit(outcome.exit_code)}"
+        message = f"the single-process run {describe_exit(outcome.exit_code)}"
         raise CannotCheckError(message, _last_words(outcome))
 
 
@@ -377,9 +378,9 @@ def crew_of(spec: RunSpec) -> int:
 
 
 def expected_s(spec: RunSpec, reference: ReferenceResult) -> float:
-    """Returns about how long a run takes, by what one process took for all samples.
+    """Returns about how long a run takes, estimated from the single-process run.
 
-    Ranks share the cores; that of a simulated rank is no shorter than a small batch's.
+    Ranks share the cores; a simulated rank takes at least as long as a small batch.
     """
     passes = mode_of(spec.mode).passes(spec.world_size)
     if passes > 1:
@@ -403,14 +404,14 @@ def _cut_off(outcome: RunOutcome, task: Task) -> str:
     did = f"it did not end within --timeout-s {task.limit_s:g}, which is no hang: "
     needed_s = _LEAST_SLOWDOWN * _turns(outcome.spec) * outcome.reference.seconds
     if needed_s > task.limit_s:
-        return did + f"by what one process took it may need {about(needed_s)}"
+        return did + f"from the single-process time it may need {about(needed_s)}"
     if task.starved_s > task.limit_s * _MOST_STARVED:
         return did + f"its ranks waited for a core for {task.starved_s:.3g} s"
     return ""
 
 
 def is_quick(reference: ReferenceResult) -> bool:
-    """Returns whether mathematics is so little that others' ranks may be at work."""
+    """Returns whether the computation is so small that other runs can go on."""
     sizes = reference.facts.get("sizes")
     is_large = sizes is not None and sizes.is_large
     return reference.seconds <= _SLOW_S and not is_large
@@ -443,7 +444,7 @@ def _part(outcomes: list[RunOutcome]) -> None:
 
 
 def _last_words(outcome: Outcome) -> str:
-    """Returns where a dead process was, if it could say so, after what it wrote."""
+    """Returns the last output of a dead process, and its stack if it wrote one."""
     if not outcome.stack:
         return outcome.stderr
     last = outcome.stderr.splitlines()[-_LAST_LINES:]

@@ -16,7 +16,7 @@ from ddpcheck.report.output import Outputs
 from ddpcheck.run.session.session import CannotCheckError
 from tests.report.render import sample
 
-WHY = "one process on the global batch exited with code 7"
+WHY = "the single-process run exited with code 7"
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from ddpcheck.run.interventions.rows.gather import gathered
 
-_SOURCE = "ddpcheck_source"  # on a tensor: what it was detached from
+_SOURCE = "ddpcheck_source"  # attribute of a tensor: the tensor it was detached from
 
 
 @contextlib.contextmanager
 def autograd_collectives(*, attaches: bool = False) -> Iterator[None]:
     """Makes dist.all_reduce and all_gather, by either name, differentiable inside.
 
-    `attaches`: what they gather carries gradients to what it was detached from, too.
+    `attaches`: gradients also reach the tensors that the inputs were detached from.
     """
     functions = _Functions()
     with contextlib.ExitStack() as stack:
@@ -74,7 +74,7 @@ def _all_reduce(reduce: Any) -> Any:
 
 @contextlib.contextmanager
 def _noting_sources() -> Iterator[None]:
-    """Lets what is detached inside tell of what."""
+    """Records from which tensor each detached tensor comes."""
     before = Tensor.detach
 
     def detach(tensor: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class _Functions:
 
     @contextlib.contextmanager
     def computed_under_autograd(self) -> Iterator[None]:
-        """Lets autograd derive the backward of functions that call collectives."""
+        """Autograd derives the backward of functions that call collectives."""
         base = torch.autograd.Function
         before = base.__dict__["apply"]
 
@@ -175,7 +175,7 @@ def _is_users(cls: type) -> bool:
 
 
 class _Context:
-    """What forward is given to keep things in for a backward that will not be run."""
+    """The `ctx` argument of forward, for a backward that is not run."""
 
     def __init__(self, args: tuple[Any, ...]) -> None:
         self.needs_input_grad = tuple(

@@ -1,9 +1,9 @@
 """Collectives computed from the bytes of all ranks: slow, and right by construction.
 
-A backend may return something else than it was asked for. Each collective of the user
-can be judged against what the definition of torch.distributed gives on the inputs of
-all ranks, or be replaced by it. The bytes travel through an all-gather of contiguous
-tensors, called on the process group itself: no function that user code may replace.
+A backend may return a wrong result. Each collective of the user can be compared with
+the result that torch.distributed defines for the inputs of all ranks, or replaced by
+it. The bytes travel through an all-gather of contiguous tensors, called on the process
+group itself: no function that user code may replace.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ def _reduction(parts: list[Tensor], op: Any) -> Tensor:
 
 
 class Definition:
-    """What collectives must return, for the ranks of one run."""
+    """The results that collectives must return, for the ranks of one run."""
 
     def __init__(self) -> None:
         self._groups: dict[int, Any] = {}
 
     def results(self, name: str, *args: Any, **kwargs: Any) -> Exact | None:
-        """Returns what a call must write; None for a call that is not understood.
+        """Returns the values a call must write; None for an unknown form of call.
 
-        A collective itself: all ranks of the group call it alike.
+        This is itself a collective of the group.
         """
         try:
             bound = _SIGNATURES[name].bind(*args, **kwargs)
@@ -109,7 +109,7 @@ class Definition:
         """Returns the tensor of every rank of the group.
 
         Raises:
-            ValueError: the ranks' tensors are not of one size.
+            ValueError: the tensors of the ranks differ in size.
         """
         mine = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
@@ -216,7 +216,7 @@ def judged(found: list[Defect]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exact() -> Iterator[None]:
-    """Makes the user's collectives return what their definition says."""
+    """Makes the user's collectives return the results that torch defines."""
     definition = Definition()
 
     def defining(name: str, function: Any) -> Any:
@@ -250,9 +250,9 @@ class _Done:
 
 
 def judge_reducers(wrapped: list[DistributedDataParallel], device: str) -> list[Defect]:
-    """Returns what is wrong with the sums that DDP's reducers ask of their groups.
+    """Returns the defects of the sums that DDP's reducers get from their groups.
 
-    Of tensors on the run's device: another backend may sum there than on the CPU.
+    Uses tensors on the run's device, where another backend may sum than on the CPU.
     """
     definition = Definition()
     found = []
@@ -284,7 +284,7 @@ def _replaced(around: Callable[[str, Any], Any]) -> Iterator[None]:
 
 
 def _is_users() -> bool:
-    """Returns whether user code calls, be it through torch.distributed.nn."""
+    """Returns whether user code calls, directly or through torch.distributed.nn."""
     frame = callers.frame(2)
     while (
         frame is not None and callers.module_of(frame) == "ddpcheck.run.observe.observe"

@@ -29,7 +29,7 @@ from ddpcheck.compare import tree
 from ddpcheck.run import private
 from ddpcheck.run.process import callers
 
-# Functions to which a count is a count: they compare it, or tell its kind.
+# Functions that need the count itself: they compare it or return its type.
 _KEEP = {"eq", "ne", "lt", "le", "gt", "ge", "__bool__", "__index__", "__get__"}
 _FUNCTIONS = torch.autograd.Function.__module__
 _DEPTH = 12  # of frames between a collective and an autograd function that calls it
@@ -41,7 +41,7 @@ class _Means(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._sums: dict[int, weakref.ref[Tensor]] = {}
-        self.depth = 0  # of functions that reduce as a part of what they do
+        self.depth = 0  # frames, of functions that reduce as one part of their work
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -133,7 +133,7 @@ def _become_mean(summed: Tensor, means: _Means) -> None:
 
 @contextlib.contextmanager
 def _functions_noted(means: _Means) -> Iterator[None]:
-    """Leaves alone what the forward of an autograd function adds up."""
+    """Excludes the sums that the forward of an autograd function computes."""
     base = torch.autograd.Function
     before = base.__dict__["apply"]
 

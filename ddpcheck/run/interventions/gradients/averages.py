@@ -1,4 +1,4 @@
-"""Interventions on gradients that DDP does not average, or code averages by hand.
+"""Interventions on gradients that DDP does not average, or that user code averages.
 
 AverageGradients: those of some parameters are averaged over ranks after each
 backward, and before an update.
@@ -87,7 +87,7 @@ def filled_gradients(model: nn.Module) -> contextlib.AbstractContextManager[None
     """Fills gradients after every outermost backward.
 
     Args:
-        model: whose trainable parameters are filled, in the order of their names.
+        model: its trainable parameters are filled, in the order of their names.
     """
 
     def fill(parameters: list[nn.Parameter]) -> None:
@@ -169,18 +169,18 @@ def averaged_grad(model: nn.Module) -> Iterator[None]:
 def off_after_backward(*, of_gradients: bool) -> Iterator[None]:
     """Makes dist.all_reduce do nothing between a backward and the optimizer's step.
 
-    Nor within that step, for a tensor of no more numbers than it trains parameters,
-    which is none of their gradients: norms of them, say. `of_gradients`: for any.
+    Within that step it skips tensors with at most as many elements as there are trained
+    parameters, for example norms, but no gradients. `of_gradients`: skips any tensor.
     """
     reduce, backward = dist.all_reduce, torch.autograd.backward
     is_after = False
     steps: list[list[Tensor]] = []  # parameters of the optimizers that are stepping
 
     def all_reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        # What averages gradients by hand (ddpcheck.run) goes on.
+        # Explicit averaging of gradients (ddpcheck.run) is not skipped.
         caller = callers.module_of(callers.frame(1))
         is_off = is_after or any(
-            of_gradients or _is_beside(tensor, trained) for trained in steps
+            of_gradients or _is_from_gradients(tensor, trained) for trained in steps
         )
         if is_off and not caller.startswith("ddpcheck."):
             return None
@@ -213,8 +213,8 @@ def off_after_backward(*, of_gradients: bool) -> Iterator[None]:
         dist.all_reduce, torch.autograd.backward = reduce, backward
 
 
-def _is_beside(tensor: Any, trained: list[Tensor]) -> bool:
-    """Returns whether a tensor is made of gradients, and is none of them."""
+def _is_from_gradients(tensor: Any, trained: list[Tensor]) -> bool:
+    """Returns whether a tensor is computed from gradients without being one."""
     if not isinstance(tensor, Tensor) or tensor.numel() > max(1, len(trained)):
         return False
     grads = [p.grad for p in trained if p.grad is not None]

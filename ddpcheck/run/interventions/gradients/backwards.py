@@ -41,7 +41,7 @@ def outermost(run: Callable[..., None]) -> Iterator[None]:
 
 
 def multiplied(backward: Callable[..., None], factor: float) -> Callable[..., None]:
-    """Returns a backward that starts from `factor` times what it is given.
+    """Returns a backward that starts from `factor` times its own start.
 
     Args:
         backward: torch.autograd.backward.
@@ -83,8 +83,8 @@ def _start(output: Tensor, grad: Tensor | None, factor: float) -> Tensor | None:
 def trains(tensors: Any) -> bool:
     """Returns whether a backward from here may reach parameters.
 
-    It does not where all leaves of the graph are seen, and are none: what a step cut
-    off from the model, to go on with its gradient by itself.
+    It does not if all leaves of the graph are known and none is a parameter: a step has
+    detached the tensor from the model to use its gradient itself.
     """
     roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     open_nodes = [t.grad_fn for t in roots if isinstance(t, Tensor)]

@@ -23,37 +23,37 @@ from ddpcheck.run.process import callers
 
 @contextlib.contextmanager
 def without_tensor_hooks(model: nn.Module) -> Iterator[None]:
-    """Takes the tensor hooks off all parameters, and puts them back.
+    """Removes the tensor hooks of all parameters, and restores them at exit.
 
-    Not those of another intervention. Hooks that a training step registers meanwhile
+    Hooks of another intervention stay. Hooks that a training step registers inside
     never run.
     """
     parameters = {id(p) for p in contents.parameters(model)}
-    kept = [
+    saved = [
         (p, private.tensor_hooks(p))
         for p in contents.parameters(model)
         if not hooks_are_ours(p)
     ]
-    for parameter, _ in kept:
+    for parameter, _ in saved:
         private.put_tensor_hooks(parameter, None)
     try:
         with _ignored(lambda tensor: id(tensor) in parameters):
             yield
     finally:
-        for parameter, hooks in kept:
+        for parameter, hooks in saved:
             private.put_tensor_hooks(parameter, hooks)
 
 
 @contextlib.contextmanager
 def without_hooks(model: nn.Module) -> Iterator[None]:
-    """Lets nothing of user code's change a gradient before it is a parameter's.
+    """Keeps user code from changing gradients before they reach the parameters.
 
-    Tensor hooks, backward hooks of modules, and autograd functions that return what
-    they are given: their backward passes on what it is given.
+    This covers tensor hooks, backward hooks of modules, and autograd functions that
+    return their input: their backward then returns its input too.
     """
     live = [private.backward_hooks(module) for module in contents.modules(model)]
-    kept = [(hooks, dict(hooks)) for hooks in live if hooks]
-    for hooks, _ in kept:
+    saved = [(hooks, dict(hooks)) for hooks in live if hooks]
+    for hooks, _ in saved:
         hooks.clear()
     before = [(f, vars(f).get("apply")) for f in own_functions()]
     for function, _ in before:
@@ -67,7 +67,7 @@ def without_hooks(model: nn.Module) -> Iterator[None]:
                 del function.apply
             else:
                 function.apply = apply  # type: ignore[method-assign]
-        for hooks, found in kept:
+        for hooks, found in saved:
             hooks.update(found)
 
 
@@ -132,7 +132,7 @@ def registered_late() -> Iterator[None]:
 
 @contextlib.contextmanager
 def after_backward() -> Iterator[None]:
-    """Lets them run at the end of each backward; those registered meanwhile, too."""
+    """Runs them at the end of each backward, including those registered inside."""
 
     def run(backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         global _waiting  # noqa: PLW0603 (hooks are registered before training begins)

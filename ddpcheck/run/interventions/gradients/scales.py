@@ -47,7 +47,7 @@ def enter(
     shard_targets: Callable[[], Any],
     model: Callable[[], nn.Module],
 ) -> None:
-    """Enters the interventions that give gradients a factor."""
+    """Enters the interventions that multiply gradients by a factor."""
     if (scale := found(fixes, ScaleLoss)) is not None:
         stack.enter_context(_scaled_backward(lambda: scale.factor))
     if (counted := found(fixes, CountLoss)) is not None:
@@ -75,7 +75,7 @@ def enter(
 def _enter_by_place(
     stack: contextlib.ExitStack, fixes: Interventions, model: Callable[[], nn.Module]
 ) -> None:
-    """Enters those that give a factor to what is used in some places, or to some."""
+    """Enters those that scale some uses of a parameter, or some parameters."""
     if (direct := found(fixes, ScaleDirect)) is not None:
         stack.enter_context(scaled_direct_use(model(), direct.factor))
     if (terms := found(fixes, ScaleTerms)) is not None:
@@ -108,13 +108,13 @@ def _count_factor(countable: str, targets: Any) -> float:
 
 
 class Accumulation:
-    """Knows which samples the current micro-batch holds, and so its share.
+    """Tracks the samples of the current micro-batch, and so its share of all.
 
     Args:
-        countable: what each micro-batch's loss is divided by.
-        model: the bare model; its calls tell the micro-batches apart.
-        targets: gives what this process counts in, for the current step.
-        by_number: each loss is divided by the number of micro-batches, too.
+        countable: the count that divides the loss of each micro-batch.
+        model: the bare model; each call begins a micro-batch.
+        targets: returns the targets that this process counts, for the current step.
+        by_number: each loss is also divided by the number of micro-batches.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Accumulation:
         )
 
     def remove(self) -> None:
-        """Takes the hook off the model."""
+        """Removes the hook of the model."""
         self._hook.remove()
 
     def factor(self) -> float:

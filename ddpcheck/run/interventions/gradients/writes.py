@@ -50,9 +50,9 @@ def deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_sums(model: nn.Module) -> Iterator[None]:
-    """Undoes what is written into gradients between two backwards of an update.
+    """Undoes writes to gradients between two backwards of an update.
 
-    What is written after the last one stays. Gradients that are put away stay so.
+    Writes after the last one stay, as do gradients that were set to None.
     """
     left: dict[nn.Parameter, tuple[Tensor, Tensor, int]] = {}
 
@@ -80,7 +80,7 @@ def kept_sums(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_left(model: nn.Module) -> Iterator[None]:
-    """Undoes what is written into gradients between backward and update."""
+    """Undoes writes to gradients between backward and update."""
     left: dict[nn.Parameter, Tensor] = {}
 
     def run(backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:

@@ -1,8 +1,8 @@
-"""Rows of all ranks as one tensor, with gradients that come home.
+"""Gathers the rows of all ranks into one tensor, with gradients to each rank.
 
-`gathered` is the tool of the interventions: a module that mixes samples is run on the
-global batch's rows, a loss on the global batch's outputs. Its backward sums what all
-ranks say of a rank's rows, which is the derivative of sum_r L_r.
+Interventions use `gathered` to run a module that mixes samples on the rows of the
+global batch, or a loss on its outputs. Its backward sums the gradients of all ranks at
+a rank's rows, which is the derivative of sum_r L_r.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ddpcheck.run.interventions.gradients import backwards
 
 @dataclass(slots=True)
 class _Hidden:
-    """Groups that are out of sight.
+    """Process groups that are hidden from user code.
 
-    `group`: what a model is not to see, None where it may. `in_backward`: what autograd
-    functions do not see that are at work, the outermost first. `from_steps`: what steps
-    do not see until backward, and the group of the rank alone; `goes_back`: they do.
+    `group`: hidden from a model, None if none is. `in_backward`: hidden from the
+    autograd functions that run, the outermost first. `from_steps`: hidden from steps
+    until backward, and the group of this rank alone; `goes_back`: a backward runs.
     """
 
     group: dist.ProcessGroup | None = None
@@ -84,7 +84,7 @@ _OWN_NODES = {f"{f.__name__}Backward" for f in (_GatherRows, _OwnRows, _MeanOver
 
 
 def gathered(local: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
-    """Returns all ranks' rows in rank order; gradients are summed over ranks.
+    """Returns the rows of all ranks in rank order; gradients are summed over ranks.
 
     Args:
         local: this rank's rows along `dim`; the other dimensions agree on all ranks.
@@ -98,7 +98,7 @@ def gathered(local: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
 
 
 def own_live(local: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
-    """Returns all ranks' rows, of which only this rank's carry gradient.
+    """Returns the rows of all ranks, of which only this rank's carry gradient.
 
     With the loss of all rows on every rank, that is each rank's share of d L.
     """
@@ -138,11 +138,11 @@ def rows_of_ranks(count: int, others: Sequence[int] = ()) -> tuple[int, ...]:
 
 
 def alone(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Returns what a function computes in one process: no group is in sight.
+    """Calls a function as a single process would: no process group is visible.
 
-    User code that asked once and keeps the answer calls collectives all the same, or
-    makes itself a group where it sees none: then it computes again, and the group in
-    sight is one of this rank alone.
+    User code that has cached the answer still calls collectives, or creates a group if
+    it finds none. Then the function is called again with a visible group of this rank
+    alone.
     """
     try:
         with _group_in_sight(None):
@@ -159,9 +159,9 @@ def alone(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def alone_with_backward(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Returns the same as `alone`; in its own autograd functions backward asks nobody.
+    """As `alone`; the backward of autograd functions inside sees no group either.
 
-    A synchronised norm sums in backward, too.
+    A synchronized norm also sums in backward.
     """
     output = alone(function, *args, **kwargs)
     _hide_behind(output)
@@ -174,7 +174,7 @@ def _hide_behind(output: Any) -> None:
     nodes = [t.grad_fn for t in tree.held(output) if t.grad_fn is not None]
     while nodes:
         node = nodes.pop()
-        # What comes before the rows of all ranks is the ranks' own.
+        # Nodes before the gathered rows belong to each rank alone.
         if node in seen or node.name() in _OWN_NODES:
             continue
         seen.add(node)
@@ -199,8 +199,8 @@ def _hide_from(node: Any) -> None:
 
 
 @contextlib.contextmanager
-def seen_again_in_the_end() -> Iterator[None]:
-    """Shows a group again that a backward which raised has left hidden."""
+def shown_again_at_exit() -> Iterator[None]:
+    """Shows a group again that a backward which raised left hidden."""
     try:
         yield
     finally:
@@ -210,7 +210,7 @@ def seen_again_in_the_end() -> Iterator[None]:
 
 
 def without_ranks(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Returns the same as `alone`, but interventions inside may ask for all ranks.
+    """As `alone`, but interventions inside can use the group of all ranks.
 
     By `all_in_sight`: a model that a replica of DataParallel's is like.
     """
@@ -221,7 +221,7 @@ def without_ranks(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 def without_ranks_in_backward(
     function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Returns what a function does; its own autograd functions go backward alone."""
+    """Calls a function; the backward of autograd functions inside sees no group."""
     output = function(*args, **kwargs)
     _hide_behind(output)
     return output
@@ -243,8 +243,8 @@ def _group_in_sight(
 ) -> Iterator[None]:
     """Makes a group the default one, or torch.distributed look uninitialised.
 
-    `dist.is_initialized` asks one module attribute, whatever name it was imported by.
-    Nobody can make a group where none is in sight, as libraries do that find none.
+    `dist.is_initialized` reads one module attribute under any imported name. No group
+    can be created while it is hidden, as some libraries do if they find none.
     """
     member, make = dist.GroupMember, dist.init_process_group
     before = member.WORLD, _hidden.group
@@ -260,7 +260,7 @@ def _group_in_sight(
 
 @contextlib.contextmanager
 def alone_until_backward() -> Iterator[None]:
-    """Lets a step see its rank alone, but for what gathers for it, until backward.
+    """Hides other ranks from a step until backward, except from interventions.
 
     A step with the samples of all ranks would count and gather them once more.
     """

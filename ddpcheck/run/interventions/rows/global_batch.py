@@ -65,7 +65,7 @@ def see_all_rows(module: nn.Module, *, hides: bool) -> None:
 
 
 def _with_its_hooks(module: nn.Module) -> Callable[..., Any]:
-    """Returns the forward with the hooks that are on the module, and takes them off."""
+    """Returns the forward with the module's hooks, and removes them from the module."""
     forward = module.forward
     pre_hooks = _taken_off(private.forward_pre_hooks(module), plain=2)
     hooks = _taken_off(private.forward_hooks(module), plain=3)
@@ -91,9 +91,9 @@ def _with_its_hooks(module: nn.Module) -> Callable[..., Any]:
 def _taken_off(
     hooks: MutableMapping[int, Any], *, plain: int
 ) -> list[tuple[Callable[..., Any], bool]]:
-    """Returns hooks, and whether each takes keyword arguments, and takes them off.
+    """Returns hooks, and whether each takes keyword arguments, and removes them.
 
-    `plain`: what those that do not are called with.
+    `plain`: the arguments of hooks that take no keyword arguments.
     """
     found = [(h, len(inspect.signature(h).parameters) > plain) for h in hooks.values()]
     hooks.clear()
@@ -147,18 +147,18 @@ def global_loss(
 ) -> nn.Module:
     """Returns a model that takes the global batch and computes this rank's rows.
 
-    Its output is the global batch's. Where the output itself cannot be gathered (the
-    loss is computed inside forward), the modules that `what` names do so instead; what
-    comes before them computes all rows, but for batch norms: their statistics are no
-    doing of the loss.
+    Its output is that of the global batch. Where the output itself cannot be gathered
+    (the loss is computed inside forward), the modules that `what` names gather instead.
+    Modules before them compute all rows, except batch norms, whose statistics are not
+    part of the loss.
 
     Args:
         model: as wrapped.
         bare: the module inside.
         what: modules of `bare`, parameters and outputs, see GlobalLoss.
         shard: (first row, rows) of this rank.
-        collated: gives what the model is called with for the global batch of the
-            current step and for this rank's samples of it, where a collate makes both.
+        collated: returns the model's arguments for the global batch of the current step
+            and for this rank's samples, if collate builds both.
     """
     if what.modules in ((), ("",)):
         gathering = _Gathering(shard, what.outputs, collated)
@@ -173,7 +173,7 @@ def global_loss(
             parameter.register_hook(lambda g: g / dist.get_world_size())
             gathering.passes_on(parameter)
     norms = [m for m in contents.modules(bare) if isinstance(m, private.BATCH_NORMS)]
-    # Of a wrapper what is inside, too: a step may call that.
+    # Also the module inside a wrapper: a step may call it.
     named = [
         m for path, m in contents.named_modules(bare) if short(path) in what.modules
     ]
@@ -183,10 +183,10 @@ def global_loss(
 
 
 def _called(model: nn.Module, bare: nn.Module) -> list[nn.Module]:
-    """Returns the modules whose calls are those of the model.
+    """Returns the modules that a step may call as the model.
 
-    A step may call what is inside the wrapper, too. Where wrap() put the model into a
-    module that is wrapped in its place, that one's forward may hold the loss.
+    A step may call the module inside the wrapper too. If wrap() put the model into
+    another module and wrapped that, the forward of that module may compute the loss.
     """
     inside: Any = model
     while isinstance(inside, DistributedDataParallel):
@@ -201,8 +201,8 @@ def _called(model: nn.Module, bare: nn.Module) -> list[nn.Module]:
 class _Gathering:
     """Global batch in, this rank's rows through a module, all rows out.
 
-    By hooks: training code may take the wrapper off, and look for attributes below it.
-    A call within another one passes.
+    By hooks: training code may unwrap the module and access attributes below. A call
+    within another call is unchanged.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class _Gathering:
         self._passed_on.add(id(parameter))
 
     def attach(self, module: nn.Module) -> None:
-        """Gathers what the module returns."""
+        """Gathers the output of the module."""
         nn.Module.register_forward_pre_hook(module, self._enter, with_kwargs=True)
         nn.Module.register_forward_hook(module, self._leave, always_call=True)
 
@@ -261,10 +261,10 @@ def _is_same(given: Any, whole: Any) -> bool:
 
 
 def _local_rows(value: Any, shard: tuple[int, int]) -> tuple[Any, int]:
-    """Returns what is this rank's, and how many rows that are.
+    """Returns this rank's part of a value, and its number of rows.
 
-    A call that is given no batch, nor a multiple of it, is given a micro-batch: that is
-    divided among the ranks.
+    Arguments with another number of rows than the batch or a multiple of it are a
+    micro-batch, which is divided among the ranks.
     """
     start, size = shard
     total = sum(rows_of_ranks(size))
@@ -315,8 +315,8 @@ def _items_of_all(items: Any) -> Any:
     return type(items)(item for part in every for item in part)
 
 
-def without_sight_of_ranks(loss: Loss) -> Loss:
-    """Returns the loss as one process computes it: no process group is in sight."""
+def without_process_group(loss: Loss) -> Loss:
+    """Returns the loss as a single process computes it: without process group."""
     return functools.partial(alone, loss)
 
 
@@ -326,16 +326,16 @@ def partly_global(
     size: int,
     whole_targets: Callable[[], Any],
 ) -> Loss:
-    """Returns a loss that is the global one for some outputs, the rank's for the rest.
+    """Returns a loss that is global for some outputs and local for the others.
 
-    Its gradient at the outputs of `some` is W times one process's, and at the others
-    what the rank's own loss gives. Its value means nothing.
+    Its gradient at the outputs of `some` is W times the single-process gradient, at the
+    others that of the rank's own loss. Its value has no meaning.
 
     Args:
         loss: of (output, targets).
-        some: what names tensors in the model's output.
+        some: names of tensors in the model's output.
         size: samples of this rank.
-        whole_targets: gives the targets of the global batch.
+        whole_targets: returns the targets of the global batch.
     """
     without = {path: Output(path=path) for fix in some for path in fix.whole}
     mine = {path for fix in some for path in fix.paths} | without.keys()

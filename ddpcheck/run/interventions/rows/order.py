@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 @contextlib.contextmanager
 def blocks_together(rows: Callable[[], int]) -> Iterator[None]:
-    """Lets gathers of several rows per sample return block after block of all ranks.
+    """Makes gathers of several rows per sample return block after block of all ranks.
 
-    What carries gradients keeps them: an autograd function that gathers is called as
-    it is, and what it returns is put in order.
+    Gradients are preserved: an autograd function that gathers is called unchanged, and
+    its result is put in order.
 
     Args:
-        rows: gives the number of samples on this rank.
+        rows: returns the number of samples on this rank.
     """
     gathers = _Gathers(rows)
     with contextlib.ExitStack() as stack:
@@ -74,7 +74,7 @@ class _Gathers:
         return all_gather_into_tensor
 
     def _is_own_call(self, work: Any) -> bool:
-        """Returns whether nobody puts the rows in order later; they are there then."""
+        """Waits for the rows; returns whether this call has to order them itself."""
         self._calls += 1
         if work is not None:
             work.wait()
@@ -128,7 +128,7 @@ class _Gathers:
 def offset_by_rank(
     rows: Callable[[], int], model: nn.Module, *, within: bool
 ) -> Iterator[None]:
-    """Makes labels of the rank's own rows count on from those of the ranks before.
+    """Makes labels of the rank's rows start after those of lower ranks.
 
     A `torch.arange` of that length, from 0 by 1: the labels of a loss against gathered
     rows. Outside the model's forward, where no positions are counted, one of several
@@ -136,9 +136,9 @@ def offset_by_rank(
     `torch.eye` makes it, or as it is read.
 
     Args:
-        rows: gives the number of samples on this rank.
-        model: whose forward may count its own rows, to choose from each.
-        within: whether those of its forward are labels, too.
+        rows: returns the number of samples on this rank.
+        model: its forward may number its own rows, to select from each.
+        within: whether row numbers in its forward are labels too.
     """
     depth = 0
 

@@ -58,7 +58,7 @@ _MOST_LOSSES = 64  # of as many tasks, or parts
 
 
 class _OfAllRows(TorchFunctionMode):
-    """Reduces the rows of all ranks, but within a backward: DDP is at work there."""
+    """Reduces the rows of all ranks, except during backward, where DDP communicates."""
 
     def __init__(self, rows: Callable[[], int], model: nn.Module) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _OfAllRows(TorchFunctionMode):
         return mean_over_ranks(value.detach())
 
     def _is_of_samples(self, name: str, args: Any, kwargs: Any) -> bool:
-        """Returns whether what is reduced are rows without a gradient, of samples."""
+        """Returns whether the function reduces rows of samples without a gradient."""
         value, at = args[0], _REDUCE[name]
         if not isinstance(value, Tensor) or value.requires_grad or not value.dim():
             return False
@@ -125,7 +125,7 @@ class _OfAllRows(TorchFunctionMode):
 
 @contextlib.contextmanager
 def statistics_together(rows: Callable[[], int], model: nn.Module) -> Iterator[None]:
-    """Makes what samples are reduced to without gradient that of all ranks.
+    """Makes statistics of samples, without gradient, those of all ranks' samples.
 
     Args:
         rows: gives the number of this rank's samples in the current step.
@@ -140,8 +140,8 @@ _READS = {"item", "bool", "float", "int"}
 _COMPARES = {"lt", "le", "gt", "ge"}
 
 
-class _Together(TorchFunctionMode):
-    """Answers for all ranks, but within a backward: DDP's collectives are at work."""
+class _SharedNumbers(TorchFunctionMode):
+    """Returns numbers of all ranks, except during backward, where DDP communicates."""
 
     def __init__(self, *, sums: bool) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class _Together(TorchFunctionMode):
             return func(*told, **(kwargs or {}))
 
     def run(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Runs a backward; what it began from is the mean over ranks after it."""
+        """Runs a backward; then the tensors it started from are the mean over ranks."""
         self.is_backward = True
         try:
             backward(*args, **kwargs)
@@ -176,7 +176,7 @@ class _Together(TorchFunctionMode):
 @contextlib.contextmanager
 def numbers_together(*, sums: bool = False) -> Iterator[None]:
     """Makes the ranks read the same numbers; `sums`: of whole ones their sum."""
-    together = _Together(sums=sums)
+    together = _SharedNumbers(sums=sums)
     with backwards.outermost(together.run), together:
         yield
 

@@ -38,7 +38,7 @@ Numbers = Mapping[int, frozenset[str]]  # of addends, and where each begins with
 def recorded(
     model: nn.Module, writer: Writer, step: Callable[[], int], numbers: Numbers
 ) -> Iterator[None]:
-    """Writes the gradients of all addends at the outputs of one process's model."""
+    """Writes the gradients of all addends at the outputs of the model."""
 
     def note(number: int, loss: Tensor, outputs: dict[str, Tensor]) -> None:
         own = {key: t for key, t in outputs.items() if not _is_inside(key)}
@@ -66,13 +66,13 @@ def substituted(
     shard: Shard,
     world_size: int,
 ) -> Iterator[None]:
-    """Gives a rank's outputs what one process's addends gave them.
+    """Adds the recorded gradients of these addends to the rank's outputs.
 
     Args:
-        models: the model, and what wraps it.
+        models: the model and its wrapper.
         bare: the model.
-        reader: of one process's trace.
-        step: gives the number of the current step.
+        reader: of the single-process trace.
+        step: returns the number of the current step.
         numbers: of the addends.
         shard: of this rank.
         world_size: number of ranks.
@@ -97,16 +97,16 @@ def _quantity(backward: int, addend: int) -> str:
 
 
 def _is_inside(key: str) -> bool:
-    """Returns whether a tensor is what a module within the model returns."""
+    """Returns whether a tensor is the output of a module within the model."""
     return not key.startswith("#")
 
 
 def _apart(
     loss: Tensor, tensors: dict[str, Tensor], number: int
 ) -> list[Tensor | None]:
-    """Returns what an addend gives each of these, but for what goes through another.
+    """Returns an addend's gradient at each tensor, without paths through another.
 
-    Each is a copy, so that its gradient is known before it goes on.
+    Each is a copy, so its gradient is known before it is passed on.
     """
     nodes = (tensor.grad_fn for tensor in tensors.values())
     hooks = [node.register_prehook(addends.zeros) for node in nodes if node is not None]
@@ -128,8 +128,8 @@ def _before_backwards(
 ) -> Iterator[None]:
     """Calls back before each backward from a number, with its number within the step.
 
-    And with the tensors that outermost calls of the models returned in that step, and
-    calls of modules within that some addend begins at.
+    Also passes the tensors that outermost calls of the models returned in that step,
+    and the outputs of modules within at which some addend begins.
     """
     inside = frozenset(filter(_is_inside, frozenset().union(*numbers.values())))
     outputs = _Outputs(step, inside)
@@ -155,9 +155,9 @@ def _before_backwards(
 
 
 class _Outputs:
-    """What the outermost calls of some modules return within a step, by key.
+    """The outputs of the outermost calls of some modules within a step, by key.
 
-    And what modules within them return, of which `inside` is asked for.
+    Also the outputs of modules within them for which `inside` is true.
     """
 
     def __init__(self, step: Callable[[], int], inside: frozenset[str]) -> None:
@@ -214,7 +214,7 @@ class _Outputs:
             key = f"{name}#{call}/{path or 'output'}"
             if not tensor.requires_grad or (wanted is not None and key not in wanted):
                 return tensor
-            # One output may be computed from another: of each what the loss takes.
+            # One output may be computed from another: each counts as used by the loss.
             own = self._found[key] = tensor.clone()
             return own
 

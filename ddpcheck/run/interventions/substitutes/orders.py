@@ -25,7 +25,7 @@ Step = Callable[[], int]
 
 @contextlib.contextmanager
 def recorded(step: Step, *, on: bool = True) -> Iterator[Orders]:
-    """Notes every permutation into what is yielded; none where it is not `on`."""
+    """Yields a dict in which every permutation is recorded; none unless `on`."""
     found: Orders = {}
 
     def note(order: list[int]) -> list[int]:
@@ -38,7 +38,7 @@ def recorded(step: Step, *, on: bool = True) -> Iterator[Orders]:
 
 @contextlib.contextmanager
 def substituted(orders: Orders, step: Step) -> Iterator[None]:
-    """Puts the permutations of one process in the place of those drawn here."""
+    """Replaces the permutations drawn here by those of the single-process run."""
     drawn: dict[tuple[int, int], int] = {}
 
     def take(order: list[int]) -> list[int]:
@@ -54,7 +54,7 @@ def substituted(orders: Orders, step: Step) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watched(change: Callable[[list[int]], list[int]]) -> Iterator[None]:
-    """Puts every permutation through `change`."""
+    """Passes every permutation through `change`."""
     makers: dict[tuple[Any, str], Callable[[Any], Any]] = {
         (torch, "randperm"): lambda plain: _randperm(plain, change),
         (random.Random, "shuffle"): lambda plain: _method(plain, change),

@@ -47,10 +47,10 @@ def _arguments(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Substitutes:
-    """Stands at every place of a rank's run where a fix may give something.
+    """Applies the substitutes of a rank's run, each at its place.
 
     `bare` is the model inside its wrapper, `batches` the global ones, `rows` this
-    rank's (first, number, of all), `step` asks for the current one, from 0.
+    rank's (first, number, of all), `step` returns the current one, from 0.
     """
 
     target: Target
@@ -75,7 +75,7 @@ class Substitutes:
         return global_batch.global_loss(*given)
 
     def _collated(self) -> global_batch.Own | None:
-        """Returns what the model is called with for all samples, and for the rank's."""
+        """Returns the model's arguments for all samples and for the rank's samples."""
         batch = self.batches[self.step()]
         if not isinstance(batch, tree.Collated) or self.target.train_step is not None:
             return None
@@ -94,7 +94,7 @@ class Substitutes:
             return global_batch.partly_global(loss, some, rows, targets)
         if loss is None or intervention.found(chosen, GlobalLoss) is None:
             return loss
-        return global_batch.without_sight_of_ranks(loss)
+        return global_batch.without_process_group(loss)
 
     def _global_targets(self) -> Any:
         return split(self.target, self.batches[self.step()])[1]
@@ -103,9 +103,9 @@ class Substitutes:
     def around_steps(
         self, model: nn.Module, parameters: Callable[[], Mapping[str, Tensor]]
     ) -> Iterator[None]:
-        """Gives what one process recorded of its steps, as long as it is entered.
+        """Substitutes what the single-process run recorded of its steps.
 
-        `parameters` gives what is trained, by name.
+        `parameters` returns the trained tensors by name.
         """
         chosen, facts = self.spec.fixes, self.reader.index.facts
         numbers = intervention.addends(chosen)
@@ -133,7 +133,7 @@ class Substitutes:
             yield
 
     def after_step(self, model: nn.Module, names: Names) -> None:
-        """Overwrites what is not trained, where that is asked for."""
+        """Overwrites untrained state if "state" is substituted."""
         modules = intervention.substituted(self.spec.fixes, "state")
         if modules:
             substitute_state(model, names, self.reader, self.step(), modules)
@@ -158,10 +158,10 @@ def substitute_state(
 def substituted_writes(
     model: nn.Module, reader: Reader, step: Callable[[], int], modules: Container[str]
 ) -> Iterator[None]:
-    """Makes every write to a buffer of these modules write one process's value.
+    """Makes every write to a buffer of these modules write the single-process value.
 
-    That is the one at the end of the step. `step` asks for the current one, from 0.
-    What changes nothing, as DDP's broadcast of equal buffers does, stays as it is.
+    That is its value at the end of the step. `step` returns the current one, from 0.
+    A write that changes nothing, as DDP's broadcast of equal buffers, is left alone.
     """
     writes = _Writes(model, reader, step, modules)
     assign = nn.Module.__setattr__
@@ -180,7 +180,7 @@ def substituted_writes(
 
 
 class _Writes(private.DispatchMode):
-    """Gives a buffer one process's value after each operation that writes to it."""
+    """Sets buffers to single-process values after operations that write to them."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class _Writes(private.DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Calls the operation; looks at what its schema says it writes to."""
+        """Calls the operation; its schema names the arguments that it writes to."""
         del types
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
@@ -209,7 +209,7 @@ class _Writes(private.DispatchMode):
         return made
 
     def written(self, value: Any) -> None:
-        """Gives what shares memory with the tensor, or tensors, one process's value."""
+        """Sets buffers in the same memory as the tensors to single-process values."""
         if isinstance(value, (list, tuple)):
             for each in value:
                 self.written(each)
@@ -219,9 +219,9 @@ class _Writes(private.DispatchMode):
         for name, buffer in self._buffers().items():
             is_same = _address(buffer) == _address(value)
             if is_same and not self._is_as_before(name, buffer):
-                told = self._reader.find("buffers", self._step(), name)
-                if told is not None and told.shape == buffer.shape:
-                    buffer.data.copy_(told)
+                recorded = self._reader.find("buffers", self._step(), name)
+                if recorded is not None and recorded.shape == buffer.shape:
+                    buffer.data.copy_(recorded)
 
     def _buffers(self) -> dict[str, Tensor]:
         found = self._names.buffers(self._model)
@@ -245,7 +245,7 @@ class SubstitutingRecorder:
     recorder: ComparingRecorder
 
     def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
-        """Gives what both sides have, then compares the group."""
+        """Overwrites gradients that both sides have, then compares the group."""
         if quantity.startswith("gradients"):
             references = flattened.group(self.recorder.reader, quantity, step)
             for name, tensor in named.items():

@@ -24,9 +24,9 @@ from ddpcheck.run.spec import NATIVE, RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.target.target import Target
 
-# What torch says in a process whose parent has asked CUDA's driver for something.
+# Part of torch's error in a process whose parent has called CUDA's driver.
 _IN_FORK = "in forked subprocess"
-# What torch says where it is built for none, or finds none.
+# Parts of torch's errors without CUDA support, or without a GPU.
 _NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs")
 
 
@@ -59,7 +59,7 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
 
 
 def check_collate(target: Target, batches: list[Any]) -> None:
-    """Says where `collate` makes other data of the same samples each time.
+    """Checks that `collate` returns the same data for the same samples.
 
     Raises:
         UsageError: target-batch-unseeded.
@@ -70,7 +70,8 @@ def check_collate(target: Target, batches: list[Any]) -> None:
     raise UsageError(
         Problem(
             slug="target-batch-unseeded",
-            message=f"{target.name}: collate() makes other data each time",
+            message=f"{target.name}: collate() is not seeded: "
+            "two calls return different data",
             expected="the same batch of the same samples from every call",
             found="two calls of collate() on the samples of the first batch differ",
             fix="draw in batch(), from generators that it seeds",
@@ -79,7 +80,7 @@ def check_collate(target: Target, batches: list[Any]) -> None:
 
 
 def digests(batches: list[Any]) -> tuple[dict[str, tuple[float, ...]], ...]:
-    """Returns numbers for each part of each batch, by which processes compare them."""
+    """Returns digests of each part of each batch, for comparison between processes."""
     return tuple(
         {
             tree.batch_name(path): digest({path: leaf})
@@ -90,7 +91,7 @@ def digests(batches: list[Any]) -> tuple[dict[str, tuple[float, ...]], ...]:
 
 
 def given(batches: list[Any], lists: Any) -> dict[str, Any]:
-    """Returns what is known of the batches; `lists`: those that are not cut."""
+    """Returns facts of the batches; `lists`: those that are not sharded."""
     return {"samples": digests(batches), "lists": lists, "alike": _are_alike(batches)}
 
 
@@ -164,10 +165,7 @@ def _permutation(size: int) -> torch.Tensor:
 def does_not_train(
     target: Target, error: Exception, hint: str | None = None
 ) -> UsageError:
-    """Returns the usage error for user code that raises in one process.
-
-    `hint` is what to do, where that is known.
-    """
+    """Returns the usage error for user code that raises in the single-process run."""
     if _IN_FORK in raised.text_of(error):
         return devices.starts_cuda(target.name, "a call that asks CUDA's driver")
     if target.train_step is None and "closure" in raised.text_of(error):
@@ -176,7 +174,7 @@ def does_not_train(
     return UsageError(
         Problem(
             slug="target-raises",
-            message=f"{target.name} does not train in one process",
+            message=f"{target.name}: training fails in a single process",
             expected="model, batch, loss and optimizer that do three steps",
             found=raised.in_words(error, home),
             fix=hint or _fix(error),
@@ -188,8 +186,8 @@ def does_not_train(
 def _wants_closure(target: Target, error: Exception) -> UsageError:
     """Returns the error for an optimizer that recomputes the loss itself.
 
-    What its closure returns on a rank, the rank's loss or the mean of all, decides
-    whether ranks take the same steps: it is for the target to say.
+    Its closure returns the rank's loss or the mean over ranks, which decides whether
+    ranks take the same steps: only the target can define it.
     """
     return UsageError(
         Problem(
@@ -220,7 +218,7 @@ def first_line(error: BaseException) -> str:
 
 
 def global_batches(target: Target, spec: RunSpec) -> list[Any]:
-    """Returns the global batch of every step, as the target gives it on this rank."""
+    """Returns the global batch of every step, as the target returns it on this rank."""
     if Switch.BATCH_WITHOUT_GROUP not in spec.fixes:
         return batches_of(target, spec)
     given: list[Any] = alone(batches_of, target, spec)
@@ -228,7 +226,7 @@ def global_batches(target: Target, spec: RunSpec) -> list[Any]:
 
 
 def batches_of_rank(batches: list[Any], spec: RunSpec, rank: int) -> list[Any]:
-    """Returns what this rank trains on in every step: all of it, in one process."""
+    """Returns this rank's shard of every step; in a single process the whole batch."""
     sees_all = found(spec.fixes, GlobalLoss) or (
         substituted(spec.fixes, "batches") is not None
     )

@@ -102,7 +102,7 @@ def _broken(rank: int, spec: RunSpec, error: BaseException) -> RankResult:
 
 
 def _are_collated(batches: list[Any]) -> bool:
-    """Returns whether what the model is given depends on the samples beside it."""
+    """Returns whether the model's input depends on the other samples of a shard."""
     return any(tree.num_samples(batch) is not None for batch in batches)
 
 
@@ -290,11 +290,12 @@ class _Candidate:
         self._emit(training, recorder, len(batches) - 1)
 
     def _targets(self) -> Any:
-        # What the current step's loss may count in, on this rank.
+        # Targets or inputs in which the loss of the current step may count, on this
+        # rank.
         return countables.targets_of(self.target, self._batches[self._step])
 
     def _backward(self, training: Training) -> Any:
-        """Returns what stands around the backward passes of this mode."""
+        """Returns the context of the backward passes of this mode."""
         if self.mode.notes_rewrites:
             self._rewrites = Rewrites(self._bare, training.optimizer)
             self.facts["rewritten_before"] = self._rewrites.before
@@ -310,7 +311,7 @@ class _Candidate:
         self.context.emit(recorder.finish(step, loss))
 
     def _note_turned(self, training: Training) -> None:
-        # What is frozen or freed now; a later step may turn it again.
+        # Parameters frozen or unfrozen now; a later step may change it again.
         parameters, wrapped = training.parameters(), self.seen.wrapped
         self._frozen |= dict.fromkeys(wrapping.frozen(wrapped, parameters))
         self._unfrozen |= dict.fromkeys(wrapping.unfrozen(wrapped, parameters))
@@ -321,7 +322,7 @@ class _Candidate:
         return wrapping.facts(wrapped, parameters, training.names) | turned
 
     def _tell_rows(self, mine: list[Any]) -> None:
-        # A step of the target's own may choose others: its calls tell of them.
+        # The target's own step may select other samples: its calls report them.
         if self.target.train_step is None:
             for step, shard in enumerate(mine):
                 rows = sample_numbers(shard)

@@ -1,4 +1,4 @@
-"""One process on the global batch: the trusted run, written to a trace."""
+"""The reference: a single process on the global batch, written to a trace."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def reference(
     spec: RunSpec,
     room: memory.Room | None = None,
 ) -> ReferenceResult:
-    """Runs one process on the global batch and records everything.
+    """Runs a single process on the global batch and records everything.
 
-    float64 first; a model that refuses it runs in float32, and one that refuses that
-    with the tensors that it makes. What does not fit in `room` is a usage error.
+    In float64; a model that fails in it runs in float32, then without casts. A run that
+    does not fit into `room` is a usage error.
     """
     started = time.perf_counter()
     try:
@@ -134,7 +134,7 @@ class _Fresh:
         return fingerprint(self.target) != self.state
 
     def renew(self) -> None:
-        """Imports it anew if its modules have changed."""
+        """Imports the target again if its modules have changed."""
         if not self.is_touched:
             return
         forget(self.target)
@@ -143,10 +143,10 @@ class _Fresh:
 
 
 def _specs(fresh: _Fresh, spec: RunSpec) -> Iterator[RunSpec]:
-    """Yields what is tried in turn: float64, float32, then no cast at all.
+    """Yields the specs to try: float64, float32, then no cast at all.
 
-    With a dtype that was asked for, that one alone. Autocast keeps float32 weights: a
-    model that makes its own in the dtype of autocast may refuse these.
+    A requested dtype is the only one. With autocast weights stay float32: a model that
+    creates weights in the dtype of autocast may fail with these.
     """
     if spec.constants == NATIVE:
         yield spec
@@ -162,10 +162,10 @@ def _specs(fresh: _Fresh, spec: RunSpec) -> Iterator[RunSpec]:
 
 
 def _own_dtype(fresh: _Fresh, spec: RunSpec) -> str:
-    """Returns the dtype in which the target makes its weights, of several the lowest.
+    """Returns the dtype in which the target creates its weights, the lowest of several.
 
-    Returns "" where they and the batch are of float32, and no cast changes them, and
-    for a run of the diagnosis, whose dtype is decided.
+    Returns "" if they and the batch are float32 and are not cast, and for runs of the
+    diagnosis, whose dtype is fixed.
     """
     if spec.constants != _AS_ASKED:
         return ""
@@ -210,7 +210,7 @@ def _hint(fresh: _Fresh, spec: RunSpec) -> str | None:
 
 
 class _Reference:
-    """One process on the global batch."""
+    """A single process on the global batch."""
 
     def __init__(
         self,
@@ -229,12 +229,12 @@ class _Reference:
         self.draws = 0
         self.draws_later = False  # in another step than the first
         self.size = 0  # of the first batch
-        self.given: dict[str, Any] = {}  # what is known of the batches
+        self.given: dict[str, Any] = {}  # facts of the batches
         self.collates = False  # they are made of lists of samples
         self.rows: list[list[samples.Numbers]] = []  # of each call, by step
 
     def execute(self) -> ReferenceResult:
-        """Builds and trains; returns where the trace lies and what was seen."""
+        """Builds and trains; returns the path of the trace and the observed facts."""
         model = models.build(self.target, self.spec, seed=user_code.REFERENCE_SEED)
         calls = count_calls(model)
         batches = batches_of(self.target, self.spec)
@@ -333,12 +333,13 @@ class _Reference:
         calls: dict[str, int],
         drawn: orders.Orders,
     ) -> ReferenceResult:
-        """Closes the trace; returns what the training showed."""
+        """Closes the trace; returns the facts of the training."""
         sums = writing.unfinished_of(writer, training)
         still = writing.standstill_of(writer, training)
         use = writing.used_of(writer.index, training)
         facts = self._facts(model, training, self.size)
-        # Frozen in the end, with gradients in the last step: frozen and freed in turn.
+        # Frozen at the end, with gradients in the last step: frozen and unfrozen in
+        # turns.
         trained = writing.with_gradient(writer.index, self.spec.steps - 1)
         in_turn = [n for n in facts["untrained"] if n in trained]
         writer.index.facts = {
@@ -371,7 +372,7 @@ class _Reference:
             self.rows = [[samples.sample_numbers(batch)] for batch in batches]
             return
         self.rows = [[] for _ in batches]
-        if self.collates:  # what the model is given depends on the samples beside it
+        if self.collates:  # the model's input depends on the other samples of the shard
             return
 
         def note(told: samples.Numbers) -> None:
@@ -473,9 +474,9 @@ def _has_batch_norm(model: nn.Module) -> bool:
 
 
 def _changes_rate(schedule: list[tuple[int, list[dict[str, float]]]]) -> bool:
-    """Returns whether the updates of a step have other learning rates than another's.
+    """Returns whether learning rates differ between steps.
 
-    Those of one step may be of several optimizers.
+    The updates of one step may be of several optimizers.
     """
     rates: dict[int, list[Any]] = {}
     for step, groups in schedule:

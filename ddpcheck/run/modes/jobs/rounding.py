@@ -1,9 +1,9 @@
-"""The same mathematics with other rounding: what a run's own noise is measured with.
+"""The same mathematics with other rounding, to measure a run's own noise.
 
 Multiplying a loss by 3 and its gradients by 1/3 changes nothing but every rounding of
 the backward pass; permuting the batch (RunSpec.permute) changes the order of its sums.
-A product of matrices rounds by how many rows it has, which no permutation changes: what
-is computed in float32 within a float64 run is rounded once more (RunSpec.reround).
+The rounding of a matrix product depends on its number of rows, which no permutation
+changes: float32 results within a float64 run are rounded once more (RunSpec.reround).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ddpcheck.run import private
 from ddpcheck.run.interventions.gradients import backwards
 from ddpcheck.run.model import contents, draws
 
-_FACTOR = 3.0  # not a power of two, so that every product rounds anew
-_FEW = 8  # values that tell a copy from a computation
+_FACTOR = 3.0  # not a power of two, so every product rounds differently
+_FEW = 8  # values that distinguish a copy from a computation
 
 
 def rescaled(
     parameters: Callable[[], dict[str, Tensor]],
 ) -> contextlib.AbstractContextManager[None]:
-    """Scales each outermost backward by 3, and what it added to gradients by 1/3."""
+    """Scales each outermost backward by 3, and its contribution to gradients by 1/3."""
 
     def run(backward: Any, *args: Any, **kwargs: Any) -> None:
         before = {
@@ -79,11 +79,11 @@ def _near_one(tensor: Tensor, size: float, seed: int) -> Tensor:
 
 
 class Precision(private.DispatchMode):
-    """Notes the lowest precision that any operation computes in.
+    """Records the lowest precision in which any operation computes.
 
     Args:
-        reround: whether what is computed in float32 is rounded otherwise. Whole numbers
-            are exact however they are computed: masks, counts and indices stay.
+        reround: whether float32 results are rounded differently. Integers are exact in
+            any computation: masks, counts and indices are unchanged.
     """
 
     def __init__(self, *, reround: bool = False) -> None:
@@ -94,7 +94,7 @@ class Precision(private.DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Calls the operation and looks at what it returns."""
+        """Calls the operation and inspects its result."""
         del types
         result = func(*args, **(kwargs or {}))
         for tensor in tree.held(result):

@@ -1,14 +1,14 @@
-"""A DDP run of any world size in one process: rank after rank, nothing kept of them.
+"""A DDP run of any world size in one process, which plays rank after rank.
 
-A step goes in rounds. In each, every rank trains the step from its beginning up to
-the next reduction, where its gradients are added to a sum and it is stopped; the
-reductions of earlier rounds are answered from what they gave. When rank 0 gets to the
-end of the step, that is the step. One reduction, as most training has it: W + 1
-passes over a shard, and memory for one model and one sum of gradients.
+A step is computed in rounds. In each round every rank runs the step from its beginning
+to the next reduction, where its gradients are added to a sum and it is stopped; the
+reductions of earlier rounds return their recorded results. The step is done when rank 0
+reaches its end. With one reduction, as in most training, this takes W + 1 passes over a
+shard, and memory for one model and one sum of gradients.
 
-Ranks have in common what DDP gives them in common: weights, optimizer state, and the
-buffers that it broadcasts. State of a rank's own that lives on from step to step
-cannot be simulated, and `NotSimulatedError` says so.
+Ranks share what DDP keeps equal: weights, optimizer state, and the buffers that it
+broadcasts. Per-rank state that persists between steps cannot be simulated:
+`NotSimulatedError`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ from ddpcheck.run.surroundings import (
 from ddpcheck.target.target import Target, TargetRef
 
 _SEEDS_APART = 1_000_003  # between the steps of one rank
-# What torch says where a collective looks for a backend in virtual/group.py's group.
+# Part of torch's error if a collective needs a backend of the group in
+# virtual/group.py.
 _NO_BACKEND = "No backend type associated with device type"
 
 
@@ -75,8 +76,8 @@ def simulated(
 ) -> RankResult:
     """Runs all ranks of a run and compares them with the reference's trace.
 
-    The fact `REFUSED` says why it cannot be done. `rank` of the result is the
-    one that raised.
+    The fact `REFUSED` is the reason if this is impossible. `rank` of the result is the
+    rank that raised.
     """
     started = time.perf_counter()
     rank = 0
@@ -125,7 +126,7 @@ def _refuse(told: CollectiveCount | CollectiveEnd) -> None:
 
 @contextlib.contextmanager
 def _before_updates(told: Callable[..., None]) -> Iterator[None]:
-    """Tells of every optimizer that is about to step, whoever holds it."""
+    """Calls back before the step of every optimizer."""
     hook = register_optimizer_step_pre_hook(told)
     try:
         yield
@@ -139,7 +140,7 @@ class _Reached(BaseException):
 
 @dataclass(slots=True)
 class _Once:
-    """Passes on what is new: rounds repeat what a step has shown before."""
+    """Passes on new events: rounds repeat earlier events of a step."""
 
     recorder: ComparingRecorder
     is_first_round: bool = True
@@ -192,7 +193,7 @@ class _Simulation:
         self.step = self.size = 0
         self.losses: list[float] = []  # of this step, rank 0 first
         self.answers: list[dict[int, Tensor]] = []  # of this step's reductions
-        self.answered = 0  # reductions of the rank at work
+        self.answered = 0  # reductions of the current rank
         self.sums: dict[int, Tensor] = {}
 
     def execute(self, find_unused: bool) -> dict[str, Any]:  # noqa: FBT001
@@ -279,7 +280,7 @@ class _Simulation:
     def _reaches_end(
         self, rank: int, train: Callable[[Any], float | None], batch: Any
     ) -> bool:
-        """Trains the step as one rank; False where it comes to an open reduction."""
+        """Trains the step as one rank; False if it reaches an open reduction."""
         spec = self.spec
         seed = user_code.seed_of_rank(spec, rank) + self.step * _SEEDS_APART
         self.start.restore(seed=seed if rank else None)

@@ -1,9 +1,9 @@
 """DistributedDataParallel in a process that plays its ranks one after another.
 
-While `installed`, the class itself builds stand-ins: `isinstance` holds, and what a
-target says to the wrapper (no_sync, find_unused_parameters, broadcast_buffers) counts
-as in torch/nn/parallel/distributed.py. Rank 0 goes first in every round; the stand-in
-keeps the buffers that it would have broadcast, for the ranks that follow.
+While `installed`, the class itself builds stand-ins: `isinstance` holds, and settings
+of the wrapper (no_sync, find_unused_parameters, broadcast_buffers) work as in
+torch/nn/parallel/distributed.py. Rank 0 is first in every round; the stand-in stores
+the buffers that it would broadcast, for the other ranks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ State = tuple[bool, bool, bool, frozenset[int]]
 
 @dataclass(slots=True)
 class Wrapper:
-    """What one stand-in knows of itself, on the rank that is played."""
+    """The state of one stand-in, on the rank that is played."""
 
     module: nn.Module
     parameters: list[nn.Parameter]  # that its reducer would hold
@@ -94,16 +94,16 @@ class Wrapper:
             self.ready.clear()
 
     def note(self, place: int) -> None:
-        """Notes that a backward comes to a parameter."""
+        """Records that a backward reaches a parameter."""
         if self.is_armed:
             self.ready.add(place)
 
     def reduced(self) -> bool:
-        """Returns whether the reduction that was armed ends, at a backward's end.
+        """Returns whether the prepared reduction is complete at the end of a backward.
 
-        A backward that comes to none of its parameters is another wrapper's: the
-        reducer waits for its own. So it does for the parameters that are left, those
-        that were frozen since it was made among them.
+        A backward that reaches none of its parameters belongs to another wrapper: the
+        reducer waits for its own. It also waits for remaining parameters, including
+        those that were frozen after it was built.
         """
         if not self.ready:
             return False
@@ -114,7 +114,7 @@ class Wrapper:
 
 @contextlib.contextmanager
 def installed(world: World) -> Iterator[list[Wrapper]]:
-    """Lets DistributedDataParallel build stand-ins; yields what they know."""
+    """Makes DistributedDataParallel build stand-ins; yields their states."""
     cls, wrappers, noting = DistributedDataParallel, list[Wrapper](), list[Any]()
     replaced: dict[str, Callable[..., Any]] = {
         "__init__": functools.partial(_build, wrappers, noting),
@@ -128,7 +128,7 @@ def installed(world: World) -> Iterator[list[Wrapper]]:
     }
     with contextlib.ExitStack() as stack:
         for name, function in replaced.items():
-            if hasattr(cls, name):  # torch may drop what is private
+            if hasattr(cls, name):  # torch may remove private attributes
                 stack.enter_context(mock.patch.object(cls, name, _as_method(function)))
         yield wrappers
 
@@ -186,9 +186,9 @@ def _build(
 
 
 def _noting(wrapper: Wrapper) -> Iterator[Any]:
-    """Tells the wrapper where backward comes to, from where DDP has its hooks, too.
+    """Notifies the wrapper of parameters that backward reaches, by hooks as DDP's.
 
-    Yields the nodes with the hooks: to be kept, as torch only makes them anew.
+    Yields the nodes with the hooks: references keep torch from creating new nodes.
     """
     for place, parameter in enumerate(wrapper.parameters):
         node = accumulator(parameter)
@@ -217,7 +217,7 @@ def _forward(world: World, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _state_of_copy(self: Any) -> dict[str, Any]:
-    """A copy, an average say, is no wrapper that the ranks train by."""
+    """A copy, for example an average, is not a wrapper that trains."""
     return {k: v for k, v in self.__dict__.items() if k != "_ddpcheck_wrapper"}
 
 

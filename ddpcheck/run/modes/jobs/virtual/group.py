@@ -1,10 +1,10 @@
 """A process group of W ranks in one process, which answers no collective.
 
-Code that asks for its rank and the world size gets what a real rank gets; code that
-would talk to other ranks cannot be simulated, and says so by `NotSimulatedError`.
-The group is installed by torch's registry of third-party backends
-(https://docs.pytorch.org/docs/stable/distributed.html#third-party-backends), so that
-it is found under every name by which user code has imported torch.distributed.
+Code gets the rank and world size of a real rank; code that would communicate with other
+ranks cannot be simulated and raises `NotSimulatedError`. The group is installed by
+torch's registry of third-party backends
+(https://docs.pytorch.org/docs/stable/distributed.html#third-party-backends), so that it
+is found under every name by which user code has imported torch.distributed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _COLLECTIVES = (
 
 
 class NotSimulatedError(BaseException):
-    """The target does what one process cannot do for all ranks; its text says what.
+    """The target does something that one process cannot simulate; the text says what.
 
-    No Exception: code that falls back on something else when a collective fails must
-    not be taken for code that uses none.
+    Not an Exception: code that catches errors of collectives and continues without them
+    must not be taken for code without collectives.
     """
 
 
@@ -111,7 +111,7 @@ def _made(*_: Any) -> _Group:
 def world_of(world_size: int) -> Iterator[World]:
     """Makes this process a rank of a default group until left.
 
-    The caller puts the environment back (`isolation.isolated`).
+    The caller restores the environment (`isolation.isolated`).
     """
     world = World(world_size)
     if _BACKEND not in dist.Backend.backend_list:

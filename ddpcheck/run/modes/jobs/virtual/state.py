@@ -1,4 +1,4 @@
-"""What a training step begins from, so that every rank can begin from it."""
+"""The state at the beginning of a training step, from which every rank starts."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class _Buffer:
     value: Tensor
 
     def now(self) -> Tensor | None:
-        """Returns what the module has under this name, None where it was removed."""
+        """Returns the module's buffer of this name, None if it was removed."""
         return private.buffers(self.module).get(self.name)
 
     def restore(self) -> None:
-        """Puts the tensor back into the module, with the value it had."""
+        """Restores the tensor and its value in the module."""
         self.tensor.data.copy_(self.value)
         private.buffers(self.module)[self.name] = self.tensor
 
@@ -48,7 +48,7 @@ class _Buffer:
 
 @dataclass(slots=True)
 class _Optimizer:
-    """An optimizer, what its groups were told, and what it keeps once it steps."""
+    """An optimizer, the settings of its groups, and its state."""
 
     optimizer: Any
     groups: list[dict[str, Any]]
@@ -70,7 +70,7 @@ class _Optimizer:
             ]
 
     def restore(self) -> None:
-        """Puts numbers and state back."""
+        """Restores settings and state."""
         for group, known in zip(_groups(self.optimizer), self.groups, strict=False):
             group.update(_copied(known))
         if self.state is None:
@@ -92,7 +92,7 @@ class StepStart:
 
     training: Training
     wrappers: list[Wrapper]
-    optimizers: list[Any]  # that are known; those out of sight are found as they step
+    optimizers: list[Any]  # known ones; others are found when they step
     calls: dict[str, int]
     users_step: bool
     buffers: list[_Buffer] = field(default_factory=list)
@@ -139,9 +139,9 @@ class StepStart:
         self.kept[id(optimizer)].before_update()
 
     def restore(self, *, seed: int | None = None) -> None:
-        """Puts everything back, for the next rank.
+        """Restores everything for the next rank.
 
-        Random numbers go on where rank 0 was, unless a seed begins others.
+        Generators continue from the state of rank 0, unless a seed is set.
         """
         training = self.training
         if seed is None:
@@ -169,7 +169,7 @@ class StepStart:
                 parameter.data.copy_(value)
 
     def check_own_state(self) -> None:
-        """Refuses ranks with buffers of their own: only rank 0's are at hand.
+        """Refuses ranks with different buffers: only those of rank 0 are available.
 
         Raises:
             NotSimulatedError: a buffer that the step wrote was not broadcast in it.
