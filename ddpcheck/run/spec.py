@@ -212,6 +212,60 @@ class KeptOtherwise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateApart:
+    """A key of an optimizer's state, from the moment at which a rank's differs.
+
+    `update`: after so many updates of the optimizer, 0 before its first; in `step`.
+    `names`: the parameters whose state differs, some of `count`, the worst first.
+    `rel_diff`: the largest difference over the key's largest value. `mine` and `one`:
+    the rank's number and the single-process one, for a key of single numbers.
+    `only_on`: "rank" or "single-process run", where the other side has no such state.
+    """
+
+    optimizer: str = ""
+    key: str = ""
+    update: int = 0
+    step: int = 0
+    names: tuple[str, ...] = ()
+    count: int = 0
+    rel_diff: float = 0.0
+    mine: float | None = None
+    one: float | None = None
+    only_on: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOtherwise:
+    """Parameters that optimizers hold and the model does not, or the reverse.
+
+    `outside`: an optimizer updates them, and the model does not hold these tensors.
+    `left_out`: of the model, with a gradient, and in no optimizer that has stepped.
+    `twice`: several optimizers update them.
+    """
+
+    outside: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    twice: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReducedOver:
+    """A DDP object that reduces over these ranks alone, and its parameters."""
+
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlike:
+    """Where a rank's optimizers and wrappers are not what one process has."""
+
+    states: tuple[StateApart, ...] = ()
+    held: HeldOtherwise | None = None
+    reduced_over: tuple[ReducedOver, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
     """The results of one rank after a whole run."""
 
@@ -221,6 +275,7 @@ class RankResult:
     problem: Problem | None = None
     dtype: str = "float64"
     facts: dict[str, Any] = field(default_factory=dict)
+    unlike: Unlike = field(default_factory=Unlike)
     seconds: float = 0.0
     is_clean: bool = True  # the process may be used again
 

@@ -45,6 +45,16 @@ class Recorder(Protocol):
         """Takes one group of tensors; they may be overwritten afterwards."""
 
 
+class OptimizerNotes(Protocol):
+    """Is told of the updates of each optimizer, with the parameters that it holds."""
+
+    def begins(self, optimizer: Any, named: Mapping[str, Tensor], step: int) -> None:
+        """Notes that an optimizer is about to update."""
+
+    def ends(self, optimizer: Any, named: Mapping[str, Tensor], step: int) -> None:
+        """Notes that it has updated."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Gradients:
     """The gradients at one moment, and their version counters.
@@ -90,6 +100,7 @@ class Training:
     on_update: Callable[[], None] = lambda: None
     # Takes the parameters of an optimizer that has just stepped.
     after_update: Callable[[dict[str, Tensor]], None] = lambda _: None
+    notes: OptimizerNotes | None = None
     # (train, batch) -> loss: how often, and on which rows, a step's batch is trained.
     perform: Callable[[Callable[[Any], float | None], Any], float | None] = (
         lambda train, batch: train(batch)
@@ -194,6 +205,8 @@ class Training:
         held = {id(p) for g in optimizer.param_groups for p in g["params"]}
         mine = {n: p for n, p in parameters.items() if id(p) in held}
         self.taken |= dict.fromkeys(mine)
+        if mine and self.notes is not None:
+            self.notes.begins(optimizer, mine, self.step)
         own = self._parameters({}) if self._others else parameters
         is_other = own.keys().isdisjoint(mine)
         self._has_stepped |= not is_other
@@ -214,8 +227,10 @@ class Training:
         else:
             self._late |= mine
 
-    def _after_update(self, *_: Any) -> None:
+    def _after_update(self, optimizer: Any, *_: Any) -> None:
         ended = self._open.pop() if self._open else None
+        if ended is not None and self.notes is not None:
+            self.notes.ends(optimizer, ended.parameters, self.step)
         self.closes |= any(p.grad is not None for p in self._late.values())
         if ended is not None:
             self.after_update(ended.parameters)

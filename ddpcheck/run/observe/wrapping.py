@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -149,6 +150,15 @@ def in_use(
         return inside
     trained = {id(p) for p in parameters.values()}
     return [w for w in wrapped if any(id(p.tensor) in trained for p in w.parameters)]
+
+
+def part_of_ranks(wrapped: Wrapped) -> tuple[int, ...] | None:
+    """Returns the ranks over which a DDP object reduces, None if these are all."""
+    group = getattr(wrapped.module, "process_group", None)
+    if not isinstance(group, dist.ProcessGroup):
+        return None
+    ranks = tuple(dist.get_process_group_ranks(group))
+    return None if len(ranks) == dist.get_world_size() else ranks
 
 
 def frozen(wrapped: list[Wrapped], parameters: dict[str, Tensor]) -> list[str]:

@@ -22,6 +22,8 @@ from ddpcheck.run.observe.observe import Observed
 from ddpcheck.run.observe.wrapping import Wrapped
 from ddpcheck.run.process import compiling
 from ddpcheck.run.record import flattened
+from ddpcheck.run.record.optimizers import ComparedStates
+from ddpcheck.run.spec import ReducedOver, Unlike
 from ddpcheck.run.steps import Training
 from ddpcheck.target.target import Target
 
@@ -165,6 +167,21 @@ def at_end(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any
         "parts": sorted(seen.parts),
         "set_on_wrapper": wrapping.set_on_wrappers(in_use),
     } | compiling.facts()
+
+
+def unlike(seen: Observed, training: Training, states: ComparedStates) -> Unlike:
+    """Returns where optimizers and wrappers are not what one process has."""
+    parameters = training.parameters()
+    in_use = wrapping.in_use(seen.wrapped, training.model, parameters)
+    return Unlike(
+        states=tuple(states.apart.values()),
+        held=states.unlike(),
+        reduced_over=tuple(
+            ReducedOver(ranks=ranks, names=tuple(_names_in(w, parameters)))
+            for w in in_use
+            if (ranks := wrapping.part_of_ranks(w)) is not None
+        ),
+    )
 
 
 def _names_in(wrapped: Wrapped, parameters: dict[str, Tensor]) -> list[str]:

@@ -43,8 +43,16 @@ from ddpcheck.run.observe.samples import sample_numbers, watch_samples
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, left, load
 from ddpcheck.run.record import facts
+from ddpcheck.run.record.optimizers import ComparedStates
 from ddpcheck.run.record.recorders import ComparingRecorder
-from ddpcheck.run.spec import REFUSED, RankResult, RefusedError, RowsSeen, RunSpec
+from ddpcheck.run.spec import (
+    REFUSED,
+    RankResult,
+    RefusedError,
+    RowsSeen,
+    RunSpec,
+    Unlike,
+)
 from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.run.surroundings import (
     count_calls,
@@ -91,6 +99,7 @@ def candidate(
         raised=run.raised,
         dtype=spec.dtype,
         facts=run.facts,
+        unlike=run.unlike,
         seconds=time.perf_counter() - started,
         is_clean=not is_changed and run.raised is None and clean == fingerprint(target),
     )
@@ -126,6 +135,7 @@ class _Candidate:
         self.facts: dict[str, Any] = {}
         self.seen = observe.Observed()
         self._rewrites: Rewrites | None = None
+        self.unlike = Unlike()
         self._frozen: dict[str, None] = {}
         self._unfrozen: dict[str, None] = {}
         self._precision = rounding.Precision(reround=spec.reround)
@@ -175,7 +185,9 @@ class _Candidate:
             zeros_are_none=self.mode.has_replicas,
             calls_itself=self.target.train_step is not None,
         )
+        states = ComparedStates(wrapped, names, reader=self.reader, rtol=spec.rtol)
         training = self._training(wrapped, names, recorder, size)
+        training.notes = states
         if not self.is_rank:
             sizing.use_cores(model)  # until `isolated` ends
         recorder.uncomparable = lambda: self._uncomparable(counts)
@@ -187,6 +199,7 @@ class _Candidate:
         self.facts["sample_lists"] = sorted(recorder.sample_lists)
         self.facts["epsilon"] = self._precision.epsilon
         self.facts |= facts.at_end(self.seen, training, self._bare)
+        self.unlike = facts.unlike(self.seen, training, states)
         if self.mode.is_wrapped:
             self.facts |= self._wrapping(training)
 

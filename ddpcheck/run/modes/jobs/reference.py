@@ -42,6 +42,7 @@ from ddpcheck.run.observe import countables, external_state, observe, patches, s
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, forget, load
 from ddpcheck.run.record import scales, writing
+from ddpcheck.run.record.optimizers import WrittenStates
 from ddpcheck.run.record.writing import WritingRecorder
 from ddpcheck.run.spec import (
     NATIVE,
@@ -276,6 +277,7 @@ class _Reference:
         self.size = size = sizes[0]
         user_code.compute(self.spec)
         recorder = WritingRecorder(writer)
+        notes = WrittenStates(model, names, writer=writer)
         training = Training(
             target=self.target,
             model=model,
@@ -289,6 +291,7 @@ class _Reference:
                 external_state.QUANTITY, training.step, kept.moved().items()
             ),
             on_update=self._note_update,
+            notes=notes,
             takes_all=True,
         )
         kept = external_state.ExternalState(self.target, model, optimizer)
@@ -312,6 +315,7 @@ class _Reference:
             training.run(iter(batches))
         _check_dtypes(before, names.parameters(model))
         finite.check(self.target.name, training.losses, recorder.not_finite, batches)
+        writer.index.facts = notes.facts()
         return self._finished(training, writer, model, calls, drawn)
 
     def _note_update(self) -> None:
@@ -342,7 +346,7 @@ class _Reference:
         # turns.
         trained = writing.with_gradient(writer.index, self.spec.steps - 1)
         in_turn = [n for n in facts["untrained"] if n in trained]
-        writer.index.facts = {
+        writer.index.facts |= {
             "calls": dict(calls),
             "shapes": self.shapes,
             "schedule": training.schedule,

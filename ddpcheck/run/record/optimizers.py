@@ -1,0 +1,270 @@
+"""The state of optimizers: the single-process run writes it, a rank compares it.
+
+Moments, step counters, bases of a subspace: what an optimizer keeps for each parameter
+before its first update, and after each. It decides nothing about a run: state that
+matters moves weights, and these are judged. Where a run differs, it says why.
+
+State that one side does not hold is no difference by itself. Ranks may keep the state
+of their own share of the parameters; state may be allocated earlier, as zeros. Of a
+tensor of many elements some are compared, evenly spaced: a trace must stay small.
+
+`Held` parameters: those that an optimizer updates and the model does not hold (any
+more), those that no optimizer updates, and those that several update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddpcheck.compare.trace import Reader, Writer
+from ddpcheck.run.model import contents
+from ddpcheck.run.model.names import Names
+from ddpcheck.run.spec import HeldOtherwise, StateApart
+
+_QUANTITY = "state"
+_MOST = 128  # elements of a tensor that are compared
+_MOST_NAMES = 8  # of parameters, for the report
+Numbers = dict[str, dict[str, Tensor]]  # by key and by parameter
+Layout = dict[str, tuple[tuple[str, int], ...]]  # by key: (parameter, elements)
+
+
+@dataclass(slots=True)
+class Notes:
+    """Follows the updates of every optimizer: the first, second, ... to update."""
+
+    model: nn.Module
+    names: Names
+    kinds: list[str] = field(default_factory=list)  # the class of each optimizer
+    held: list[tuple[str, ...]] = field(default_factory=list)  # parameters of each
+    outside: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
+    _known: list[Any] = field(default_factory=list)
+    _updates: list[int] = field(default_factory=list)
+    _depth: int = 0  # an optimizer may hand on to another
+
+    def begins(self, optimizer: Any, named: Mapping[str, Tensor], step: int) -> None:
+        """Notes that an optimizer begins to update these parameters."""
+        if not any(optimizer is known for known in self._known):
+            self._known.append(optimizer)
+            self._updates.append(0)
+            self._note_held(optimizer, named)
+            self.take(len(self._known) - 1, 0, step, numbers(optimizer, named))
+        self._depth += 1
+
+    def ends(self, optimizer: Any, named: Mapping[str, Tensor], step: int) -> None:
+        """Notes that it has updated them."""
+        self._depth -= 1
+        which = next(i for i, known in enumerate(self._known) if known is optimizer)
+        self._updates[which] += 1
+        self.take(which, self._updates[which], step, numbers(optimizer, named))
+
+    def take(self, which: int, update: int, step: int, found: Numbers) -> None:
+        """Takes the state of an optimizer after so many updates."""
+
+    def _note_held(self, optimizer: Any, named: Mapping[str, Tensor]) -> None:
+        inside = set(map(id, contents.parameters(self.model)))
+        if not self._depth:
+            before = {name for held in self.held for name in held}
+            self.twice += [name for name in named if name in before]
+        self.kinds.append(type(optimizer).__name__)
+        self.held.append(tuple(named))
+        self.outside += [
+            self.names.of(tensor) or name
+            for name, tensor in named.items()
+            if id(tensor) not in inside
+        ]
+
+    def otherwise(self) -> HeldOtherwise:
+        """Returns which parameters optimizers hold, and the model does not."""
+        updated = {name for held in self.held for name in held}
+        trained = self.names.parameters(self.model)
+        left_out = [n for n, p in trained.items() if p.requires_grad]
+        return HeldOtherwise(
+            outside=tuple(self.outside),
+            left_out=tuple(n for n in left_out if n not in updated),
+            twice=tuple(self.twice),
+        )
+
+
+@dataclass(slots=True)
+class WrittenStates(Notes):
+    """Writes the states of the single-process run to its trace."""
+
+    writer: Writer = field(kw_only=True)
+    layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
+
+    def take(self, which: int, update: int, step: int, found: Numbers) -> None:  # noqa: ARG002
+        """Appends a state to the trace."""
+        self.layouts[which, update] = _layout(found)
+        flat = {key: torch.cat(list(of.values())) for key, of in found.items()}
+        if flat:
+            self.writer.add(f"{_QUANTITY}@{which}", update, flat.items())
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what ranks need to compare theirs."""
+        return {
+            "states": self.layouts,
+            "held": self.held,
+            "held_otherwise": self.otherwise(),
+        }
+
+
+@dataclass(slots=True)
+class ComparedStates(Notes):
+    """Compares the states of a rank with those in the trace.
+
+    `apart` holds a key of the state from the first moment at which it differs.
+    """
+
+    reader: Reader = field(kw_only=True)
+    rtol: float = field(kw_only=True)
+    apart: dict[tuple[int, str], StateApart] = field(default_factory=dict)
+
+    def take(self, which: int, update: int, step: int, found: Numbers) -> None:
+        """Compares a state."""
+        layout = self.reader.index.facts["states"].get((which, update))
+        if layout is None or not (layout or found):
+            return  # the single-process run makes fewer updates; or there is no state
+        for key in dict.fromkeys((*layout, *found)):
+            if (which, key) in self.apart:
+                continue
+            one = self._of_one(which, update, key, layout.get(key, ()))
+            compared = self._compared(which, one, found.get(key, {}))
+            if compared is not None:
+                self.apart[which, key] = dataclasses.replace(
+                    compared,
+                    optimizer=self.kinds[which],
+                    key=key,
+                    update=update,
+                    step=step,
+                )
+
+    def unlike(self) -> HeldOtherwise | None:
+        """Returns which parameters are held, None where one process holds the same."""
+        mine = self.otherwise()
+        same = mine == self.reader.index.facts["held_otherwise"]
+        return None if same else mine
+
+    def _of_one(
+        self, which: int, update: int, key: str, parts: tuple[tuple[str, int], ...]
+    ) -> dict[str, Tensor]:
+        if not parts:
+            return {}
+        flat = self.reader.get(f"{_QUANTITY}@{which}", update, key)
+        assert flat is not None
+        sizes = [size for _, size in parts]
+        return dict(zip((n for n, _ in parts), flat.split(sizes), strict=True))
+
+    def _compared(
+        self, which: int, one: dict[str, Tensor], mine: dict[str, Tensor]
+    ) -> StateApart | None:
+        both = [n for n in one if n in mine and len(one[n]) == len(mine[n])]
+        if both:
+            ours = torch.cat([mine[name] for name in both]).nan_to_num()
+            theirs = torch.cat([one[name] for name in both]).nan_to_num()
+            scale = max(float(theirs.abs().max()), float(ours.abs().max()))
+            if float((ours - theirs).abs().max()) > self.rtol * scale:
+                return _differing({n: (mine[n], one[n]) for n in both}, scale)
+        alone = _alone(one, mine, self.held[which])
+        if alone:
+            number = _number(one, alone)
+            return _one_sided(alone, "single-process run", mine=None, one=number)
+        alone = _alone(mine, one, self.reader.index.facts["held"][which])
+        number = _number(mine, alone)
+        return _one_sided(alone, "rank", mine=number, one=None) if alone else None
+
+
+def numbers(optimizer: Any, named: Mapping[str, Tensor]) -> Numbers:
+    """Returns what an optimizer keeps for these parameters, by key and by parameter."""
+    found: Numbers = {}
+    state = getattr(optimizer, "state", None)
+    if not isinstance(state, Mapping) or not state:
+        return found
+    for name, parameter in named.items():
+        kept = state.get(parameter)
+        if not isinstance(kept, Mapping):
+            continue
+        for key, value in kept.items():
+            flat = _elements(value)
+            if flat is not None:
+                found.setdefault(str(key), {})[name] = flat
+    return found
+
+
+def _elements(value: Any) -> Tensor | None:
+    """Returns some elements of a tensor, or a number, None for anything else."""
+    if isinstance(value, int | float):
+        return torch.tensor([float(value)], dtype=torch.float64, device="cpu")
+    if type(value) not in (Tensor, nn.Parameter) or not value.numel():
+        return None
+    if value.layout != torch.strided or value.is_complex() or value.is_meta:
+        return None
+    flat: Tensor = value.detach().reshape(-1)
+    if len(flat) > _MOST:
+        flat = flat[:: math.ceil(len(flat) / _MOST)]
+    return flat.to("cpu", torch.float64)
+
+
+def _layout(found: Numbers) -> Layout:
+    return {
+        key: tuple((name, len(flat)) for name, flat in of.items())
+        for key, of in found.items()
+    }
+
+
+def _alone(
+    one: Mapping[str, Tensor], other: Mapping[str, Tensor], held: tuple[str, ...]
+) -> list[str]:
+    """Returns the parameters with a state that the other side holds and keeps none of.
+
+    A state of zeros is one that no update has written yet.
+    """
+    return [
+        name
+        for name, flat in one.items()
+        if name not in other and name in held and bool(flat.any())
+    ]
+
+
+def _differing(pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float) -> StateApart:
+    far = {
+        name: float((mine.nan_to_num() - one.nan_to_num()).abs().max()) / scale
+        for name, (mine, one) in pairs.items()
+    }
+    worst = max(far, key=lambda name: far[name])
+    mine, one = pairs[worst]
+    is_number = all(len(a) == 1 for pair in pairs.values() for a in pair)
+    names = [n for n in sorted(far, key=lambda n: -far[n]) if far[n] > 0]
+    return StateApart(
+        names=tuple(names[:_MOST_NAMES]),
+        count=len(names),
+        rel_diff=far[worst],
+        mine=float(mine) if is_number else None,
+        one=float(one) if is_number else None,
+    )
+
+
+def _number(state: Mapping[str, Tensor], names: list[str]) -> float | None:
+    """Returns the number kept for the first of the parameters, None for several."""
+    found = [state[name] for name in names[:1] if len(state[name]) == 1]
+    return float(found[0]) if found else None
+
+
+def _one_sided(
+    names: list[str], side: str, *, mine: float | None, one: float | None
+) -> StateApart:
+    return StateApart(
+        names=tuple(names[:_MOST_NAMES]),
+        count=len(names),
+        rel_diff=math.inf,
+        mine=mine,
+        one=one,
+        only_on=side,
+    )
