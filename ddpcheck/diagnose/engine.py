@@ -74,6 +74,7 @@ def diagnose(
             of_runs,
             proven,
             unknown_at=search.unknown_at,
+            tried=search.trials.left,
         )
         diagnosis.findings = findings.merge(diagnosis.findings, found)
     _diagnose_simulated(
@@ -215,6 +216,7 @@ def _diagnose_simulated(
                 search.rest,
                 indices,
                 unknown_at=search.unknown_at,
+                tried=search.trials.left,
             )
             found = [simulated.said(f, stand_in.spec.world_size, spec) for f in found]
         diagnosis.findings = findings.merge(diagnosis.findings, found)

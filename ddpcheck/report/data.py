@@ -143,6 +143,39 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where an unknown difference starts: the first that was seen.
+
+    `text` says all of it in a sentence. `quantity`: "samples", "outputs", "gradients",
+    "weights", "buffers", "optimizer state", or "initial weights", of `step` (from 0).
+    `module`: whose output it is; `parameters`: some of those that differ. `optimizer`
+    and `key`: whose state, and which part of it. `group`: the ranks over which rank 0's
+    wrapper reduces, where these are not all.
+    """
+
+    text: str
+    quantity: str
+    step: int
+    module: str | None = None
+    parameters: tuple[str, ...] = ()
+    optimizer: str | None = None
+    key: str | None = None
+    group: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuledOut:
+    """A link, or the fix of a cause, that is not why runs differ; `why` says how known.
+
+    `excess`: what is left with the fix, for a fix that was tried.
+    """
+
+    what: str
+    why: str
+    excess: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """A cause (or an honest unknown): facts, cause, fix."""
 
@@ -156,6 +189,9 @@ class Finding:
     evidence: dict[str, Any] = field(default_factory=dict)
     fix: Fix | None = None
     controls: tuple[Control, ...] = ()
+    # Of an unknown: where it starts, and what is not its cause.
+    start: Start | None = None
+    ruled_out: tuple[RuledOut, ...] = ()
     # Those of `runs` that equal the single-process run with the fixes of all findings.
     proven_runs: tuple[int, ...] = ()
     accepted: str | None = None  # the user's reason

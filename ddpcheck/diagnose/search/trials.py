@@ -27,6 +27,8 @@ class Trials:
 
     def __init__(self, session: Session, spec: RunSpec, limit: Tolerance) -> None:
         self.session, self.spec, self.limit = session, spec, limit
+        # The least excess that each fix has left, by slug.
+        self.left: dict[str, float] = {}
 
     def with_fixes(self, spec: RunSpec, proposals: list[Proposal]) -> RunSpec:
         """Returns the spec with the interventions of these proposals."""
@@ -50,7 +52,10 @@ class Trials:
             slugs = [p.slug for p in proposals]
             self.session.progress.detail(f"trying {cut(slugs, 2)}")
         values = self.excesses(specs)
-        return {p.slug: v for p, v in zip(proposals, values, strict=True)}
+        found = {p.slug: v for p, v in zip(proposals, values, strict=True)}
+        for slug, value in found.items():
+            self.left[slug] = min(value, self.left.get(slug, math.inf))
+        return found
 
     def together(self, proposals: list[Proposal]) -> float:
         """Returns the worst excess with the fixes of these proposals."""

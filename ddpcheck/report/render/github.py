@@ -60,7 +60,7 @@ def _notices(report: Report) -> list[str]:
 def _finding(level: str, finding: Finding) -> str:
     path, _, line = (finding.where or "").rpartition(":")
     place = {"file": path, "line": line} if path and line.isdecimal() else {}
-    parts = [*finding.facts, finding.summary]
+    parts = [*finding.facts, finding.summary, *wording.beside_facts(finding)]
     if finding.accepted is not None:
         parts.append(f"accepted: {finding.accepted}")
     else:
@@ -150,6 +150,8 @@ def _summary_finding(finding: Finding) -> str:
     where = f" at {_code(finding.where)}" if finding.where else ""
     lines = [f"### {_code(finding.slug)}{where}", _listed("", finding.facts)]
     lines.append(f"**Cause:** {_plain(finding.summary)}")
+    if beside := wording.beside_facts(finding):
+        lines.append(_listed("", beside))
     if finding.accepted is not None:
         lines.append(f"**Accepted because:** {_plain(finding.accepted)}")
     elif finding.fix:

@@ -103,6 +103,7 @@ def _details(report: Report, index: int) -> str:
     for finding in report.findings:
         if index in finding.runs:
             lines += [f"{finding.slug}: {finding.summary}", *finding.facts]
+            lines += wording.beside_facts(finding)
             lines.append(wording.proof(finding))
     for fault in report.runs[index].faults:
         lines += filter(None, (wording.fault_line(fault), fault.stack, fault.stderr))

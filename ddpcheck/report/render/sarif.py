@@ -131,6 +131,7 @@ def _result(report: Report, finding: Finding, index: int) -> dict[str, Any]:
 def _text(finding: Finding, runs: list[str]) -> str:
     """Returns facts, cause, fix and proof; the first sentence stands alone in lists."""
     parts = [f"{finding.summary} ({', '.join(runs)}).", *finding.facts]
+    parts += wording.beside_facts(finding)
     if finding.fix is not None:
         parts.append(f"fix: {finding.fix.text}")
         if finding.fix.code:

@@ -388,11 +388,24 @@ def _findings(page: Page) -> list[list[Text]]:
 def _whole(page: Page, finding: Finding) -> list[Text]:
     lines = [*_title(page, finding), *_facts(page, finding)]
     lines += page.advised("cause", finding.summary, style="bold")
+    if text := wording.start(finding):
+        lines += page.labelled("start", text)
+    if finding.ruled_out:
+        lines += _ruled_out(page, finding)
     if finding.magnitude and page.budget.proofs:
         lines += page.labelled("size", finding.magnitude)
     if finding.fix and finding.accepted is None:
         lines += _fix(page, finding.fix)
     return lines + _end(page, finding)
+
+
+def _ruled_out(page: Page, finding: Finding) -> list[Text]:
+    if not page.budget.stacks:  # there is room for names alone
+        return page.labelled("not", wording.ruled_out_in_brief(finding))
+    lines = []
+    for index, line in enumerate(wording.ruled_out(finding)):
+        lines += page.labelled("" if index else "not", line)
+    return lines
 
 
 def _brief(page: Page, finding: Finding) -> list[Text]:

@@ -370,6 +370,40 @@ def proof(finding: Finding) -> str:
     return f"{line}; {others}" if others else line
 
 
+def start(finding: Finding) -> str:
+    """Returns where an unknown starts, "" where its facts say so: plain tensors."""
+    found = finding.start
+    if found is None:
+        return ""
+    is_plain = found.quantity in ("gradients", "weights", "buffers")
+    return "" if is_plain and not found.group else found.text
+
+
+def ruled_out(finding: Finding) -> list[str]:
+    """Returns what is not the cause of an unknown, a sentence each."""
+    return [f"{item.what}: {item.why}" for item in finding.ruled_out]
+
+
+def ruled_out_in_brief(finding: Finding) -> str:
+    """Returns what is not the cause of an unknown, in one line."""
+    links = [item.what for item in finding.ruled_out if item.excess is None]
+    leaving = [item.excess for item in finding.ruled_out if item.excess is not None]
+    tried = ""
+    if leaving:
+        fixes = "the fix of a cause" if len(leaving) == 1 else "the fixes of {} causes"
+        leave = "leaves" if len(leaving) == 1 else "leave"
+        count = numbers.count(len(leaving))
+        tried = f"{fixes.format(count)} {leave} {_least(leaving)}"
+    return "; ".join(filter(None, (", ".join(links), tried)))
+
+
+def beside_facts(finding: Finding) -> list[str]:
+    """Returns where an unknown starts and what is not its cause, as sentences."""
+    text = start(finding)
+    found = [f"starts at: {text}"] if text else []
+    return found + [f"not the cause: {line}" for line in ruled_out(finding)]
+
+
 def proven(fix: Fix) -> str:
     """Returns in a word or two what is known of a fix: "confirmed".
 
