@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from ddpcheck.ranks.pool import Pool
+from ddpcheck.report.data import Finding, Start
 from tests.corpus import programs
 from tests.diagnose.head import HEAD
 from tests.diagnose.test_rules import checked
@@ -122,3 +124,104 @@ def test_factor_of_all_gradients_is_told(pool: Pool, tmp_path: Path) -> None:
         "single-process ones"
     )
     assert line in finding.facts
+
+
+def _ruled_out(finding: Finding) -> list[str]:
+    """Returns what was ruled out, without the excess that rounding leaves."""
+    lines = [f"{item.what}: {item.why}" for item in finding.ruled_out]
+    return [re.sub(r"excess [0-9.]+e-\d+", "excess of rounding", li) for li in lines]
+
+
+SOUND_FORWARD = (
+    "forward: given the single-process inputs, every module returns the "
+    "single-process rows (1 compared, relative difference at most 0)"
+)
+SOUND_LOSS = (
+    "loss: its gradient at the single-process outputs is 2 times the single-process "
+    "one on every rank, as DDP needs"
+)
+
+
+def test_state_before_the_first_update_is_where_it_starts(
+    pool: Pool, tmp_path: Path
+) -> None:
+    (finding,) = checked(pool, tmp_path, HEAD + STEPS_WHEN_BUILT).findings
+    assert finding.start == Start(
+        text="Adam's state before the first update: step is 1 on all ranks, and the "
+        "single-process run has none, for weight, bias",
+        quantity="optimizer state",
+        step=0,
+        parameters=("weight", "bias"),
+        optimizer="Adam",
+        key="step",
+    )
+    assert _ruled_out(finding) == [
+        "data: in 3 steps the ranks train on each of the batch's samples once",
+        SOUND_FORWARD,
+        SOUND_LOSS,
+        "reduce: gradients averaged by hand instead of by the wrapper leave excess "
+        "1.09e+06, and 1.09e+06 with it",
+        "gradients: they are equal in step 1, in which weights differ first (excess of "
+        "rounding)",
+        "loss/regularizer-scale: its fix leaves excess 1.09e+06",
+        "sync/control-desync: its fix leaves excess 1.09e+06",
+    ]
+
+
+RESTORED_ON_ONE = """
+model = nn.Linear(4, 3)
+def optimizer(params):
+    made = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    for p in made.param_groups[0]["params"]:
+        made.state[p]["momentum_buffer"] = torch.full_like(p, 0.5 + 0.5 * (world() > 1))
+    return made
+"""
+
+
+def test_state_of_another_value_is_where_it_starts(pool: Pool, tmp_path: Path) -> None:
+    (finding,) = checked(pool, tmp_path, HEAD + RESTORED_ON_ONE).findings
+    assert finding.start is not None
+    assert finding.start.text == (
+        "SGD's state before the first update: momentum_buffer differs on all ranks by "
+        "0.5 relative, for weight, bias"
+    )
+
+
+def test_state_that_wrong_gradients_make_is_not_where_it_starts(
+    pool: Pool, tmp_path: Path
+) -> None:
+    momentum = """
+def optimizer(params):
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+"""
+    (finding,) = checked(pool, tmp_path, HEAD + WEIGHED + momentum).findings
+    assert finding.start is not None
+    assert (finding.start.quantity, finding.start.step) == ("gradients", 0)
+    assert finding.start.text == "step 1, gradients of weight, bias"
+    assert not any("SGD" in fact for fact in finding.facts)
+
+
+def test_group_of_a_wrapper_is_where_it_starts(pool: Pool, tmp_path: Path) -> None:
+    (finding,) = checked(pool, tmp_path, HEAD + GROUPS_OF_ONE).findings
+    assert finding.start == Start(
+        text="the wrapper of weight, bias reduces within the groups of ranks (0), (1), "
+        "not over all 2",
+        quantity="gradients",
+        step=0,
+        parameters=("weight", "bias"),
+        group=(0,),
+    )
+    assert _ruled_out(finding) == [
+        "data: each rank trains on its shard of the batch",
+        SOUND_FORWARD,
+        SOUND_LOSS,
+        "all but the reduction: with gradients averaged by hand instead of by the "
+        "wrapper the runs are equal (excess of rounding)",
+    ]
+
+
+def test_module_is_where_it_starts(pool: Pool, tmp_path: Path) -> None:
+    (finding,) = checked(pool, tmp_path, HEAD + ASKS_FOR_ITS_RANK).findings
+    assert finding.start == Start(
+        text="step 1, the output of 1", quantity="outputs", step=0, module="1"
+    )

@@ -228,13 +228,9 @@ def _ruled_out(case: Case, link: str, tried: Mapping[str, float]) -> Iterator[Ru
         if why and what != link:
             yield RuledOut(what=what, why=why)
     for slug, excess in tried.items():
-        if not excess <= 1:
-            why = f"its fix leaves {_left(excess)}"
+        if excess > 1 and math.isfinite(excess):  # a run that fails rules nothing out
+            why = f"its fix leaves excess {number(excess)}"
             yield RuledOut(what=slug, why=why, excess=excess)
-
-
-def _left(excess: float) -> str:
-    return f"excess {number(excess)}" if math.isfinite(excess) else "a failure"
 
 
 def _data_is_sound(case: Case) -> str:
@@ -253,8 +249,9 @@ def _forward_is_sound(case: Case) -> str:
     if not judged or case.diverging():
         return ""
     return (
-        f"given the single-process inputs, all {len(judged)} modules return the "
-        f"single-process rows (relative difference at most {number(max(judged))})"
+        "given the single-process inputs, every module returns the single-process "
+        f"rows ({len(judged)} compared, relative difference at most "
+        f"{number(max(judged))})"
     )
 
 

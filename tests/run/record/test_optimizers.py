@@ -19,7 +19,7 @@ from ddpcheck.run.spec import (
 )
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
-from tests.diagnose.negative_controls import HEAD
+from tests.diagnose.head import HEAD
 
 MODEL = """
 model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
