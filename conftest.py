@@ -168,7 +168,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what needs more GPUs than there are, and says how many."""
+    """Skips tests that need more GPUs than there are; the reason has the number."""
     marker = item.get_closest_marker("cuda")
     if marker is None:
         return

@@ -4,7 +4,7 @@
 
 Needs `pip install expecttest`, which PyTorch's own test classes import. Every case is
 the same work: three steps of `mlp.py` under DistributedDataParallel in float64, the
-outputs, gradients and weights of each compared with one process's, which runs once
+outputs, gradients and weights of each compared with the single-process run, made once
 per process and suite. Per case, in ms:
 
     warm         ddpcheck on ranks that are up (it compares losses and buffers, too)

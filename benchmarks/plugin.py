@@ -104,7 +104,7 @@ def import_s(workers: int) -> float:
 
 
 def plain_s(folder: Path, workers: int, *, repetitions: int) -> float:
-    """Returns what the slowest of that many processes says of its plain loop."""
+    """Returns the time of a plain loop in the slowest of that many processes."""
     command = [sys.executable, "-c", PLAIN.format(repetitions=repetitions)]
     processes = [
         subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)

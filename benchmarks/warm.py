@@ -147,7 +147,7 @@ def train_rank(rank: int, world_size: int, store: str, reference: list[Step]) ->
 
 
 def train_and_compare(rank: int, world_size: int, reference: list[Step]) -> None:
-    """Trains one rank: outputs, gradients, weights of each step are one process's."""
+    """Trains one rank; outputs, gradients and weights must equal the single process."""
     model = DistributedDataParallel(mlp.model().double())
     for step, expected in zip(train(model, rank, world_size), reference, strict=True):
         rows = expected.output.chunk(world_size)[rank]

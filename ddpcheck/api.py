@@ -99,9 +99,9 @@ class WarmRanks:
     def start(self) -> None:
         """Begins to import torch, in the background.
 
-        Anew where the environment or sys.path is another one (pytest's monkeypatch):
-        ranks have those of the time when they were started. So where the caller has
-        imported another library since.
+        Again if the environment or sys.path has changed (pytest's monkeypatch), because
+        ranks have those of their start, or if the caller has imported another library
+        since.
         """
         now = _surroundings()
         package = shipping.package
@@ -120,8 +120,8 @@ class WarmRanks:
     def open(self, timeout_s: float) -> Pool:
         """Returns the pool once it has done its imports.
 
-        Libraries that start threads or open a GPU are not among them, no rank should be
-        forked after that; none is where one ends the process.
+        Libraries that start threads or open a GPU are left out, as no rank can be
+        forked after that; all are left out if one of them ends the process.
         """
         self.start()
         assert self._pool is not None
@@ -230,7 +230,7 @@ def _surroundings() -> tuple[dict[str, str], list[str]]:
 
 
 _warm: WarmRanks | None = None
-# Processes are started with an environment of their own, which is all threads'.
+# Starting a process changes os.environ for a moment, which all threads share.
 _turn = threading.RLock()
 
 

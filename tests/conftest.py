@@ -53,7 +53,7 @@ def same_generators() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """What `ddpcheck examples/digits_conv.py` said; `report` is JSON."""
+    """The output of `ddpcheck examples/digits_conv.py`; `report` is JSON."""
 
     exit_code: int
     stdout: str

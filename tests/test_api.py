@@ -81,7 +81,7 @@ def test_help_has_every_setting() -> None:
     ]
 
 
-def test_option_of_another_name_is_told_by_its_own() -> None:
+def test_option_of_another_name_is_reported_with_the_right_one() -> None:
     with pytest.raises(TypeError) as caught:
         api.options_of({"no_fix": True})
     assert str(caught.value) == "there is no argument 'no_fix'; it is fix=False"
@@ -95,7 +95,7 @@ def test_option_of_another_name_is_told_by_its_own() -> None:
         ("Train-Step", "train_step"),
     ],
 )
-def test_unknown_keyword_is_told_the_closest(given: str, meant: str) -> None:
+def test_unknown_keyword_is_reported_with_the_closest(given: str, meant: str) -> None:
     known = ", ".join(api.Settings.__annotations__)
     with pytest.raises(TypeError) as caught:
         api.options_of({given: 1})
@@ -104,7 +104,7 @@ def test_unknown_keyword_is_told_the_closest(given: str, meant: str) -> None:
     )
 
 
-def test_keyword_like_no_other_is_told_all() -> None:
+def test_keyword_like_no_other_is_reported_with_all() -> None:
     known = ", ".join(api.Settings.__annotations__)
     with pytest.raises(TypeError) as caught:
         api.options_of({"qqq": 1})
@@ -165,7 +165,7 @@ def test_loss_that_is_left_out_is_a_missing_argument() -> None:
                 "ddpcheck: model: the argument `loss` is missing [target-no-loss]\n"
                 "  expected   loss, a function (output, target) -> scalar tensor\n"
                 "  found      model and batch alone\n"
-                "  fix        give a loss: (model, batch, loss); none is needed beside "
+                "  fix        give a loss: (model, batch, loss); none is needed with "
                 "train_step, or where the batch is one dict and model(**batch) has a "
                 ".loss\n"
                 "  more       ddpcheck --explain target-no-loss"

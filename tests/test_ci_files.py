@@ -35,7 +35,7 @@ HOSTILE = 'a"; touch injected; echo "$(touch injected)'
 
 
 def _run(script: str, folder: Path, variables: dict[str, str]) -> tuple[int, list[str]]:
-    """Runs a script with a ddpcheck that prints its arguments and ends as told."""
+    """Runs a script with a ddpcheck that prints its arguments and ends as asked."""
     stub = folder / "ddpcheck"
     stub.write_text(STUB, encoding="utf-8")
     stub.chmod(0o755)
@@ -90,8 +90,8 @@ def test_expressions_of_the_action_name_what_there_is() -> None:
 
 
 def test_options_of_the_action_are_those_of_the_command(tmp_path: Path) -> None:
-    _, said = _check(tmp_path, target="mymodel.py", baseline="known.json")
-    args = arguments.parser().parse_args(said)
+    _, passed = _check(tmp_path, target="mymodel.py", baseline="known.json")
+    args = arguments.parser().parse_args(passed)
     assert (args.target, args.baseline, args.github) == ("mymodel.py", "known.json", 1)
     assert args.report_dir == "ddpcheck-reports/mymodel.py"
     assert args.json == "ddpcheck-reports/mymodel.py/report.json"
@@ -103,16 +103,16 @@ def test_further_options_are_one_per_line_and_none_is_read_by_the_shell(
     tmp_path: Path,
 ) -> None:
     options = f"--accept=norm/local-batch-stats=by design\n\n--dtype={HOSTILE}\n"
-    _, said = _check(tmp_path, target=HOSTILE, options=options)
-    assert said[0] == HOSTILE
-    assert said[-2:] == [
+    _, passed = _check(tmp_path, target=HOSTILE, options=options)
+    assert passed[0] == HOSTILE
+    assert passed[-2:] == [
         "--accept=norm/local-batch-stats=by design",
         f"--dtype={HOSTILE}",
     ]
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "passed"),
     [
         ("--world-sizes 2", ["--world-sizes", "2"]),
         ("--world-sizes=2", ["--world-sizes=2"]),
@@ -130,12 +130,12 @@ def test_further_options_are_one_per_line_and_none_is_read_by_the_shell(
     ],
 )
 def test_option_of_the_action_and_its_value_may_be_parted_by_a_blank(
-    line: str, said: list[str], tmp_path: Path
+    line: str, passed: list[str], tmp_path: Path
 ) -> None:
     _, plain = _check(tmp_path, target="mymodel.py")
     options = f"{line}\n--steps 4\n"
     _, found = _check(tmp_path, target="mymodel.py", options=options)
-    assert found[len(plain) :] == [*said, "--steps", "4"]
+    assert found[len(plain) :] == [*passed, "--steps", "4"]
 
 
 @pytest.mark.parametrize("code", ["0", "1", "2", "3", "130", "137"])
@@ -166,10 +166,10 @@ def _outputs(folder: Path) -> dict[str, str]:
 def test_reports_and_artifact_of_the_action_follow_the_target(
     given: dict[str, str], reports: str, name: str, tmp_path: Path
 ) -> None:
-    _, said = _check(tmp_path, **given)
+    _, passed = _check(tmp_path, **given)
     outputs = _outputs(tmp_path)
     assert (outputs["reports"], outputs["name"]) == (reports, name)
-    assert arguments.parser().parse_args(said).report_dir == reports
+    assert arguments.parser().parse_args(passed).report_dir == reports
 
 
 def test_names_of_the_action_hold_nothing_that_an_artifact_refuses(
@@ -177,12 +177,12 @@ def test_names_of_the_action_hold_nothing_that_an_artifact_refuses(
 ) -> None:
     _check(tmp_path, target=HOSTILE + ":Net\n*?|<>")
     assert re.fullmatch(r"[A-Za-z0-9._-]+", _outputs(tmp_path)["name"])
-    kept = _step("Keep the reports")["with"]
-    assert kept["name"] == (
+    step = _step("Keep the reports")["with"]
+    assert step["name"] == (
         "ddpcheck-${{ github.job }}-${{ strategy.job-index }}"
         "-${{ steps.check.outputs.name }}"
     )
-    assert kept["path"] == "${{ steps.check.outputs.reports }}"
+    assert step["path"] == "${{ steps.check.outputs.reports }}"
 
 
 @pytest.mark.parametrize("stale", [False, True])
@@ -215,7 +215,7 @@ def test_gitlab_job_fails_as_the_command_does(tmp_path: Path, code: str) -> None
     assert _run(script, tmp_path, variables)[0] == int(code)
 
 
-def test_artifacts_are_kept_whatever_the_verdict() -> None:
+def test_artifacts_are_uploaded_whatever_the_verdict() -> None:
     assert _step("Keep the reports")["if"] == "always()"
     assert GITLAB[".ddpcheck"]["artifacts"]["when"] == "always"
 
@@ -225,8 +225,10 @@ def test_gitlab_job_calls_the_command(tmp_path: Path, baseline: str) -> None:
     job = GITLAB[".ddpcheck"]
     given = {"DDPCHECK_TARGET": "my model.py", "DDPCHECK_BASELINE": baseline}
     (script,) = job["script"]
-    code, said = _run(script, tmp_path, {**job["variables"], **given, "STUB_EXIT": "1"})
-    args = arguments.parser().parse_args(said)
+    code, passed = _run(
+        script, tmp_path, {**job["variables"], **given, "STUB_EXIT": "1"}
+    )
+    args = arguments.parser().parse_args(passed)
     assert (code, args.target, args.baseline or "") == (1, "my model.py", baseline)
     junit = job["artifacts"]["reports"]["junit"]
     assert args.junit_xml == junit.replace("$DDPCHECK_REPORTS", "ddpcheck-reports")

@@ -29,7 +29,7 @@ def _docstring(package: Path) -> str:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_package_says_what_lives_there_and_what_does_not(package: Path) -> None:
+def test_package_lists_what_lives_there_and_what_does_not(package: Path) -> None:
     first, blank, *rest = _docstring(package).splitlines()
     assert first.endswith(".")
     assert blank == ""

@@ -2,7 +2,7 @@
 
 A torch without one of them fails here, with the name, before anything stranger happens.
 The tables are complete: other tests read the sources. What ddpcheck does without each
-is told in ddpcheck/run/private.py, and tested in tests/run/test_private.py.
+is listed in ddpcheck/run/private.py, and tested in tests/run/test_private.py.
 """
 
 from __future__ import annotations
@@ -218,9 +218,9 @@ def test_use_that_is_not_in_a_table_would_be_seen() -> None:
     assert _named("import_module('torch._dynamo')\n") == {"_dynamo"}
 
 
-def test_one_module_tells_what_is_done_without_each() -> None:
-    told = set(re.findall(r"\w+", private.__doc__ or ""))
-    assert KNOWN - {"_C"} <= told
+def test_one_module_lists_what_is_done_without_each() -> None:
+    listed = set(re.findall(r"\w+", private.__doc__ or ""))
+    assert KNOWN - {"_C"} <= listed
 
 
 def test_everything_that_is_chosen_has_a_stand_in() -> None:

@@ -63,8 +63,8 @@ def test_shown_run_prints_the_lines_shown(digits: Digits) -> None:
     command, *shown = _blocks("console")[0].splitlines()
     assert command == "$ ddpcheck examples/digits_conv.py"
     assert digits.exit_code == EXIT_CODES["divergent"], digits.stderr
-    said = digits.stdout.replace(str(digits.reports), "reports").splitlines()
-    patterns = [_pattern(line) for line in said]
+    printed = digits.stdout.replace(str(digits.reports), "reports").splitlines()
+    patterns = [_pattern(line) for line in printed]
     missing = [line for line in shown if _pattern(line) not in patterns]
     assert len(shown) >= 10
     assert not missing, digits.stdout

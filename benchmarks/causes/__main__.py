@@ -107,7 +107,7 @@ def causes_of(path: Path) -> list[list[str]]:
     """Returns the slugs that name each cause of a program.
 
     Raises:
-        ValueError: its first line does not say them.
+        ValueError: its first line does not list them.
     """
     line, *_ = path.read_text(encoding="utf-8").splitlines()
     expected = line.removeprefix("# expect: ")

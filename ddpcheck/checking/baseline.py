@@ -5,7 +5,7 @@ settings, divergent with the same finding; and it names no file or module that t
 baseline's does not, where that names any; and the run is no worse than it was: no
 tensor differs that did not, none is off by far more, no rank fails that did not, what
 was finite is, and ranks that agreed do. Known findings become accepted ones, so that
-every output shows them as such; what changed is said in the report's warnings.
+every output shows them as such; the report's warnings list what changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def load(path: str) -> Report:
 
 
 def apply(report: Report, known: Report, path: str) -> Report:
-    """Returns the report with all that `known` has already as accepted findings.
+    """Returns the report; the findings that `known` already has are accepted.
 
     Args:
         report: of this check.
@@ -241,8 +241,8 @@ def _changes(report: Report, known: Report) -> list[str]:
     there, before = _before(report, known), _divergent(known)
     new = [_told(f, report, known) for f in report.findings if f.accepted is None]
     new += [f"{labels[i]}, {why}" for i, why in _unexplained(report, known).items()]
-    kept = {f.slug for f in report.findings}
-    gone = [f.slug for f in known.findings if f.slug not in kept]
+    now = {f.slug for f in report.findings}
+    gone = [f.slug for f in known.findings if f.slug not in now]
     gone += [
         f"the divergence of {old[then]}"
         for i, then in there.items()

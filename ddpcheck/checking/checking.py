@@ -101,7 +101,7 @@ def check(
         progress: shows the current phase.
         session: of this pool and target, whose references are then made once.
         only: the runs to make; those of the plan by default. One that is not planned
-            is not made, and the report says why.
+            is not made, and the report gives the reason.
         on_verdict: takes the report when all is known but how small the run can be
             that reproduce.py shows; what is returned differs in that alone, and in the
             exit code where a signal ended the search for it.
@@ -212,7 +212,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
     findings, unused = reporting.accept(runs, every, options.accept)
     warnings = reporting.warnings_of(base, made.planned, outcomes)
     warnings += batch_checks.list_warnings(base)
-    warnings += [_INTERNAL + said for said in session.internal]
+    warnings += [_INTERNAL + text for text in session.internal]
     return reporting.make(
         ref=session.ref,
         base=base,
@@ -232,11 +232,11 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
 def _give_up(made: Made, error: Exception) -> None:
     """Reports unexplained runs as unknown, after a failure in the search for causes."""
     stack = raised.whole_stack(error)
-    said = f"{type(error).__name__}: {raised.text_of(error)}"
+    message = f"{type(error).__name__}: {raised.text_of(error)}"
     own = next((f for f in frames.frames(stack) if f.is_own), None)
     if own is not None:
-        said += f" ({own.short})"
-    made.session.internal[said] = stack
+        message += f" ({own.short})"
+    made.session.internal[message] = stack
     found, runs = made.diagnosis.findings, made.runs or []
     explained = {index for finding in found for index in finding.runs}
     rest = [

@@ -19,9 +19,9 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _SHOWN_LINES = 12
 
 
-def tell(text: str) -> None:
+def write_error(text: str) -> None:
     """Writes a message to stderr."""
-    streams.say(visible(text), sys.stderr)
+    streams.write(visible(text), sys.stderr)
 
 
 def guarded(
@@ -29,29 +29,29 @@ def guarded(
     *,
     verbose: bool = False,
     github: bool = False,
-    tell: Callable[[str], None] = tell,
+    write_error: Callable[[str], None] = write_error,
 ) -> int:
     """Returns the exit code of `action`, or of the way in which it failed.
 
     Usage errors give 2; what could not be checked, and bugs of ddpcheck, give 3;
-    signals 128 and their number, as shells have it.
+    signals 128 and their number, as in shells.
     """
     try:
         with _signals_raise():
             return action()
     except UsageError as error:
-        tell(f"{error.problem}\n")
+        write_error(f"{error.problem}\n")
         if verbose and error.problem.stack:
-            tell(_stack_text(error.problem.stack))
+            write_error(_stack_text(error.problem.stack))
         if github:
             _annotate(f"{error.problem.message} [{error.problem.slug}]")
         return EXIT_USAGE
     except SignalError as error:
-        tell(_signal_text(error))
+        write_error(_signal_text(error))
         return EXIT_SIGNAL + error.number
     except Exception as error:  # noqa: BLE001 (the last line of defence)
         text = _failure_text(error, verbose=verbose)
-        tell(text)
+        write_error(text)
         if github:
             _annotate(text.splitlines()[0].removeprefix("ddpcheck: "))
         return EXIT_NOT_CHECKED
@@ -130,7 +130,7 @@ def _internal_words(what: str, text: str, *, verbose: bool) -> str:
 
 def _annotate(text: str) -> None:
     flat = visible(text).replace("%", "%25").replace("\n", "%0A")
-    streams.say(f"::error title=ddpcheck::{flat}\n")
+    streams.write(f"::error title=ddpcheck::{flat}\n")
 
 
 @contextlib.contextmanager

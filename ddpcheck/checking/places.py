@@ -42,7 +42,7 @@ def check_working_folder() -> None:
 def check(
     target: Path, wanted: Outputs, *, baseline: str = "", has_folder: bool = False
 ) -> None:
-    """Refuses places where a report cannot be written, or must not.
+    """Refuses paths where a report cannot, or must not, be written.
 
     Args:
         target: the file that is checked.
@@ -126,7 +126,7 @@ def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
     except OSError:
-        return False  # writing it will tell
+        return False  # writing it reports the error
 
 
 def _file_in_the_way(folder: Path) -> Path | None:
@@ -134,7 +134,7 @@ def _file_in_the_way(folder: Path) -> Path | None:
     try:
         there = next((p for p in (folder, *folder.parents) if p.exists()), None)
     except OSError:
-        return None  # writing there will tell
+        return None  # writing there reports the error
     return there if there and not _is_folder(there) else None
 
 

@@ -34,7 +34,7 @@ _DEFAULTS = tuple(mode.name for mode in MODES if mode.is_default)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One run of the matrix, before anything is known of the target."""
+    """One run of the matrix, planned without knowing the target."""
 
     mode: str
     world_size: int

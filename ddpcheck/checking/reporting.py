@@ -90,7 +90,7 @@ def make(
         outcomes: of the runs.
         runs: those that were made.
         findings: of the diagnosis.
-        not_compared: what no number speaks of.
+        not_compared: what was not compared, and why.
         warnings: about the check.
         seconds: that it took.
         smallest: the run that reproduce.py shows.
@@ -293,22 +293,22 @@ class Made:
         seconds = self.left_s()
         if seconds + self.began - self.started > _LONG_S:
             self.progress.announce(_how_long(planned, base, self.options, seconds))
-        self._say()
+        self._show()
 
     def ran(self, outcome: RunOutcome) -> None:
-        """Notes a run that has ended; those of the diagnosis are none of the plan's."""
+        """Notes a planned run that has ended; runs of the diagnosis do not count."""
         if self.planned is None or self.runs is not None:
             return
         if outcome.spec in self.planned.specs:
             self.outcomes[outcome.spec] = outcome
-            self._say()
+            self._show()
 
     def left(self) -> list[RunSpec]:
         """Returns the runs that are planned and not made."""
         specs = self.planned.specs if self.planned else []
         return [spec for spec in specs if spec not in self.outcomes]
 
-    def _say(self) -> None:
+    def _show(self) -> None:
         assert self.planned is not None
         left = self.left()
         if not left:
@@ -318,7 +318,7 @@ class Made:
         self.progress.expect(self.left_s())
 
     def left_s(self) -> float:
-        """Returns how long the rest takes, as those that were made took."""
+        """Returns how long the remaining runs take, as the finished ones took."""
         assert self.base is not None
         rest = sum(expected_s(spec, self.base) for spec in self.left())
         done = sum(expected_s(spec, self.base) for spec in self.outcomes)
@@ -336,8 +336,8 @@ class Made:
         left, is_signal = self.left(), isinstance(error, SignalError)
         made, total = len(self.outcomes), len(self.planned.specs)
         where = f"after {made} of {total} runs" if left else "in the diagnosis"
-        said = str(error).splitlines()[0]
-        ended = f"{said} {where}" if is_signal else f"{said}, {where}"
+        reason = str(error).splitlines()[0]
+        ended = f"{reason} {where}" if is_signal else f"{reason}, {where}"
         every = self.broken_off + self.diagnosis.findings
         found, unused = accept(runs, every, self.options.accept)
         names = [f"{spec.mode} at world size {spec.world_size}" for spec in left]
@@ -367,8 +367,8 @@ def judged_early(
 ) -> tuple[list[Run], Tolerance]:
     """Returns the runs of a check that ended before its tolerance was known.
 
-    What may be rounding is no divergence: that of the gradients, of which no optimizer
-    makes more, must be larger than any rounding that a check accepts.
+    A difference that may be rounding is no divergence: the difference of the gradients,
+    which no optimizer amplifies, must exceed any rounding that a check accepts.
     """
     dtype = outcomes[0].spec.dtype
     chosen = options.tolerance

@@ -80,7 +80,7 @@ def check(
     known = baselines.load(baseline) if baseline else None
     called = _Called(path, command, known, baseline)
     exit_code, is_written = _checked(check_file, ref, options, wanted, called)
-    # Who asked for a file and got none must not read success.
+    # A check whose file was not written must not exit with success.
     return exit_code or (0 if is_written else EXIT_NOT_CHECKED)
 
 
@@ -141,7 +141,7 @@ def _checked(
                 ref, options, progress=progress, on_verdict=on_verdict
             )
     except (session.CannotCheckError, UsageError) as error:
-        # What reads the files must not take an earlier report for this one.
+        # Readers of the files must not take an earlier report for this one.
         code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_NOT_CHECKED
         why = str(error).removeprefix("ddpcheck: ")
         unchecked = reporting.unchecked(ref, why, code)
@@ -208,10 +208,10 @@ def init(path: str) -> int:
     from ddpcheck.cli import template  # noqa: PLC0415
 
     if path == "-":
-        streams.say(template.TEXT.format(name="mymodel.py"))
+        streams.write(template.TEXT.format(name="mymodel.py"))
         return 0
     template.write(Path(path))
-    streams.say(f"wrote {path}; now run: ddpcheck {path}\n")
+    streams.write(f"wrote {path}; now run: ddpcheck {path}\n")
     return 0
 
 
@@ -220,7 +220,7 @@ def explain(slug: str) -> int:
     from ddpcheck.report.pages import pages  # noqa: PLC0415
 
     text = pages.page(slug)
-    streams.say(f"{slug}\n\n{text}\n")
+    streams.write(f"{slug}\n\n{text}\n")
     return 0
 
 
@@ -228,7 +228,7 @@ def rules() -> int:
     """Prints a line per rule and per usage error."""
     from ddpcheck.report.pages import pages  # noqa: PLC0415
 
-    streams.say(pages.table())
+    streams.write(pages.table())
     return 0
 
 
@@ -246,7 +246,7 @@ def render(path: str, form: str, wanted: Outputs) -> int:
         raise _unreadable(path, error.strerror or str(error)) from None
     except ValueError as error:
         raise _unreadable(path, str(error)) from None
-    streams.say(output.render(report, form, wanted))
+    streams.write(output.render(report, form, wanted))
     return 0
 
 
@@ -266,5 +266,5 @@ def version() -> int:
     """Prints the version."""
     from importlib import metadata  # noqa: PLC0415
 
-    streams.say(f"ddpcheck {metadata.version('ddpcheck')}\n")
+    streams.write(f"ddpcheck {metadata.version('ddpcheck')}\n")
     return 0

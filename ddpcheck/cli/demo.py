@@ -65,14 +65,14 @@ def main(wanted: Outputs) -> int:
             progress("importing torch")
             _import(pool)
             broken = _check(pool, paths["broken"], progress)
-        streams.say(_INTRO.format(broken=paths["broken"]))
+        streams.write(_INTRO.format(broken=paths["broken"]))
         _show(broken, folder, wanted)
-        streams.say(_BETWEEN.format(fixed=paths["fixed"], difference=_difference()))
+        streams.write(_BETWEEN.format(fixed=paths["fixed"], difference=_difference()))
         with Progress(sys.stderr) as progress:
             fixed = _check(pool, paths["fixed"], progress)
         _show(fixed, folder, wanted)
     as_told = (broken.verdict, fixed.verdict) == ("divergent", "equivalent")
-    streams.say(_END if as_told else _UNEXPECTED)
+    streams.write(_END if as_told else _UNEXPECTED)
     return EXIT_EQUIVALENT if as_told else EXIT_NOT_CHECKED
 
 
@@ -109,7 +109,7 @@ def _check(pool: Pool, path: Path, progress: Progress) -> Report:
 def _show(report: Report, folder: Path, wanted: Outputs) -> None:
     place = output.folder_of(report.target.path, str(folder))
     path = output.write_report(report, place)
-    streams.say(output.terminal(report, wanted, path))
+    streams.write(output.terminal(report, wanted, path))
 
 
 def _difference() -> str:

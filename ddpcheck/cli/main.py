@@ -134,7 +134,7 @@ def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR091
         verbose=args.verbose,
     )
     if args.help:
-        streams.say(HELP)
+        streams.write(HELP)
         return 0
     if args.version:
         return commands.version()

@@ -169,7 +169,7 @@ class Follower:
         except UsageError as error:
             return self._report(error.problem)
         except SignalError as error:
-            return EXIT_SIGNAL + error.number  # rank 0 says it
+            return EXIT_SIGNAL + error.number  # rank 0 reports it
 
     def follow(self, ref: TargetRef, options: Options) -> int:
         """Serves rank 0 to its end; returns its exit code.
@@ -218,7 +218,7 @@ class Follower:
     def _knock(self, look_up: Callable[[Meeting], bytes], timeout_s: float) -> None:
         place = f"{self.group.address}:{self.group.port}"
         text = f"ddpcheck: rank {self.group.rank} waits for rank 0 at {place}\n"
-        waiting = threading.Timer(_SILENT_S, streams.say, (text, sys.stderr))
+        waiting = threading.Timer(_SILENT_S, streams.write, (text, sys.stderr))
         waiting.daemon = True
         waiting.start()
         try:

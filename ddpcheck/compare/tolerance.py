@@ -35,15 +35,15 @@ FLOOR_FACTOR = 32.0
 
 # In float64 arithmetic a permuted batch changes a gradient by some 1e-15 to 1e-13;
 # optimizers may amplify that. More than this in the first step shows that part of the
-# model computes in float32, whose own rounding (2**-24) then bounds what can be told
-# apart, however little one repetition showed.
+# model computes in float32, whose own rounding (2**-24) then bounds what can be
+# distinguished, however little one repetition showed.
 _PURE_FLOAT64 = 1e-12
 FLOAT32_EPSILON = 2.0**-23
 _FLOAT32_RTOL = FLOOR_FACTOR * FLOAT32_EPSILON / 2
 
-# A repeated run on a permuted batch that differs by more than this differs for
-# another reason than rounding (the model looks at the order of the samples), and
-# says nothing about noise.
+# A repeated run on a permuted batch that differs by more than this differs for another
+# reason than rounding (the model looks at the order of the samples), and is no measure
+# of noise.
 LARGEST_FLOOR = {"float64": 1e-5, "float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
 
 # What float32 inside a float64 run rounds in the first step may grow with each update.
@@ -87,7 +87,7 @@ def check_chosen(rtol: float, dtype: str) -> None:
         raise UsageError(
             Problem(
                 slug="option-value",
-                message=f"a tolerance of {rtol:.3g} is below what {dtype} tells apart",
+                message=f"a tolerance of {rtol:.3g} is below the resolution of {dtype}",
                 expected=f"from {least:.3g}, one step of {dtype}, to {COARSEST_RTOL:g}",
                 found=f"{rtol:.3g}",
                 fix=f"leave the tolerance out: {dtype} has {DEFAULT_RTOL[dtype]:g}",

@@ -1,7 +1,7 @@
 """A trace: the recorded tensors of a run in one file, which other processes map.
 
 A trace is a folder entry pair: `NAME.bin` holds the bytes of all tensors, `NAME.idx`
-says which tensor lies where. The folder is in shared memory, so that writing is a
+has the position of each tensor. The folder is in shared memory, so that writing is a
 memory copy and reading costs nothing until a page is touched; a trace that finds no
 room there goes to a disk.
 """

@@ -3,7 +3,7 @@
 Model outputs come as tensors, tuples, dicts, named tuples, dataclasses, and library
 classes derived from these (Hugging Face's ModelOutput is an OrderedDict and a
 dataclass). `torch.utils._pytree` knows only what was registered with it, so the walk
-goes by structure. Anything else is opaque: left as it is, and named by `opaque`.
+follows the structure. Anything else is opaque: left as it is, and named by `opaque`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def alike_padded(value: Any) -> Any:
 
 
 def num_samples(value: Any) -> int | None:
-    """Returns of how many samples a batch was made, None where nothing says so."""
+    """Returns of how many samples a batch was made, None if that is unknown."""
     return len(value.samples) if isinstance(value, Collated) else None
 
 

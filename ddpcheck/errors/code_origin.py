@@ -11,7 +11,7 @@ import importlib.util
 import re
 from pathlib import PurePath
 
-# Debian's Python, and with it many a container, has the second.
+# Debian's Python, and so many containers, have the second.
 _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
 _INTERPRETERS = re.compile(r"/lib(64)?/python3")
 _OWN = str(PurePath(__file__).parents[1]) + "/"

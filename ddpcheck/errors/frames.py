@@ -183,14 +183,14 @@ def raised_in_own_work(stack: str) -> Frame | None:
     if frame.is_own_work:
         return frame
     inside = code_origin.inside_own(frame.file)
-    if found[0] is not frame:  # a library raises, in a probe for many a reason
+    if found[0] is not frame:  # a library raises; in a probe there are many reasons
         may_be_users = any(f.is_users for f in found) or inside.startswith(
             (*_CALLS_USERS, "diagnose/")
         )
         return None if may_be_users else frame
     line = linecache.getline(frame.file, frame.line).strip()
-    # An exception that is raised on purpose says so itself; and what has any arguments
-    # hands them on to what the target, or a library, has called.
+    # A `raise` statement is intended; a line with `*args` calls code of the target or
+    # of a library, with its arguments.
     is_meant = line.startswith("raise ") or "*args" in line
     return None if is_meant or _calls_users_directly(inside, line) else frame
 

@@ -43,7 +43,7 @@ def in_words(error: BaseException, home: Path) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the message of an exception, also of one that raises when asked.
+    """Returns the message of an exception, also of one whose __str__ raises.
 
     Cut, and with control characters written out.
     """
@@ -101,8 +101,8 @@ def stack(error: BaseException) -> str:
     """Returns the traceback without the frames of ddpcheck and of the import system."""
     chained = traceback.TracebackException.from_exception(error)
     for part in _chain(chained):
-        kept = [entry for entry in part.stack if not _is_hidden(entry.filename)]
-        part.stack = traceback.StackSummary.from_list(kept)
+        shown = [entry for entry in part.stack if not _is_hidden(entry.filename)]
+        part.stack = traceback.StackSummary.from_list(shown)
     return _shown("".join(chained.format()), error)
 
 

@@ -174,7 +174,7 @@ class RunItem(pytest.Item):
         assert isinstance(self.parent, TargetFile)
         bench = _bench(self.config)
         report = bench.check(self.parent.ref(), self.options, self.cell)
-        self._tell(report)
+        self._attach(report)
         if self.cell is None:
             if report.exit_code != 0:
                 raise DivergenceError(report)
@@ -196,7 +196,7 @@ class RunItem(pytest.Item):
         if state != "equivalent":
             raise DivergenceError(report)
 
-    def _tell(self, report: Report) -> None:
+    def _attach(self, report: Report) -> None:
         """Adds the numbers to --junit-xml and the report to -rA."""
         for run in report.runs[:1]:
             self.user_properties += [
@@ -245,8 +245,8 @@ class Bench:
         self._key: tuple[TargetRef, Options] | None = None
         self._pool: Pool | None = None
         self._session: Session | None = None
-        # What went wrong before any run: said again at once by the other items, which
-        # would otherwise each wait for the same hang.
+        # Errors before any run: the other items raise them again at once, and do not
+        # each wait for the same hang.
         self._errors: dict[tuple[str, str] | None, Exception] = {}
 
     def check(self, ref: TargetRef, options: Options, cell: Cell | None) -> Report:
@@ -288,7 +288,7 @@ class Bench:
         report = check(cell)
         by_replicas = mode_of(cell.mode).explained_by == "replicas"
         if by_replicas and any(run.verdict == "divergent" for run in report.runs):
-            # What breaks both is diagnosed under DDP, where each rank can be asked.
+            # What breaks both is diagnosed under DDP, where each rank can be probed.
             report = check(cell, replace(cell, mode=DDP.name))
         return _without_unused_acceptances(report)
 

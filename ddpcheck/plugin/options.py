@@ -27,7 +27,7 @@ def pytest_addoption(
     parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager
 ) -> None:
     """Adds --ddpcheck, and the command's options under the same names."""
-    _leave_as_it_is(pluginmanager)
+    _skip_assert_rewriting(pluginmanager)
     group = parser.getgroup(
         "ddpcheck", "data-parallel training equals single-process training"
     )
@@ -54,12 +54,12 @@ def pytest_addoption(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declares the marker that tests which start ranks get by themselves."""
+    """Declares the marker that the plugin sets on tests which start ranks."""
     text = "ddpcheck: starts data-parallel ranks; set by the plugin"
     config.addinivalue_line("markers", text)
 
 
-def _leave_as_it_is(pluginmanager: pytest.PytestPluginManager) -> None:
+def _skip_assert_rewriting(pluginmanager: pytest.PytestPluginManager) -> None:
     """Spares pytest from rewriting the `assert`s of this package, as of any plugin's.
 
     They state invariants, not expectations; rewriting them takes a second per worker.

@@ -71,8 +71,8 @@ def sweep(base: Path) -> None:
 def on_disk(folder: Path) -> Path:
     """Returns the session's folder for large files, which may not exist.
 
-    It is in the folder for temporary files and has the same name: whoever knows one
-    folder can remove the other.
+    It is in the folder for temporary files and has the same name: the path of one gives
+    the path of the other.
     """
     return temporary() / f"{folder.name}-large"
 

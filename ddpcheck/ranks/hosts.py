@@ -371,7 +371,7 @@ class Host:
         self.owner: Host | None = self
         self._sent: dict[str, Path] = {}  # by name, where it is now
 
-    def tell(self, *message: Any) -> None:
+    def post(self, *message: Any) -> None:
         """Sends a message; the process counts as lost if that times out."""
         if self.gone:
             return
@@ -382,7 +382,7 @@ class Host:
 
     def ask(self, *message: Any) -> Any:
         """Returns the answer to a message, None if there is none."""
-        self.tell(*message)
+        self.post(*message)
         deadline = time.monotonic() + _ANSWER_S
         while not self.gone and not self._replies:
             self._sort(try_receive(self.connection, deadline))
@@ -436,7 +436,7 @@ class Host:
             for file in files:
                 with file.open("rb") as stream:
                     while chunk := stream.read(_CHUNK):
-                        self.tell("file", str(place / file.name), chunk)
+                        self.post("file", str(place / file.name), chunk)
             self.ask("written")
         return str(self._sent[path.name] / path.name)
 
@@ -455,14 +455,14 @@ class RemoteRank:
         self._host, self._name = host, seat.name
         self._last = Ended(name=seat.name)
         self._is_alive = True
-        host.tell("open", seat)
+        host.post("open", seat)
 
     def send(self, job: Job | None) -> None:
         """Sends a job and the files that its arguments name."""
         if job is None:
             return  # it exits with its process
         places = {name: self._host.place(job.arguments[name]) for name in job.files}
-        self._host.tell(
+        self._host.post(
             "job", self._name, replace(job, arguments={**job.arguments, **places})
         )
 
@@ -495,7 +495,7 @@ class RemoteRank:
 
     def ask_stack(self) -> None:
         """Makes it write its stack."""
-        self._host.tell("ask_stack", self._name)
+        self._host.post("ask_stack", self._name)
 
     def stack(self, deadline: float) -> str:  # noqa: ARG002 (its process has its own)
         """Returns its stack; also stores the other results of its job."""
@@ -518,7 +518,7 @@ class RemoteRank:
 
     def kill(self) -> None:
         """Makes its process kill it."""
-        self._host.tell("kill", self._name)
+        self._host.post("kill", self._name)
 
     def reap(self) -> None:
         """Nothing to do here: its process does."""

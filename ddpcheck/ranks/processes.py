@@ -117,8 +117,8 @@ _LATE_S = 0.2  # on a healthy machine a wait may end this late
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
-    """Seconds since the last look; of each, that of the thread with the most."""
+class CpuTime:
+    """Seconds since the last look, each of the thread that has most of it."""
 
     ran_s: float = 0.0  # on a core
     waited_s: float = 0.0  # for a core
@@ -128,22 +128,22 @@ class Starvation:
     """CPU time of the processes of one job."""
 
     def __init__(self) -> None:
-        self._before: dict[str, Turns] = {}  # by thread
+        self._before: dict[str, CpuTime] = {}  # by thread
 
-    def look(self, pids: Iterable[int]) -> Turns | None:
+    def look(self, pids: Iterable[int]) -> CpuTime | None:
         """Returns the CPU time since the last look; None where it is not counted.
 
         A thread that waits in a collective does not wait for a core: a crew that hangs
         there is not starved.
         """
-        now = {path: turns for pid in pids for path, turns in _turns(pid)}
-        known = [(turns, self._before.get(path, turns)) for path, turns in now.items()]
+        now = {path: times for pid in pids for path, times in _cpu_times(pid)}
+        known = [(times, self._before.get(path, times)) for path, times in now.items()]
         self._before = now
         if not now:
             return None
-        return Turns(
-            ran_s=max(turns.ran_s - before.ran_s for turns, before in known),
-            waited_s=max(turns.waited_s - before.waited_s for turns, before in known),
+        return CpuTime(
+            ran_s=max(times.ran_s - before.ran_s for times, before in known),
+            waited_s=max(times.waited_s - before.waited_s for times, before in known),
         )
 
 
@@ -161,12 +161,12 @@ def standstill(asked_s: float, took_s: float) -> float:
     return late if late > _LATE_S else 0.0
 
 
-def _turns(pid: int) -> Iterable[tuple[str, Turns]]:
+def _cpu_times(pid: int) -> Iterable[tuple[str, CpuTime]]:
     """Yields every thread of a process with its CPU time since it began."""
     for path, text in _of_threads(pid, "schedstat"):
         with contextlib.suppress(ValueError, IndexError):
             ran, waited = text.split()[:2]
-            yield path, Turns(int(ran) / _NS, int(waited) / _NS)
+            yield path, CpuTime(int(ran) / _NS, int(waited) / _NS)
 
 
 def _states(pid: int) -> Iterable[str]:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.messages import Outcome
-from ddpcheck.ranks.processes import Starvation, Turns
+from ddpcheck.ranks.processes import CpuTime, Starvation
 
 # Per look of half a second: gloo's own threads wake now and then, for less than that.
 _AWAKE_S = 0.005
@@ -35,10 +35,10 @@ class Quiet:
     def __post_init__(self) -> None:
         self._ask_at = self.enough
 
-    def note(self, turns: Turns | None) -> None:
+    def note(self, times: CpuTime | None) -> None:
         """Counts a look at the job."""
-        is_quiet = turns is not None and (
-            turns.ran_s < _AWAKE_S and turns.waited_s < _STARVED_S
+        is_quiet = times is not None and (
+            times.ran_s < _AWAKE_S and times.waited_s < _STARVED_S
         )
         self._looks = self._looks + 1 if is_quiet else 0
         if not is_quiet:
@@ -106,9 +106,9 @@ class Task:
         lost_s = standstill_s
         since = self._last_look or self.started
         if now - since >= self.look_s:
-            turns = self._starvation.look(self.crew.pids())
-            self.quiet.note(turns)
-            waited_s = min((turns or Turns()).waited_s, now - since)
+            times = self._starvation.look(self.crew.pids())
+            self.quiet.note(times)
+            waited_s = min((times or CpuTime()).waited_s, now - since)
             if self.is_bounded:
                 self.starved_s += waited_s
             else:

@@ -57,7 +57,7 @@ def rank_main(connection: Connection, seat: Seat) -> None:
         _keep_sockets_in(seat.folder)
         # Contains the target's folder, for lazy imports and for child processes.
         sys.path[:] = dict.fromkeys([*preload.SEARCH, *sys.path])
-        _take_turns()
+        _avoid_preemption()
         _open_files(seat)
         join_group(seat)
         connection.send(Message(kind="ready", payload=os.getpid()))
@@ -176,7 +176,7 @@ def _keep_sockets_in(folder: str) -> None:
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def _take_turns() -> None:
+def _avoid_preemption() -> None:
     """Keeps a thread that wakes from preempting others, here and in later threads.
 
     Ranks on few cores wake each other with every message of a collective, and each
@@ -207,7 +207,7 @@ def group_s(seat: Seat) -> float:
 
 
 def leave_group() -> None:
-    """Leaves the process group, and takes back what says that there is one."""
+    """Leaves the process group and removes its environment variables."""
     import torch.distributed as dist  # noqa: PLC0415
 
     dist.destroy_process_group()

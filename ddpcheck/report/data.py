@@ -116,11 +116,10 @@ class Fix:
 
     `verified` is whether the run with the intervention is within tolerance. It is None
     where no run was made (--no-fix, or nothing to run), or where the fix of another
-    cause removes this one too: `excess_before` is then at most 1.
-    `proof` is what ran where that made the runs equal, else None. `intervention` says
-    in a sentence what ran, and `file` is the file that ran ("fixed.py"). `code` is a
-    suggestion that did not run, unless `proof` is "file".
-    `safe`: single-process training is unchanged.
+    cause removes this one too: `excess_before` is then at most 1. `proof` is what ran
+    where that made the runs equal, else None. `intervention` is a sentence on what ran,
+    and `file` is the file that ran ("fixed.py"). `code` is a suggestion that did not
+    run, unless `proof` is "file". `safe`: single-process training is unchanged.
     """
 
     text: str
@@ -247,8 +246,8 @@ class Tolerance:
 class Report:
     """One check of one target.
 
-    `ended` says why the check ended before it was complete, "" where it is complete:
-    the runs are then those that were made, and `exit_code` is that of a signal.
+    `ended` is why the check ended before it was complete, "" where it is complete: the
+    runs are then those that were made, and `exit_code` is that of a signal.
     """
 
     verdict: Verdict
@@ -269,7 +268,7 @@ class Report:
 
 
 def faults_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Returns findings as people should read them: those that are benign last.
+    """Returns findings in reading order: benign ones last.
 
     JSON keeps the order of the chain.
     """

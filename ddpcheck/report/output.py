@@ -22,7 +22,7 @@ STDOUT = "-"
 MACHINE_FORMS = ("json", "junit", "sarif")
 FIELDS = {"json": "json", "junit": "junit_xml", "sarif": "sarif"}  # of Outputs
 FILES = ("report.html", "report.json", "reproduce.py")
-# What a report of each kind holds, of any version, and hardly another file.
+# Text that a report of each kind contains, of any version, and hardly any other file.
 _MARKS = {
     "--json": ('"exit_code":', '"findings":', '"format":'),
     "--junit-xml": ("<testsuite",),
@@ -30,7 +30,7 @@ _MARKS = {
 }
 _DEFAULT_WIDTH = 80
 _LEAST_WIDTH = 40
-_MOST_WIDTH = 1000  # of COLUMNS; more is no terminal's
+_MOST_WIDTH = 1000  # of COLUMNS; no terminal has more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +89,10 @@ def show(report: Report, wanted: Outputs) -> bool:
     written = _write_files(report, wanted)
     form_alone = wanted.alone()
     text = render(report, form_alone) if form_alone else terminal(report, wanted, path)
-    written.append(streams.say(text) or not form_alone)
+    written.append(streams.write(text) or not form_alone)
     if wanted.github:
         # Both streams are read for commands; what is for machines must stay so.
-        streams.say(render(report, "github"), sys.stderr if form_alone else None)
+        streams.write(render(report, "github"), sys.stderr if form_alone else None)
         _write_summary(report)
     return all(written)
 
@@ -108,7 +108,7 @@ def show_machines(report: Report, wanted: Outputs) -> None:
     """Writes the machine-readable forms of the report only."""
     _write_files(report, wanted)
     if form_alone := wanted.alone():
-        streams.say(render(report, form_alone))
+        streams.write(render(report, form_alone))
 
 
 def _write_files(report: Report, wanted: Outputs) -> list[bool]:
@@ -142,14 +142,14 @@ def folder_of(target: str, report_dir: str) -> Path:
 def may_write(path: Path, option: str) -> bool:
     """Returns whether an option's file is new, empty, or a report of that kind.
 
-    Only what is read and is something else is kept: no pipe, no folder.
+    Only a readable file with other content is protected: no pipe, no folder.
     """
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
     except UnicodeDecodeError:
         return False
     except (OSError, ValueError):
-        return True  # writing it will tell
+        return True  # writing it reports the error
     return not text.strip() or all(mark in text for mark in _MARKS[option])
 
 

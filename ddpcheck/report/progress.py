@@ -1,4 +1,4 @@
-"""A sign of life: one live line on a terminal, elsewhere a line now and then."""
+"""Progress: one live line on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Silent:
         self._step = step
 
     def announce(self, text: str) -> None:
-        """Says a line that stays."""
+        """Shows a line that stays."""
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from ddpcheck.errors.problem import visible
 
 def warn(text: str) -> None:
     """Writes one warning to stderr."""
-    say(f"ddpcheck: warning: {visible(text)}\n", sys.stderr)
+    write(f"ddpcheck: warning: {visible(text)}\n", sys.stderr)
 
 
 def open_closed_streams() -> None:
@@ -36,7 +36,7 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-def say(text: str, stream: TextIO | None = None) -> bool:
+def write(text: str, stream: TextIO | None = None) -> bool:
     """Writes `text` to `stream` or stdout; False where it does not take it.
 
     A closed reader is not an error.
@@ -48,7 +48,7 @@ def say(text: str, stream: TextIO | None = None) -> bool:
     except UnicodeEncodeError:
         encoding = stream.encoding or "ascii"
         plain = text.encode(encoding, "backslashreplace").decode(encoding)
-        return say(plain, stream)
+        return write(plain, stream)
     except BrokenPipeError:
         _silence(stream)
     except OSError as error:  # a full disk behind `> file`

@@ -339,7 +339,7 @@ def batch_size(target: Target, batch: Any) -> int:
             expected="the same number of samples in every tensor",
             found=found,
             fix="make dimension 0 the sample everywhere, close over shared tensors; or "
-            "let batch() return the list of samples, beside def collate(samples)",
+            "let batch() return the list of samples, with def collate(samples)",
         )
     )
 

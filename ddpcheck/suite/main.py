@@ -42,16 +42,16 @@ def main(options: Options, *, is_quiet: bool = False) -> int:
     settings = _settings(options)
     what = Preload(modules=PRELOAD_MODULES)
     with (
-        Progress(sys.stderr, wanted=not is_quiet) as say,
+        Progress(sys.stderr, wanted=not is_quiet) as progress,
         Pool(what, timeout_s=options.limit_s) as pool,
     ):
         try:
             pool.device = options.run_device
             pool.start()
-            say("importing torch")
+            progress("importing torch")
             pool.wait_for_imports()
             _open_crews(pool, chosen)
-            _run(Runner(pool, settings), chosen, results, say)
+            _run(Runner(pool, settings), chosen, results, progress)
         except (PreloadError, SuiteError) as error:
             broken = str(error).rstrip() + "\n"
     if results:
@@ -69,10 +69,10 @@ def main(options: Options, *, is_quiet: bool = False) -> int:
 
 
 def _run(
-    runner: Runner, chosen: list[Cell], results: list[Result], say: Progress
+    runner: Runner, chosen: list[Cell], results: list[Result], progress: Progress
 ) -> None:
     for case, group in groupby(chosen, key=lambda c: (c.row.model, c.row.loss)):
-        say(f"{len(results)} of {len(chosen)} cells: {' '.join(case)}")
+        progress(f"{len(results)} of {len(chosen)} cells: {' '.join(case)}")
         results += runner.run(group)
 
 

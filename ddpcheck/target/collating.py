@@ -15,9 +15,9 @@ from ddpcheck.compare import tree
 def collated(samples: list[Any], collate: Callable[[list[Any]], Any]) -> tree.Collated:
     """Returns the batch of all samples, of which rows can be taken.
 
-    A rank collates its own later on: under the default dtype of now, as numbers that
-    `collate` makes would be others under another. It gets a copy of the samples: many
-    modify them (add the index of an image, remove the labels).
+    A rank collates its own later on: under the current default dtype, which decides the
+    dtype of tensors that `collate` makes. It gets a copy of the samples: many modify
+    them (add the index of an image, remove the labels).
     """
     dtype = torch.get_default_dtype()
 

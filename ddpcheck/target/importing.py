@@ -1,4 +1,4 @@
-"""A target's file into a module, as its neighbours would import it.
+"""Imports a target's file as a module, as the files next to it would.
 
 User code runs here: in child processes alone, but for `check_file` and `place`.
 """
@@ -58,14 +58,14 @@ def _meant(path: Path) -> Path | None:
 def file_of(module: object) -> str:
     """Returns the `__file__` of a module, "" without one.
 
-    By what it holds: one that is imported when it is first asked may fail to be.
+    Read from its dict: a lazy module imports itself on access, which may fail.
     """
     found = getattr(module, "__dict__", {}).get("__file__")
     return found if isinstance(found, str) else ""
 
 
 def import_file(path: Path) -> types.ModuleType:
-    """Imports the file as a script's neighbours would: its folder first on the path.
+    """Imports the file with its folder first on the path, as Python runs a script.
 
     Raises:
         UsageError: target-missing-file, target-import.
@@ -128,7 +128,7 @@ def _imports_neighbours(path: Path) -> bool:
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return False  # importing it will tell
+        return False  # the import reports the error
     return any(isinstance(n, ast.ImportFrom) and n.level for n in ast.walk(tree))
 
 

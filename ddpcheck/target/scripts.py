@@ -47,7 +47,8 @@ def check(path: Path, names: Collection[str]) -> None:
     """Refuses a file that trains when it is imported, and cannot be a target.
 
     Args:
-        path: of the file; one that cannot be read or parsed passes, importing it tells.
+        path: of the file; one that cannot be read or parsed passes: the import reports
+            the error.
         names: that a target must bind at its top level.
 
     Raises:
@@ -62,7 +63,7 @@ def check(path: Path, names: Collection[str]) -> None:
         return
     calls = list(_working_calls(tree))
     if not calls:
-        return  # importing it says what it defines instead
+        return  # the import reports what it defines instead
     first, *more = (f"{ast.unparse(c.func)} in line {c.lineno}" for c in calls)
     raise UsageError(
         Problem(

@@ -1,7 +1,7 @@
 """Sends objects of the caller's process to ranks: by value what they cannot import.
 
-Ranks have the caller's sys.path, so an installed package, or a module beside the
-test, is imported there. A test module is not: importing it again would run it again.
+Ranks have the caller's sys.path, so an installed package, or a module next to the test,
+is imported there. A test module is not: importing it again would run it again.
 
 Installed packages that the caller's own modules use are imported by the fork server,
 once for all ranks; otherwise every rank would import transformers in its first job.

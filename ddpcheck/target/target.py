@@ -292,7 +292,7 @@ def _missing_argument(name: str) -> UsageError:
             message=f"{name}: the argument `loss` is missing",
             expected="loss, a function (output, target) -> scalar tensor",
             found="model and batch alone",
-            fix="give a loss: (model, batch, loss); none is needed beside train_step, "
+            fix="give a loss: (model, batch, loss); none is needed with train_step, "
             "or where the batch is one dict and model(**batch) has a .loss",
         )
     )
@@ -302,7 +302,7 @@ def _check_no_arguments(target: Target) -> None:
     try:
         signature = inspect.signature(target.model)
     except (TypeError, ValueError):
-        return  # built in: calling it will tell
+        return  # built in: the call reports a wrong argument
     try:
         signature.bind()
     except TypeError as error:

@@ -46,26 +46,26 @@ def _applied(now: Report, known: Report) -> Report:
 
 
 def test_same_report_passes_and_every_finding_is_accepted() -> None:
-    told = _applied(sample.divergent(), sample.divergent())
-    assert (told.verdict, told.exit_code) == ("equivalent", 0)
-    assert [f.accepted for f in told.findings] == ["in the baseline known.json"]
-    assert told.warnings == sample.divergent().warnings
-    assert junit.to_junit(told).count("<skipped") == 2
+    judged = _applied(sample.divergent(), sample.divergent())
+    assert (judged.verdict, judged.exit_code) == ("equivalent", 0)
+    assert [f.accepted for f in judged.findings] == ["in the baseline known.json"]
+    assert judged.warnings == sample.divergent().warnings
+    assert junit.to_junit(judged).count("<skipped") == 2
 
 
 def _of_an_earlier_version() -> str:
-    """Returns a report as it was written before it told what ran."""
-    told = json.loads(report.to_json(sample.divergent()))
-    for finding in told["findings"]:
+    """Returns a report as it was written before reports had what ran."""
+    plain = json.loads(report.to_json(sample.divergent()))
+    for finding in plain["findings"]:
         for name in ("proof", "file", "intervention"):
             del finding["fix"][name]
-    return json.dumps(told)
+    return json.dumps(plain)
 
 
 def test_report_of_an_earlier_version_is_a_baseline_and_is_rendered() -> None:
     known = report.from_json(_of_an_earlier_version())
-    told = _applied(sample.divergent(), known)
-    assert (told.verdict, told.exit_code) == ("equivalent", 0)
+    judged = _applied(sample.divergent(), known)
+    assert (judged.verdict, judged.exit_code) == ("equivalent", 0)
     text = terminal.to_text(known, color=False, width=80)
     assert (
         "  proof  confirmed by an intervention: excess 4e+13 before, 0.0213 after; "
@@ -75,19 +75,19 @@ def test_report_of_an_earlier_version_is_a_baseline_and_is_rendered() -> None:
 
 
 def test_what_ran_is_read_as_it_was_written() -> None:
-    told = report.from_json(report.to_json(sample.divergent()))
-    assert [f.fix for f in told.findings] == [
+    judged = report.from_json(report.to_json(sample.divergent()))
+    assert [f.fix for f in judged.findings] == [
         f.fix for f in sample.divergent().findings
     ]
 
 
 def test_new_finding_fails_and_is_named() -> None:
     now = replace(sample.divergent(), findings=(*sample.divergent().findings, SECOND))
-    told = _applied(now, sample.divergent())
-    assert (told.verdict, told.exit_code) == ("divergent", 1)
-    assert [f.accepted is None for f in told.findings] == [False, True]
+    judged = _applied(now, sample.divergent())
+    assert (judged.verdict, judged.exit_code) == ("divergent", 1)
+    assert [f.accepted is None for f in judged.findings] == [False, True]
     line = "new since the baseline: norm/local-batch-stats in ddp W=4"
-    assert told.warnings[0] == line
+    assert judged.warnings[0] == line
 
 
 @pytest.mark.parametrize(
@@ -113,26 +113,26 @@ def test_known_finding_in_a_run_that_was_equal_is_new() -> None:
     known = sample.divergent()
     runs = (*known.runs[:2], replace(known.runs[2], verdict="equivalent"))
     findings = (replace(known.findings[0], runs=(1,)),)
-    told = _applied(known, replace(known, runs=runs, findings=findings))
-    assert told.exit_code == 1
-    assert told.warnings[0] == (
+    judged = _applied(known, replace(known, runs=runs, findings=findings))
+    assert judged.exit_code == 1
+    assert judged.warnings[0] == (
         "new since the baseline: loss/local-normalizer (equivalent in the baseline) in "
         "ddp W=4"
     )
-    assert [(f.runs, f.accepted) for f in told.findings] == [
+    assert [(f.runs, f.accepted) for f in judged.findings] == [
         ((1,), "in the baseline known.json"),
         ((2,), None),
     ]
     fact = "not accepted in ddp W=4: equivalent in the baseline"
-    assert told.findings[1].facts[-1] == fact
+    assert judged.findings[1].facts[-1] == fact
 
 
 def test_known_finding_in_a_run_that_was_not_made_is_new() -> None:
     known = sample.divergent()
     findings = (replace(known.findings[0], runs=(1,)),)
-    told = _applied(known, replace(known, runs=known.runs[:2], findings=findings))
-    assert told.exit_code == 1
-    assert told.warnings[0] == (
+    judged = _applied(known, replace(known, runs=known.runs[:2], findings=findings))
+    assert judged.exit_code == 1
+    assert judged.warnings[0] == (
         "new since the baseline: loss/local-normalizer (the baseline has no such run) "
         "in ddp W=4"
     )
@@ -148,9 +148,9 @@ def _with_modules(*diverging: str, **changes: object) -> Report:
 
 
 def test_known_cause_in_another_module_is_new() -> None:
-    told = _applied(_with_modules("1", "4"), _with_modules("1"))
-    assert (told.verdict, told.exit_code) == ("divergent", 1)
-    assert told.warnings[0] == (
+    judged = _applied(_with_modules("1", "4"), _with_modules("1"))
+    assert (judged.verdict, judged.exit_code) == ("divergent", 1)
+    assert judged.warnings[0] == (
         "new since the baseline: norm/local-batch-stats (module 4) in ddp W=2, ddp W=4"
     )
 
@@ -173,9 +173,9 @@ def test_known_cause_is_new_where_it_does_far_more(
     found = now.findings[0].runs[0]
     runs = [_times(r, factor) if i == found else r for i, r in enumerate(now.runs)]
     now = replace(now, runs=tuple(runs))
-    told = _applied(now, known)
-    assert told.exit_code == (1 if warning else 0)
-    assert [w for w in told.warnings if w.startswith("new")] == [warning] * bool(
+    judged = _applied(now, known)
+    assert judged.exit_code == (1 if warning else 0)
+    assert [w for w in judged.warnings if w.startswith("new")] == [warning] * bool(
         warning
     )
 
@@ -200,9 +200,9 @@ def test_known_cause_in_another_mode_is_new() -> None:
     known = replace(
         known, runs=known.runs[1:], findings=(replace(finding, runs=(0, 1)),)
     )
-    told = _applied(now, known)
-    assert told.exit_code == 1
-    assert told.warnings[0] == (
+    judged = _applied(now, known)
+    assert judged.exit_code == 1
+    assert judged.warnings[0] == (
         "new since the baseline: norm/local-batch-stats (the baseline has no such run) "
         "in dp W=2"
     )
@@ -222,10 +222,10 @@ def test_baseline_that_names_no_modules_knows_the_cause() -> None:
 def test_divergence_without_a_finding_is_known_by_its_run() -> None:
     now = replace(sample.divergent(), findings=())
     assert _applied(now, now).exit_code == 0
-    told = _applied(now, sample.equivalent())
-    assert told.exit_code == 1
+    judged = _applied(now, sample.equivalent())
+    assert judged.exit_code == 1
     new = "new since the baseline: ddp W=2, cause unknown, ddp W=4, cause unknown"
-    assert told.warnings[0] == new
+    assert judged.warnings[0] == new
 
 
 FAULT = Fault(kind="raised", rank=1, step=0, summary="ValueError: 3 rows")
@@ -265,13 +265,13 @@ WORSE = {
 def test_known_cause_in_a_run_that_is_worse_is_new(name: str) -> None:
     known = sample.divergent()
     runs = (*known.runs[:2], _worse(name, known.runs[2]))
-    told = _applied(replace(known, runs=runs), known)
-    assert (told.verdict, told.exit_code) == ("divergent", 1)
-    assert told.warnings[0].startswith(
+    judged = _applied(replace(known, runs=runs), known)
+    assert (judged.verdict, judged.exit_code) == ("divergent", 1)
+    assert judged.warnings[0].startswith(
         f"new since the baseline: loss/local-normalizer ({WORSE[name]}"
     )
-    assert told.warnings[0].endswith(") in ddp W=4")
-    assert [(f.runs, f.accepted is None) for f in told.findings] == [
+    assert judged.warnings[0].endswith(") in ddp W=4")
+    assert [(f.runs, f.accepted is None) for f in judged.findings] == [
         ((1,), False),
         ((2,), True),
     ]
@@ -296,9 +296,9 @@ def test_run_that_was_worse_and_is_better_is_known(name: str) -> None:
 def test_divergence_without_a_finding_that_is_worse_is_new(name: str) -> None:
     known = replace(sample.divergent(), findings=())
     runs = (*known.runs[:2], _worse(name, known.runs[2]))
-    told = _applied(replace(known, runs=runs), known)
-    assert told.exit_code == 1
-    assert told.warnings[0].startswith(
+    judged = _applied(replace(known, runs=runs), known)
+    assert judged.exit_code == 1
+    assert judged.warnings[0].startswith(
         f"new since the baseline: ddp W=4, {WORSE[name]}"
     )
 
@@ -331,17 +331,17 @@ def test_another_exception_is_new_and_another_message_is_none() -> None:
 def test_run_of_other_settings_is_not_the_baselines(changes: dict[str, Any]) -> None:
     known = sample.divergent()
     runs = (*known.runs[:2], replace(known.runs[2], **changes))
-    told = _applied(replace(known, runs=runs), known)
-    assert told.exit_code == 1
-    assert "the baseline has no such run" in told.warnings[0]
+    judged = _applied(replace(known, runs=runs), known)
+    assert judged.exit_code == 1
+    assert "the baseline has no such run" in judged.warnings[0]
 
 
 def test_baseline_of_other_steps_knows_nothing() -> None:
     known = sample.divergent()
     longer = replace(known, target=replace(known.target, steps=30))
-    told = _applied(known, longer)
-    assert told.exit_code == 1
-    assert "(the baseline has no such run with these settings)" in told.warnings[0]
+    judged = _applied(known, longer)
+    assert judged.exit_code == 1
+    assert "(the baseline has no such run with these settings)" in judged.warnings[0]
 
 
 def test_growth_is_counted_in_the_tolerance_of_the_check() -> None:
@@ -351,27 +351,27 @@ def test_growth_is_counted_in_the_tolerance_of_the_check() -> None:
     assert _applied(now, strict).exit_code == 0
     assert _applied(strict, now).exit_code == 0
     grown = replace(now, runs=tuple(_times(run, 20.0) for run in now.runs))
-    told = _applied(grown, strict)
-    assert told.exit_code == 1
-    assert "(excess 4e+13 became 8.01e+14, " in told.warnings[0]
+    judged = _applied(grown, strict)
+    assert judged.exit_code == 1
+    assert "(excess 4e+13 became 8.01e+14, " in judged.warnings[0]
 
 
 def test_second_finding_of_a_known_run_is_new() -> None:
     known = sample.divergent()
     unknown = Finding(slug="unknown", link="loss", runs=(1,), summary="the cause is x")
-    told = _applied(replace(known, findings=(*known.findings, unknown)), known)
-    assert told.exit_code == 1
-    assert told.warnings[0] == "new since the baseline: unknown in ddp W=2"
+    judged = _applied(replace(known, findings=(*known.findings, unknown)), known)
+    assert judged.exit_code == 1
+    assert judged.warnings[0] == "new since the baseline: unknown in ddp W=2"
 
 
 def test_known_finding_of_one_run_is_not_known_in_another() -> None:
     known = sample.divergent()
     (first,) = known.findings
     then = (replace(first, runs=(1,)), replace(SECOND, runs=(2,)))
-    told = _applied(known, replace(known, findings=then))
-    assert told.exit_code == 1
+    judged = _applied(known, replace(known, findings=then))
+    assert judged.exit_code == 1
     assert (
-        told.warnings[0] == "new since the baseline: loss/local-normalizer in ddp W=4"
+        judged.warnings[0] == "new since the baseline: loss/local-normalizer in ddp W=4"
     )
 
 
@@ -387,8 +387,8 @@ def test_accepted_findings_of_the_baseline_and_of_the_check_count_together() -> 
     both = (*now.findings, replace(SECOND, accepted="by design"))
     assert _applied(replace(now, findings=both), now).exit_code == 0
     then = replace(now, findings=(replace(now.findings[0], accepted="so"),))
-    told = _applied(now, then)
-    assert [f.accepted for f in told.findings] == ["in the baseline known.json"]
+    judged = _applied(now, then)
+    assert [f.accepted for f in judged.findings] == ["in the baseline known.json"]
 
 
 def test_replicas_that_fail_now_and_did_not_are_new() -> None:
@@ -396,10 +396,10 @@ def test_replicas_that_fail_now_and_did_not_are_new() -> None:
     broken = replace(
         known.runs[0], verdict="not-checked", why="cannot run", faults=(FAULT,)
     )
-    told = _applied(replace(known, runs=(broken, *known.runs[1:])), known)
-    assert (told.verdict, told.exit_code) == ("divergent", 1)
-    assert told.runs[0].verdict == "divergent"
-    assert told.warnings[0] == (
+    judged = _applied(replace(known, runs=(broken, *known.runs[1:])), known)
+    assert (judged.verdict, judged.exit_code) == ("divergent", 1)
+    assert judged.runs[0].verdict == "divergent"
+    assert judged.warnings[0] == (
         "new since the baseline: unknown (equivalent in the baseline) in dp W=2"
     )
     before = replace(known, runs=(broken, *known.runs[1:]))
@@ -409,17 +409,17 @@ def test_replicas_that_fail_now_and_did_not_are_new() -> None:
 def test_run_that_could_not_be_checked_now_is_named() -> None:
     known = sample.divergent()
     lost = replace(known.runs[0], verdict="not-checked", why="no room on the GPU")
-    told = _applied(replace(known, runs=(lost, *known.runs[1:])), known)
-    assert told.exit_code == 0
-    assert told.warnings[0] == "in the baseline, not checked now: dp W=2"
+    judged = _applied(replace(known, runs=(lost, *known.runs[1:])), known)
+    assert judged.exit_code == 0
+    assert judged.warnings[0] == "in the baseline, not checked now: dp W=2"
 
 
-def test_what_is_gone_is_told() -> None:
+def test_what_is_gone_is_a_warning() -> None:
     now = replace(sample.divergent(), findings=(), exit_code=0, verdict="equivalent")
     now = replace(now, runs=(sample.equal_run(), sample.equal_run("ddp")))
-    told = _applied(now, sample.divergent())
-    assert told.exit_code == 0
-    assert told.warnings[:2] == (
+    judged = _applied(now, sample.divergent())
+    assert judged.exit_code == 0
+    assert judged.warnings[:2] == (
         "gone since the baseline: loss/local-normalizer, the divergence of ddp W=2",
         "in the baseline, not run now: ddp W=4",
     )
@@ -444,7 +444,7 @@ def test_another_target_is_refused() -> None:
         ("--json=-", "baseline-file"),
     ],
 )
-def test_wrong_baseline_is_told_before_anything_runs(
+def test_wrong_baseline_is_reported_before_anything_runs(
     tmp_path: Path, option: str, slug: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, path = tmp_path / "mymodel.py", tmp_path / "known.json"
@@ -463,8 +463,10 @@ def test_report_folder_of_the_target_holds_no_baseline(
     path = tmp_path / "reports" / "mymodel" / "report.json"
     arguments = [str(target), f"--baseline={path}", f"--report-dir={path.parents[1]}"]
     assert cli.main(arguments) == 2
-    said = capsys.readouterr().err
-    assert "--report-dir would write over the baseline [baseline-overwritten]" in said
+    printed = capsys.readouterr().err
+    assert (
+        "--report-dir would write over the baseline [baseline-overwritten]" in printed
+    )
 
 
 def test_command_fails_on_what_is_new_only(
@@ -485,8 +487,8 @@ def test_command_fails_on_what_is_new_only(
     results = json.loads(Path("a/b").read_text("utf-8"))["runs"][0]["results"]
     assert [len(result["suppressions"]) for result in results] == [1]
     assert cli.main(["mymodel.py", "--baseline", "less.json", "--sarif", "-"]) == 1
-    said = capsys.readouterr()
-    log = json.loads(said.out)  # nothing else is there
+    printed = capsys.readouterr()
+    log = json.loads(printed.out)  # nothing else is there
     (note,) = [
         n["message"]["text"]
         for n in log["runs"][0]["invocations"][0]["toolExecutionNotifications"]

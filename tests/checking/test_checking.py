@@ -62,7 +62,7 @@ def _fails(error: PreloadError) -> None:
     ],
     ids=["target-hangs", "torch-hangs", "target-raises"],
 )
-def test_import_that_fails_is_told_by_whose_it_is(
+def test_import_that_fails_is_reported_by_the_origin_of_its_code(
     error: PreloadError, message: str
 ) -> None:
     with pytest.raises(CannotCheckError) as caught:

@@ -1,4 +1,4 @@
-"""Failures of ddpcheck itself: said as such, and never as a mistake of the target."""
+"""Failures of ddpcheck itself are reported as such, never as the target's mistake."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_failure_of_the_search_leaves_the_verdict_and_an_unknown_cause(
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "expected"),
     [
         ("def loss(output):\n    return output.sum()\n", "TypeError: loss() takes 1"),
         ("def optimizer():\n    return None\n", "TypeError: optimizer() takes 0"),
@@ -100,12 +100,12 @@ def test_failure_of_the_search_leaves_the_verdict_and_an_unknown_cause(
     ids=["loss", "optimizer", "batch", "no-frame", "shapes", "hook"],
 )
 def test_mistake_of_the_target_without_a_frame_of_its_own_stays_its_own(
-    source: str, said: str, pool: Pool, tmp_path: Path
+    source: str, expected: str, pool: Pool, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match="target-raises") as caught:
         _check(pool, tmp_path, source)
     assert not isinstance(caught.value, CannotCheckError)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 OWN = Path(checking.__file__).parents[1]
@@ -143,7 +143,7 @@ TORCH = ("/venv/lib/python3.11/site-packages/torch/_tensor.py", 3)
         ((), False),
     ],
 )
-def test_stack_tells_whose_failure_it_is(
+def test_stack_shows_where_the_failure_comes_from(
     places: tuple[tuple[str, int], ...], *, is_own: bool
 ) -> None:
     assert (frames.raised_in_own_work(_stack(*places)) is not None) is is_own

@@ -69,11 +69,11 @@ def test_report_is_not_written_over_what_is_no_report(
     data = text.encode("utf-8", "surrogateescape")
     path.write_bytes(data)
     assert cli.main([str(target), option, str(path)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(
+    printed = capsys.readouterr().err
+    assert printed.startswith(
         f"ddpcheck: {option} would write over {path} [output-not-ours]\n"
     )
-    assert f"  fix        ddpcheck {target} {option} report." in said
+    assert f"  fix        ddpcheck {target} {option} report." in printed
     assert path.read_bytes() == data
 
 
@@ -98,7 +98,7 @@ def test_report_is_written_over_its_like_and_over_nothing(
 def refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """Returns what is said of arguments beside a target, before it is looked at."""
+    """Returns the error for arguments given with a target, before it is read."""
     monkeypatch.chdir(tmp_path)
     Path("adir").mkdir()
     for name in ("mymodel.py", "afile"):
@@ -158,8 +158,8 @@ def test_file_in_place_of_the_folder_of_a_target_is_refused_if_it_was_named(
     refused: Callable[..., str],
 ) -> None:
     Path("adir/mymodel").touch()
-    said = refused("mymodel.py", "--report-dir", "adir")
-    assert "  found      adir/mymodel is a file\n" in said
+    printed = refused("mymodel.py", "--report-dir", "adir")
+    assert "  found      adir/mymodel is a file\n" in printed
     wanted = output.Outputs(report_dir="adir")
     places.check(Path("mymodel.py"), wanted)  # nobody asked for that of the default
 

@@ -1,4 +1,4 @@
-"""What is accepted, and what is said of an acceptance that matches nothing."""
+"""Accepted findings; unused acceptances; reports of checks that end early."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_idle_parameters_are_no_warning_where_nothing_is_judged(
     )
 
 
-class _Told(Silent):
+class _Lines(Silent):
     """Keeps what is announced."""
 
     def __init__(self) -> None:
@@ -89,13 +89,15 @@ def _ddp(world_size: int, mode: str = "ddp") -> RunSpec:
     return RunSpec(mode=mode, world_size=world_size)
 
 
-def _made(specs: list[RunSpec], seconds: float, options: Options) -> tuple[Made, _Told]:
-    told = _Told()
+def _made(
+    specs: list[RunSpec], seconds: float, options: Options
+) -> tuple[Made, _Lines]:
+    progress = _Lines()
     session: Any = None
-    made = Made(session, options, time.perf_counter(), told)
+    made = Made(session, options, time.perf_counter(), progress)
     base = ReferenceResult(spec=_ddp(1, "single"), seconds=seconds)
     made.expect(base, Plan(specs=specs))
-    return made, told
+    return made, progress
 
 
 @pytest.mark.parametrize(
@@ -110,11 +112,11 @@ def _made(specs: list[RunSpec], seconds: float, options: Options) -> tuple[Made,
     ],
     ids=["matrix", "one-run"],
 )
-def test_long_check_says_before_how_long_and_what_makes_it_shorter(
+def test_long_check_announces_its_duration_and_what_makes_it_shorter(
     specs: list[RunSpec], options: Options, shorter: str
 ) -> None:
-    _, told = _made(specs, 600.0, options)
-    (line,) = told.lines
+    _, progress = _made(specs, 600.0, options)
+    (line,) = progress.lines
     assert line.startswith("1 run takes" if len(specs) == 1 else "3 runs take")
     assert (
         "(the single-process run took 600 s); finding a cause takes longer; to make it "
@@ -124,8 +126,8 @@ def test_long_check_says_before_how_long_and_what_makes_it_shorter(
 
 
 def test_short_check_announces_nothing() -> None:
-    _, told = _made([_ddp(2), _ddp(4)], 0.5, Options())
-    assert told.lines == []
+    _, progress = _made([_ddp(2), _ddp(4)], 0.5, Options())
+    assert progress.lines == []
 
 
 def test_rest_takes_as_long_as_what_was_made() -> None:
@@ -143,11 +145,11 @@ def test_simulated_ranks_take_turns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "expected"),
     [(0.0, "about 1 s"), (59.0, "about 59 s"), (60.5, "about 2 min")],
 )
-def test_times_are_rounded_up(seconds: float, said: str) -> None:
-    assert about(seconds) == said
+def test_times_are_rounded_up(seconds: float, expected: str) -> None:
+    assert about(seconds) == expected
 
 
 def test_cheapest_run_that_can_diverge_is_made_first(

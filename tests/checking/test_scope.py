@@ -151,7 +151,9 @@ def test_what_the_step_does_not_use_is_not_checked(
     assert _checked(pool, tmp_path, source).scope.not_checked == LEFT
 
 
-def test_accumulating_step_says_whose_micro_batches(pool: Pool, tmp_path: Path) -> None:
+def test_accumulating_step_names_the_origin_of_its_micro_batches(
+    pool: Pool, tmp_path: Path
+) -> None:
     source = _step(body="loss(model(batch[0]), batch[1]).backward()")
     made = _checked(pool, tmp_path, source)
     assert made.scope.checked == (
@@ -174,7 +176,7 @@ SAID = "model, loss, SGD; not data loader, sampler, AMP, scheduler"
 
 
 @pytest.mark.parametrize("form", ["terminal", "html", "github-summary", "junit"])
-def test_every_form_says_the_scope(form: str) -> None:
+def test_every_form_shows_the_scope(form: str) -> None:
     from ddpcheck.report.render import github  # noqa: PLC0415 (of one form)
 
     made = dataclasses.replace(sample.divergent(), scope=SCOPE)

@@ -625,14 +625,14 @@ def test_weights_that_hardly_move_prove_nothing(pool: Pool, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("argument", "told"),
+    ("argument", "code"),
     [("3", "3"), ("", ""), ("'enough'", "'enough'")],
     ids=["code", "none", "text"],
 )
-def test_exit_in_a_model_is_told_as_what_it_is(
-    pool: Pool, tmp_path: Path, argument: str, told: str
+def test_exit_in_a_model_is_reported_with_its_line(
+    pool: Pool, tmp_path: Path, argument: str, code: str
 ) -> None:
     source = f"import sys\ndef model():\n    sys.exit({argument})\n"
     with pytest.raises(CannotCheckError, match=r"^sys\.exit\(") as caught:
         check(pool, tmp_path, HEAD + source)
-    assert str(caught.value).startswith(f"sys.exit({told}) was called at target.py:")
+    assert str(caught.value).startswith(f"sys.exit({code}) was called at target.py:")

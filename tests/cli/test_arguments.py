@@ -105,7 +105,7 @@ def test_help_is_given_with_anything() -> None:
         ),
     ],
 )
-def test_idle_options_are_told_whole(given: list[str], text: str) -> None:
+def test_idle_options_are_reported_whole(given: list[str], text: str) -> None:
     assert _refused(*given) == text
 
 
@@ -168,7 +168,7 @@ BLANK = (
         ),
     ],
 )
-def test_what_fits_nowhere_is_told_whole(given: list[str], text: str) -> None:
+def test_what_fits_nowhere_is_reported_whole(given: list[str], text: str) -> None:
     assert _refused(*given) == text
 
 

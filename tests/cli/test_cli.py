@@ -1,4 +1,4 @@
-"""Arguments: the help, and what is said of those that are wrong."""
+"""Arguments: the help, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ddpcheck.run.session.session import CannotCheckError
 
 def test_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
-    said = capsys.readouterr()
-    assert (said.out, said.err) == (cli.HELP, "")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == (cli.HELP, "")
     assert max(map(len, cli.HELP.splitlines())) <= 80
     assert cli.HELP.isascii()
 
 
 def test_help_names_every_option_and_no_other() -> None:
     options = set(arguments.parser()._option_string_actions)  # noqa: SLF001 (no public list of options)
-    told = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", cli.HELP))
-    assert told == options
+    named = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", cli.HELP))
+    assert named == options
 
 
 def test_help_has_the_exit_codes() -> None:
@@ -67,9 +67,9 @@ def test_wrong_arguments_exit_2(
     arguments: list[str], first: str, fix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    lines = said.err.splitlines()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    lines = printed.err.splitlines()
     assert lines[0].startswith("ddpcheck: ")
     assert first in lines[0]
     assert lines[0].endswith(" [option-usage]")
@@ -137,7 +137,7 @@ def test_internal_error_shows_its_traceback_when_verbose(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_failure_of_our_own_imports_is_told_and_no_divergence(
+def test_failure_of_our_own_imports_is_reported_and_is_no_divergence(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -147,8 +147,8 @@ def test_failure_of_our_own_imports_is_told_and_no_divergence(
         sys.modules, "ddpcheck.run.session.session", None
     )  # as if it were broken
     assert exits.guarded(lambda: _raise(AttributeError("no seed"))) == 3
-    told = capsys.readouterr().err.splitlines()[0]
-    assert told == (
+    line = capsys.readouterr().err.splitlines()[0]
+    assert line == (
         "ddpcheck: not checked: internal error of ddpcheck: AttributeError: no seed"
     )
 
@@ -158,13 +158,13 @@ def test_github_gets_the_first_line_of_what_was_not_checked(
 ) -> None:
     error = CannotCheckError("one process was killed by SIGSEGV", "last words\n")
     assert exits.guarded(lambda: _raise(error), github=True) == 3
-    said = capsys.readouterr()
-    assert said.err == (
+    printed = capsys.readouterr()
+    assert printed.err == (
         "ddpcheck: not checked: one process was killed by SIGSEGV\n"
         "  last output:\n"
         "    last words\n"
     )
-    assert said.out == (
+    assert printed.out == (
         "::error title=ddpcheck::not checked: one process was killed by SIGSEGV\n"
     )
 
@@ -187,7 +187,7 @@ def test_long_output_is_cut_at_its_beginning() -> None:
     assert len(exits.cannot_check_text("why", detail, verbose=True).splitlines()) == 32
 
 
-def test_working_directory_that_is_gone_is_told(
+def test_working_directory_that_is_gone_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = tmp_path / "gone"
@@ -195,8 +195,8 @@ def test_working_directory_that_is_gone_is_told(
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert cli.main(["mymodel.py"]) == 2
-    said = capsys.readouterr()
-    assert said.err == (
+    printed = capsys.readouterr()
+    assert printed.err == (
         "ddpcheck: the working directory cannot be read [environment-no-folder]\n"
         "  expected   a directory that exists\n"
         "  found      No such file or directory\n"

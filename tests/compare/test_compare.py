@@ -67,7 +67,7 @@ def test_whole_numbers_have_no_rounding(dtype: torch.dtype) -> None:
     assert compare.difference(ref, ref, rtol=0.5, scale=1e9).excess == 0.0
 
 
-def test_large_whole_numbers_are_told_apart() -> None:
+def test_large_whole_numbers_are_distinguished() -> None:
     ref = torch.tensor([2**60])  # float64 has no number between it and the next 256
     assert compare.difference(ref + 1, ref, rtol=1e-9, scale=0.0).excess == math.inf
 
@@ -338,7 +338,7 @@ def test_digest_needs_no_default_device() -> None:
         assert digests.digest({"one": one}) == (3 + 1, 5, 3 + 5)
 
 
-def test_digest_tells_swapped_tensors_and_elements_apart() -> None:
+def test_digest_distinguishes_swapped_tensors_and_elements() -> None:
     one, two = torch.tensor([1.0, 2.0]), torch.tensor([4.0, 8.0])
     found = {
         digests.digest({"a": one, "b": two})[:2],

@@ -92,4 +92,6 @@ def test_large_record_is_placed_where_it_fits(
     free.update({memory: 64 * MIB, disk: 100 * MIB})
     assert folders.place(memory, 50 * MIB) == memory
     assert folders.place(memory, 60 * MIB) == disk
-    assert folders.place(memory, 99 * MIB) == memory  # nowhere: told when it is written
+    assert (
+        folders.place(memory, 99 * MIB) == memory
+    )  # nowhere: reported when it is written

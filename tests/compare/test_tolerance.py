@@ -26,7 +26,7 @@ def test_default_of_each_dtype(dtype: str, rtol: float) -> None:
     assert (found.rtol, found.origin) == (rtol, f"{dtype} default")
 
 
-def test_chosen_says_who_chose() -> None:
+def test_chosen_names_its_origin() -> None:
     found = tolerance.chosen(0.125)
     assert (found.rtol, found.origin) == (0.125, "set by the user")
 
@@ -47,7 +47,7 @@ batch = torch.ones(4, 2), torch.ones(4, 1)
 loss = torch.nn.MSELoss()
 """
 TOO_FINE = (
-    "ddpcheck: a tolerance of 1e-09 is below what float32 tells apart [option-value]\n"
+    "ddpcheck: a tolerance of 1e-09 is below the resolution of float32 [option-value]\n"
     "  expected   from 1.19e-07, one step of float32, to 0.1\n"
     "  found      1e-09\n"
     "  fix        leave the tolerance out: float32 has 2e-05\n"

@@ -44,7 +44,7 @@ def test_tensor_of_each_dtype_comes_back(tmp_path: Path, dtype: torch.dtype) -> 
     assert torch.equal(found, tensor)
 
 
-def test_groups_with_the_same_bytes_are_told_before_the_trace_is_closed(
+def test_groups_with_the_same_bytes_are_found_before_the_trace_is_closed(
     tmp_path: Path,
 ) -> None:
     writer = Writer(tmp_path / "t")

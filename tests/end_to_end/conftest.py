@@ -150,7 +150,7 @@ class Terminal:
             "atexit.register(note)\n"
             f"sys.exit(main({list(arguments)!r}))\n"
         )
-        ended = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", program],
             cwd=self.folder,
             env=self.environment,
@@ -160,12 +160,12 @@ class Terminal:
             check=False,
         )
         names = (self.folder / "modules").read_text(encoding="utf-8").split()
-        told = Ended(
-            exit_code=ended.returncode,
-            stdout=ended.stdout,
-            stderr=without_progress(ended.stderr),
+        ended = Ended(
+            exit_code=done.returncode,
+            stdout=done.stdout,
+            stderr=without_progress(done.stderr),
         )
-        return told, set(names)
+        return ended, set(names)
 
     def close(self) -> None:
         """Ends every command."""

@@ -56,8 +56,8 @@ def test_report_comes_with_the_bug_and_goes_with_it(terminal: Terminal) -> None:
     command = terminal.start(name, *QUICK, *options)
     ended = command.end()
     assert (ended.exit_code, ended.stderr) == (0, "")
-    told = json.loads(ended.stdout)
-    assert (told["verdict"], told["exit_code"]) == ("equivalent", 0)
+    document = json.loads(ended.stdout)
+    assert (document["verdict"], document["exit_code"]) == ("equivalent", 0)
     junit = (terminal.folder / "junit.xml").read_text(encoding="utf-8")
     assert junit.startswith("<?xml")
     assert not folder.exists()
@@ -72,13 +72,13 @@ def test_wrong_file_exits_2_with_the_text_and_in_its_reports(
     earlier.write_text("<testsuite/>", encoding="utf-8")
     command = terminal.start(name, "--json", "-", "--junit-xml", "junit.xml")
     ended = command.end()
-    told = json.loads(ended.stdout)
-    assert (ended.exit_code, told["exit_code"], told["verdict"]) == (
+    document = json.loads(ended.stdout)
+    assert (ended.exit_code, document["exit_code"], document["verdict"]) == (
         2,
         2,
         "not-checked",
     )
-    (skipped,) = told["not_compared"]
+    (skipped,) = document["not_compared"]
     assert skipped["what"] == "everything"
     assert skipped["why"].startswith("mymodel.py defines no `loss` [target-no-loss]\n")
     assert "no `loss` [target-no-loss]" in earlier.read_text(encoding="utf-8")
@@ -309,8 +309,8 @@ def test_template_passes_with_all_that_it_offers(tmp_path: Path, pool: Pool) -> 
 def test_demo_shows_one_of_each_over_an_earlier_one(terminal: Terminal) -> None:
     folder = terminal.folder / "reports" / "demo"
     earlier = sample.divergent()
-    told = replace(earlier.target, path="reports/demo/broken.py")
-    text = reports.to_json(replace(earlier, target=told))
+    target = replace(earlier.target, path="reports/demo/broken.py")
+    text = reports.to_json(replace(earlier, target=target))
     files.write(folder / "broken" / "report.json", text)
     command = terminal.start("--demo")
     ended = command.end()
@@ -324,7 +324,7 @@ def test_demo_shows_one_of_each_over_an_earlier_one(terminal: Terminal) -> None:
     terminal.assert_clean(command)
 
 
-def test_what_ran_is_told_everywhere_and_the_code_is_a_suggestion(
+def test_what_ran_is_reported_everywhere_and_the_code_is_a_suggestion(
     terminal: Terminal,
 ) -> None:
     name = terminal.write(BROKEN)
@@ -333,22 +333,22 @@ def test_what_ran_is_told_everywhere_and_the_code_is_a_suggestion(
     text = (terminal.folder / "out.json").read_text(encoding="utf-8")
     (finding,) = json.loads(text)["findings"]
     fix = finding["fix"]
-    said = "with the gradient of the loss multiplied by 2 the runs are equal"
-    assert fix["intervention"] == said
+    sentence = "with the gradient of the loss multiplied by 2 the runs are equal"
+    assert fix["intervention"] == sentence
     assert (fix["proof"], fix["verified"], fix["file"]) == ("intervention", True, None)
     assert (
         "multiply the summed loss by the world size; suggested\n"
         "         code, not run:\n"
         "           world = dist.get_world_size() if dist.is_initialized() else 1\n"
     ) in ended.stdout
-    assert f"  proof  confirmed: {said.removesuffix(' are equal')}" in ended.stdout
+    assert f"  proof  confirmed: {sentence.removesuffix(' are equal')}" in ended.stdout
     page = terminal.folder / "reports" / "mymodel" / "report.html"
     written = [terminal.folder / "out.xml", terminal.folder / "out.sarif", page]
-    told = [ended.stdout, *(path.read_text(encoding="utf-8") for path in written)]
-    told.append(terminal.run("--render", "out.json", "--format", "github").stdout)
-    for each in told[1:]:
-        assert f"confirmed: {said} (excess " in each
-    for each in told:
+    texts = [ended.stdout, *(path.read_text(encoding="utf-8") for path in written)]
+    texts.append(terminal.run("--render", "out.json", "--format", "github").stdout)
+    for each in texts[1:]:
+        assert f"confirmed: {sentence} (excess " in each
+    for each in texts:
         assert "verified" not in each.lower()
 
 
@@ -447,8 +447,8 @@ def test_loud_exception_is_cut_and_escaped_in_every_output(
     texts += [p.read_text("utf-8") for p in terminal.folder.rglob("reports/*/*")]
     # Two streams, the target, three files; then the summary and the folder's, too.
     assert len(texts) == (6 if code == 2 else 10)
-    said = ended.stderr if code == 2 else ended.stdout
-    assert " ... and 99,719 characters more" in " ".join(said.split())
+    printed = ended.stderr if code == 2 else ended.stdout
+    assert " ... and 99,719 characters more" in " ".join(printed.split())
     for text in texts:
         assert "\x1b" not in text
         assert "x" * 400 not in text
@@ -481,7 +481,7 @@ def test_flat_script_is_not_executed(terminal: Terminal) -> None:
         ("pkg", "pkg/__main__.py"),
     ],
 )
-def test_name_of_a_module_is_told_its_file(
+def test_name_of_a_module_is_answered_with_its_file(
     given: str, meant: str, terminal: Terminal
 ) -> None:
     (terminal.folder / "pkg").mkdir()

@@ -85,16 +85,16 @@ def test_ctrl_c_reports_the_divergence_that_was_seen(terminal: Terminal) -> None
     assert (ended.exit_code, ended.stderr) == (130, "")
     assert lines[0] == f"Not complete: {why}"
     assert " ".join("".join(lines[-2:]).split()).startswith("DIVERGENT: 1 of 1 run, ")
-    told = _report(terminal)
-    assert (told["verdict"], told["exit_code"], told["ended"]) == (
+    document = _report(terminal)
+    assert (document["verdict"], document["exit_code"], document["ended"]) == (
         "divergent",
         130,
         why,
     )
-    assert [(r["mode"], r["loss"], r["verdict"]) for r in told["runs"]] == [
+    assert [(r["mode"], r["loss"], r["verdict"]) for r in document["runs"]] == [
         ("ddp", "sum", "divergent")
     ]
-    assert told["not_compared"][0] == {
+    assert document["not_compared"][0] == {
         "what": "ddp at world size 2",
         "why": "the check ended before this run",
     }
@@ -117,13 +117,13 @@ def test_termination_makes_no_verdict_of_equal_runs(terminal: Terminal) -> None:
     verdict = " ".join(ended.stdout[ended.stdout.index("NOT CHECKED") :].split())
     assert verdict.startswith(f"NOT CHECKED: {why}; ")
     assert verdict.endswith(" comparisons equal so far")
-    told = _report(terminal)
-    assert (told["verdict"], told["exit_code"], told["ended"]) == (
+    document = _report(terminal)
+    assert (document["verdict"], document["exit_code"], document["ended"]) == (
         "not-checked",
         143,
         why,
     )
-    assert [run["verdict"] for run in told["runs"]] == ["equivalent"]
+    assert [run["verdict"] for run in document["runs"]] == ["equivalent"]
     terminal.assert_clean(command)
 
 
@@ -134,13 +134,13 @@ def test_ctrl_c_in_the_diagnosis_keeps_the_verdicts(terminal: Terminal) -> None:
     why = "interrupted by SIGINT (Ctrl-C) in the diagnosis"
     assert (ended.exit_code, ended.stderr) == (130, "")
     assert ended.stdout.splitlines()[0] == f"Not complete: {why}"
-    told = _report(terminal)
-    assert (told["verdict"], told["ended"]) == ("divergent", why)
-    assert [run["verdict"] for run in told["runs"]] == ["divergent"]
+    document = _report(terminal)
+    assert (document["verdict"], document["ended"]) == ("divergent", why)
+    assert [run["verdict"] for run in document["runs"]] == ["divergent"]
     terminal.assert_clean(command)
 
 
-def test_signal_in_the_reference_says_that_nothing_was_checked(
+def test_signal_in_the_reference_reports_that_nothing_was_checked(
     terminal: Terminal,
 ) -> None:
     mark = terminal.folder / "mark"
@@ -159,8 +159,8 @@ def test_signal_in_the_reference_says_that_nothing_was_checked(
     )
     says = f"ddpcheck: not checked: {why}\n"
     assert command.end() == Ended(exit_code=130, stdout="", stderr=says)
-    told = _report(terminal)
-    assert (told["verdict"], told["exit_code"], told["ended"]) == (
+    document = _report(terminal)
+    assert (document["verdict"], document["exit_code"], document["ended"]) == (
         "not-checked",
         130,
         why,
@@ -181,9 +181,13 @@ def test_end_of_the_fork_server_reports_the_runs_that_were_made(
     server.kill()
     ended = command.end()
     why = "the fork server was killed, and all ranks with it, after 1 of 2 runs"
-    told = _report(terminal)
+    document = _report(terminal)
     assert ended.exit_code == 1
-    assert (told["verdict"], told["exit_code"], told["ended"]) == ("divergent", 1, why)
+    assert (document["verdict"], document["exit_code"], document["ended"]) == (
+        "divergent",
+        1,
+        why,
+    )
     terminal.assert_clean(command)
 
 
@@ -205,16 +209,16 @@ def test_ctrl_c_while_the_script_is_shrunk_keeps_verdict_and_script(
     command = terminal.start(name, *options, "--json", "out.json")
     command.wait_for(mark.exists)
     folder = terminal.folder / "reports" / "mymodel"
-    told = _report(terminal)
-    assert (told["verdict"], told["exit_code"]) == ("divergent", 1)
-    assert (folder / "reproduce.py").read_text("utf-8") == told["reproduce"]
+    document = _report(terminal)
+    assert (document["verdict"], document["exit_code"]) == ("divergent", 1)
+    assert (folder / "reproduce.py").read_text("utf-8") == document["reproduce"]
     command.signal(signal.SIGINT)
     ended = command.end()
     assert (ended.exit_code, ended.stderr) == (130, "")
     assert ended.stdout.splitlines()[-1].startswith("DIVERGENT: 1 of 1 run, ")
     assert ended.stdout.count("DIVERGENT") == 1
-    assert _report(terminal) == {**told, "exit_code": 130}
-    assert told["reproduce"] == (folder / "reproduce.py").read_text("utf-8")
+    assert _report(terminal) == {**document, "exit_code": 130}
+    assert document["reproduce"] == (folder / "reproduce.py").read_text("utf-8")
     terminal.assert_clean(command)
 
 

@@ -74,28 +74,28 @@ DDP = "--modes=ddp"
 def _check(terminal: Terminal, *options: str) -> tuple[int, dict[str, Any]]:
     """Returns the exit code of a check of mymodel.py, and its report."""
     ended = terminal.run("mymodel.py", "--json", "now.json", *options)
-    told = json.loads((terminal.folder / "now.json").read_text(encoding="utf-8"))
-    assert told["exit_code"] == ended.exit_code
-    return ended.exit_code, told
+    document = json.loads((terminal.folder / "now.json").read_text(encoding="utf-8"))
+    assert document["exit_code"] == ended.exit_code
+    return ended.exit_code, document
 
 
-def _findings(told: dict[str, Any]) -> list[tuple[str, list[int], str | None]]:
-    return [(f["slug"], f["runs"], f["accepted"]) for f in told["findings"]]
+def _findings(document: dict[str, Any]) -> list[tuple[str, list[int], str | None]]:
+    return [(f["slug"], f["runs"], f["accepted"]) for f in document["findings"]]
 
 
 def test_nan_on_one_rank_is_not_covered_by_the_cause_of_other_world_sizes(
     terminal: Terminal,
 ) -> None:
     terminal.write(MASKED)
-    code, told = _check(terminal, DDP, "--world-sizes=2,4,8", ACCEPT)
+    code, document = _check(terminal, DDP, "--world-sizes=2,4,8", ACCEPT)
     assert code == 1
-    assert _findings(told) == [
+    assert _findings(document) == [
         ("loss/local-normalizer", [0, 1], "by design"),
         ("loss/empty-shard", [2], None),
     ]
-    assert told["findings"][0]["proven_runs"] == [0, 1]
-    assert told["warnings"] == []
-    # Whoever accepts that by its own name has been told of it.
+    assert document["findings"][0]["proven_runs"] == [0, 1]
+    assert document["warnings"] == []
+    # Who accepts that by its own name knows of it.
     code, _ = _check(
         terminal, DDP, "--world-sizes=4,8", ACCEPT, "--accept=loss/empty-shard=so"
     )
@@ -110,13 +110,13 @@ def test_nan_on_one_rank_is_not_covered_by_a_baseline_of_other_world_sizes(
     (terminal.folder / "now.json").rename(terminal.folder / "known.json")
     baseline = "--baseline=known.json"
     assert _check(terminal, DDP, "--world-sizes=2,4", baseline)[0] == 0
-    code, told = _check(terminal, DDP, "--world-sizes=2,4,8", baseline)
+    code, document = _check(terminal, DDP, "--world-sizes=2,4,8", baseline)
     assert code == 1
-    assert _findings(told) == [
+    assert _findings(document) == [
         ("loss/local-normalizer", [0, 1], "in the baseline known.json"),
         ("loss/empty-shard", [2], None),
     ]
-    assert told["warnings"] == [
+    assert document["warnings"] == [
         "new since the baseline: loss/empty-shard (the baseline has no such run) in "
         "ddp W=8"
     ]
@@ -126,9 +126,9 @@ def test_rank_that_raises_is_not_covered_by_the_cause_of_another_world_size(
     terminal: Terminal,
 ) -> None:
     terminal.write(RAISING)
-    code, told = _check(terminal, DDP, "--world-sizes=2,8", ACCEPT)
+    code, document = _check(terminal, DDP, "--world-sizes=2,8", ACCEPT)
     assert code == 1
-    assert _findings(told) == [
+    assert _findings(document) == [
         ("loss/local-normalizer", [0], "by design"),
         ("sync/rank-raised", [1], None),
     ]
@@ -137,9 +137,9 @@ def test_rank_that_raises_is_not_covered_by_the_cause_of_another_world_size(
 def test_second_cause_at_one_world_size_is_not_covered(terminal: Terminal) -> None:
     terminal.write(SECOND)
     accept = "--accept=norm/local-batch-stats=by design"
-    code, told = _check(terminal, "--world-sizes=2,4", accept)
+    code, document = _check(terminal, "--world-sizes=2,4", accept)
     assert code == 1
-    covered, *rest = _findings(told)
+    covered, *rest = _findings(document)
     assert covered == ("norm/local-batch-stats", [0, 1, 2, 3], "by design")
     assert rest
     assert all(runs == [3] and reason is None for _, runs, reason in rest)
@@ -160,13 +160,13 @@ def test_replicas_that_differ_by_more_than_ddp_does_are_not_covered(
         )
     )
     accept = "--accept=norm/local-batch-stats=by design"
-    code, told = _check(terminal, "--world-sizes=2", accept)
+    code, document = _check(terminal, "--world-sizes=2", accept)
     assert code == 1
-    assert _findings(told) == [
+    assert _findings(document) == [
         ("norm/local-batch-stats", [0, 1], "by design"),
         ("unknown", [0], None),
     ]
-    assert told["warnings"] == []
+    assert document["warnings"] == []
 
 
 @pytest.mark.slow
@@ -176,17 +176,17 @@ def test_cause_that_explains_every_run_passes_without_a_warning(
 ) -> None:
     terminal.write(SECOND.replace(" * (2.0 if len(target) == 2 else 1.0)", ""))
     accept = "--accept=norm/local-batch-stats=by design"
-    code, told = _check(terminal, f"--modes={modes}", "--world-sizes=2,4", accept)
-    assert (code, told["warnings"]) == (0, [])
-    (finding,) = told["findings"]
-    assert finding["runs"] == finding["proven_runs"] == [*range(len(told["runs"]))]
+    code, document = _check(terminal, f"--modes={modes}", "--world-sizes=2,4", accept)
+    assert (code, document["warnings"]) == (0, [])
+    (finding,) = document["findings"]
+    assert finding["runs"] == finding["proven_runs"] == [*range(len(document["runs"]))]
 
 
-def test_without_fixes_what_passes_is_told_to_be_unproven(terminal: Terminal) -> None:
+def test_without_fixes_what_passes_is_reported_as_unproven(terminal: Terminal) -> None:
     terminal.write(MASKED)
-    code, told = _check(terminal, DDP, "--world-sizes=2", ACCEPT, "--no-fix")
+    code, document = _check(terminal, DDP, "--world-sizes=2", ACCEPT, "--no-fix")
     assert code == 0
-    assert told["warnings"] == [
+    assert document["warnings"] == [
         "accepted without a proof: loss/local-normalizer in ddp W=2; no run with its "
         "fix shows that nothing else differs there"
     ]
@@ -200,16 +200,16 @@ def test_acceptances_of_project_and_target_add_up(terminal: Terminal) -> None:
         encoding="utf-8",
     )
     terminal.write(both)
-    code, told = _check(terminal, DDP, "--world-sizes=2")
+    code, document = _check(terminal, DDP, "--world-sizes=2")
     assert code == 1
-    assert _findings(told) == [
+    assert _findings(document) == [
         ("norm/local-batch-stats", [0], "of the project"),
         ("loss/sum-reduction", [0], None),
     ]
     terminal.write(both + "accept = {'loss/sum-reduction': 'of the file'}\n")
-    code, told = _check(terminal, DDP, "--world-sizes=2")
+    code, document = _check(terminal, DDP, "--world-sizes=2")
     assert code == 0
-    assert [f["accepted"] for f in told["findings"]] == [
+    assert [f["accepted"] for f in document["findings"]] == [
         "of the project",
         "of the file",
     ]
@@ -223,9 +223,9 @@ def test_item_of_a_run_that_is_worse_is_no_xfail(tmp_path: Path) -> None:
     items = [f"{name}.py::ddp-W{w}" for name in ("masked", "raising") for w in (2, 8)]
     accept = "--ddpcheck-accept=loss/local-normalizer=by design"
     session = run(tmp_path, "--ddpcheck", *items, accept, "-rA")
-    told = [line.partition(" - ")[0] for line in session.lines if ".py::" in line]
+    shown = [line.partition(" - ")[0] for line in session.lines if ".py::" in line]
     assert session.exit_code == 1
-    assert sorted(told) == [
+    assert sorted(shown) == [
         "FAILED masked.py::ddp-W8",
         "FAILED raising.py::ddp-W8",
         "XFAIL masked.py::ddp-W2",

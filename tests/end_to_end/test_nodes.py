@@ -88,7 +88,7 @@ def test_two_agents_of_torchrun_make_one_check(
     assert finding.fix.verified
     here = socket.gethostname()
     assert report.environment["machines"] == f"{here}: rank 0, 1"
-    # torchrun's own code is 1 for any failure; it tells those of the ranks.
+    # torchrun's own code is 1 for any failure; it prints those of the ranks.
     for rank, (exit_code, _, err) in enumerate((first, second)):
         assert exit_code == 1
         assert f"rank      : {rank} (local_rank: 0)" in err
@@ -112,10 +112,10 @@ loss = nn.CrossEntropyLoss()
 
 
 @pytest.mark.slow
-def test_rank_that_raises_is_told_by_all_processes_of_a_group(
+def test_rank_that_raises_is_reported_by_all_processes_of_a_group(
     terminal: Terminal, environment: dict[str, str], port: int
 ) -> None:
-    # A rank that fails is run beside others elsewhere; here a process has one rank.
+    # A rank that fails is run next to others elsewhere; here a process has one rank.
     name = terminal.write(RAISES)
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, "-m", "ddpcheck", name, "--modes", "ddp"]

@@ -224,7 +224,7 @@ def test_hang(ddpcheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What a pytest session said."""
+    """The output of a pytest session."""
 
     exit_code: int
     lines: list[str]
@@ -242,7 +242,7 @@ class Session:
         return self.lines[-1].partition(" in ")[0]
 
     def section(self, name: str) -> str:
-        """Returns what was said of one failed test."""
+        """Returns the output on one failed test."""
         parts = re.split(r"\n_{3,} (.+?) _{3,}\n", self.text)
         return dict(zip(parts[1::2], parts[2::2], strict=True))[name]
 
@@ -281,7 +281,7 @@ def start(folder: Path, *arguments: str, autoload: bool = False) -> Started:
 
 
 def run(folder: Path, *arguments: str, autoload: bool = False) -> Session:
-    """Returns what a pytest session said that runs to its end."""
+    """Returns the output of a pytest session that runs to its end."""
     return start(folder, *arguments, autoload=autoload).end()
 
 
@@ -377,10 +377,10 @@ def test_hang_is_one_failure_with_stacks_and_the_session_goes_on(
     text = targets.section("mixed.py: ddp-W4")
     assert text.startswith("divergent: ")
     for rank in range(4):
-        said = (
+        sentence = (
             rf"ddp W=4, rank {rank} hung: waited until the deadline, at mixed\.py:\d+"
         )
-        assert re.search(rf"{said} in loss\n", text)
+        assert re.search(rf"{sentence} in loss\n", text)
     assert re.search(r'File ".*mixed.py", line \d+ in loss', text)
     assert "mixed.py::ddp-W4" in targets.text.partition("slowest 1 dur")[2]
     assert targets.lines.count("PASSED mixed.py::ddp-W2-bn.frozen") == 1
@@ -566,11 +566,11 @@ def test_plugin_has_the_options_of_the_command_with_the_same_texts(
     tmp_path: Path,
 ) -> None:
     done = run(tmp_path, "--help", autoload=True)
-    said = " ".join(done.text.split())
+    words = " ".join(done.text.split())
     for one in SETTINGS:
         text = " ".join(f"--ddpcheck-{one.option[2:]} {one.metavar}".split())
         text = text.replace(" ", "=") + " " + one.help.replace("\n", " ")
-        assert (text in said) == ("plugin" in one.places), text
+        assert (text in words) == ("plugin" in one.places), text
     for name in DEFINITIONS:
         option = f"--ddpcheck-{name.replace('_', '-')}-fn=NAME"
-        assert f"{option} what target files call `{name}`" in " ".join(said.split())
+        assert f"{option} what target files call `{name}`" in " ".join(words.split())

@@ -30,22 +30,22 @@ def expected_texts() -> dict[str, str]:
 TEXTS = expected_texts()
 
 
-def said(
+def output_of(
     pool: Pool, case: Case, folder: Path, *, verbose: bool = False
 ) -> tuple[int, str]:
-    """Returns the exit code and what is said of a case."""
+    """Returns the exit code and the output for a case."""
     path = folder / "mymodel.py"
     path.write_text(case.source, encoding="utf-8")
     ref = TargetRef(path=str(path), names=case.names)
     options = Options(world_sizes=case.world_sizes or None, modes=("ddp",))
-    told: list[str] = []
+    printed: list[str] = []
 
     def action() -> int:
         return checking.check(pool, ref, options).exit_code
 
-    code = exits.guarded(action, verbose=verbose, tell=told.append)
+    code = exits.guarded(action, verbose=verbose, write_error=printed.append)
     # What torch 2.15 adds to a message of its own.
-    return code, "".join(told).replace("addmm: ", "")
+    return code, "".join(printed).replace("addmm: ", "")
 
 
 def test_cases_and_texts_have_the_same_names() -> None:
@@ -53,8 +53,10 @@ def test_cases_and_texts_have_the_same_names() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_wrong_file_is_told_and_exits_2(name: str, pool: Pool, tmp_path: Path) -> None:
-    assert said(pool, CASES[name], tmp_path) == (2, TEXTS[name])
+def test_wrong_file_is_reported_and_exits_2(
+    name: str, pool: Pool, tmp_path: Path
+) -> None:
+    assert output_of(pool, CASES[name], tmp_path) == (2, TEXTS[name])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -67,9 +69,9 @@ def test_first_line_stands_alone(name: str) -> None:
     assert labels == ["expected", "found", "fix", "more"]
 
 
-def test_a_good_file_says_nothing(pool: Pool, tmp_path: Path) -> None:
+def test_a_good_file_prints_nothing(pool: Pool, tmp_path: Path) -> None:
     case = Case(source=good_target())
-    assert said(pool, case, tmp_path) == (0, "")
+    assert output_of(pool, case, tmp_path) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,9 @@ def test_a_good_file_says_nothing(pool: Pool, tmp_path: Path) -> None:
     [("no_such.py", "nothing"), ("", "a folder")],
     ids=["none", "folder"],
 )
-def test_path_that_is_no_file_is_told(name: str, found: str, tmp_path: Path) -> None:
+def test_path_that_is_no_file_is_reported(
+    name: str, found: str, tmp_path: Path
+) -> None:
     path = tmp_path / name
     with pytest.raises(UsageError) as caught:
         importing.check_file(path)
@@ -90,7 +94,7 @@ def test_path_that_is_no_file_is_told(name: str, found: str, tmp_path: Path) -> 
     )
 
 
-def test_notebook_is_told(tmp_path: Path) -> None:
+def test_notebook_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "train.ipynb"
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(UsageError) as caught:
@@ -124,7 +128,7 @@ def test_error_in_a_helper_names_its_line_and_shows_the_stack_when_verbose(
     (tmp_path / "helper_of_wrong.py").write_text(HELPER, encoding="utf-8")
     body = "    import helper_of_wrong\n    return helper_of_wrong.total(output)\n"
     case = Case(source=good_target(loss=f"def loss(output, target):\n{body}"))
-    code, text = said(pool, case, tmp_path, verbose=verbose)
+    code, text = output_of(pool, case, tmp_path, verbose=verbose)
     head, _, stack = text.partition("  stack, without ddpcheck's own frames:\n")
     assert (code, head) == (2, BY_HELPER)
     files = [line.split('"')[1] for line in stack.splitlines() if '  File "' in line]

@@ -1,4 +1,4 @@
-"""Target files that are wrong, one way each. What is said of them: wrong_files.txt."""
+"""Target files that are wrong, one way each. Their messages: wrong_files.txt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks: whose code a frame is, and whether a rank only waits for others."""
+"""Stacks: where a frame's code comes from, and whether a rank only waits for others."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ def test_stack_of_one_thread_stays_as_it_is(dump: str) -> None:
     assert frames.main_first(dump) == dump
 
 
-def test_innermost_line_of_the_users_is_said_in_a_sentence() -> None:
+def test_innermost_line_of_the_users_is_part_of_a_sentence() -> None:
     waiting = _dump((f"{TORCH}/autograd/graph.py", "/home/me/train.py"))
     assert frames.in_users(waiting + MAIN) == ", at train.py:3 in f"
     assert frames.in_users(_dump((f"{TORCH}/autograd/graph.py",)) + MAIN) == ""
 
 
-def test_paths_that_tell_whose_failure_it_is_are_there() -> None:
+def test_paths_that_show_where_a_failure_comes_from_exist() -> None:
     listed = (
         *frames._OWN_WORK,  # noqa: SLF001 (the tables are what is tested)
         *frames._CALLS_USERS,  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Exceptions in words: what is kept of a message, which line is named."""
+"""Exceptions in words: what a message shows, which line is named."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GLOO = "[/__w/pytorch/gloo/transport/tcp/pair.cc:537] Connection closed by peer 
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "shown"),
     [
         (GLOO, "Connection closed by peer [::1]"),
         (f"RuntimeError: {GLOO}", "RuntimeError: Connection closed by peer [::1]"),
@@ -28,8 +28,8 @@ GLOO = "[/__w/pytorch/gloo/transport/tcp/pair.cc:537] Connection closed by peer 
         ("no place [pair.cc:5]", "no place [pair.cc:5]"),
     ],
 )
-def test_place_in_the_source_of_gloo_is_left_out(text: str, kept: str) -> None:
-    assert raised.without_source(text) == kept
+def test_place_in_the_source_of_gloo_is_left_out(text: str, shown: str) -> None:
+    assert raised.without_source(text) == shown
 
 
 def _error_of(folder: Path, **files: str) -> Exception:
@@ -52,7 +52,7 @@ HELPER = "import helper_of_target\nhelper_of_target.run({})\n"
 
 
 @pytest.mark.parametrize(
-    ("helper", "told"),
+    ("helper", "expected"),
     [
         (
             "def run(x):\n    return x['rows']\n",
@@ -95,10 +95,10 @@ HELPER = "import helper_of_target\nhelper_of_target.run({})\n"
     ids=["key", "value", "syntax", "python", "library", "torch", "lines"],
 )
 def test_innermost_line_outside_of_torch_is_named(
-    helper: str, told: str, tmp_path: Path
+    helper: str, expected: str, tmp_path: Path
 ) -> None:
     error = _error_of(tmp_path, target=HELPER, helper_of_target=helper)
-    assert told in raised.in_words(error, tmp_path)
+    assert expected in raised.in_words(error, tmp_path)
 
 
 def test_line_of_a_library_is_named_from_where_it_is_installed(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_stack_of_a_wrong_target_is_shown_when_verbose(
     )
 
 
-def test_message_that_raises_when_asked_is_told() -> None:
+def test_message_whose_str_raises_is_reported() -> None:
     class UnprintableError(ValueError):
         def __str__(self) -> str:
             raise KeyError
@@ -167,7 +167,9 @@ def test_message_that_raises_when_asked_is_told() -> None:
     ]
 
 
-def test_users_line_is_told_also_in_a_folder_that_has_our_name(tmp_path: Path) -> None:
+def test_users_line_is_reported_also_in_a_folder_that_has_our_name(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "ddpcheck" / "torch"
     folder.mkdir(parents=True)
     error = _error_of(folder, target="import json\njson.loads('')\n")
@@ -178,7 +180,7 @@ LOUD = "\x1b[31mrot\x1b[0m " + "x" * 100_000
 SHOWN = "\\x1b[31mrot\\x1b[0m " + "x" * 281 + " ... and 99,719 characters more"
 
 
-def test_message_is_cut_at_300_characters_and_says_how_many_it_lost() -> None:
+def test_message_is_cut_at_300_characters_and_shows_how_many_it_lost() -> None:
     assert raised.text_of(ValueError(LOUD)) == SHOWN
     assert len(SHOWN.partition(" ... ")[0]) == 300
     assert raised.message(ValueError(LOUD)) == [f"ValueError: {SHOWN}"]

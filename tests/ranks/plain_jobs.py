@@ -19,7 +19,7 @@ def pid(context: Context) -> int:
 
 
 def tunables(context: Context) -> str | None:
-    """Returns what the rank's process was told of glibc's memory."""
+    """Returns the settings of glibc's memory in the rank's process."""
     del context
     return os.environ.get("GLIBC_TUNABLES")
 
@@ -31,7 +31,7 @@ def wait(context: Context) -> None:
 
 
 def wait_with_child(context: Context, *, path: str) -> None:
-    """Starts a child, tells its number, and goes on for long."""
+    """Starts a child, emits its number, and goes on for long."""
     del context
     child = subprocess.Popen(["sleep", "600"])  # noqa: S607
     part = Path(path).with_suffix(".part")
@@ -65,7 +65,7 @@ def works_on_a_busy_core(context: Context, *, cpu_s: float, others: int) -> floa
 
 
 def pauses_then_works(context: Context, *, pause_s: float, work_s: float) -> str:
-    """Imports for a while, as far as the pool is told, then works."""
+    """Imports for a while, as far as the pool knows, then works."""
     del context
     with messages.paused():
         time.sleep(pause_s)

@@ -108,7 +108,7 @@ def test_size_is_two_per_core_unless_chosen(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("chosen", ["0", "-1", "four", "2.5"])
-def test_size_that_is_none_is_told(
+def test_size_that_is_none_is_reported(
     chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(budget.VARIABLE, chosen)

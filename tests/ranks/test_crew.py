@@ -13,7 +13,7 @@ from ddpcheck.ranks.messages import Outcome, Seat
 
 
 class _Process:
-    """A process whose end the fork server tells `late_s` after its pipe has closed."""
+    """A process whose end the server reports `late_s` after its pipe has closed."""
 
     def __init__(self, late_s: float) -> None:
         self.ended = threading.Event()
@@ -45,7 +45,7 @@ def _rank(process: _Process, folder: Path) -> LocalRank:
     return LocalRank(server, seat)
 
 
-def test_rank_that_hung_up_is_dead_once_the_server_says_so(tmp_path: Path) -> None:
+def test_rank_that_hung_up_is_dead_once_the_server_reports_it(tmp_path: Path) -> None:
     process = _Process(late_s=0.2)
     rank = _rank(process, tmp_path)
     assert rank.next_message() is None

@@ -1,4 +1,4 @@
-"""Which GPU, which backend; and what is said where there is none."""
+"""Which GPU, which backend; and the error where there is none."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _old(matmul: Any) -> None:
 def _new(matmul: Any) -> None:
     if not hasattr(matmul, "fp32_precision"):
         pytest.skip("torch has no fp32_precision")
-    matmul.fp32_precision = "tf32"  # from here on torch refuses to tell the old one
+    matmul.fp32_precision = "tf32"  # from here on torch refuses to return the old one
 
 
 @pytest.mark.parametrize("turn_on", [_old, _new])
@@ -137,7 +137,9 @@ def test_state_of_random_numbers_on_a_gpu_is_that_of_the_cpu_too(
     assert devices.random_state("cuda").tolist() == [*own.tolist(), 1, 1, 1]
 
 
-def test_target_that_initialises_cuda_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_that_initialises_cuda_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     devices.check_untouched("mymodel.py")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(UsageError) as caught:
@@ -153,7 +155,7 @@ def test_target_that_initialises_cuda_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.skipif(devices.count() > 0, reason="there is a GPU")
-def test_cuda_without_a_gpu_is_told(pool: Pool, tmp_path: Path) -> None:
+def test_cuda_without_a_gpu_is_reported(pool: Pool, tmp_path: Path) -> None:
     path = tmp_path / "mymodel.py"
     path.write_text(target(), encoding="utf-8")
     options = Options(device="cuda", world_sizes=(2,))

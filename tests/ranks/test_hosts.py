@@ -73,8 +73,8 @@ class Given:
 
     def _follow(self, group: Group) -> None:
         meeting = meeting_of(group, "tool", 20)
-        told = self._keep("look_up_job", {"meeting": meeting}, 1 + group.rank)
-        connection = hosts_module.knock(group, told.value, 20)
+        looked_up = self._keep("look_up_job", {"meeting": meeting}, 1 + group.rank)
+        connection = hosts_module.knock(group, looked_up.value, 20)
         assert connection is not None
         folder = str(self.local.folder)
         connection.send(Hello(rank=group.rank, machine="host", folder=folder))
@@ -166,7 +166,7 @@ def test_files_go_where_the_other_machine_has_room(
     assert second == third == (str(tmp_path / "trace-2"), files)
 
 
-def test_rank_that_raises_elsewhere_is_told_as_data(group: Given) -> None:
+def test_rank_that_raises_elsewhere_is_reported_as_data(group: Given) -> None:
     job = _job("fail", how="raise", rank=2, emit=True)
     first, second, third = group.leader.run(job, WORLD_SIZE)
     assert third.raised is not None

@@ -287,7 +287,7 @@ def test_temporary_files_of_imported_modules_go_with_the_folder(
     assert [path.exists() for path in made] == [False, True]
 
 
-def test_import_that_raises_is_told() -> None:
+def test_import_that_raises_is_reported() -> None:
     with Pool(Preload(modules=("no_such_module",))) as pool:
         pool.start()
         with pytest.raises(PreloadError, match="No module named 'no_such_module'") as e:
@@ -303,7 +303,7 @@ def test_import_that_raises_is_told() -> None:
     ],
     ids=["hung", "died"],
 )
-def test_target_that_does_not_import_is_told(
+def test_target_that_does_not_import_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     body: str,
@@ -339,8 +339,8 @@ def test_modules_of_later_come_after_the_call_if_at_all(
     with Pool(Preload(call="early:load", later=("late",)), timeout_s=0.3) as pool:
         pool.start()
         pool.wait_for_imports()
-        said = (pool.folder / "forkserver.log").read_text(encoding="utf-8")
-    assert said.splitlines() == ["False", "imported late"][: 1 + needs_later]
+        log = (pool.folder / "forkserver.log").read_text(encoding="utf-8")
+    assert log.splitlines() == ["False", "imported late"][: 1 + needs_later]
 
 
 def test_environment_of_the_tool_is_left_alone() -> None:
@@ -374,7 +374,7 @@ def load():
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "expected"),
     [
         (CANNOT_FORK, "fork failed"),
         (CANNOT_MEET, "RuntimeError: no interface"),
@@ -383,7 +383,7 @@ def load():
     ids=["fork", "meet", "dies"],
 )
 def test_rank_that_never_sat_is_no_fault_of_the_job(
-    source: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "poor.py").write_text(source, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
@@ -393,14 +393,14 @@ def test_rank_that_never_sat_is_no_fault_of_the_job(
         with pytest.raises(NoMoreProcessesError) as caught:
             pool.run(PID, SOLO)
     assert str(caught.value) == (
-        f"no process for all ranks of world size 0: {said}\n"
+        f"no process for all ranks of world size 0: {expected}\n"
         "  raise the limit (ulimit -u, ulimit -n, the container's pids) or ask for "
         "fewer ranks"
     )
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "expected"),
     [
         (OSError(24, "Too many open files"), "OSError: [Errno 24] Too many open files"),
         (EOFError(), "fork failed"),
@@ -409,8 +409,8 @@ def test_rank_that_never_sat_is_no_fault_of_the_job(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_why_there_is_no_process_is_told(
-    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+def test_why_there_is_no_process_is_reported(
+    error: Exception, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spawn(*_: object) -> None:
         raise error
@@ -419,5 +419,5 @@ def test_why_there_is_no_process_is_told(
     with Pool(Preload()) as pool:
         pool.start()
         pool.wait_for_imports()
-        with pytest.raises(NoMoreProcessesError, match=re.escape(said)):
+        with pytest.raises(NoMoreProcessesError, match=re.escape(expected)):
             pool.run(PID, 2)

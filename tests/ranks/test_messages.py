@@ -71,7 +71,7 @@ def test_other_variables_name_none(changes: dict[str, str]) -> None:
     assert launched_group({**TORCHRUN, **changes}) is None
 
 
-def test_variables_that_name_no_group_are_told() -> None:
+def test_variables_that_name_no_group_are_reported() -> None:
     assert unusable_group({**TORCHRUN, "RANK": "4", "MASTER_PORT": "x"}) == (
         "RANK=4, WORLD_SIZE=4, MASTER_ADDR=node1, MASTER_PORT=x"
     )
@@ -125,7 +125,7 @@ def test_problem_and_trouble_elsewhere_name_the_rank() -> None:
     assert trouble.value.detail == "stack"
 
 
-def test_machines_are_told_with_their_ranks() -> None:
+def test_machines_are_reported_with_their_ranks() -> None:
     hellos = [Hello(rank=1, machine="node1"), Hello(rank=2, machine="node2")]
     found = nodes._machines(hellos)  # noqa: SLF001
     assert re.fullmatch(r"\S+: rank 0; node1: rank 1; node2: rank 2", found)

@@ -158,7 +158,7 @@ def test_all_threads_of_a_rank_take_turns_with_those_of_others(engine: Pool) -> 
         assert set(found) == {os.SCHED_BATCH}
 
 
-def test_raising_rank_is_told_as_data(engine: Pool) -> None:
+def test_raising_rank_is_reported_as_data(engine: Pool) -> None:
     before = _warm(engine, 2)
     first, second = engine.run(_job("fail", how="raise", rank=0), 2)
     assert (first.kind, second.kind) == ("raised", "stopped")
@@ -191,7 +191,7 @@ def test_dead_rank_has_its_exit_code(engine: Pool, how: str, exit_code: int) -> 
     _assert_next_job_runs_on_new_ranks(engine, before, 2)
 
 
-def test_last_words_of_a_killed_rank_are_kept(engine: Pool) -> None:
+def test_last_output_of_a_killed_rank_is_in_its_outcome(engine: Pool) -> None:
     (only,) = engine.run(_job("fail", how="kill", rank=0), SOLO)
     assert only.stderr.splitlines()[-1] == "last words"
 
@@ -210,13 +210,13 @@ def test_hanging_rank_is_found_at_the_deadline(engine: Pool, how: str) -> None:
     _assert_next_job_runs_on_new_ranks(engine, before, 2)
 
 
-def test_unknown_function_is_told_as_data(engine: Pool) -> None:
+def test_unknown_function_is_reported_as_data(engine: Pool) -> None:
     (only,) = engine.run(_job("no_such_job"), SOLO)
     assert only.raised is not None
     assert only.raised.type_name == "AttributeError"
 
 
-def test_value_that_cannot_be_sent_is_told_and_does_not_hang(engine: Pool) -> None:
+def test_value_that_cannot_be_sent_is_reported_and_does_not_hang(engine: Pool) -> None:
     (only,) = engine.run(_job("unpicklable"), SOLO)
     assert only.kind in ("raised", "died")
     assert _warm(engine, SOLO)

@@ -50,7 +50,7 @@ def sleeper() -> Iterator[subprocess.Popen[str]]:
 
 
 def _waits(pid: int) -> bool:
-    """Returns whether it waits, a moment after it has said that it will."""
+    """Returns whether it waits, a moment after it has announced it."""
     ended = time.monotonic() + 10
     while is_any_awake([pid]) and time.monotonic() < ended:
         time.sleep(0.01)

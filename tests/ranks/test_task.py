@@ -12,7 +12,7 @@ import pytest
 from ddpcheck.ranks.crew import Crew
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.ranks.processes import Starvation, Turns
+from ddpcheck.ranks.processes import CpuTime, Starvation
 from ddpcheck.ranks.task import LOOKS, Quiet, Task
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import Session
@@ -24,7 +24,7 @@ from tests.diagnose.head import HEAD
 LIMIT_S = 40.0  # what a rank that is not seen would take
 FEW = 2  # quiet looks
 LATE_S = 0.7
-QUIET = Turns(ran_s=0.004, waited_s=0.1)
+QUIET = CpuTime(ran_s=0.004, waited_s=0.1)
 pytestmark = pytest.mark.usefixtures("early_looks")
 
 
@@ -46,7 +46,7 @@ def test_limit_that_was_chosen_counts_the_wait_for_cores(
     starved_s: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks: Any = lambda *_: Turns(waited_s=5.0)  # noqa: E731 (of a method)
+    looks: Any = lambda *_: CpuTime(waited_s=5.0)  # noqa: E731 (of a method)
     monkeypatch.setattr(Starvation, "look", looks)
     crew = cast("Crew", _Waiting())
     task = Task(crew=crew, deadline=10.0, limit_s=10.0, is_bounded=is_bounded)
@@ -215,14 +215,14 @@ class Waiting:
     def __init__(self, *answers: bool) -> None:
         self.answers, self.asked_at = list(answers), cast("list[int]", [])
 
-    def looks(self, quiet: Quiet, *turns: Turns | None) -> list[bool]:
-        """Returns what each look tells."""
-        told = []
+    def looks(self, quiet: Quiet, *turns: CpuTime | None) -> list[bool]:
+        """Returns the result of each look."""
+        results = []
         for number, look in enumerate(turns, start=1):
             self.number = number
             quiet.note(look)
-            told.append(quiet.is_deadlocked(cast("Crew", self)))
-        return told
+            results.append(quiet.is_deadlocked(cast("Crew", self)))
+        return results
 
     def is_awake(self) -> bool:
         """Sleeps."""
@@ -236,26 +236,26 @@ class Waiting:
 
 def test_crew_is_asked_at_the_sixth_quiet_look_and_ever_more_rarely() -> None:
     crew = Waiting(False, False, True)
-    told = crew.looks(Quiet(), *[QUIET] * 24)
+    results = crew.looks(Quiet(), *[QUIET] * 24)
     assert crew.asked_at == [6, 12, 24]
-    assert told == [False] * 23 + [True]
+    assert results == [False] * 23 + [True]
 
 
 @pytest.mark.parametrize(
     "other",
-    [Turns(ran_s=0.005), Turns(waited_s=0.2), None],
+    [CpuTime(ran_s=0.005), CpuTime(waited_s=0.2), None],
     ids=["ran", "starved", "unknown"],
 )
-def test_looks_that_are_not_quiet_begin_the_count_anew(other: Turns | None) -> None:
+def test_looks_that_are_not_quiet_begin_the_count_anew(other: CpuTime | None) -> None:
     crew = Waiting(False, True)
-    told = crew.looks(Quiet(), *[QUIET] * 7, other, *[QUIET] * 6)
+    results = crew.looks(Quiet(), *[QUIET] * 7, other, *[QUIET] * 6)
     assert crew.asked_at == [6, 14]
-    assert told == [False] * 13 + [True]
+    assert results == [False] * 13 + [True]
 
 
 def test_what_threads_had_is_counted_from_look_to_look() -> None:
     watched, own = Starvation(), [os.getpid()]
-    assert watched.look(own) == Turns()
+    assert watched.look(own) == CpuTime()
     ended = time.thread_time() + 0.05
     while time.thread_time() < ended:
         pass

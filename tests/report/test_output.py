@@ -82,7 +82,7 @@ def test_targets_of_one_name_have_folders_of_their_own(
     assert output.folder_of("a/audio/mymodel.py", str(tmp_path)) == again
 
 
-def test_show_says_whether_all_that_was_asked_for_is_written(tmp_path: Path) -> None:
+def test_show_returns_whether_all_that_was_asked_for_is_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     good, bad = str(tmp_path / "out.json"), str(tmp_path / "file" / "out.json")
     assert output.show(_equivalent(), Outputs(json=good, junit_xml=good, quiet=True))
@@ -101,9 +101,9 @@ def test_folder_that_cannot_be_made_is_a_warning_and_the_verdict_is_printed(
     (tmp_path / "reports").write_text("in the way", encoding="utf-8")
     wanted = Outputs(report_dir=str(tmp_path / "reports"), quiet=True)
     output.show(_divergent(), wanted)
-    said = capsys.readouterr()
-    assert said.out.startswith("DIVERGENT: ")
-    assert said.err.splitlines() == [
+    printed = capsys.readouterr()
+    assert printed.out.startswith("DIVERGENT: ")
+    assert printed.err.splitlines() == [
         f"ddpcheck: warning: cannot write {tmp_path}/reports/mymodel/{name}: "
         "Not a directory"
         for name in ("report.json", "report.html", "reproduce.py")
@@ -211,10 +211,10 @@ def test_folder_that_takes_no_files_is_a_warning_and_the_verdict_is_printed(
 ) -> None:
     # Read-only for every user, where a mode would not stop root.
     output.show(_divergent(), Outputs(report_dir="/proc/self", quiet=True))
-    said = capsys.readouterr()
-    assert said.out.startswith("DIVERGENT: ")
-    assert len(said.err.splitlines()) == 3
-    assert said.err.startswith(
+    printed = capsys.readouterr()
+    assert printed.out.startswith("DIVERGENT: ")
+    assert len(printed.err.splitlines()) == 3
+    assert printed.err.startswith(
         "ddpcheck: warning: cannot write /proc/self/mymodel/report.json: "
     )
 
@@ -330,9 +330,9 @@ def test_json_and_annotations_do_not_mix(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
     wanted = Outputs(json="-", github=True, report_dir=str(tmp_path))
     output.show(_divergent(), wanted)
-    said = capsys.readouterr()
-    assert json.loads(said.out)["verdict"] == "divergent"
-    assert said.err.startswith("::error ")
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["verdict"] == "divergent"
+    assert printed.err.startswith("::error ")
     summary = (tmp_path / "summary").read_text(encoding="utf-8")
     assert summary.startswith("## ddpcheck: ")
 
@@ -342,7 +342,7 @@ def test_json_and_annotations_do_not_mix(
     [("", 80), ("120", 120), ("40", 40), ("39", 80), ("0", 80), ("-9", 80), ("x", 80)],
 )
 @pytest.mark.usefixtures("capsys")  # standard output is no terminal
-def test_text_that_is_piped_is_as_wide_as_columns_says(
+def test_text_that_is_piped_is_as_wide_as_columns(
     columns: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)

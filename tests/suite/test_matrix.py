@@ -72,7 +72,7 @@ def _check(wanted: list[cells.Cell], suite_runner: runner.Runner) -> None:
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if _quick_cells(r)], ids=str)
-def test_row_comes_out_as_theory_says(
+def test_row_comes_out_as_theory_predicts(
     row: cells.Row, suite_runner: runner.Runner
 ) -> None:
     _check(_quick_cells(row), suite_runner)
@@ -106,7 +106,7 @@ def test_rows_are_the_whole_product() -> None:
 
 
 def test_server_is_expected_to_equal_one_process_where_the_reduction_fits() -> None:
-    told = {
+    verdicts = {
         (row.loss, row.reduce): [c.expected for c in cells.cells(row)]
         for row in ROWS
         if row.mode == "ps" and row.model == "regression"
@@ -118,8 +118,8 @@ def test_server_is_expected_to_equal_one_process_where_the_reduction_fits() -> N
         ("sum_global", "mean"),
         ("masked_global", "mean"),
     }
-    assert {key for key, found in told.items() if set(found) == {"equal"}} == equal
-    others = {key: found for key, found in told.items() if key not in equal}
+    assert {key for key, found in verdicts.items() if set(found) == {"equal"}} == equal
+    others = {key: found for key, found in verdicts.items() if key not in equal}
     assert len(others) == 7
     assert all(found == ["differs"] * 4 for found in others.values())
 

@@ -40,7 +40,7 @@ passed: 3 cells, 2 equal to single-process training, 1 different as predicted, 0
     assert main.render(RESULTS) == text
 
 
-def test_failure_is_the_word_of_its_row_and_told_in_full() -> None:
+def test_failure_is_the_word_of_its_row_and_is_printed_in_full() -> None:
     lines = main.render([*RESULTS, FAILED]).splitlines()
     assert lines[1].split() == ["mlp", "masked", "-", "FAILED"]
     assert lines[-3:] == [
@@ -51,7 +51,7 @@ def test_failure_is_the_word_of_its_row_and_told_in_full() -> None:
     ]
 
 
-def test_nothing_run_is_said() -> None:
+def test_nothing_run_is_reported() -> None:
     assert main.summary([]) == "not checked: no cell was run\n"
 
 

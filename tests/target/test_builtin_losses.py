@@ -1,4 +1,4 @@
-"""Built-in losses in the place of the target's own: what is said of them."""
+"""Built-in losses in the place of the target's own: their errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check(pool: Pool, folder: Path, source: str, loss: str) -> Report:
         (MODEL, "mean", ()),
     ],
 )
-def test_mask_of_nothing_is_told(
+def test_mask_of_nothing_is_reported(
     source: str, loss: str, warnings: tuple[str, ...], pool: Pool, tmp_path: Path
 ) -> None:
     report = check(pool, tmp_path, source, loss)

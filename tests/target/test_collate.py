@@ -291,7 +291,7 @@ def test_loss_inside_forward_of_padded_text_is_judged_at_one_padding(
     assert found.fix.verified is True
 
 
-def test_micro_batches_of_padded_text_are_told_apart(
+def test_micro_batches_of_padded_text_are_distinguished(
     pool: Pool, tmp_path: Path
 ) -> None:
     source = TEXT + MEAN_OF_TOKENS + MICRO

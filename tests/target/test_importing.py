@@ -1,4 +1,4 @@
-"""Where a target's file stands for Python: beside its neighbours, or in a package."""
+"""Where a target's file stands for Python: next to its neighbours, or in a package."""
 
 from __future__ import annotations
 
@@ -57,14 +57,16 @@ def test_other_files_stand_alone(name: str, module: str, tmp_path: Path) -> None
     assert importing.place(path) == (str(path.parent), module)
 
 
-def test_file_that_cannot_be_imported_is_told_by_what_it_raised(tmp_path: Path) -> None:
+def test_file_that_cannot_be_imported_is_reported_by_what_it_raised(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "mymodel.py"
     path.write_text("\nraise ValueError('only here')\n", encoding="utf-8")
     with pytest.raises(UsageError) as caught:
         importing.import_file(path)
-    told = describe(caught.value)
-    assert (told.type_name, told.message) == ("ValueError", "only here")
-    assert told.where == f"{path}:2"
+    described = describe(caught.value)
+    assert (described.type_name, described.message) == ("ValueError", "only here")
+    assert described.where == f"{path}:2"
 
 
 @pytest.mark.parametrize(

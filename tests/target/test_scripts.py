@@ -115,7 +115,7 @@ def test_names_given_by_options_are_those_that_count(tmp_path: Path) -> None:
         scripts.check(path, ("Net", "data"))
 
 
-def test_script_whose_names_are_values_says_that_it_trains(tmp_path: Path) -> None:
+def test_script_whose_names_are_values_shows_that_it_trains(tmp_path: Path) -> None:
     path = _write(tmp_path, SCRIPTS["names-that-are-values"])
     with pytest.raises(UsageError) as caught:
         scripts.check(path, ("model", "batch"))

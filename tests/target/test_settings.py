@@ -112,7 +112,7 @@ def test_acceptance_of_an_unknown_slug_is_a_usage_error(
     assert problem.fix.startswith(fix)
 
 
-def test_unknown_slug_is_told_whole_wherever_it_is_written(tmp_path: Path) -> None:
+def test_unknown_slug_is_reported_whole_wherever_it_is_written(tmp_path: Path) -> None:
     near = _project(tmp_path, '[tool.ddpcheck]\naccept = ["loss/sum-reductoin"]\n')
     with pytest.raises(UsageError) as caught:
         settings.from_project(near, modes=CHOICES)
@@ -136,7 +136,7 @@ def test_unknown_slug_is_told_whole_wherever_it_is_written(tmp_path: Path) -> No
     )
 
 
-def test_wrong_text_is_told_whole() -> None:
+def test_wrong_text_is_reported_whole() -> None:
     with pytest.raises(UsageError) as caught:
         settings.make({"dtype": "float46"}, {}, modes=CHOICES)
     assert str(caught.value) == (
@@ -148,7 +148,7 @@ def test_wrong_text_is_told_whole() -> None:
     )
 
 
-def test_unknown_mode_is_told_whole() -> None:
+def test_unknown_mode_is_reported_whole() -> None:
     with pytest.raises(UsageError) as caught:
         settings.make({"modes": "fsdp"}, {}, modes=CHOICES)
     assert str(caught.value) == (
@@ -160,7 +160,7 @@ def test_unknown_mode_is_told_whole() -> None:
     )
 
 
-def test_tolerance_out_of_range_is_told_whole() -> None:
+def test_tolerance_out_of_range_is_reported_whole() -> None:
     with pytest.raises(UsageError) as caught:
         settings.make({"tolerance": "0.5"}, {}, modes=CHOICES)
     assert str(caught.value) == (
@@ -173,7 +173,7 @@ def test_tolerance_out_of_range_is_told_whole() -> None:
     )
 
 
-def test_what_is_no_slug_is_told_whole() -> None:
+def test_what_is_no_slug_is_reported_whole() -> None:
     with pytest.raises(UsageError) as caught:
         settings.make({"accept": ["bogus"]}, {}, modes=CHOICES)
     assert str(caught.value) == (
@@ -227,7 +227,7 @@ def test_nearest_table_counts_and_files_without_one_are_passed_over(
     assert settings.from_project(near, modes=CHOICES) == {"seed": 1}
 
 
-def test_unknown_key_is_told_whole(tmp_path: Path) -> None:
+def test_unknown_key_is_reported_whole(tmp_path: Path) -> None:
     near = _project(tmp_path, "[tool.ddpcheck]\nworld_size = [2]\n")
     with pytest.raises(UsageError) as caught:
         settings.from_project(near, modes=CHOICES)

@@ -89,7 +89,7 @@ def test_module_that_only_this_process_can_import_goes_by_value(folder: Path) ->
     assert _in_another_process(module, folder) == "False 2 5"
 
 
-def test_code_that_goes_by_value_says_what_file_it_is_from(folder: Path) -> None:
+def test_code_that_goes_by_value_names_the_file_it_is_from(folder: Path) -> None:
     module = _load(folder / "test_of_user_module.py")
 
     def outer() -> Any:
@@ -240,7 +240,7 @@ def test_ranks_do_without_what_no_process_forks_after(
     assert _Pool.made[2:] == [(*left, "other")]
 
 
-def test_pool_passes_over_what_cannot_be_imported_and_tells_of_threads(
+def test_pool_passes_over_what_cannot_be_imported_and_reports_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "threaded.py").write_text(

@@ -89,7 +89,7 @@ def _environment() -> Environment:
 
 
 def _visible(value: object) -> object:
-    """Writes control characters out; markup that is already safe is left alone."""
+    """Writes control characters out; markup that is already safe is unchanged."""
     return visible(value) if type(value) is str else value
 
 

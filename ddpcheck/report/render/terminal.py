@@ -420,7 +420,7 @@ def _brief(page: Page, finding: Finding) -> list[Text]:
 
 
 def _unproven(fix: Fix) -> str:
-    """Returns the words before a fix whose proof has no separate line."""
+    """Returns the words before a fix that has no separate line of proof."""
     if fix.verified is False:
         return "did not remove it: "
     proof = wording.proven(fix)

@@ -101,8 +101,8 @@ def _excess(
 def candidates(context: Context, *, runs: list[dict[str, Any]]) -> None:
     """Runs `jobs.candidate` for each dict of arguments.
 
-    Emits ([StepResult, ...], RankResult) per run, so that the runs before a failure
-    are told; the run that fails is not.
+    Emits ([StepResult, ...], RankResult) per run, so that the results of runs before a
+    failure arrive.
 
     Raises:
         UsageError: a target is wrong.

@@ -44,7 +44,7 @@ def ranks(pool: Pool) -> Iterator[Pool]:
 
 
 @pytest.mark.parametrize("left", DEEDS)
-def test_rank_says_what_a_job_left_and_is_replaced(left: str, ranks: Pool) -> None:
+def test_rank_reports_what_a_job_left_and_is_replaced(left: str, ranks: Pool) -> None:
     (before,) = ranks.run(PIDS, 1)
     job = Job(function="tests.ranks.jobs:deed", arguments={"code": DEEDS[left]})
     (outcome,) = ranks.run(job, 1)

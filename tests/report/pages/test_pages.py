@@ -71,13 +71,13 @@ def test_page_is_short_ascii_and_opens_with_a_sentence(slug: str) -> None:
     assert pages.summary(slug) == first
 
 
-def test_page_of_settings_has_them_all_and_says_which_a_target_sets() -> None:
+def test_page_of_settings_has_them_all_and_shows_which_a_target_sets() -> None:
     text = pages.page("option-value")
     lines = re.findall(r"^    (\w+ .*?)(?: +or --.*)?$", text, re.MULTILINE)
     assert lines == [f"{one.name:<13} {one.python}" for one in SETTINGS]
     *first, last = target.SETTINGS
-    told = f"A target file can set {', '.join(first)} and {last} only"
-    assert told in " ".join(text.split())
+    sentence = f"A target file can set {', '.join(first)} and {last} only"
+    assert sentence in " ".join(text.split())
 
 
 def test_rule_slugs_come_from_file_names() -> None:
@@ -96,7 +96,7 @@ def test_table_has_a_line_per_slug() -> None:
     assert [line.split()[0] for line in lines] == list(pages.slugs())
 
 
-def test_unknown_slug_is_told_with_what_is_near() -> None:
+def test_unknown_slug_is_reported_with_what_is_near() -> None:
     with pytest.raises(UsageError) as caught:
         pages.page("loss/sum-reductoin")
     assert caught.value.problem.slug == "explain-unknown"

@@ -39,7 +39,7 @@ def test_annotations_escape_properties_and_message() -> None:
     )
 
 
-def test_annotation_says_what_ran_and_that_the_code_did_not() -> None:
+def test_annotation_shows_what_ran_and_that_the_code_did_not() -> None:
     finding = replace(sample.local_normalizer(), facts=(), controls=())
     report = replace(sample.divergent(), findings=(finding,), warnings=())
     assert to_annotations(report) == (
@@ -54,7 +54,7 @@ def test_annotation_says_what_ran_and_that_the_code_did_not() -> None:
     )
 
 
-def test_summary_says_what_ran_and_that_the_code_did_not() -> None:
+def test_summary_shows_what_ran_and_that_the_code_did_not() -> None:
     text = to_summary(sample.divergent())
     assert (
         "**Fix** (safe: single-process training is unchanged): sum the mask over "
@@ -92,7 +92,7 @@ def test_annotations_of_a_divergence_without_cause_still_fail() -> None:
     )
 
 
-def test_unchecked_run_beside_an_accepted_one_is_a_warning() -> None:
+def test_unchecked_run_next_to_an_accepted_one_is_a_warning() -> None:
     report = replace(sample.accepted(), warnings=())
     unchecked = sample.not_checked().runs[-1]
     report = replace(report, runs=(*report.runs, replace(unchecked, faults=())))

@@ -149,7 +149,7 @@ def test_html_sections_come_in_the_order_of_the_style() -> None:
         ("without-runs", "Not checked"),
     ],
 )
-def test_html_says_its_verdict_in_a_word(name: str, word: str) -> None:
+def test_html_shows_its_verdict_in_a_word(name: str, word: str) -> None:
     assert Parsed(to_html(sample.ALL[name])).headings("h1") == [word]
 
 
@@ -159,7 +159,7 @@ def test_html_of_nothing_compared_has_no_word_of_success() -> None:
     assert ">equivalent<" not in document
 
 
-def test_html_tells_counts_cause_fix_and_proof() -> None:
+def test_html_shows_counts_cause_fix_and_proof() -> None:
     document = to_html(sample.divergent(), pages=PAGES)
     for text in (
         (
@@ -325,7 +325,7 @@ def test_html_of_buffers_that_are_listed_gives_them_no_other_reason() -> None:
     assert "<dt>buffer norm.num</dt>" in document
 
 
-def test_html_cell_without_anything_to_compare_is_a_dash_that_says_why() -> None:
+def test_html_cell_without_anything_to_compare_is_a_dash_that_shows_why() -> None:
     document = to_html(_by_a_train_step())
     assert (
         '<td><span class="soft" title="the model has no buffers">-</span></td>'
@@ -334,7 +334,7 @@ def test_html_cell_without_anything_to_compare_is_a_dash_that_says_why() -> None
     assert "not compared</span>" not in document
 
 
-def test_html_cell_of_ranks_that_failed_says_so() -> None:
+def test_html_cell_of_ranks_that_failed_shows_it() -> None:
     run = replace(sample.not_checked().runs[0], verdict="divergent")
     document = to_html(replace(sample.divergent(), runs=(run,), findings=()))
     cell = '<td><span class="soft" title="ranks failed before it">-</span></td>'

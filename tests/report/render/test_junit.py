@@ -53,7 +53,7 @@ def test_junit_of_a_verdict_no_run_explains_adds_a_case() -> None:
     assert cases[1].find("failure") is not None
 
 
-def test_junit_failure_tells_cause_and_proof() -> None:
+def test_junit_failure_shows_cause_and_proof() -> None:
     failure = _suite(sample.divergent()).find("testcase/failure")
     assert failure is not None
     message = "30 of 87 comparisons differ: loss/local-normalizer"
@@ -68,7 +68,7 @@ def test_junit_failure_tells_cause_and_proof() -> None:
     )
 
 
-def test_junit_error_tells_each_rank() -> None:
+def test_junit_error_shows_each_rank() -> None:
     error = _suite(sample.not_checked()).find("testcase/error")
     assert error is not None
     assert (error.text or "").splitlines() == [

@@ -60,7 +60,7 @@ def test_verdict_stands_in_the_invocation(report: Report) -> None:
         assert "error" in levels
 
 
-def test_unchecked_run_beside_an_accepted_one_is_a_warning() -> None:
+def test_unchecked_run_next_to_an_accepted_one_is_a_warning() -> None:
     report = replace(sample.accepted(), warnings=())
     report = replace(report, runs=(*report.runs, sample.not_checked().runs[-1]))
     (invocation,) = _run(report)["invocations"]

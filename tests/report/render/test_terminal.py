@@ -279,7 +279,7 @@ def test_caption_names_the_columns_whose_numbers_are_excess(width: int) -> None:
     assert (titles[0], lines[at]) == ("mode", f"  excess{of}: at most 1 passes")
 
 
-def test_text_where_ranks_differ_says_so() -> None:
+def test_text_where_ranks_differ_shows_it() -> None:
     run = replace(sample.divergent_run(2), ranks_agree=False)
     text = terminal.to_text(
         replace(sample.divergent(), runs=(run,)), color=False, width=80
@@ -287,7 +287,7 @@ def test_text_where_ranks_differ_says_so() -> None:
     assert " DIFFER x divergent\n" in text
 
 
-def test_text_of_a_fix_without_a_run_says_not_confirmed() -> None:
+def test_text_of_a_fix_without_a_run_shows_not_confirmed() -> None:
     finding = sample.local_normalizer()
     assert finding.fix is not None
     fix = replace(finding.fix, verified=None, excess_before=None, excess_after=None)
@@ -305,9 +305,9 @@ def _with_fix(**changes: Any) -> Report:
     return replace(sample.divergent(), findings=(changed,))
 
 
-def test_text_of_a_cause_that_is_only_located_says_so_and_shows_no_code() -> None:
-    said = "with the loss computed on the samples of all ranks the runs are equal"
-    report = _with_fix(code="", proof="located", intervention=said)
+def test_text_of_a_cause_that_is_only_located_shows_it_and_shows_no_code() -> None:
+    sentence = "with the loss computed on the samples of all ranks the runs are equal"
+    report = _with_fix(code="", proof="located", intervention=sentence)
     text = terminal.to_text(report, color=False, width=80)
     assert (
         "  fix    sum the mask over ranks before dividing by it\n"
@@ -317,9 +317,9 @@ def test_text_of_a_cause_that_is_only_located_says_so_and_shows_no_code() -> Non
     ) in text
 
 
-def test_text_of_a_file_that_ran_says_verified_and_whose_code_it_is() -> None:
-    said = "with reports/x/fixed.py in the place of the target the runs are equal"
-    report = _with_fix(proof="file", file="fixed.py", intervention=said)
+def test_text_of_a_file_that_ran_shows_verified_and_names_the_file() -> None:
+    sentence = "with reports/x/fixed.py in the place of the target the runs are equal"
+    report = _with_fix(proof="file", file="fixed.py", intervention=sentence)
     text = terminal.to_text(report, color=False, width=80)
     assert (
         "  fix    sum the mask over ranks before dividing by it; from fixed.py, which\n"
@@ -337,7 +337,7 @@ def test_code_whose_title_is_cut_is_not_shown() -> None:
 
 
 @EVERY
-def test_text_says_verified_of_nothing_but_a_file_that_ran(report: Report) -> None:
+def test_text_shows_verified_of_nothing_but_a_file_that_ran(report: Report) -> None:
     assert "verified" not in terminal.to_text(report, color=False, width=80)
 
 
@@ -395,10 +395,10 @@ def test_text_gives_further_findings_their_cause_and_fix(
     report = replace(sample.divergent(), findings=(sample.local_normalizer(), *others))
     text = terminal.to_text(report, color=False, width=80, report_path=PATH)
     assert len(text.splitlines()) <= terminal.MAX_LINES
-    told = [
+    parts = [
         f"\n  cause  cause {n}\n  fix    not confirmed: mend {n}\n" for n in range(9)
     ]
-    assert [part in text for part in told] == [n < shown for n in range(9)]
+    assert [part in text for part in parts] == [n < shown for n in range(9)]
     assert ("2 more findings: a/2, a/3" in text) == (further > shown)
 
 

@@ -34,7 +34,7 @@ def test_text_of_many_findings_wraps_the_first_cause_to_its_end() -> None:
     ]
 
 
-def test_text_of_a_cause_of_many_lines_says_where_all_of_it_is() -> None:
+def test_text_of_a_cause_of_many_lines_shows_where_all_of_it_is() -> None:
     finding = replace(sample.local_normalizer(), summary="word " * 80)
     report = replace(sample.divergent(), findings=(finding,))
     text = terminal.to_text(report, color=False, width=80, report_path=PATH)
@@ -101,12 +101,12 @@ def test_text_gives_one_reason_of_some_runs_once() -> None:
     ) in text
 
 
-def test_text_says_once_what_a_rank_raised_where_it_is_the_reason() -> None:
-    said = "ValueError: Expected more than 1 value per channel"
-    fault = Fault(kind="raised", rank=0, step=0, summary=said, stack="Traceback\n")
-    why = f"DataParallel cannot run this target: {said}"
+def test_text_shows_once_what_a_rank_raised_where_it_is_the_reason() -> None:
+    error = "ValueError: Expected more than 1 value per channel"
+    fault = Fault(kind="raised", rank=0, step=0, summary=error, stack="Traceback\n")
+    why = f"DataParallel cannot run this target: {error}"
     run = replace(sample.equal_run(), verdict="not-checked", why=why, faults=(fault,))
     report = replace(sample.divergent(), runs=(run, sample.divergent_run()))
     text = terminal.to_text(report, color=False, width=120)
-    assert text.count(said) == 1
+    assert text.count(error) == 1
     assert "Traceback" in terminal.to_text(report, color=False, width=120, verbose=True)

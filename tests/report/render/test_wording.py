@@ -42,7 +42,7 @@ def test_verdict_line_counts(name: str, line: str) -> None:
     assert wording.verdict_line(sample.ALL[name]) == line
 
 
-def test_verdict_line_says_what_differs_and_is_not_judged() -> None:
+def test_verdict_line_shows_what_differs_and_is_not_judged() -> None:
     report = sample.equivalent()
     losses = replace(report.runs[0].losses, compared=3, mismatched=2)
     runs = (replace(report.runs[0], losses=losses), *report.runs[1:])
@@ -52,7 +52,7 @@ def test_verdict_line_says_what_differs_and_is_not_judged() -> None:
     )
 
 
-def test_verdict_of_ranks_that_failed_at_once_says_that_one_process_trains() -> None:
+def test_verdict_of_ranks_that_failed_at_once_shows_that_one_process_trains() -> None:
     run = replace(sample.not_checked().runs[0], verdict="divergent")
     report = replace(sample.divergent(), runs=(run,))
     assert wording.verdict_line(report) == "DIVERGENT: 1 of 1 run failed on ranks"
@@ -80,7 +80,7 @@ def test_verdict_of_ranks_that_failed_among_equal_runs_counts_both() -> None:
     )
 
 
-def test_verdict_of_ranks_that_differ_from_each_other_alone_says_so() -> None:
+def test_verdict_of_ranks_that_differ_from_each_other_alone_shows_it() -> None:
     run = replace(sample.not_checked().runs[0], verdict="divergent", faults=())
     report = replace(sample.divergent(), runs=(run,))
     assert wording.verdict_line(report) == (
@@ -283,7 +283,7 @@ def test_noise_that_is_all_there_is_weakens_the_verdict() -> None:
         ),
     ],
 )
-def test_verdict_sentence_tells_its_reservations(name: str, sentence: str) -> None:
+def test_verdict_sentence_states_its_reservations(name: str, sentence: str) -> None:
     assert wording.verdict_sentence(sample.ALL[name]) == sentence
 
 
@@ -305,9 +305,9 @@ def test_worst_is_of_what_is_judged() -> None:
     assert divergence.worst(replace(report, runs=(equal,))) is None
 
 
-def test_fault_line_begins_with_what_gloo_says() -> None:
-    said = "RuntimeError: [/__w/gloo/tcp/pair.cc:537] Connection closed by peer"
-    fault = Fault(kind="raised", rank=0, step=0, summary=said)
+def test_fault_line_begins_with_the_message_of_gloo() -> None:
+    error = "RuntimeError: [/__w/gloo/tcp/pair.cc:537] Connection closed by peer"
+    fault = Fault(kind="raised", rank=0, step=0, summary=error)
     assert wording.fault_line(fault) == (
         "rank 0 raised at step 1: RuntimeError: Connection closed by peer"
     )

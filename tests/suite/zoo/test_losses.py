@@ -170,7 +170,7 @@ def test_masked_global_of_an_empty_batch_is_zero_in_a_group(
         ),
     ],
 )
-def test_builtin_that_does_not_fit_says_why(
+def test_builtin_that_does_not_fit_shows_why(
     name: str, output: Tensor, target: Tensor, message: str
 ) -> None:
     with pytest.raises(ValueError, match=r"^loss ") as caught:

@@ -42,7 +42,7 @@ def _one_process(module: nn.Module, loss: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("model", "loss", "batch_norm"), ROWS)
-def test_prediction_differs_from_one_process_where_expected_says_so(
+def test_prediction_differs_from_one_process_where_expected_shows_it(
     model: str, loss: str, batch_norm: str
 ) -> None:
     module, inputs, targets = _cell(model, loss, batch_norm)
@@ -66,7 +66,7 @@ def test_prediction_differs_from_one_process_where_expected_says_so(
 
 @pytest.mark.parametrize("reduce", matrix.REDUCTIONS)
 @pytest.mark.parametrize("loss", matrix.CLASS_LOSSES)
-def test_prediction_of_a_server_differs_where_expected_says_so(
+def test_prediction_of_a_server_differs_where_expected_shows_it(
     loss: str, reduce: str
 ) -> None:
     module, inputs, targets = _cell("mlp", loss, "asis")
