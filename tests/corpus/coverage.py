@@ -122,7 +122,7 @@ def proven_by(sentence: str) -> list[str]:
 def _sayings() -> tuple[tuple[str, re.Pattern[str]], ...]:
     found = []
     for name, meaning in _meanings():
-        said = re.escape(meaning.says)
+        said = re.escape(meaning.effect)
         for part in ("{names}", "{factor}"):
             said = said.replace(re.escape(part), ".+")
         found.append((name, re.compile(rf"(?:^with|and) {said}(?= and | the runs|,)")))

@@ -1,4 +1,4 @@
-"""What the tests of ddpcheck.run do on real ranks; called by name."""
+"""Jobs that the tests of ddpcheck.run execute on real ranks, by name."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def evaluated(context: Context) -> bool:
 
 
 def judged_collectives(context: Context) -> dict[str, Any]:
-    """Returns what is found wrong in collectives of the backend, by what was asked."""
+    """Returns the defects found in collectives of the backend, by name."""
     rank, size = context.seat.rank, context.seat.world_size
     found: dict[str, list[Defect]] = {}
 
@@ -135,7 +135,7 @@ def _in_pairs(rank: int, tensor: Tensor) -> None:
 
 
 def halved(_: Context) -> list[float]:
-    """Returns the factors of a function that someone put in place of torch's."""
+    """Returns the factors of a function that replaces torch's."""
     reduce = dist.all_reduce
 
     def halving(tensor: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -184,7 +184,7 @@ def dynamo_after(_: Context, compiles: bool) -> dict[str, Any]:  # noqa: FBT001
 
 
 def averaged_by_hand(context: Context, *, bucket: int) -> dict[str, Any]:
-    """Returns gradients averaged in buckets, and the sizes of what was reduced.
+    """Returns gradients averaged in buckets, and the sizes of the reductions.
 
     Rank 0 has none for "late"; no rank has one for "unused".
     """

@@ -1,6 +1,6 @@
-"""Imported by a fork server before the rest of ddpcheck.run: all its ranks go without.
+"""Imported by a fork server before ddpcheck.run: its ranks lack private names.
 
-Modules that derive classes from what they find have found nothing, too.
+Modules that derive classes from private names lack them too.
 """
 
 from __future__ import annotations

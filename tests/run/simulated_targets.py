@@ -21,7 +21,7 @@ SIZE = 12
 
 
 class Net(nn.Module):
-    """A batch norm, a head that only some rows use, and a count of its own."""
+    """A batch norm, a head that only some rows use, and a counter."""
 
     def __init__(self, *, norm: bool = False, head: bool = False) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Pair(nn.Module):
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Returns rows whose sign tells the shards apart."""
+    """Returns rows whose sign differs between shards."""
     noise = torch.Generator().manual_seed(step)
     x = torch.randn(SIZE, 4, generator=noise)
     x[:, 0] = torch.linspace(-1, 1, SIZE)
@@ -136,7 +136,7 @@ def _gathered(output: Tensor, target: Tensor) -> Tensor:
 
 def _caught(output: Tensor, target: Tensor) -> Tensor:
     count = torch.tensor(float(len(target)))
-    with contextlib.suppress(Exception):  # what users write for one process
+    with contextlib.suppress(Exception):  # as users write it for a single process
         dist.all_reduce(count)
     return (output - target).pow(2).sum() / count
 
@@ -156,7 +156,7 @@ def _finding_unused(model: nn.Module) -> nn.Module:
 
 
 def scheduled(model: Any, optimizer: Any, rows: Any) -> None:
-    """Lowers the learning rate, and keeps what it was in a list of the model's."""
+    """Lowers the learning rate, and appends the previous one to a list of the model."""
     inner = getattr(model, "module", model)
     inner.rates = [*getattr(inner, "rates", []), len(getattr(inner, "rates", []))]
     for group in optimizer.param_groups:
@@ -167,7 +167,7 @@ def scheduled(model: Any, optimizer: Any, rows: Any) -> None:
 
 
 def copied(model: Any, optimizer: Any, rows: Any) -> None:
-    """Trains towards what a copy of the wrapper says, as of a step before."""
+    """Trains towards the output of a copy of the wrapper from the previous step."""
     teacher = copy.deepcopy(model).eval()
     with torch.no_grad():
         goal = teacher(rows[0])
@@ -210,7 +210,7 @@ def adversarial(model: Any, optimizer: Any, rows: Any) -> None:
 
 
 def in_parts(model: Any, optimizer: Any, rows: Any) -> None:
-    """Comes to some of the parameters in each backward of one reduction."""
+    """Reaches some of the parameters in each backward of one reduction."""
     optimizer.zero_grad()
     for output in model(rows[0]):
         loss(output, rows[1]).backward()
@@ -232,7 +232,7 @@ def _wrapped_apart(pair: Any) -> Any:
 def _two_adams(params: Any) -> Any:
     held = list(params)
     made: Any = torch.optim.Adam(held[:2], lr=1e-2)
-    made.others = [torch.optim.Adam(held[2:], lr=1e-2)]  # in a list: out of sight
+    made.others = [torch.optim.Adam(held[2:], lr=1e-2)]  # in a list, which is not found
     return made
 
 

@@ -1,4 +1,4 @@
-"""What lower precisions round inside a float64 run is no difference of training."""
+"""Rounding of lower precisions inside a float64 run is no difference of training."""
 
 from __future__ import annotations
 

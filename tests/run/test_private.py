@@ -1,4 +1,4 @@
-"""What is done without the private names of torch is what is done with them."""
+"""Results without the private names of torch equal those with them."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_conversion_of_another_module_is_seen_where_it_rounds(
 
 def _wrapped(module: nn.Module) -> wrapping.Wrapped:
     entries = [wrapping.Held(p, True, p.dtype, ()) for p in module.parameters()]
-    ddp = cast("Any", None)  # what it is does not matter
+    ddp = cast("Any", None)  # any class
     return wrapping.Wrapped(module=ddp, parameters=entries)
 
 

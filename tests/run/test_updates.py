@@ -11,7 +11,7 @@ from tests.checking.test_unusual_targets import check
 
 pytestmark = pytest.mark.corpus
 
-# Two parts, each in a wrapper and an optimizer of its own.
+# Two parts, each with its own wrapper and optimizer.
 TWO_PARTS = """
 from torch.nn.parallel import DistributedDataParallel as DDP
 class Net(nn.Module):
@@ -48,7 +48,7 @@ def train_step(model, optimizer, batch):
     OWN["actor"].step()
 """
 )
-# A temperature that the loss uses, and an optimizer of its own trains by another one.
+# A temperature that the loss uses, trained by a separate optimizer.
 TEMPERATURE = """
 model = nn.Linear(4, 3)
 LOG = []
@@ -93,7 +93,7 @@ BY_HAND = "wrap = lambda model: model" + ACCUMULATION.replace(
             p.grad /= world()
         optimizer.step()""",
 )
-# Ranks step with gradients of their own, which the optimizer's step averages.
+# Ranks step with local gradients, which the optimizer's step averages.
 REDUCING = """
 wrap = lambda model: model
 model = nn.Linear(4, 3)
@@ -129,7 +129,7 @@ def train_step(model, optimizer, batch):
             p.data /= world()
 """
 )
-# An optimizer that torch's hooks know nothing of.
+# An optimizer that calls none of torch's hooks.
 UNKNOWN = """
 model = nn.Linear(4, 3)
 class Plain:
@@ -149,7 +149,7 @@ def train_step(model, optimizer, batch):
     nn.functional.cross_entropy(output, batch[1], reduction=REDUCTION).backward()
     optimizer.step()
 """
-# Left out of every optimizer: a right gradient nobody asks for.
+# Not in any optimizer: its gradient is right but unused.
 LEFT_OUT = """
 model = nn.Linear(4, 3)
 optimizer = lambda params: torch.optim.SGD(list(params)[:1], lr=0.1)
@@ -171,16 +171,16 @@ RIGHT: dict[str, tuple[str, dict[str, str]]] = {
         REDUCING,
         {
             "gradients of ddp at world size 2": "each rank's own when the optimizer "
-            "steps; the ranks share their weights after it, and these are one "
-            "process's after every step"
+            "steps; the ranks share their weights after it, and these equal the "
+            "single-process weights after every step"
         },
     ),
     "two-optimizers-and-shared-weights": (
         LOCAL_SGD,
         {
             "gradients of ddp at world size 2": "each rank's own when the optimizer "
-            "steps; the ranks share their weights after it, and these are one "
-            "process's after every step"
+            "steps; the ranks share their weights after it, and these equal the "
+            "single-process weights after every step"
         },
     ),
     "optimizer-of-no-class-of-torch": (UNKNOWN.replace("REDUCTION", "'mean'"), {}),
@@ -201,7 +201,7 @@ def test_gradients_that_no_update_takes_are_not_judged(
     assert {n.what: n.why for n in report.not_compared} == not_compared
 
 
-# Looks at signs alone: ranks' gradients that differ in size move the weights alike.
+# Uses only signs: gradients of other sizes move the weights equally.
 _SIGNS = """
 class Signs(torch.optim.SGD):
     @torch.no_grad()
@@ -224,7 +224,7 @@ def train_step(model, optimizer, batch):
     optimizer.step()
 """,
     "sums-behind-an-unknown-optimizer-of-signs": UNKNOWN.replace("REDUCTION", "'sum'"),
-    # Nothing but gradients is made, on purpose: they are what the step is about.
+    # Only computes gradients, on purpose.
     "sums-that-no-step-uses": """
 model = nn.Linear(4, 3)
 def train_step(model, optimizer, batch):
@@ -233,7 +233,7 @@ def train_step(model, optimizer, batch):
     nn.functional.cross_entropy(output, batch[1], reduction="sum").backward()
 """,
     "temperature-of-the-rank": TEMPERATURE.replace("AVERAGES", "False"),
-    # The last backward is within no_sync, and the update takes what it left.
+    # The last backward is within no_sync, and the update uses its gradients.
     "update-by-what-no-sync-left": ACCUMULATION.replace("PERIOD", "2").replace(
         "and not is_last", "and is_last"
     ),

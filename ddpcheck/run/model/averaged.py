@@ -312,8 +312,8 @@ class Window:
     def after_forward(self, wrapper: _Wrapper, output: Any) -> None:
         """Keeps the output, to find the leaves of its graph."""
         tensors = (t for t in private.leaves(output) if isinstance(t, Tensor))
-        kept = self.outputs.setdefault(id(wrapper), [])
-        kept += [t for t in tensors if t.requires_grad]
+        outputs = self.outputs.setdefault(id(wrapper), [])
+        outputs += [t for t in tensors if t.requires_grad]
 
     def after_backward(
         self, before: Gradients, parameters: Mapping[str, Tensor]
@@ -331,7 +331,7 @@ class Window:
 
         True: an output depends on the parameter.
         """
-        outputs = [t for kept in self.outputs.values() for t in kept]
+        outputs = [t for held in self.outputs.values() for t in held]
         self.outputs.clear()
         return self._taken(parameters, outputs)
 

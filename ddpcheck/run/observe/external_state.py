@@ -137,19 +137,21 @@ def compare_state(
         return
     places = kept.places()
     # All items of a list that grows are set.
-    asked = {_collection(n) for n in substituted(spec.fixes, "beside") or ()}
+    substituted_names = {
+        _collection(n) for n in substituted(spec.fixes, "beside") or ()
+    }
     for name in written.keys() & places.keys():
         reference, place = reader.get(QUANTITY, step, name), places[name]
         if reference is None:
             continue
         if place.value.shape != reference.shape:
             if _has_fewer_rows(place.value, reference):
-                told = KeptOtherwise(step=step, has_fewer_rows=True)
-                noted.setdefault(name, told)
+                difference = KeptOtherwise(step=step, has_fewer_rows=True)
+                noted.setdefault(name, difference)
             continue
         apart = _apart(place.value, reference)
         if apart:
-            told = KeptOtherwise(
+            difference = KeptOtherwise(
                 step=step,
                 rel_diff=apart,
                 is_weight=place.is_weight,
@@ -157,8 +159,8 @@ def compare_state(
                 is_buffer=place.is_buffer,
                 size=reference.numel(),
             )
-            noted.setdefault(name, told)
-        if _collection(name) in asked:
+            noted.setdefault(name, difference)
+        if _collection(name) in substituted_names:
             place.write(reference)
 
 

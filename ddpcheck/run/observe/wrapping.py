@@ -132,8 +132,8 @@ def lacking(error: BaseException) -> dict[str, tuple[str, str]]:
 def _calls(error: BaseException, name: str) -> bool:
     """Returns whether the source line that reads the attribute calls it."""
     lines = [f.line or "" for f in traceback.extract_tb(error.__traceback__)]
-    asked = rf"\.\s*{re.escape(name)}\s*\("
-    return any(re.search(asked, line) for line in lines)
+    called = rf"\.\s*{re.escape(name)}\s*\("
+    return any(re.search(called, line) for line in lines)
 
 
 def in_use(

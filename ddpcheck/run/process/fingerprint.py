@@ -63,8 +63,8 @@ def _state(value: Any, depth: int) -> Any:
         if isinstance(value, Tensor):
             return _state_of_tensor(value)
         if isinstance(value, types.FunctionType):
-            kept = _kept_by(value) if depth > 1 else []
-            return (id(value), [_state(v, depth - 2) for v in kept])
+            values = _state_of_function(value) if depth > 1 else []
+            return (id(value), [_state(v, depth - 2) for v in values])
         return _inner_state(value, depth)
     except Exception:  # noqa: BLE001 (a meta tensor, a list that has no length)
         return id(value)
@@ -77,13 +77,13 @@ def _state_of_tensor(value: Tensor) -> Any:
     return (id(value), private.version(value), total)
 
 
-def _kept_by(function: types.FunctionType) -> list[Any]:
+def _state_of_function(function: types.FunctionType) -> list[Any]:
     """Returns the objects in which a function keeps values between calls."""
-    kept = [function.__dict__, function.__defaults__, function.__kwdefaults__]
+    values = [function.__dict__, function.__defaults__, function.__kwdefaults__]
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # not assigned yet
-            kept.append(cell.cell_contents)
-    return kept
+            values.append(cell.cell_contents)
+    return values
 
 
 def _inner_state(value: Any, depth: int) -> Any:

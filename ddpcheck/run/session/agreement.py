@@ -58,11 +58,14 @@ def are_off_alike(ranks: Sequence[Mapping[str, Difference]]) -> bool:
         ranks: for each rank the facts of its tensors that are far off, by name.
     """
     for name in set.intersection(*map(set, ranks)) if ranks else ():
-        told = [rank[name] for rank in ranks]
-        factors = [t.ratio for t in told if t.ratio is not None]
-        if len(factors) < len(told) or min(t.excess for t in told) < _FAR_OFF:
+        differences = [rank[name] for rank in ranks]
+        factors = [t.ratio for t in differences if t.ratio is not None]
+        if (
+            len(factors) < len(differences)
+            or min(t.excess for t in differences) < _FAR_OFF
+        ):
             continue
-        off = max(max(t.rel_diff, abs((t.ratio or 0.0) - 1)) for t in told)
+        off = max(max(t.rel_diff, abs((t.ratio or 0.0) - 1)) for t in differences)
         if max(factors) - min(factors) > _ALIKE * off:
             return False
     return True
@@ -70,13 +73,13 @@ def are_off_alike(ranks: Sequence[Mapping[str, Difference]]) -> bool:
 
 def ranks_differ(outcome: RunOutcome, quantity: str, step: int, rtol: float) -> bool:
     """Returns whether the ranks' tensors of a quantity differ after a step."""
-    told = [
+    digests = [
         s.digests.get(quantity)
         for r in range(len(outcome.ranks))
         for s in outcome.steps(r)
         if s.step == step
     ]
-    return not tolerance.digests_agree(told, rtol)
+    return not tolerance.digests_agree(digests, rtol)
 
 
 def first_parting(outcome: RunOutcome, fact: str, rtol: float) -> int | None:
@@ -88,9 +91,9 @@ def first_parting(outcome: RunOutcome, fact: str, rtol: float) -> int | None:
             "rewritten_after": from the optimizer's step to the end.
         rtol: of digests that are the same.
     """
-    told = [outcome.facts(r).get(fact, {}) for r in range(len(outcome.ranks))]
-    for step in sorted(set.intersection(*(set(t) for t in told)) if told else ()):
-        first, later = zip(*(t[step] for t in told), strict=True)
+    facts = [outcome.facts(r).get(fact, {}) for r in range(len(outcome.ranks))]
+    for step in sorted(set.intersection(*(set(t) for t in facts)) if facts else ()):
+        first, later = zip(*(t[step] for t in facts), strict=True)
         if tolerance.digests_agree(first, rtol) and not tolerance.digests_agree(
             later, rtol
         ):
@@ -140,13 +143,13 @@ def _share_weights(ranks: list[StepResult], rtol: float) -> bool:
     if not any(result.parted for result in wrong):
         return True
     if len(wrong) < len(ranks):  # weights of the others are copied
-        told = [parted for result in wrong for parted in result.parted]
-        return all(after != left for after, left in told)
+        pairs = [parted for result in wrong for parted in result.parted]
+        return all(after != left for after, left in pairs)
     updates = list(zip(*(result.parted for result in ranks), strict=False))
     return bool(updates) and all(
-        not tolerance.digests_agree([after for after, _ in told], rtol)
-        and any(after != left for after, left in told)
-        for told in updates
+        not tolerance.digests_agree([after for after, _ in pairs], rtol)
+        and any(after != left for after, left in pairs)
+        for pairs in updates
     )
 
 

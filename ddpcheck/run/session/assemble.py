@@ -83,8 +83,8 @@ def _refusal(outcome: RunOutcome) -> str:
     for rank in range(len(outcome.ranks)):
         facts = outcome.facts(rank)
         if "noise_undefined" in facts:
-            told = facts["noise_undefined"]
-            return f"noise cannot follow the sample in this step: {told}"
+            reason = facts["noise_undefined"]
+            return f"noise cannot follow the sample in this step: {reason}"
         if REFUSED in facts:
             return str(facts[REFUSED])
     return ""
@@ -275,8 +275,8 @@ def _faults(outcome: RunOutcome) -> Iterable[Fault]:
     for rank in (*outcome.ranks, *outcome.servers):
         is_server = rank in outcome.servers
         of = "parameter server: " * is_server
-        told = (s for s in rank.progress if isinstance(s, StepResult))
-        step = max((s.step for s in told), default=None)
+        results = (s for s in rank.progress if isinstance(s, StepResult))
+        step = max((s.step for s in results), default=None)
         result = result_of(rank)
         raised = rank.raised or (result.raised if result else None)
         if raised is not None:

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("seeded", "same_generators")
         (lambda: torch.randint(3, 9, (2,)), [0, 0]),
         (lambda: torch.randperm(3), [0, 1, 2]),
         (lambda: torch.multinomial(torch.tensor([0.1, 0.2, 0.7]), 2), [2, 1]),
-        # It keeps all, and scales by 1 / (1 - p) as ever.
+        # It drops nothing, and still scales by 1 / (1 - p).
         (lambda: nn.functional.dropout(torch.tensor([2.0, 3.0]), 0.5), [4.0, 6.0]),
     ],
 )

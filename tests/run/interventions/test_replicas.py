@@ -1,4 +1,4 @@
-"""Lists and dicts of replicas: each finds its own; what is left is one process's."""
+"""Lists and dicts of replicas: separate per replica, then as in a single process."""
 
 from __future__ import annotations
 

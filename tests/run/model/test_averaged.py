@@ -58,7 +58,7 @@ def net(seeded: None) -> Net:  # noqa: ARG001
 
 
 def _pass(net: Net, window: Window, head: str, *returned: str) -> dict[str, bool]:
-    """Goes forward and backward through one head, returns what was waited for."""
+    """Runs forward and backward through one head; returns the awaited parameters."""
     parameters = dict(net.named_parameters())
     found = window.before_forward(net, parameters)
     x = parameters["a.weight"].new_ones(3, 2)

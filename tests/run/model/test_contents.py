@@ -1,4 +1,4 @@
-"""What a model holds, whatever its own methods yield."""
+"""The contents of a model do not depend on overridden methods."""
 
 from __future__ import annotations
 

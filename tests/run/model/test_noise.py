@@ -1,4 +1,4 @@
-"""Noise as a function of the sample: shards draw what one process draws."""
+"""Noise as a function of the sample: shards draw the single-process numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole checks whose noise follows the sample, or cannot."""
+"""Whole checks with noise as a function of the sample, or where that is impossible."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("seeded")
 
 
 class Watched(nn.Module):
-    """Tells what each replica sees."""
+    """Returns the inputs of each replica."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def test_batch_norm_of_replicas_is_local_and_only_the_first_updates_it() -> None
 
 
 class _Layers(nn.Module):
-    """Takes and returns a state whose samples are dimension 1, and a table of none."""
+    """Takes and returns a state with samples in dimension 1, and a plain table."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a run needs, what there is, and what is said where that does not fit."""
+"""The memory that a run needs, available memory, and the error if it is too small."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_server_whose_optimizer_raises_is_a_fault_of_every_worker(
 
 
 def _with_a_job(pool: Pool, ref: TargetRef, function: str) -> RunOutcome:
-    """Returns the outcome of a run whose processes do another job."""
+    """Returns the outcome of a run whose processes execute another job."""
     session = Session(pool, ref)
     spec = RunSpec(mode="ps", world_size=2)
     made = session.reference(spec)

@@ -1,4 +1,4 @@
-"""The modes: what each says of itself, and that nothing else tests their names."""
+"""The modes: their descriptions, and that no other code compares their names."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ddpcheck.target.target import TargetRef
 
 
 class Crews:
-    """A pool that ends what it was given last, and notes what was at work with it."""
+    """A pool that ends its last job first, and records which jobs ran with it."""
 
     def __init__(self) -> None:
         self.at_work: list[str] = []
@@ -44,7 +44,7 @@ class Crews:
         # The cheapest that can diverge first.
         (3.0, 8, 2, ["ddp2", "dp2", "ddp4", "dp4"]),
         (3.0, 8, 5, ["ddp2 dp2", "ddp2 dp4", "ddp2", "ddp4"]),
-        # One process computes with all cores.
+        # The single process computes with all cores.
         (3.0, LARGE, 5, ["ddp2", "dp2", "ddp4", "dp4"]),
         (3.0, LARGE, 6, ["ddp2 ddp4", "ddp2", "dp2", "dp4"]),
     ],

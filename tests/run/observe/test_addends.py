@@ -1,4 +1,4 @@
-"""What a loss adds up is found in its graph, and asked one by one."""
+"""Addends of a loss are found in its graph, and their gradients computed singly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_addends_make_up_the_gradient(loss: Loss, gradients: list[float]) -> Non
     value = loss(p)
     found = [g for (g,) in addends.gradients(value, [p]) if g is not None]
     assert [float(g) for g in found] == pytest.approx(gradients, rel=1e-6)
-    # The hooks are gone: the whole gradient is theirs together.
+    # The hooks are removed: the sum of the gradients is the whole gradient.
     (whole,) = torch.autograd.grad(value, p)
     assert float(whole) == pytest.approx(sum(gradients), rel=1e-6)
 
@@ -101,7 +101,7 @@ def soft_cross_entropy(p: Tensor) -> Tensor:
 
 
 def written_later(p: Tensor) -> Tensor:
-    """Returns a quotient whose divisor is another one now: backward raises."""
+    """Returns a quotient whose divisor has changed: backward raises."""
     count = torch.tensor(16.0)
     value = p.sum() / count
     count += 1

@@ -1,4 +1,4 @@
-"""Calls of modules with buffers are counted, whatever wrapping puts in their place."""
+"""Calls of modules with buffers are counted, also if wrapping replaces the modules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Wrapper(nn.Module):
 
 
 class Owner(nn.Module):
-    """A model that owns a buffer itself, beside a norm."""
+    """A model with its own buffer and a norm."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who calls, where there may be nobody."""
+"""The calling module, also without any caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State beside a model: found by its names, told when it moves, written where it is."""
+"""External state: found by name, reported when it changes, written in place."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_hangs_on_the_optimizer_is_beside_the_model() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.ones(1)).backward()
-    optimizer.step()  # has a state of its own now
+    optimizer.step()  # has its own state now
     setattr(optimizer, "control", SimpleNamespace(scale=0.5, step=3))  # noqa: B010
     target = cast("Target", SimpleNamespace(loss=None, train_step=None))
     places = ExternalState(target, model, optimizer).places()
@@ -76,7 +76,7 @@ def test_moved_is_what_was_replaced_or_written_since() -> None:
     assert set(beside.moved()) == {"criterion.centre", "model.seen"}
     kept["means"][0] += 1
     kept["scale"] = 2.0
-    # Few numbers that have moved are told from then on: those of a rank may move.
+    # A few changed numbers are reported from then on: those of a rank may change.
     few = {"criterion.centre", "kept['means'][0]", "kept['scale']"}
     assert set(beside.moved()) == few
     assert set(beside.moved()) == few

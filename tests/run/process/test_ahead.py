@@ -1,4 +1,4 @@
-"""What the target speaks of is imported for all ranks at once, and nothing else is."""
+"""Only modules that the target names are imported for all ranks at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMPILED = "torch.distributed.tensor.experimental._attention"
 
 @pytest.fixture
 def imports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is imported ahead of time; putting torch._dynamo off is "off"."""
+    """The imports ahead of time; "off" if torch._dynamo is delayed."""
     found: list[str] = []
     monkeypatch.setattr(importlib, "import_module", found.append)
     monkeypatch.setattr(dynamo, "put_off", lambda: found.append("off"))

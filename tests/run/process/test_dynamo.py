@@ -28,7 +28,7 @@ where_it_can_wait = pytest.mark.skipif(
 
 
 class _Itself(ModuleType):
-    """What is imported in these tests when torch._dynamo itself is asked for."""
+    """Replaces torch._dynamo in these tests."""
 
     def __init__(self) -> None:
         super().__init__(dynamo.NAME)
@@ -45,7 +45,7 @@ class _Itself(ModuleType):
 
     @staticmethod
     def disable(function: Any = None, *_: object, **__: object) -> Any:
-        """Says by its result that it was called."""
+        """Its result shows that it was called."""
         return lambda *values: ("disabled", function(*values))
 
 

@@ -40,7 +40,7 @@ def loss(output, target):
         deed()
     return nn.functional.cross_entropy(output, target)
 """
-# What a rank does in every step; its own run stays as it is. The victim uses Tanh.
+# Code of a rank in every step; its own run is unaffected. The victim uses Tanh.
 DEEDS = {
     "settings": "torch.manual_seed(3); random.seed(3); numpy.random.seed(3); "
     "os.environ['RANK'] = '7'; os.chdir('/'); sys.argv.append('x'); "

@@ -39,7 +39,7 @@ def loss(output, target):
 
 @pytest.fixture
 def ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TargetRef]:
-    """A target and a module beside it, and this process as if it were a new rank."""
+    """A target and a module next to it, in a process prepared as a new rank."""
     (tmp_path / "loading_sibling.py").write_text("seen = []\n", encoding="utf-8")
     path = tmp_path / "loading_target.py"
     path.write_text(SOURCE, encoding="utf-8")
@@ -51,7 +51,7 @@ def ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TargetRef]:
     ):
         monkeypatch.setattr(loading, name, value)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    # A rank holds no tests, whose modules change.
+    # A rank has no modules of tests, which change.
     is_users = modules.is_users
     monkeypatch.setattr(
         modules, "is_users", lambda n: n.startswith("loading_") and is_users(n)
@@ -61,7 +61,7 @@ def ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TargetRef]:
 
 
 def _state(ref: TargetRef) -> int:
-    """Returns what the target's modules hold: units its own, tens its sibling's."""
+    """Returns the values in the target's modules: units its own, tens its sibling's."""
     loss = loading.load(ref).loss
     assert loss is not None
     state: int = loss(None, None)

@@ -1,4 +1,4 @@
-"""What is rounding between two calls of model(), and what is a missing seed."""
+"""Rounding between two calls of model(), and missing seeds."""
 
 from __future__ import annotations
 

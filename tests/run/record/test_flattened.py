@@ -1,4 +1,4 @@
-"""References laid end to end say what single ones do, or leave it to them."""
+"""Flattened references agree with single ones, or leave the decision to them."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ def _of(count: int, *ends: str) -> list[str]:
             _of(6, ".0", ".1"),
             {p: f"{int(p[0]) + 2}{p[1:]}" for p in _of(2, ".0", ".1")},
         ),
-        (["0", "1"], ["0", "1"], {}),  # two outputs, as in one process
+        (["0", "1"], ["0", "1"], {}),  # two outputs, as in the single process
         (["0", "1", "2"], _of(6, ""), {}),
         (["0", "2"], _of(6, ""), {}),
         (["logits"], ["logits"], {}),
     ],
-    ids=["list", "list beside a tensor", "pairs", "pair", "three", "gap", "tensor"],
+    ids=["list", "list next to a tensor", "pairs", "pair", "three", "gap", "tensor"],
 )
 def test_counterpart_is_the_item_of_the_same_sample(
     mine: list[str], theirs: list[str], expected: dict[str, str]

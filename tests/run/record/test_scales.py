@@ -1,4 +1,4 @@
-"""Beside which size a difference of a buffer is rounding."""
+"""The scale at which a difference of a buffer is rounding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_buffers_of_one_name_have_one_scale() -> None:
     }
     assert scales.of_buffers(named, {}) == {
         "a.running_mean": 5.0,
-        "b.running_mean": 7.0,  # the spread of what it is the mean of
+        "b.running_mean": 7.0,  # the deviation of the values that it averages
         "b.running_var": 49.0,
         "queue": 2.0,
     }

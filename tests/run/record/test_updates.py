@@ -1,4 +1,4 @@
-"""Updates of a rank that come in another order than one process's."""
+"""Updates of a rank in another order than in the single-process run."""
 
 from __future__ import annotations
 

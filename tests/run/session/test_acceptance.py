@@ -1,4 +1,4 @@
-"""Which runs an accepted finding covers: each way to pass what is worse, closed."""
+"""Which runs an accepted finding covers: nothing worse passes."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_slug_that_is_about_it_covers_it(slug: str, changes: dict[str, Any]) -> 
     report = _report(_finding(SLUG, 1), _finding(slug, 2), **changes)
     assert _accepted(report).verdict == "divergent"
     assert _accepted(report, {**REASONS, slug: "known"}).verdict == "equivalent"
-    # The other way round, the run has a cause that nobody accepted.
+    # In the reverse case, the run has a cause that is not accepted.
     assert _accepted(report, {slug: "known"}).verdict == "divergent"
 
 

@@ -1,4 +1,4 @@
-"""Ranks merged into one run: what is counted as compared, and as differing."""
+"""Ranks merged into one run: the counts of compared and differing tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RTOL = 0.01
 NAMES = ("a", "b", "c", "d")
 STEPS = 2
 KINDS = ("gradients", "weights", "outputs")
-# What a rank has of one quantity in one step: by how much each of its tensors is off.
+# One quantity of a rank in one step: the difference of each of its tensors.
 OFF = st.dictionaries(st.sampled_from(NAMES), st.sampled_from([0.0, 0.5]))
 RANK = st.tuples(*[st.fixed_dictionaries(dict.fromkeys(KINDS, OFF))] * STEPS)
 NOTHING: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}

@@ -1,4 +1,4 @@
-"""What follows from rounding that an optimizer amplifies is rounding, too."""
+"""Differences that follow from amplified rounding are rounding too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounding that an optimizer amplifies is told from a difference of training."""
+"""Rounding that an optimizer amplifies is separated from differences of training."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_rounding_is_told_once_draws_follow_the_samples(
     report = checking.check(pool, TargetRef(path=str(path)), options)
     found = {f.slug: bool(f.fix and f.fix.verified) for f in report.findings}
     assert found == {"rng/stochastic-layer": True, "loss/sum-reduction": True}
-    assert report.tolerance.rtol == 1e-9  # as drawn, nothing tells what is rounding
+    assert report.tolerance.rtol == 1e-9  # as drawn, rounding cannot be separated
 
 
 # A linear critic's gradient is the mean of its inputs, here nearly zero: rounding of

@@ -1,4 +1,4 @@
-"""A target that cannot be run at all: what machines read says so, and why."""
+"""A target that cannot be run: machine-readable outputs contain the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHY = "the single-process run exited with code 7"
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns a target whose one process dies, in the current folder."""
+    """Returns a target whose single-process run dies, in the current folder."""
 
     def dies(*_: Any, **__: Any) -> NoReturn:
         raise CannotCheckError(WHY, "")

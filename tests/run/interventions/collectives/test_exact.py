@@ -28,7 +28,7 @@ def test_only_the_view_with_gaps_is_not_what_was_asked_for(pool: Pool) -> None:
         assert (
             defect["what"] == "all_reduce(SUM) of float32 [3] with strides [2] by gloo"
         )
-        # The three ranks' 1, 3, 5 with 1, 10 and 100 added to each.
+        # 1, 3, 5 of the three ranks, with 1, 10 and 100 added to each.
         assert rank["column"] == [114.0, 120.0, 126.0]
 
 

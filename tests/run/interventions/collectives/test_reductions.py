@@ -16,7 +16,7 @@ from ddpcheck.run.interventions.collectives.reductions import (
     averaged_sums,
 )
 
-# Since torch 2.13 it says of itself that it is deprecated.
+# Deprecated since torch 2.13.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed.nn:FutureWarning"),
     pytest.mark.usefixtures("three_alike"),

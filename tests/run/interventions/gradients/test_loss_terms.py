@@ -1,4 +1,4 @@
-"""What no data reach is told from what they reach, and scaled where they meet."""
+"""Terms without data are separated from terms with data, and scaled at their sum."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def begun_with_a_zero(p: Tensor, data: Tensor) -> Tensor:
 
 
 def weighed_by_a_count(p: Tensor, data: Tensor) -> Tensor:
-    """Returns a loss beside a count that data were written into."""
+    """Returns a loss plus a count that data were written into."""
     count = torch.zeros(())
     count.add_(data)
     return p * count + count

@@ -1,4 +1,4 @@
-"""Ranks are told the mean of their numbers, as often as they ask for one."""
+"""Ranks read the mean of their numbers, whenever they read a number."""
 
 from __future__ import annotations
 

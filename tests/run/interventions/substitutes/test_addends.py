@@ -1,4 +1,4 @@
-"""Addends of a loss as one process has them, on ranks played one after another."""
+"""Single-process addends of a loss, on ranks that one process plays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 def loss_of(net: nn.Module, x: Tensor) -> Tensor:
-    """Returns a mean over samples beside a term that relates them."""
+    """Returns a mean over samples plus a term that relates them."""
     rows, temperature = net(x)
     spread = (rows / temperature).logsumexp((0, 1))
     value: Tensor = rows.square().sum(1).mean() + 0.5 * spread
@@ -43,7 +43,7 @@ def gradients(net: nn.Module) -> list[Tensor]:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Reader:
-    """Returns what one process notes in two steps, the second with two backwards."""
+    """Returns the records of one process: two steps, the second with two backwards."""
     writer = Writer(tmp_path / "trace")
     net, now = Net(), [0]
     with addends.recorded(net, writer, lambda: now[0], {}):
@@ -121,7 +121,7 @@ def test_nothing_is_left_on_the_model(reader: Reader) -> None:
 
 
 class Routed(Net):
-    """Returns rows and how evenly they are spread, of what a module within returns."""
+    """Returns rows and their balance, from the output of a module within."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         found = self.rows(x)

@@ -1,4 +1,4 @@
-"""Permutations: noted in one process, drawn again on a rank, generators as without."""
+"""Permutations: recorded, then substituted on a rank; generators are unaffected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written to a buffer is what one process has there at the end of the step."""
+"""Writes to a buffer write the single-process value at the end of the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from ddpcheck.compare.trace import Reader, Writer
 from ddpcheck.run.interventions.substitutes import substitutes
 
-ENDS = [torch.tensor([3.0, 5.0]), torch.tensor([4.0, 7.0])]  # one process's, by step
+ENDS = [
+    torch.tensor([3.0, 5.0]),
+    torch.tensor([4.0, 7.0]),
+]  # single-process values by step
 
 
 class Keeping(nn.Module):
@@ -26,7 +29,7 @@ class Keeping(nn.Module):
 
 
 class Net(Keeping):
-    """Has one of its own, and one in a module that nobody asks for."""
+    """Has its own buffer, and one in a module that is not substituted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +38,7 @@ class Net(Keeping):
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Reader:
-    """Returns a trace of two steps of one process."""
+    """Returns a single-process trace of two steps."""
     writer = Writer(tmp_path / "trace")
     for step, end in enumerate(ENDS):
         writer.add("buffers", step, [("kept", end), ("other.kept", end)])

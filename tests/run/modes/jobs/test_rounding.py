@@ -1,4 +1,4 @@
-"""Another rounding of what is computed in float32, and of nothing else."""
+"""Only float32 results are rounded differently."""
 
 from __future__ import annotations
 

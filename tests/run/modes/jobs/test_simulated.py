@@ -1,4 +1,4 @@
-"""Ranks played by one process train as real ones under DistributedDataParallel."""
+"""Simulated ranks train as real ones under DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def _both(pool: Pool, ref: TargetRef, world_size: int, **rest: Any) -> tuple[Run
 
 
 def _alike(real: Difference, played: Difference) -> bool:
-    """Returns whether two rows are as far from one process, and in one direction.
+    """Returns whether two rows differ equally from the single process.
 
-    What is equal to one process within a hundredth of the tolerance need only be that.
+    Rows within a hundredth of the tolerance of the single process count as equal.
     """
     if max(real.excess, played.excess) < 0.01:
         return True
@@ -96,7 +96,7 @@ def test_played_ranks_differ_from_one_process_just_as_real_ones(
     for name in ("gradients", "weights", "buffers", "outputs", "losses"):
         ours, theirs = getattr(real, name), getattr(played, name)
         if name == "losses" and not theirs.compared:
-            continue  # a train_step ends on rank 0 alone, and tells its loss there
+            continue  # a train_step ends on rank 0 only, and reports its loss there
         assert ours.compared == theirs.compared, name
         assert ours.mismatched == theirs.mismatched, name
         if name != "buffers":  # a played rank keeps none; the worst may be of any
