@@ -124,7 +124,7 @@ def _found_at(session: Session, spec: RunSpec, keys: tuple[str, ...]) -> str | N
         return None  # a built-in loss ran in the place of the target's
     arguments = {"ref": session.ref, "keys": keys}
     job = Job(function="ddpcheck.run.modes.jobs.places:find", arguments=arguments)
-    value = session.pool.run(job, SOLO)[0].value
+    value = session.ask(job, SOLO)[0].value
     return value if isinstance(value, str) else None
 
 

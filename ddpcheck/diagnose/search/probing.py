@@ -13,9 +13,8 @@ from ddpcheck.diagnose.probes.evidence import (
 )
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO
-from ddpcheck.ranks.task import Task
 from ddpcheck.report.data import Run
-from ddpcheck.run.session.session import Session, is_quick
+from ddpcheck.run.session.session import Asked, Session, is_quick
 from ddpcheck.run.spec import RunSpec
 
 
@@ -34,7 +33,7 @@ class References:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._known: dict[_Key, tuple[ReferenceEvidence | None, str]] = {}
-        self._begun: dict[_Key, Task] = {}
+        self._begun: dict[_Key, Asked] = {}
         self.train_before = False
 
     @contextlib.contextmanager
@@ -57,20 +56,16 @@ class References:
         """Returns the evidence, or None and what ended the probe."""
         key = self._key(spec, run)
         if key not in self._known:
-            task = self._begun.pop(key, None) or self._submit(key)
-            outcome = self._end(task)
+            begun = self._begun.pop(key, None) or self._submit(key)
+            (outcome,) = self._session.end(begun)
             if not run.faults and outcome.was_ended_from_outside:
-                outcome = self._end(self._submit(key))
+                (outcome,) = self._session.end(self._submit(key))
             value = outcome.value
             is_there = isinstance(value, ReferenceEvidence) and not value.failed
             self._known[key] = (
                 (value, "") if is_there else (None, _why(self._session, [outcome]))
             )
         return self._known[key]
-
-    def _end(self, task: Task) -> Outcome:
-        self._session.pool.wait([task])
-        return task.outcomes[0]
 
     def _key(self, spec: RunSpec, run: Run) -> _Key:
         """Returns the reference's spec, with the steps to look at, and the world size.
@@ -83,7 +78,7 @@ class References:
         steps = first_wrong_batch(run, spec.steps) + 1
         return _Key(single.but(steps=steps), spec.world_size, self.train_before)
 
-    def _submit(self, key: _Key) -> Task:
+    def _submit(self, key: _Key) -> Asked:
         job = Job(
             function="ddpcheck.diagnose.probes.reference:record",
             arguments={
@@ -93,10 +88,7 @@ class References:
                 "trains_before": key.trains_before,
             },
         )
-        session = self._session
-        return session.pool.submit(
-            job, SOLO, timeout_s=session.timeout_s, is_bounded=session.is_bounded
-        )
+        return self._session.begin(job, SOLO)
 
 
 def probe(
@@ -146,13 +138,7 @@ def _of_ranks(
         },
         files=("trace",),
     )
-    return session.pool.run(
-        job,
-        spec.world_size,
-        timeout_s=session.timeout_s,
-        quiet_looks=session.quiet_looks,
-        is_bounded=session.is_bounded,
-    )
+    return session.ask(job, spec.world_size)
 
 
 def first_wrong_batch(run: Run, steps: int) -> int:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ddpcheck.compare import space
@@ -47,6 +48,14 @@ _LEAST_S = 1.0  # for a job that begins before the deadline
 _LEAST_SLOWDOWN = 2.0  # that is not unusual
 _MOST_STARVED = 0.5  # of a rank's time, waiting for a core: it still hung
 _LAST_LINES = 4  # of output before a stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A job that was begun, and its task."""
+
+    job: Job
+    task: Task
 
 
 class CannotCheckError(Exception):
@@ -268,6 +277,26 @@ class Session:
             quiet_looks=self.quiet_looks,
             is_bounded=self.is_bounded,
         )
+
+    def begin(self, job: Job, world_size: int) -> Asked:
+        """Starts a job that is no run: a probe, a question about the target."""
+        task = self.pool.submit(
+            job,
+            world_size,
+            timeout_s=self.timeout_s,
+            quiet_looks=self.quiet_looks,
+            is_bounded=self.is_bounded,
+        )
+        return Asked(job=job, task=task)
+
+    def end(self, asked: Asked) -> list[Outcome]:
+        """Returns what each process of a job that was begun answered."""
+        self.pool.wait([asked.task])
+        return asked.task.outcomes
+
+    def ask(self, job: Job, world_size: int) -> list[Outcome]:
+        """Returns what each process answered to a job that is no run."""
+        return self.end(self.begin(job, world_size))
 
     def is_late(self) -> bool:
         """Returns whether the time for all jobs is over."""

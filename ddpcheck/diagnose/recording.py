@@ -1,0 +1,235 @@
+"""Recorded cases: all that ranks answered in one check, written to a file and replayed.
+
+A `Recorder` is a session that notes what its runs and probes return. A `Replay` answers
+from the file: rules and the search are tested on it in milliseconds, without torch and
+without a process. A check that asks for something else raises `NotRecordedError`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ddpcheck.diagnose.probes import evidence
+from ddpcheck.errors import problem
+from ddpcheck.errors.problem import UsageError
+from ddpcheck.ranks import messages
+from ddpcheck.ranks.messages import Job, Outcome
+from ddpcheck.report import data
+from ddpcheck.run import intervention, sizes, spec
+from ddpcheck.run.session.session import Asked, CannotCheckError, Session
+from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
+
+_CLASS, _TUPLE, _SET, _DICT, _ENUM = "$", "$tuple", "$set", "$dict", "$enum"
+_MARKS = {_CLASS, _TUPLE, _SET, _DICT, _ENUM}
+_OF_THE_SESSION = ("ref", "trace")  # arguments of jobs: paths that differ each time
+_POOL_TIMEOUT_S = 60.0
+# Whose classes a recorded case holds; their names are unique.
+_KINDS: dict[str, Any] = {
+    name: kind
+    for module in (data, evidence, intervention, messages, problem, sizes, spec)
+    for name, kind in vars(module).items()
+    if isinstance(kind, enum.EnumMeta) or dataclasses.is_dataclass(kind)
+}
+
+
+class NotRecordedError(Exception):
+    """The replayed check asks for a run or a probe that the file does not have."""
+
+
+class Recorder(Session):
+    """A session that notes what its runs and probes return, for `write`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.answers: dict[str, list[Any]] = {}
+
+    def reference(self, spec: RunSpec) -> ReferenceResult:
+        """Returns the session's; notes it, or that there is none."""
+        key = _key("reference", spec)
+        try:
+            made = super().reference(spec)
+        except (UsageError, CannotCheckError):
+            self.answers[key] = [None]
+            raise
+        self.answers[key] = [dataclasses.replace(made, trace="")]
+        return made
+
+    def run(self, specs: Iterable[RunSpec], *, apart: bool = False) -> list[RunOutcome]:
+        """Returns the session's; notes what the ranks answered."""
+        made = super().run(specs, apart=apart)
+        for outcome in made:
+            said = (outcome.ranks, outcome.servers, outcome.cut_off)
+            self.answers.setdefault(_key("run", outcome.spec), []).append(said)
+        return made
+
+    def end(self, asked: Asked) -> list[Outcome]:
+        """Returns the session's; notes what the processes answered."""
+        made = super().end(asked)
+        self.answers.setdefault(_job_key(asked.job), []).append(made)
+        return made
+
+
+def write(recorder: Recorder, path: Path) -> None:
+    """Writes what a recorder noted; the same answers give the same bytes."""
+    answers = sorted(recorder.answers.items())
+    plain = {key: _to_plain(values) for key, values in answers}
+    text = json.dumps(plain, separators=(",", ":"))
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+class Replay:
+    """A session that answers from a recorded file; it starts no process.
+
+    Args:
+        path: what `write` wrote.
+        ref: the target, for names in messages.
+    """
+
+    def __init__(self, path: Path, ref: Any) -> None:
+        text = gzip.decompress(path.read_bytes()).decode()
+        self._answers: dict[str, list[Any]] = json.loads(text)
+        self._taken: dict[str, int] = {}
+        self.path, self.ref = path, ref
+        self.pool = SimpleNamespace(
+            device="cpu",
+            timeout_s=_POOL_TIMEOUT_S,
+            is_given=False,
+            open=lambda *_: None,
+            retire=lambda *_: None,
+        )
+        self.progress: Any = None
+        self.on_run: Any = None
+        self.room = self.timeout_s = self.deadline = None
+        self.is_bounded, self.quiet_looks = False, 0
+        self.internal: dict[str, str] = {}
+
+    def _answer(self, key: str) -> Any:
+        """Returns the next answer to a question; the last one again after it."""
+        if key not in self._answers:
+            message = f"{self.path.name} has no answer to {key}"
+            raise NotRecordedError(message)
+        place = self._taken.get(key, 0)
+        values = self._answers[key]
+        self._taken[key] = place + 1
+        return _from_plain(values[min(place, len(values) - 1)])
+
+    def reference(self, spec: RunSpec) -> ReferenceResult:
+        """Returns the recorded reference; raises where the recorded one raised."""
+        made: ReferenceResult | None = self._answer(_key("reference", spec))
+        if made is None:
+            message = "the recorded single-process run did not train"
+            raise CannotCheckError(message, "")
+        return made
+
+    def trains(self, spec: RunSpec) -> bool:
+        """Returns whether the single-process run trained so."""
+        return self._answer(_key("reference", spec)) is not None
+
+    def run(self, specs: Iterable[RunSpec], *, apart: bool = False) -> list[RunOutcome]:  # noqa: ARG002
+        """Returns the recorded outcomes."""
+        made = []
+        for one in specs:
+            ranks, servers, cut_off = self._answer(_key("run", one))
+            made.append(
+                RunOutcome(
+                    spec=one,
+                    reference=self.reference(one),
+                    ranks=ranks,
+                    servers=servers,
+                    cut_off=cut_off,
+                )
+            )
+            if self.on_run:
+                self.on_run(made[-1])
+        return made
+
+    def begin(self, job: Job, world_size: int) -> Job:  # noqa: ARG002
+        """Returns the job; `end` answers it."""
+        return job
+
+    def end(self, task: Job) -> list[Outcome]:
+        """Returns the recorded answers to a job."""
+        made: list[Outcome] = self._answer(_job_key(task))
+        return made
+
+    def ask(self, job: Job, world_size: int) -> list[Outcome]:
+        """Returns the recorded answers to a job."""
+        return self.end(self.begin(job, world_size))
+
+    def is_late(self) -> bool:
+        """Returns False: a replay takes no time."""
+        return False
+
+    def where(self) -> str:
+        """Returns "": no run is going on."""
+        return ""
+
+    def note_failure(self, stack: str) -> None:
+        """Notes nothing: failures are recorded with the check."""
+
+
+def _key(kind: str, one: RunSpec) -> str:
+    return f"{kind} {json.dumps(_to_plain(one))}"
+
+
+def _job_key(job: Job) -> str:
+    given = {k: v for k, v in job.arguments.items() if k not in _OF_THE_SESSION}
+    return f"{job.function} {json.dumps(_to_plain(given))}"
+
+
+def _to_plain(value: Any) -> Any:  # noqa: PLR0911 (one per type)
+    """Returns the value for JSON, which lacks some types; without defaults."""
+    if isinstance(value, enum.Enum):
+        return {_ENUM: f"{type(value).__name__}.{value.name}"}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {_CLASS: type(value).__name__, **dict(_fields(value))}
+    if isinstance(value, dict):
+        if all(isinstance(k, str) and k not in _MARKS for k in value):
+            return {k: _to_plain(v) for k, v in value.items()}
+        return {_DICT: [[_to_plain(k), _to_plain(v)] for k, v in value.items()]}
+    if isinstance(value, list):
+        return [_to_plain(v) for v in value]
+    if isinstance(value, tuple):
+        return {_TUPLE: [_to_plain(v) for v in value]}
+    if isinstance(value, set | frozenset):
+        return {_SET: sorted(map(_to_plain, value), key=str)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    message = f"{type(value).__name__} is no plain data"
+    raise TypeError(message)
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(value):
+        mine, default = getattr(value, field.name), field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if field.init and (mine is None) >= (default is None) and mine == default:
+            continue
+        yield field.name, _to_plain(mine)
+
+
+def _from_plain(value: Any) -> Any:  # noqa: PLR0911 (one per type)
+    """Returns what `_to_plain` was given; sets come back frozen."""
+    if isinstance(value, list):
+        return [_from_plain(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if _TUPLE in value:
+        return tuple(map(_from_plain, value[_TUPLE]))
+    if _SET in value:
+        return frozenset(map(_from_plain, value[_SET]))
+    if _DICT in value:
+        return {_from_plain(k): _from_plain(v) for k, v in value[_DICT]}
+    if _ENUM in value:
+        kind, _, name = value[_ENUM].partition(".")
+        return _KINDS[kind][name]
+    found = {k: _from_plain(v) for k, v in value.items() if k != _CLASS}
+    return _KINDS[value[_CLASS]](**found) if _CLASS in value else found
