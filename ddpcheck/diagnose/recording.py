@@ -7,6 +7,7 @@ without a process. A check that asks for something else raises `NotRecordedError
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import gzip
@@ -14,17 +15,19 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from ddpcheck.diagnose.probes import evidence
 from ddpcheck.errors import problem
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks import messages
 from ddpcheck.ranks.messages import Job, Outcome
+from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import data
-from ddpcheck.run import intervention, sizes, spec
+from ddpcheck.run import intervention, spec
 from ddpcheck.run.session.session import Asked, CannotCheckError, Session
 from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
+from ddpcheck.target.target import TargetRef
 
 _CLASS, _TUPLE, _SET, _DICT, _ENUM = "$", "$tuple", "$set", "$dict", "$enum"
 _MARKS = {_CLASS, _TUPLE, _SET, _DICT, _ENUM}
@@ -33,7 +36,7 @@ _POOL_TIMEOUT_S = 60.0
 # Whose classes a recorded case holds; their names are unique.
 _KINDS: dict[str, Any] = {
     name: kind
-    for module in (data, evidence, intervention, messages, problem, sizes, spec)
+    for module in (data, evidence, intervention, messages, problem, spec)
     for name, kind in vars(module).items()
     if isinstance(kind, enum.EnumMeta) or dataclasses.is_dataclass(kind)
 }
@@ -84,7 +87,7 @@ def write(recorder: Recorder, path: Path) -> None:
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-class Replay:
+class Replay(Session):
     """A session that answers from a recorded file; it starts no process.
 
     Args:
@@ -92,33 +95,27 @@ class Replay:
         ref: the target, for names in messages.
     """
 
-    def __init__(self, path: Path, ref: Any) -> None:
-        text = gzip.decompress(path.read_bytes()).decode()
-        self._answers: dict[str, list[Any]] = json.loads(text)
-        self._taken: dict[str, int] = {}
-        self.path, self.ref = path, ref
-        self.pool = SimpleNamespace(
+    def __init__(self, path: Path, ref: TargetRef) -> None:
+        pool = SimpleNamespace(
             device="cpu",
             timeout_s=_POOL_TIMEOUT_S,
-            is_given=False,
             open=lambda *_: None,
             retire=lambda *_: None,
         )
-        self.progress: Any = None
-        self.on_run: Any = None
-        self.room = self.timeout_s = self.deadline = None
-        self.is_bounded, self.quiet_looks = False, 0
-        self.internal: dict[str, str] = {}
+        super().__init__(cast("Pool", pool), ref)
+        text = gzip.decompress(path.read_bytes()).decode()
+        self._name, self._answers = path.name, json.loads(text)
+        self._taken: collections.Counter[str] = collections.Counter()
 
     def _answer(self, key: str) -> Any:
         """Returns the next answer to a question; the last one again after it."""
         if key not in self._answers:
-            message = f"{self.path.name} has no answer to {key}"
+            message = f"{self._name} has no answer to {key}"
             raise NotRecordedError(message)
-        place = self._taken.get(key, 0)
         values = self._answers[key]
-        self._taken[key] = place + 1
-        return _from_plain(values[min(place, len(values) - 1)])
+        place = min(self._taken[key], len(values) - 1)
+        self._taken[key] += 1
+        return _from_plain(values[place])
 
     def reference(self, spec: RunSpec) -> ReferenceResult:
         """Returns the recorded reference; raises where the recorded one raised."""
@@ -128,51 +125,31 @@ class Replay:
             raise CannotCheckError(message, "")
         return made
 
-    def trains(self, spec: RunSpec) -> bool:
-        """Returns whether the single-process run trained so."""
-        return self._answer(_key("reference", spec)) is not None
-
     def run(self, specs: Iterable[RunSpec], *, apart: bool = False) -> list[RunOutcome]:  # noqa: ARG002
         """Returns the recorded outcomes."""
-        made = []
-        for one in specs:
-            ranks, servers, cut_off = self._answer(_key("run", one))
-            made.append(
-                RunOutcome(
-                    spec=one,
-                    reference=self.reference(one),
-                    ranks=ranks,
-                    servers=servers,
-                    cut_off=cut_off,
-                )
-            )
-            if self.on_run:
-                self.on_run(made[-1])
-        return made
+        return [self._outcome(one) for one in specs]
 
-    def begin(self, job: Job, world_size: int) -> Job:  # noqa: ARG002
+    def _outcome(self, spec: RunSpec) -> RunOutcome:
+        ranks, servers, cut_off = self._answer(_key("run", spec))
+        outcome = RunOutcome(
+            spec=spec,
+            reference=self.reference(spec),
+            ranks=ranks,
+            servers=servers,
+            cut_off=cut_off,
+        )
+        if self.on_run:
+            self.on_run(outcome)
+        return outcome
+
+    def begin(self, job: Job, world_size: int) -> Asked:  # noqa: ARG002
         """Returns the job; `end` answers it."""
-        return job
+        return Asked(job=job)
 
-    def end(self, task: Job) -> list[Outcome]:
+    def end(self, asked: Asked) -> list[Outcome]:
         """Returns the recorded answers to a job."""
-        made: list[Outcome] = self._answer(_job_key(task))
+        made: list[Outcome] = self._answer(_job_key(asked.job))
         return made
-
-    def ask(self, job: Job, world_size: int) -> list[Outcome]:
-        """Returns the recorded answers to a job."""
-        return self.end(self.begin(job, world_size))
-
-    def is_late(self) -> bool:
-        """Returns False: a replay takes no time."""
-        return False
-
-    def where(self) -> str:
-        """Returns "": no run is going on."""
-        return ""
-
-    def note_failure(self, stack: str) -> None:
-        """Notes nothing: failures are recorded with the check."""
 
 
 def _key(kind: str, one: RunSpec) -> str:
@@ -181,7 +158,8 @@ def _key(kind: str, one: RunSpec) -> str:
 
 def _job_key(job: Job) -> str:
     given = {k: v for k, v in job.arguments.items() if k not in _OF_THE_SESSION}
-    return f"{job.function} {json.dumps(_to_plain(given))}"
+    name = job.function.rpartition(":")[2]  # modules may move
+    return f"{name} {json.dumps(_to_plain(given))}"
 
 
 def _to_plain(value: Any) -> Any:  # noqa: PLR0911 (one per type)

@@ -1,18 +1,26 @@
-"""Every program of the corpus yields what its header says, and nothing else.
+r"""Every program of the corpus yields what its header says, and nothing else.
 
 Those without the mark `corpus` are chosen by what they cover: every slug that a program
 has, every intervention that proves one, both verdicts, and of what is sound every
 function of torch.distributed that a program uses; see tests/corpus/coverage.py.
+
+With DDPCHECK_RECORD=1 each check is written to tests/recorded, for test_recorded.py:
+
+    DDPCHECK_RECORD=1 pytest -n auto -m "corpus or not corpus" \
+        tests/diagnose/test_corpus.py
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddpcheck.checking import checking
+from ddpcheck.diagnose import recording
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.ranks.task import Task
@@ -28,6 +36,7 @@ def _marks(program: Program) -> list[pytest.MarkDecorator]:
     return [] if program.name in coverage.quick() else [pytest.mark.corpus]
 
 
+RECORDED = Path(__file__).parents[1] / "recorded"
 ALL = [pytest.param(p, id=p.name, marks=_marks(p)) for p in programs().values()]
 
 
@@ -56,12 +65,18 @@ def test_program_yields_what_its_header_says(
     skip_below(*program.needs)
     # Ranks that never answer are given up sooner.
     pool = request.getfixturevalue("short" if HANGS & set(program.slugs) else "pool")
-    report = checking.check(pool, TargetRef(path=str(program.path)), program.options)
+    ref = TargetRef(path=str(program.path))
+    session = recording.Recorder(pool, ref)
+    report = checking.check(pool, ref, program.options, session=session)
     found = tuple((f.slug, f.fix.verified if f.fix else None) for f in report.findings)
     assert (report.verdict, found) == (program.verdict, program.findings)
     assert report.runs[0].gradients.compared or program.findings
     sentences = [f.fix.intervention for f in report.findings if f.fix and f.fix.proof]
     proven = {name for said in sentences for name in coverage.proven_by(said)}
+    if os.environ.get("DDPCHECK_RECORD") and program.findings:
+        path = RECORDED / f"{program.name}.json.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        recording.write(session, path)
     record_property("program", program.name)
     record_property("jobs", len(jobs))
     record_property("interventions", " ".join(sorted(proven)))

@@ -52,10 +52,10 @@ _LAST_LINES = 4  # of output before a stack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A job that was begun, and its task."""
+    """A job that was begun, and its task; None in a replay."""
 
     job: Job
-    task: Task
+    task: Task | None = None
 
 
 class CannotCheckError(Exception):
@@ -291,6 +291,7 @@ class Session:
 
     def end(self, asked: Asked) -> list[Outcome]:
         """Returns what each process of a job that was begun answered."""
+        assert asked.task is not None
         self.pool.wait([asked.task])
         return asked.task.outcomes
 
