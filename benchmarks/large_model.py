@@ -77,7 +77,7 @@ def measure(ref: TargetRef, dtype: str, world_size: int) -> None:
         started = time.perf_counter()
         report = checking.check(pool, ref, asked)
         check_s = time.perf_counter() - started
-        # Once more: who looks at memory takes a core's time, and locks it.
+        # Once more: reading the memory takes a core's time, and a lock.
         with messages_measured() as sizes, Memory(pool) as memory:
             checking.check(pool, ref, asked)
         index = [p.stat().st_size for p in memory.indices if p.exists()]

@@ -1,4 +1,4 @@
-"""Cost of a case as the world size grows: real ranks to 64, played ones to 4,096.
+"""Cost of a case as the world size grows: real ranks to 64, simulated to 4,096.
 
     python benchmarks/scale.py [--repetitions 5] [--world-sizes 2,4,8,16,32,64]
                                [--simulate 16,256,1024,4096]
@@ -37,7 +37,7 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
-    """Prints one row per world size, real and played."""
+    """Prints one row per world size, real and simulated."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--world-sizes", default="2,4,8,16,32,64")
@@ -45,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     real(_sizes(options.world_sizes), options.repetitions)
     print()
-    played(_sizes(options.simulate), min(options.repetitions, 3))
+    simulated(_sizes(options.simulate), min(options.repetitions, 3))
 
 
 def _sizes(text: str) -> list[int]:
@@ -115,8 +115,8 @@ def cpu_s(pids: list[int]) -> float:
     return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
-def played(world_sizes: list[int], repetitions: int) -> None:
-    """Prints a row per world size of ranks that one process plays."""
+def simulated(world_sizes: list[int], repetitions: int) -> None:
+    """Prints a row per world size of ranks that one process simulates."""
     print(
         f"{'sim W':>9}  {'case s':>8}  {'per pass ms':>11}  {'growth':>6}  "
         f"{'peak MiB':>8}  {'over import':>11}"

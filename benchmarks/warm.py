@@ -50,8 +50,8 @@ class Step:
     gradients: list[Tensor]
     weights: list[Tensor]
 
-    def kept(self) -> Step:
-        """Returns a copy that the next step leaves alone."""
+    def copied(self) -> Step:
+        """Returns a copy that the next step does not change."""
         gradients = [t.clone() for t in self.gradients]
         return Step(self.output, gradients, [t.clone() for t in self.weights])
 
@@ -124,7 +124,7 @@ def train_on_rank(context: Context) -> None:
 
 def train_plain() -> list[Step]:
     """Returns the steps of one process on the global batch."""
-    return [step.kept() for step in train(mlp.model().double(), rank=0, world_size=1)]
+    return [step.copied() for step in train(mlp.model().double(), rank=0, world_size=1)]
 
 
 def train_spawned(world_size: int) -> None:

@@ -79,7 +79,7 @@ def wait_for_imports(pool: Pool, ref: TargetRef) -> None:
             message += frames.in_users(error.detail)
             message += "; if it needs longer: --timeout-s" if error.of_user else ""
         elif error.kind == "raised":
-            message = f"importing {name} failed in a way that is not foreseen"
+            message = f"importing {name} failed unexpectedly"
         else:
             message = (
                 f"importing {name} ends the process (os._exit, or a crash in native "

@@ -105,7 +105,7 @@ def _why_not(cell: Cell, plan: Plan, facts: dict[str, Any]) -> str:
     if whole_mode:
         return whole_mode[0]
     size = facts["batch_size"]
-    return f"the batch of {size} is not divided by {cell.world_size}"
+    return f"the batch of {size} is not divisible by {cell.world_size}"
 
 
 def _cell(spec: RunSpec) -> Cell:
@@ -186,7 +186,7 @@ def _world_sizes(options: Options, size: int, plan: Plan) -> tuple[int, ...]:
     if possible:
         plan.warnings.append(
             f"none of the default world sizes divides the batch of {size}: "
-            "the shards are uneven, which a plain mean loss does not survive"
+            "the shards are uneven, for which a plain mean loss is wrong"
         )
         return possible
     raise UsageError(

@@ -71,9 +71,9 @@ def main(wanted: Outputs) -> int:
         with Progress(sys.stderr) as progress:
             fixed = _check(pool, paths["fixed"], progress)
         _show(fixed, folder, wanted)
-    as_told = (broken.verdict, fixed.verdict) == ("divergent", "equivalent")
-    streams.write(_END if as_told else _UNEXPECTED)
-    return EXIT_EQUIVALENT if as_told else EXIT_NOT_CHECKED
+    as_expected = (broken.verdict, fixed.verdict) == ("divergent", "equivalent")
+    streams.write(_END if as_expected else _UNEXPECTED)
+    return EXIT_EQUIVALENT if as_expected else EXIT_NOT_CHECKED
 
 
 def _copy(path: Path, to: Path) -> Path:

@@ -98,8 +98,9 @@ def check_chosen(rtol: float, dtype: str) -> None:
 def by_order(base: Tolerance, floor: float, *, permuted: str = "batch") -> Tolerance:
     """Returns the tolerance if the result depends on the order of the samples."""
     origin = (
-        f"{base.origin}; one process on a permuted {permuted} differs by {floor:.3g}, "
-        "too much for rounding: the order of the samples matters to this target"
+        f"{base.origin}; the single-process run on a permuted {permuted} differs by "
+        f"{floor:.3g}, too much for rounding: the order of the samples matters to this "
+        "target"
     )
     return Tolerance(rtol=base.rtol, origin=origin, noise_floor=floor)
 
@@ -127,15 +128,15 @@ def from_floor(
         return by_order(base, floor, permuted=permuted)
     rtol = floor * FLOOR_FACTOR
     origin = (
-        f"{FLOOR_FACTOR:g} x the noise floor {floor:.3g}, measured: one process "
-        f"repeated on a permuted {permuted}"
+        f"{FLOOR_FACTOR:g} x the noise floor {floor:.3g}, measured: the single-process "
+        f"run repeated on a permuted {permuted}"
     )
     if dtype == "float64" and first > _PURE_FLOAT64 and rtol < _FLOAT32_RTOL:
         rtol = _FLOAT32_RTOL
         origin = (
             f"{FLOOR_FACTOR:g} x the rounding of float32: the model computes in "
-            f"float32 inside (one process repeated on a permuted {permuted} differs "
-            f"by {floor:.3g})"
+            f"float32 inside (the single-process run repeated on a permuted "
+            f"{permuted} differs by {floor:.3g})"
         )
     if rtol <= base.rtol:
         return Tolerance(rtol=base.rtol, origin=base.origin, noise_floor=floor)

@@ -139,12 +139,12 @@ class Progress(Silent):
 
     def _line(self) -> str:
         now = time.monotonic()
-        time_told = f"{now - self._started:.0f} s"
+        times = f"{now - self._started:.0f} s"
         end = self._end
         if end is not None and end > now:
-            time_told += f", {about(end - now)} left"
+            times += f", {about(end - now)} left"
         parts = filter(None, (self.part, self._where(now)))
-        return f"ddpcheck: {', '.join((self.doing, *parts))} ({time_told})"
+        return f"ddpcheck: {', '.join((self.doing, *parts))} ({times})"
 
     def _where(self, now: float) -> str:
         """Returns the training step; ranks are not asked every time."""

@@ -203,7 +203,7 @@ def _missing(module: types.ModuleType, name: str, key: str) -> UsageError:
     command = f"ddpcheck {name} --{key}-fn {use}"
     if key == "model":
         command = f"ddpcheck {name}:{use}"
-    fix = f"define `{key}`, or name what plays its part: {command}"
+    fix = f"define `{key}`, or name what takes its place: {command}"
     if found:
         fix = f"rename `{found}`, or run: {command}"
     return UsageError(
@@ -328,7 +328,7 @@ def _check_kind(name: str, key: str, value: Any) -> None:
         raise UsageError(
             Problem(
                 slug="target-name-kind",
-                message=f"{name}: `{key}` is a class, not an object of it",
+                message=f"{name}: `{key}` is a class, not an instance of it",
                 expected=_SIGNATURES[key],
                 found=f"class {value.__name__}",
                 fix=f"{key} = {value.__name__}()",

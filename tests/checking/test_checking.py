@@ -57,7 +57,7 @@ def _fails(error: PreloadError) -> None:
         ),
         (
             PreloadError("raised", "KeyError: 'a'", of_user=True),
-            "importing mymodel.py failed in a way that is not foreseen",
+            "importing mymodel.py failed unexpectedly",
         ),
     ],
     ids=["target-hangs", "torch-hangs", "target-raises"],

@@ -86,7 +86,7 @@ def test_wrong_file_exits_2_with_the_text_and_in_its_reports(
         "ddpcheck: mymodel.py defines no `loss` [target-no-loss]\n"
         "  expected   def loss(output, target) -> scalar tensor\n"
         "  found      functions: model, batch\n"
-        "  fix        define `loss`, or name what plays its part: "
+        "  fix        define `loss`, or name what takes its place: "
         "ddpcheck mymodel.py --loss-fn NAME\n"
         "  more       ddpcheck --explain target-no-loss\n"
     )

@@ -353,7 +353,7 @@ def test_items_are_the_runs_of_the_matrix(targets: Session) -> None:
 def test_run_outside_the_matrix_is_skipped_with_the_reason(targets: Session) -> None:
     skipped = [line for line in targets.lines if line.startswith("SKIPPED [1]")]
     assert len(skipped) == 1
-    assert skipped[0].endswith(": the batch of 12 is not divided by 8")
+    assert skipped[0].endswith(": the batch of 12 is not divisible by 8")
 
 
 def test_accepted_run_is_xfail_with_the_reason(targets: Session) -> None:

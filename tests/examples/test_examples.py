@@ -76,7 +76,7 @@ def test_table_has_a_fixed_twin_for_every_divergent_example() -> None:
 @pytest.mark.xdist_group("digits")
 def test_digits_give_what_the_table_says(digits: Digits) -> None:
     row = next(row for row in ROWS if row.file == "digits_conv.py")
-    _assert_as_told(row, digits.exit_code, digits.report, digits.stdout)
+    _assert_as_expected(row, digits.exit_code, digits.report, digits.stdout)
 
 
 OTHERS = [row for row in ROWS if row.file != "digits_conv.py"]
@@ -88,7 +88,7 @@ OTHERS = [row for row in ROWS if row.file != "digits_conv.py"]
 def test_light_example_gives_what_the_table_says(row: Row, pool: Pool) -> None:
     options = settings.make(row.options, {}, modes=CHOICES)
     report = checking.check(pool, TargetRef(path=str(EXAMPLES / row.file)), options)
-    _assert_as_told(row, report.exit_code, reports.to_json(report), str(report))
+    _assert_as_expected(row, report.exit_code, reports.to_json(report), str(report))
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_example_on_real_tables_gives_what_the_table_says(
 ) -> None:
     ref = TargetRef(path=str(EXAMPLES / row.file))
     report = checking.check(with_sklearn, ref, Options())
-    _assert_as_told(row, report.exit_code, reports.to_json(report), str(report))
+    _assert_as_expected(row, report.exit_code, reports.to_json(report), str(report))
 
 
 @pytest.mark.slow
@@ -130,13 +130,13 @@ def test_example_gives_what_the_table_says(row: Row, tmp_path: Path) -> None:
     options = ["--json", str(path), "--report-dir", str(tmp_path / "reports")]
     command = [sys.executable, "-m", "ddpcheck", str(EXAMPLES / row.file), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    told = path.read_text(encoding="utf-8")
-    _assert_as_told(row, done.returncode, told, done.stdout + done.stderr)
+    shown = path.read_text(encoding="utf-8")
+    _assert_as_expected(row, done.returncode, shown, done.stdout + done.stderr)
 
 
-def _assert_as_told(row: Row, exit_code: int, told: str, output: str) -> None:
+def _assert_as_expected(row: Row, exit_code: int, shown: str, output: str) -> None:
     assert exit_code == row.exit_code, output
-    report = json.loads(told)
+    report = json.loads(shown)
     assert all(run["gradients"]["compared"] for run in report["runs"])
     findings = report["findings"][:1]
     found = [(f["slug"], f["fix"] and f["fix"]["verified"]) for f in findings]

@@ -9,13 +9,14 @@ import pytest
 
 from ddpcheck.checking import checking
 from ddpcheck.ranks.pool import Pool
-from ddpcheck.run.session.session import Session, result_of
+from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import (
     HeldOtherwise,
     ReducedOver,
     RunSpec,
     StateApart,
     Unlike,
+    result_of,
 )
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
