@@ -15,7 +15,7 @@ from ddpcheck.errors.problem import Problem, UsageError, cut
 from ddpcheck.target.options import DEFINITIONS, SETTINGS
 
 # Options that take a path; --report-dir is a setting.
-_PATHS = ("json", "junit-xml", "sarif", "baseline")
+PATHS = ("json", "junit-xml", "sarif", "baseline")
 _USAGE = "ddpcheck TARGET [options]"
 
 
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument(one.option, dest=one.name, **one.argument())
     for name in DEFINITIONS:
         made.add_argument(f"--{name.replace('_', '-')}-fn")
-    for name in _PATHS:
+    for name in PATHS:
         made.add_argument(f"--{name}")
     made.add_argument("--github", action="store_true")
     volume = made.add_mutually_exclusive_group()
@@ -104,7 +104,7 @@ class _Parser(argparse.ArgumentParser):
 
     def _refuse_empty(self, parsed: argparse.Namespace) -> None:
         """Refuses an empty path: in a script it comes from an unset variable."""
-        for name in (*_PATHS, "report-dir"):
+        for name in (*PATHS, "report-dir"):
             if getattr(parsed, name.replace("-", "_")) == "":
                 problem = _problem(
                     f"--{name} is empty",

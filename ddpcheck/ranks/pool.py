@@ -1,4 +1,12 @@
-"""The process pool: runs jobs in crews of ranks, every wait with a deadline."""
+"""The process pool: runs jobs in crews of ranks, every wait with a deadline.
+
+How a rank starts: `Pool.start` starts a fork server (forkserver.py), which imports
+torch and the target (preload.py, run/jobs.py: load_in_server). `Pool.open` forks the
+ranks of a world size from it (crew.py: LocalRank); each joins its process group and
+waits for jobs (worker.py: rank_main). A run is one `Job` for all ranks of a crew. Its
+function is a text, "package.module:name": for a run `Mode.entry_point`, which builds
+the user's model and trains it (run/modes/jobs/candidate.py).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One rank process: joins its process group, runs jobs, exits by `os._exit`.
 
-User code runs only here and in what this calls. The pool notices whatever that code
-does: an exception is sent as data, a death shows in the sentinel, a hang at the
-deadline.
+User code runs here; only the target's import runs before, in the fork server. The pool
+notices whatever that code does: an exception is sent as data, a death shows in the
+sentinel, a hang at the deadline.
 """
 
 from __future__ import annotations

@@ -203,7 +203,11 @@ def _remove_stale(report: Report, folder: Path) -> None:
 
 
 def render(report: Report, form: str, wanted: Outputs | None = None) -> str:
-    """Returns the report in one of all forms; "terminal" unless it is another."""
+    """Returns the report in one form: terminal, json, sarif, html, junit or github.
+
+    Raises:
+        ValueError: there is no such form.
+    """
     if form == "json":
         return reports.to_json(report)
     if form == "sarif":
@@ -222,7 +226,10 @@ def render(report: Report, form: str, wanted: Outputs | None = None) -> str:
         from ddpcheck.report.render import github  # noqa: PLC0415
 
         return github.to_annotations(report)
-    return terminal(report, wanted or Outputs(), "")
+    if form == "terminal":
+        return terminal(report, wanted or Outputs(), "")
+    message = f"no form of a report: {form!r}"
+    raise ValueError(message)
 
 
 def _pages(report: Report) -> Mapping[str, str]:

@@ -1,4 +1,8 @@
-"""The entry points that the engine calls by name in every rank."""
+"""The entry points that the rank engine calls by name.
+
+`load_in_server` runs in the fork server, `reference` in a process of its own, the
+others in every rank.
+"""
 
 from ddpcheck.run.modes.jobs.candidate import candidate
 from ddpcheck.run.modes.jobs.reference import reference

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.checking import places
+from ddpcheck.cli import arguments
 from ddpcheck.cli import main as cli
 from ddpcheck.report import files, output
 from tests.report.render import sample
@@ -181,3 +182,11 @@ def test_standard_output_is_no_file_of_that_name(
     monkeypatch.chdir(tmp_path)
     Path(output.STDOUT).write_text("notes", encoding="utf-8")
     places.check(Path("mymodel.py"), output.Outputs(json=output.STDOUT))
+
+
+def test_no_option_with_a_path_writes_over_the_target(tmp_path: Path) -> None:
+    target = tmp_path / "mymodel.py"
+    target.write_text("model = 1\n", encoding="utf-8")
+    for name in {*arguments.PATHS} - {"baseline"}:  # which is read
+        assert cli.main([str(target), f"--{name}", str(target)]) == 2, name
+        assert target.read_text(encoding="utf-8") == "model = 1\n"

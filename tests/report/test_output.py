@@ -348,3 +348,8 @@ def test_text_that_is_piped_is_as_wide_as_columns(
     monkeypatch.setenv("COLUMNS", columns)
     expected = terminal.to_text(_divergent(), color=False, width=width)
     assert output.terminal(_divergent(), Outputs(), "") == expected
+
+
+def test_form_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="no form of a report: 'markdown'"):
+        output.render(_equivalent(), "markdown")

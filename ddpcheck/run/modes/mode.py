@@ -97,7 +97,8 @@ class Mode:
     rank that raises, if that is no fault of the target. `explained_by`: the search that
     explains a divergent run: "ranks" probes it; "replicas" first tries causes that
     ranks have too; "stand-in" searches on a DDP run that diverges equally; "server"
-    tries the rules of the parameter server first, then a stand-in.
+    tries the rules of the parameter server first, then a stand-in; "" for modes that
+    are no choice.
     """
 
     name: str
@@ -123,6 +124,12 @@ class Mode:
     notes_rewrites: bool = False
     cannot_run: str = ""
     explained_by: Literal["", "ranks", "replicas", "stand-in", "server"] = ""
+
+    def __post_init__(self) -> None:
+        """Refuses a choice of --modes whose divergences no search would explain."""
+        if self.is_choice and not self.explained_by:
+            message = f"mode {self.name} is a choice and needs `explained_by`"
+            raise ValueError(message)
 
     def processes(self, world_size: int) -> int:
         """Returns how many processes a run has, 0 for one without a process group."""

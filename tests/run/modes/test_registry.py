@@ -84,3 +84,8 @@ def test_modes_by_what_they_are() -> None:
 def test_a_mode_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         registry.MODES[0].name = "other"  # type: ignore[misc]
+
+
+def test_choice_of_modes_without_a_search_for_its_causes_is_refused() -> None:
+    with pytest.raises(ValueError, match="mode hsdp is a choice and needs"):
+        Mode(name="hsdp", title="Hybrid sharding", entry_point="x:y", is_choice=True)
