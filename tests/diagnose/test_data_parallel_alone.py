@@ -1,4 +1,7 @@
-"""Runs of DataParallel without one of DDP: that is made to tell the causes apart."""
+"""Runs of DataParallel without one of DDP: that is made to tell the causes apart.
+
+Programs of the corpus with `--modes dp` are checked by test_corpus.
+"""
 
 from __future__ import annotations
 
@@ -8,125 +11,12 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.ranks.pool import Pool
+from tests.corpus import programs
 from tests.diagnose.head import HEAD
 from tests.diagnose.test_rules import checked
 
 pytestmark = pytest.mark.corpus
 
-BATCH_NORM = """
-model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
-"""
-# The ranks synchronise it; replicas cannot.
-SYNCHRONISED = (
-    BATCH_NORM
-    + """
-from torch.nn.parallel import DistributedDataParallel as DDP
-def wrap(model):
-    return DDP(nn.SyncBatchNorm.convert_sync_batchnorm(model))
-"""
-)
-# Centred by the rows of all ranks; replicas have nobody to ask.
-CENTRED = """
-def mean_of_all(x):
-    if not dist.is_initialized():
-        return x.mean(0)
-    return dnn.all_reduce(x.mean(0)) / world()
-class Centred(nn.Linear):
-    def forward(self, x):
-        y = super().forward(x)
-        return (y - mean_of_all(y)).sin()
-model = nn.Sequential(Centred(4, 6), nn.Linear(6, 3))
-"""
-NORM_BY_HAND = (
-    CENTRED
-    + """
-class Norm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(6))
-    def forward(self, x):
-        mean = mean_of_all(x)
-        self.mean.lerp_(mean.detach(), 0.1)
-        return (x - mean) * (mean_of_all((x - mean) ** 2) + 1e-5).rsqrt()
-model = nn.Sequential(nn.Linear(4, 6), Norm(), nn.Linear(6, 3))
-"""
-)
-COUNTER = """
-class Annealed(nn.Linear):
-    calls = 0
-    def forward(self, x):
-        weight = self.calls
-        self.calls += 1
-        return weight * super().forward(x)
-model = Annealed(4, 3)
-"""
-# Every replica has rows of its own to remember.
-HIDDEN = """
-class Remembering(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.cell, self.head, self.state = nn.GRUCell(4, 5), nn.Linear(5, 3), None
-    def forward(self, x):
-        state = self.cell(x, self.state)
-        self.state = state.detach()
-        return self.head(state)
-model = Remembering()
-"""
-# What is not trained, and is given other data in forward (power iterations).
-DIRECTION = """
-class Turned(nn.Linear):
-    def __init__(self):
-        super().__init__(4, 3)
-        self.turn = nn.Parameter(torch.ones(4), requires_grad=False)
-    def forward(self, x):
-        y = super().forward(x * self.turn)
-        self.turn.data = (self.weight.T @ self.weight @ self.turn).detach()
-        return y
-model = Turned()
-"""
-# Weights of its own for every sample, from the parameters by name.
-ADAPTED = """
-from torch.func import functional_call, grad, vmap
-class Adapted(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(4, 3)
-    def forward(self, x):
-        call = lambda weights, row: functional_call(self.net, weights, (row,))
-        def adapted(row):
-            weights = dict(self.net.named_parameters())
-            slope = grad(lambda w: call(w, row.flip(0)).square().sum())(weights)
-            return call({n: w - 0.1 * slope[n] for n, w in weights.items()}, row)
-        return vmap(adapted)(x)
-model = Adapted()
-"""
-# Under DDP a sum makes gradients 1 / W; DataParallel has it as one process.
-# Every replica has a part of a table, and all of a list.
-TABLE = """
-class Nearest(nn.Linear):
-    def forward(self, x, table):
-        return torch.cdist(super().forward(x), table).amin(1)
-model = Nearest(4, 5)
-def train_step(model, optimizer, batch):
-    x, _ = batch
-    table = torch.linspace(-1, 1, 20, dtype=x.dtype).reshape(4, 5)
-    optimizer.zero_grad()
-    model(x, table).mean().backward()
-    optimizer.step()
-"""
-LENGTHS = """
-class Pooled(nn.Linear):
-    def forward(self, x, lengths):
-        y = super().forward(x)
-        return torch.stack([row[:n].mean(0) for row, n in zip(y, lengths)])
-model = Pooled(4, 3)
-batch = torch.randn(8, 5, 4), torch.arange(8) % 3
-def train_step(model, optimizer, batch):
-    x, y = batch
-    optimizer.zero_grad()
-    loss(model(x, [1 + n for n in y.tolist()]), y).backward()
-    optimizer.step()
-"""
 # Two views one after the other: gathered, each half has rows of both.
 VIEWS = """
 class Views(nn.Linear):
@@ -137,28 +27,8 @@ def loss(output, target):
     one, other = nn.functional.normalize(output, dim=1).chunk(2)
     return nn.functional.cross_entropy(one @ other.t(), torch.arange(len(one)))
 """
-SUM_BESIDE = "loss = nn.CrossEntropyLoss(reduction='sum')\n"
-REPLICA = """
-class Peeking(nn.Linear):
-    def forward(self, x):
-        return super().forward(x) * (2 if len(list(self.parameters())) == 0 else 1)
-model = Peeking(4, 3)
-"""
 
 
-# A parameter of no samples among the outputs; replicas' vectors stand in a row.
-VECTOR = """
-class Weighed(nn.Linear):
-    def __init__(self):
-        super().__init__(4, 3)
-        self.scale = nn.Parameter(torch.tensor([0.3, -0.2]))
-    def forward(self, x):
-        return super().forward(x), self.scale
-model = Weighed()
-def loss(output, target):
-    logits, scale = output
-    return nn.functional.cross_entropy(logits, target) * scale.exp().sum()
-"""
 # The state of each layer lies before the samples, in what is given and returned.
 LAYERS = """
 class Recurrent(nn.Module):
@@ -175,56 +45,6 @@ def train_step(model, optimizer, batch):
     output, state = model(x, x.new_ones(2, len(x), 5))
     (loss(output, y) + state[:, ::2].square().mean()).backward()
     optimizer.step()
-"""
-CHECKED = """
-class Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.scale = nn.Linear(4, 3), nn.Parameter(torch.full((3,), 0.2))
-    def forward(self, x):
-        y = self.body(x)
-        return y * self.scale if isinstance(self.scale, nn.Parameter) else y
-model = Scaled()
-"""
-# Every replica appends to one list: the sum has W times as many terms.
-LISTED = """
-class Listing(nn.Linear):
-    def __init__(self):
-        super().__init__(4, 3)
-        self.penalties, self.rows, self.seen = [], [], {"calls": 0}
-    def forward(self, x):
-        self.seen["calls"] += 1
-        y = super().forward(x) * self.seen["calls"]
-        self.penalties.append(y.abs().mean())
-        self.rows.append(y)
-        return y
-model = Listing()
-def train_step(model, optimizer, batch):
-    net = getattr(model, "module", model)
-    net.penalties.clear()
-    net.rows.clear()
-    optimizer.zero_grad()
-    value = loss(model(batch[0]), batch[1])
-    spread = torch.stack([rows.var(0).mean() for rows in net.rows]).sum()
-    (value + sum(net.penalties) + spread).backward()
-    optimizer.step()
-"""
-# A step of power iteration that writes a trained weight, where replicas lose it.
-NORMALISED = """
-class Prototypes(nn.Linear):
-    def forward(self, x):
-        self.weight.data = nn.functional.normalize(self.weight.data, dim=1)
-        return super().forward(x)
-model = Prototypes(4, 3)
-"""
-DICE = """
-import random
-dice = random.Random(3)
-class Dropping(nn.Linear):
-    def forward(self, x):
-        y = super().forward(x)
-        return y if dice.random() < 0.5 else 2 * y
-model = Dropping(4, 3)
 """
 # As many lists as a replica has samples: the loss is not given all of the outputs.
 ENTRIES = """
@@ -285,62 +105,6 @@ def test_what_nothing_uses_is_moved_by_zeros_and_not_compared(
         "weights of b.weight": why,
         "weights of b.bias": why,
     }
-
-
-@pytest.mark.parametrize(
-    ("source", "slug"),
-    [
-        (BATCH_NORM, "norm/local-batch-stats"),
-        (BATCH_NORM + SUM_BESIDE, "norm/local-batch-stats"),
-        (SYNCHRONISED, "norm/local-batch-stats"),
-        (CENTRED, "forward/batch-coupled"),
-        (NORM_BY_HAND, "norm/local-batch-stats"),
-        # Ranks ask for a group there too, and what replicas lose is another thing.
-        (
-            COUNTER.replace("= self.calls", "= self.calls * world() / world()"),
-            "dp/replica-state-lost",
-        ),
-        (COUNTER, "dp/replica-state-lost"),
-        (HIDDEN, "dp/replica-state-lost"),
-        (DIRECTION, "dp/replica-state-lost"),
-        (REPLICA, "dp/replica-parameters-empty"),
-        (TABLE, "dp/scatter-semantics"),
-        (LENGTHS, "dp/scatter-semantics"),
-        (VECTOR, "dp/scatter-semantics"),
-        (CHECKED, "dp/replica-parameters-empty"),
-        (ADAPTED, "dp/replica-parameters-empty"),
-        (LISTED, "dp/thread-context"),
-        (NORMALISED, "dp/replica-state-lost"),
-        (DICE, "rng/stochastic-layer"),
-    ],
-    ids=[
-        "shared",
-        "shared-beside-another",
-        "synchronised-by-ranks",
-        "centred-by-ranks",
-        "normalised-by-ranks",
-        "counter-beside-a-question",
-        "counter",
-        "hidden",
-        "direction",
-        "replica",
-        "table",
-        "list",
-        "vector-of-no-samples",
-        "kind-of-a-parameter",
-        "parameters-by-name",
-        "lists-that-replicas-share",
-        "trained-weight-that-is-written",
-        "dice-of-each-replica",
-    ],
-)
-def test_cause_is_found_and_its_fix_verified(
-    source: str, slug: str, pool: Pool, tmp_path: Path
-) -> None:
-    report = checked(pool, tmp_path, HEAD + source, ("dp",))
-    found = [(f.slug, f.runs, f.fix and f.fix.verified) for f in report.findings]
-    assert found == [(slug, (0,), True)]
-    assert [run.mode for run in report.runs] == ["dp"]
 
 
 SHIFTED = """
@@ -489,8 +253,9 @@ def test_unknown_says_that_the_target_is_written_for_ranks(
 def test_cause_of_data_parallel_beside_another_one_of_ddp(
     pool: Pool, tmp_path: Path
 ) -> None:
-    weighed = COUNTER.replace("weight = self.calls", "weight = 1 + self.calls")
-    source = HEAD + weighed + SUM_BESIDE
+    counter = programs.source("dp/counter-of-calls")
+    weighed = counter.replace("weight = self.calls", "weight = 1 + self.calls")
+    source = weighed + "loss = nn.CrossEntropyLoss(reduction='sum')\n"
     report = checked(pool, tmp_path, source, modes=("dp", "ddp"))
     modes = {f.slug: {report.runs[i].mode for i in f.runs} for f in report.findings}
     assert modes == {"loss/sum-reduction": {"ddp"}, "dp/replica-state-lost": {"dp"}}
@@ -500,7 +265,8 @@ def test_cause_of_data_parallel_beside_another_one_of_ddp(
 def test_what_replicas_have_no_group_for_is_told_in_their_words(
     pool: Pool, tmp_path: Path
 ) -> None:
-    report = checked(pool, tmp_path, HEAD + CENTRED, ("dp", "ddp"))
+    source = programs.source("forward/rows-centred-over-ranks-that-replicas-lack")
+    report = checked(pool, tmp_path, source, ("dp", "ddp"))
     assert [r.verdict for r in report.runs] == ["divergent", "equivalent"]
     (finding,) = report.findings
     assert finding.runs == (0,)
@@ -553,10 +319,10 @@ FINE = "DDP at world size 2 equals the single-process run"
 
 
 @pytest.mark.parametrize(
-    ("source", "summary", "facts"),
+    ("name", "summary", "facts"),
     [
         (
-            CHECKED,
+            "dp/kind-of-a-parameter-asked-in-forward",
             "the forward reads parameters(), which is empty in DataParallel's "
             "replicas: their parameters are plain tensors",
             (
@@ -565,7 +331,7 @@ FINE = "DDP at world size 2 equals the single-process run"
             ),
         ),
         (
-            LISTED,
+            "dp/lists-that-replicas-share",
             "DataParallel's replicas share the lists and dicts of the model: an "
             "entry added by one replica is seen by all",
             (
@@ -574,7 +340,7 @@ FINE = "DDP at world size 2 equals the single-process run"
             ),
         ),
         (
-            DICE,
+            "rng/dice-of-each-replica",
             "the forward draws random numbers with numpy or random, and every replica "
             "draws its own",
             (
@@ -583,7 +349,7 @@ FINE = "DDP at world size 2 equals the single-process run"
             ),
         ),
         (
-            VECTOR,
+            "dp/vector-of-no-samples-among-the-outputs",
             "DataParallel splits and gathers every tensor along dimension 0, "
             "whatever that is, and copies everything else whole; when only samples "
             "are split and gathered, it equals the single-process run",
@@ -593,8 +359,8 @@ FINE = "DDP at world size 2 equals the single-process run"
     ids=["kind", "lists", "dice", "vector"],
 )
 def test_finding_about_replicas_says(
-    source: str, summary: str, facts: tuple[str, ...], pool: Pool, tmp_path: Path
+    name: str, summary: str, facts: tuple[str, ...], pool: Pool, tmp_path: Path
 ) -> None:
-    (finding,) = checked(pool, tmp_path, HEAD + source, ("dp",)).findings
+    (finding,) = checked(pool, tmp_path, programs.source(name), ("dp",)).findings
     told = [fact for fact in finding.facts if fact != FINE]
     assert (finding.summary, told) == (summary, list(facts))
