@@ -1,17 +1,19 @@
 """Chooses the programs of the corpus that every run of the tests checks.
 
-They are few, and together they have
+They are few. Together with the examples of the rules' pages, which every run checks as
+well, they have
 
-- every slug that any program of the corpus has,
-- every intervention that is known to prove a cause of one,
+- every slug,
+- every intervention that is known to prove a cause,
 - both verdicts; and of what is sound every function of torch.distributed, every method
-  of DistributedDataParallel and every argument of it that any sound program uses.
+  and argument of DistributedDataParallel, and every class and function of torch.nn that
+  any sound program uses.
 
-Slugs and verdicts stand in the headers. What proves a cause and how many jobs a check
-takes is in coverage.json, as a run of the whole corpus found it:
+Slugs and verdicts stand in the headers. What proves a cause, and how many jobs a check
+gives its ranks, is in coverage.json, as a run of all found it:
 
     pytest -n auto -m "corpus or not corpus" tests/diagnose/test_corpus.py \\
-        --junit-xml corpus.xml
+        tests/diagnose/test_rules.py --junit-xml corpus.xml
     python -m tests.corpus.coverage corpus.xml
 
 A program that the table lacks counts by its header alone.
@@ -25,11 +27,13 @@ import json
 import re
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from ddpcheck.report.data import Report
+from ddpcheck.report.pages import pages
 from ddpcheck.run.intervention import (
     REGISTRY,
     Boundary,
@@ -42,8 +46,10 @@ from ddpcheck.run.intervention import (
 from tests.corpus.programs import FOLDER, Program, programs
 
 TABLE = FOLDER / "coverage.json"
+_PAGE = "page/"  # and the slug: the example of a page
 _USUAL_JOBS = 20  # of a program that the table lacks
-_MODULES = {"dist", "dnn"}  # torch.distributed, and its functions with gradient
+# torch.distributed, its functions with gradient, torch.nn and its functions.
+_MODULES = {"dist", "dnn", "nn", "nn.functional"}
 _METHODS = {"join", "no_sync", "register_comm_hook"}
 
 
@@ -78,11 +84,19 @@ def _used(source: str) -> Iterator[str]:
     """Yields what a program uses of torch.distributed and of the wrapper."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute):
-            is_function = isinstance(node.value, ast.Name) and node.value.id in _MODULES
-            if is_function or node.attr in _METHODS:
-                yield ast.unparse(node) if is_function else f"DDP.{node.attr}"
+            if ast.unparse(node.value) in _MODULES:
+                yield ast.unparse(node)
+            elif node.attr in _METHODS:
+                yield f"DDP.{node.attr}"
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "DDP":
             yield from (f"DDP({k.arg})" for k in node.keywords if k.arg)
+
+
+def covered_by_pages() -> set[str]:
+    """Returns what the examples of the rules' pages exercise."""
+    slugs = pages.rule_slugs()
+    rows = [table().get(_PAGE + slug, Row()) for slug in slugs]
+    return {"divergent", *slugs}.union(*(row.interventions for row in rows))
 
 
 @functools.cache
@@ -96,14 +110,14 @@ def quick() -> frozenset[str]:
     runnable = [p for p in programs().values() if not (p.slow or p.needs[1])]
     left = {p.name: covers(p) for p in runnable}
     jobs = {name: table().get(name, Row()).jobs for name in left}
-    missing = set().union(*left.values())
+    missing = set().union(*left.values()) - covered_by_pages()
     chosen: list[str] = []
     while missing:
         best = max(left, key=lambda n: (len(left[n] & missing) / jobs[n], n))
         missing -= left[best]
         chosen.append(best)
     for name in sorted(chosen, key=lambda n: (-jobs[n], n)):
-        others = set().union(*(left[n] for n in chosen if n != name))
+        others = covered_by_pages().union(*(left[n] for n in chosen if n != name))
         if left[name] <= others:
             chosen.remove(name)
     return frozenset(chosen)
@@ -147,6 +161,17 @@ def _meanings() -> Iterator[tuple[str, Meaning]]:
             yield kind.__name__, kind.meaning
 
 
+def properties(
+    name: str, report: Report, jobs: Sequence[str]
+) -> Iterator[tuple[str, object]]:
+    """Yields what `record` reads of a test: its program, and what the check showed."""
+    said = [f.fix.intervention for f in report.findings if f.fix and f.fix.proof]
+    proven = {name for sentence in said for name in proven_by(sentence)}
+    yield "program", name
+    yield "jobs", len(jobs)
+    yield "interventions", " ".join(sorted(proven))
+
+
 def record(results: Path) -> None:
     """Writes the table anew from a JUnit file; rows that it lacks stay as they are."""
     rows = {name: [row.jobs, *row.interventions] for name, row in table().items()}
@@ -155,7 +180,8 @@ def record(results: Path) -> None:
         if "program" in found:
             interventions = found["interventions"].split()
             rows[found["program"]] = [int(found["jobs"]), *interventions]
-    kept = {name: rows[name] for name in sorted(rows) if name in programs()}
+    known = {*programs(), *(_PAGE + slug for slug in pages.rule_slugs())}
+    kept = {name: rows[name] for name in sorted(rows) if name in known}
     lines = [f" {json.dumps(name)}: {json.dumps(row)}" for name, row in kept.items()]
     TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool
+from ddpcheck.ranks.task import Task
 
 
 @pytest.fixture
@@ -33,3 +36,17 @@ def no_script(monkeypatch: pytest.MonkeyPatch) -> None:
     Tests of the script are test_reproduce's; the examples of all pages have theirs.
     """
     monkeypatch.setattr("ddpcheck.diagnose.shrink.smallest", lambda _, it, *__: it)
+
+
+@pytest.fixture
+def jobs(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the jobs that the pool is given, in order."""
+    found: list[str] = []
+    submit = pool.submit
+
+    def note(job: Job, *args: Any, **kwargs: Any) -> Task:
+        found.append(job.function)
+        return submit(job, *args, **kwargs)
+
+    monkeypatch.setattr(pool, "submit", note)
+    return found

@@ -1,8 +1,9 @@
 r"""Every program of the corpus yields what its header says, and nothing else.
 
-Those without the mark `corpus` are chosen by what they cover: every slug that a program
-has, every intervention that proves one, both verdicts, and of what is sound every
-function of torch.distributed that a program uses; see tests/corpus/coverage.py.
+Those without the mark `corpus` are chosen by what they cover. With the examples of the
+pages (test_rules) that is every slug, every intervention that proves a cause, both
+verdicts, and of what is sound every function and class of torch.distributed, of its
+wrapper and of torch.nn that a program uses: see tests/corpus/coverage.py.
 
 With DDPCHECK_RECORD=1 each check is written to tests/recorded, for test_recorded.py:
 
@@ -15,15 +16,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddpcheck.checking import checking
 from ddpcheck.diagnose import recording
-from ddpcheck.ranks.messages import Job
-from ddpcheck.ranks.pool import Pool
-from ddpcheck.ranks.task import Task
 from ddpcheck.target.target import TargetRef
 from tests.corpus import coverage
 from tests.corpus.programs import Program, programs
@@ -38,20 +35,6 @@ def _marks(program: Program) -> list[pytest.MarkDecorator]:
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 ALL = [pytest.param(p, id=p.name, marks=_marks(p)) for p in programs().values()]
-
-
-@pytest.fixture
-def jobs(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the jobs that the pool is given, in order."""
-    found: list[str] = []
-    submit = pool.submit
-
-    def note(job: Job, *args: Any, **kwargs: Any) -> Task:
-        found.append(job.function)
-        return submit(job, *args, **kwargs)
-
-    monkeypatch.setattr(pool, "submit", note)
-    return found
 
 
 @pytest.mark.usefixtures("no_script")
@@ -71,12 +54,9 @@ def test_program_yields_what_its_header_says(
     found = tuple((f.slug, f.fix.verified if f.fix else None) for f in report.findings)
     assert (report.verdict, found) == (program.verdict, program.findings)
     assert report.runs[0].gradients.compared or program.findings
-    sentences = [f.fix.intervention for f in report.findings if f.fix and f.fix.proof]
-    proven = {name for said in sentences for name in coverage.proven_by(said)}
     if os.environ.get("DDPCHECK_RECORD") and program.findings:
         path = RECORDED / f"{program.name}.json.gz"
         path.parent.mkdir(parents=True, exist_ok=True)
         recording.write(session, path)
-    record_property("program", program.name)
-    record_property("jobs", len(jobs))
-    record_property("interventions", " ".join(sorted(proven)))
+    for name, value in coverage.properties(program.name, report, jobs):
+        record_property(name, value)

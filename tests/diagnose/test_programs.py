@@ -141,31 +141,47 @@ def test_programs_are_files_of_the_folders_alone() -> None:
     assert deep == []
 
 
-def test_quick_programs_have_every_slug_that_a_program_has() -> None:
-    chosen = [p for name, p in programs().items() if name in coverage.quick()]
-    usual = [p for p in programs().values() if not (p.slow or p.needs[1])]
-    of_all = {slug for program in usual for slug in program.slugs}
-    assert {slug for program in chosen for slug in program.slugs} == of_all
-    assert len(of_all & set(SLUGS)) > 50
+def _exercised() -> set[str]:
+    """Returns what the pages' examples and the chosen programs exercise together."""
+    chosen = [coverage.covers(programs()[name]) for name in coverage.quick()]
+    return coverage.covered_by_pages().union(*chosen)
 
 
-def test_quick_programs_have_every_known_proof_and_both_verdicts() -> None:
-    chosen = [p for name, p in programs().items() if name in coverage.quick()]
+def test_every_run_checks_each_slug_that_a_program_has() -> None:
+    named = {slug for program in programs().values() for slug in program.slugs}
+    assert len(named & set(SLUGS)) > 55
+    assert named - _exercised() == set()
+    chosen = {slug for name in coverage.quick() for slug in programs()[name].slugs}
+    assert "unknown" in chosen  # it has no page with an example
+
+
+def test_every_run_checks_each_known_proof_and_both_verdicts() -> None:
     known = {name for row in coverage.table().values() for name in row.interventions}
-    covered = set().union(*(coverage.covers(program) for program in chosen))
-    assert known - covered == set()
-    assert {program.verdict for program in chosen} == {"divergent", "equivalent"}
+    assert len(known) > 70
+    assert known - _exercised() == set()
+    verdicts = {programs()[name].verdict for name in coverage.quick()}
+    assert verdicts == {"divergent", "equivalent"}
 
 
-def test_no_quick_program_is_superfluous() -> None:
+def test_every_run_checks_what_sound_programs_use() -> None:
+    sound = [p for p in programs().values() if not (p.findings or p.slow or p.needs[1])]
+    used = set().union(*(coverage.covers(program) for program in sound))
+    assert {"dist.all_reduce", "DDP.no_sync", "DDP(process_group)", "nn.GRU"} <= used
+    assert used - _exercised() == set()
+
+
+def test_no_chosen_program_is_superfluous() -> None:
     chosen = {n: coverage.covers(programs()[n]) for n in coverage.quick()}
     for name, covered in chosen.items():
-        others = set().union(*(c for n, c in chosen.items() if n != name))
+        others = coverage.covered_by_pages().union(
+            *(c for n, c in chosen.items() if n != name)
+        )
         assert covered - others, name
 
 
-def test_table_names_programs_alone() -> None:
-    assert set(coverage.table()) - set(programs()) == set()
+def test_table_names_programs_and_pages_alone() -> None:
+    known = {*programs(), *(f"page/{slug}" for slug in SLUGS)}
+    assert set(coverage.table()) - known == set()
 
 
 def test_sentence_of_a_fix_is_read_back_as_its_interventions() -> None:
@@ -187,16 +203,16 @@ def test_sentence_of_a_fix_is_read_back_as_its_interventions() -> None:
 def test_results_of_a_run_become_rows_of_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = min(programs())
+    name, page = min(programs()), f"page/{SLUGS[0]}"
     rows = "".join(
         f'<testcase><properties><property name="program" value="{program}"/>'
         '<property name="jobs" value="7"/>'
         '<property name="interventions" value="A B"/></properties></testcase>'
-        for program in (name, "loss/long-gone")
+        for program in (name, page, "loss/long-gone")
     )
     (tmp_path / "x.xml").write_text(f"<suite>{rows}<testcase/></suite>", "utf-8")
     monkeypatch.setattr(coverage, "TABLE", tmp_path / "table.json")
     monkeypatch.setattr(coverage, "table", dict)
     coverage.record(tmp_path / "x.xml")
-    expected = f'{{\n "{name}": [7, "A", "B"]\n}}\n'
+    expected = f'{{\n "{name}": [7, "A", "B"],\n "{page}": [7, "A", "B"]\n}}\n'
     assert (tmp_path / "table.json").read_text("utf-8") == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ddpcheck.report.data import Report
 from ddpcheck.report.pages import pages
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
+from tests.corpus import coverage
 from tests.diagnose.test_pages import SLUGS
 
 # Their examples raise under DataParallel.
@@ -84,9 +86,17 @@ def modes_of(slug: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "slug", params([s for s in SLUGS if s not in {*HANGS, *RAISES}])
 )
-def test_example_yields_its_finding(slug: str, pool: Pool, tmp_path: Path) -> None:
+def test_example_yields_its_finding(
+    slug: str,
+    pool: Pool,
+    jobs: list[str],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
     skip_where_too_new(slug)
     report = checked(pool, tmp_path, pages.targets(slug)[0], modes_of(slug))
+    for name, value in coverage.properties(f"page/{slug}", report, jobs):
+        record_property(name, value)
     verified = None if slug in UNVERIFIED else True
     found = [(f.slug, f.fix and f.fix.verified) for f in report.findings]
     assert (report.verdict, found) == ("divergent", [(slug, verified)]), report
