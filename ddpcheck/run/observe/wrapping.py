@@ -153,11 +153,17 @@ def in_use(
 
 
 def part_of_ranks(wrapped: Wrapped) -> tuple[int, ...] | None:
-    """Returns the ranks over which a DDP object reduces, None if these are all."""
+    """Returns the ranks over which a DDP object reduces, None if these are all.
+
+    None as well for a group of the target's own, which torch.distributed has no list of.
+    """
     group = getattr(wrapped.module, "process_group", None)
     if not isinstance(group, dist.ProcessGroup):
         return None
-    ranks = tuple(dist.get_process_group_ranks(group))
+    try:
+        ranks = tuple(dist.get_process_group_ranks(group))
+    except (KeyError, RuntimeError, ValueError):
+        return None
     return None if len(ranks) == dist.get_world_size() else ranks
 
 
