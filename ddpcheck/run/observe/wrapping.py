@@ -155,7 +155,7 @@ def in_use(
 def part_of_ranks(wrapped: Wrapped) -> tuple[int, ...] | None:
     """Returns the ranks over which a DDP object reduces, None if these are all.
 
-    None as well for a group of the target's own, which torch.distributed has no list of.
+    None as well for a group of the target's own, which torch.distributed does not know.
     """
     group = getattr(wrapped.module, "process_group", None)
     if not isinstance(group, dist.ProcessGroup):
