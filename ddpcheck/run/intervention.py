@@ -636,7 +636,7 @@ REGISTRY: tuple[Switch | type[Intervention], ...] = (
 T = TypeVar("T", bound=Intervention)
 
 _BY_HAND = "gradients averaged over ranks after each backward instead of by DDP"
-_NOISE = {"sample": "random numbers drawn for each sample alike"}
+_NOISE = {"sample": "the same random numbers drawn for each sample"}
 
 
 def found(fixes: Iterable[Intervention], kind: type[T]) -> T | None:

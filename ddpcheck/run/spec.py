@@ -213,9 +213,9 @@ class KeptOtherwise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateApart:
-    """A key of an optimizer's state, from the moment at which a rank's differs.
+    """A key of an optimizer's state, when a rank's value first differs.
 
-    `update`: after so many updates of the optimizer, 0 before its first; in `step`.
+    `update`: the number of updates before that, in `step`.
     `names`: the parameters whose state differs, some of `count`, the worst first.
     `rel_diff`: the largest difference over the key's largest value. `mine` and `one`:
     the rank's number and the single-process one, for a key of single numbers.
@@ -258,7 +258,7 @@ class ReducedOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlike:
-    """Where a rank's optimizers and wrappers are not what one process has."""
+    """Differences of a rank's optimizers and wrappers from the single-process run."""
 
     states: tuple[StateApart, ...] = ()
     held: HeldOtherwise | None = None

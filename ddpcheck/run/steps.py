@@ -46,7 +46,7 @@ class Recorder(Protocol):
 
 
 class OptimizerNotes(Protocol):
-    """Is told of the updates of each optimizer, with the parameters that it holds."""
+    """Receives the updates of each optimizer, with the parameters that it holds."""
 
     def begins(self, optimizer: Any, named: Mapping[str, Tensor], step: int) -> None:
         """Notes that an optimizer is about to update."""
@@ -85,10 +85,10 @@ class _Gradients:
 
 @dataclass(slots=True)
 class Training:
-    """The training of a model in one process, and the hooks that record it."""
+    """The training of a model in this process, and the hooks that record it."""
 
     target: Target
-    model: nn.Module  # what is trained: bare, or wrapped
+    model: nn.Module  # the model to train: bare, or wrapped
     optimizer: Any
     names: Names
     recorder: Recorder
@@ -292,7 +292,7 @@ def split(target: Target, batch: Any) -> tuple[Any, Any]:
             message=f"{target.name}: {made_by}() did not return (inputs, targets)",
             expected="a pair (inputs, targets), or a dict where there is no `loss`",
             found=kind,
-            fix="return two things: what the model takes, and what the loss compares"
+            fix="return a pair: the model's input, and the targets of the loss"
             + _OR_SAMPLES * (isinstance(batch, list) and target.collate is None),
         )
     )

@@ -84,8 +84,8 @@ class Mode:
 
     What runs in them:
     `entry_point`: of every process. `enter`: returns the context with which a rank
-    continues (if it is another one, its process is used for no other run), or the
-    result of a process that is not a rank. `wrap`: returns the model to train.
+    continues, after which its process is used for no other run if the context is new;
+    or the result of a process that is not a rank. `wrap`: returns the model to train.
     `around_training`: entered around all steps.
 
     Comparison, and records for the diagnosis:

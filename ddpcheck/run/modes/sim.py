@@ -1,4 +1,4 @@
-"""DDP at any world size, all ranks played by one process (simulated.py)."""
+"""DDP at any world size, all ranks played by one process (jobs/simulated.py)."""
 
 from __future__ import annotations
 

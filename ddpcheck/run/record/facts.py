@@ -170,7 +170,7 @@ def at_end(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any
 
 
 def unlike(seen: Observed, training: Training, states: ComparedStates) -> Unlike:
-    """Returns where optimizers and wrappers are not what one process has."""
+    """Returns how optimizers and wrappers differ from the single-process run."""
     parameters = training.parameters()
     in_use = wrapping.in_use(seen.wrapped, training.model, parameters)
     return Unlike(

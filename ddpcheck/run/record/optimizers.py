@@ -1,15 +1,15 @@
 """The state of optimizers: the single-process run writes it, a rank compares it.
 
-Moments, step counters, bases of a subspace: what an optimizer keeps for each parameter
-before its first update, and after each. It decides nothing about a run: state that
-matters moves weights, and these are judged. Where a run differs, it says why.
+For example moments, step counters, bases of a subspace: the state of each parameter
+before the first update and after each update. It does not decide the verdict: state
+that matters moves weights, and these are judged. It explains why a run differs.
 
-State that one side does not hold is no difference by itself. Ranks may keep the state
-of their own share of the parameters; state may be allocated earlier, as zeros. Of a
-tensor of many elements some are compared, evenly spaced: a trace must stay small.
+State that one side lacks is not a difference. Ranks may keep the state of their own
+share of the parameters; state may be allocated earlier, as zeros. Of large tensors only
+some evenly spaced elements are compared, to keep traces small.
 
-`Held` parameters: those that an optimizer updates and the model does not hold (any
-more), those that no optimizer updates, and those that several update.
+`Held` parameters: updated by an optimizer but not (or no longer) in the model, updated
+by no optimizer, or by several.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class WrittenStates(Notes):
             self.writer.add(f"{_QUANTITY}@{which}", update, flat.items())
 
     def facts(self) -> dict[str, Any]:
-        """Returns what ranks need to compare theirs."""
+        """Returns the facts with which ranks compare their state."""
         return {
             "states": self.layouts,
             "held": self.held,
@@ -147,7 +147,7 @@ class ComparedStates(Notes):
                 )
 
     def unlike(self) -> HeldOtherwise | None:
-        """Returns which parameters are held, None where one process holds the same."""
+        """Returns which parameters are held, None if as in the single-process run."""
         mine = self.otherwise()
         same = mine == self.reader.index.facts["held_otherwise"]
         return None if same else mine

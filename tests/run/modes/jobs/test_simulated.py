@@ -127,7 +127,7 @@ def test_parameters_without_gradient_raise_in_the_second_step_of_both(
         ),
         (
             _own("own-buffers"),
-            "every rank keeps a buffer of its own: norm.running_mean",
+            "ranks have different values of a buffer: norm.running_mean",
         ),
         (_own("hook"), "a communication hook changes what DDP reduces"),
         (

@@ -168,7 +168,7 @@ def _build(
         getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     )
     if self.parameters_to_ignore:
-        message = "DistributedDataParallel is told to ignore parameters"
+        message = "the target makes DistributedDataParallel ignore parameters"
         raise NotSimulatedError(message)
     held = [p for p in module.parameters() if p.requires_grad]
     if not held:

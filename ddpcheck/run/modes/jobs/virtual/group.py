@@ -42,7 +42,7 @@ _COLLECTIVES = (
 
 
 class NotSimulatedError(BaseException):
-    """The target does something that one process cannot simulate; the text says what.
+    """The target does something that one process cannot simulate, as named in the text.
 
     Not an Exception: code that catches errors of collectives and continues without them
     must not be taken for code without collectives.

@@ -183,7 +183,7 @@ class StepStart:
         for buffer in self.buffers:
             if id(buffer.now()) not in shared and buffer.was_written():
                 name = shortener(self.training.model)(buffer.path)
-                message = f"every rank keeps a buffer of its own: {name}"
+                message = f"ranks have different values of a buffer: {name}"
                 raise NotSimulatedError(message)
 
 
