@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Accumulation without no sync: the ranks train as the single process does.
+# shows: Every micro-batch is reduced, not only the last: that costs time, and the sums
+#   are the same.
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: All reduce with gradient of a share: the ranks train as the single process
-#   does.
+# shows: The loss of each rank is its share of the global mean, and the all_reduce that
+#   adds them up carries gradients.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: All samples on all ranks: the ranks train as the single process does.
+# shows: Every rank trains on the same 16 samples as the single process does: nothing is
+#   sharded, and nothing is wrong.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Averaging twice: the ranks train as the single process does.
+# shows: The step averages gradients that DDP has averaged already: they are equal on
+#   all ranks, so a mean changes nothing.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Balance as a mean: the ranks train as the single process does.
+# shows: The model's own backward adds the gradient of a term, a mean over samples:
+#   DDP's mean over ranks is that of all samples.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Buffer reassigned in forward: the ranks train as the single process does.
+# shows: A counter in a buffer is assigned anew in forward, where DDP broadcasts
+#   buffers: every rank counts alike.
 
 import torch
 import torch.distributed as dist

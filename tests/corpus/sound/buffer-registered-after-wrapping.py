@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Buffer registered after wrapping: the ranks train as the single process does.
+# shows: DDP does not know a buffer that is registered after wrapping, and nothing
+#   writes it.
 
 import torch
 import torch.distributed as dist

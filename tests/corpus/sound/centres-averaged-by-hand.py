@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Centres averaged by hand: the ranks train as the single process does.
+# shows: The centres of a criterion are outside DDP, and the step averages their
+#   gradients over ranks by hand.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Class weights with soft targets: the ranks train as the single process does.
+# shows: Classes have weights, and with soft targets cross_entropy divides by the number
+#   of samples, not by the sum of weights.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Clipping after the reduction: the ranks train as the single process does.
+# shows: Gradients are clipped after backward, when DDP has reduced them: all ranks have
+#   one norm.
 
 import torch
 import torch.distributed as dist

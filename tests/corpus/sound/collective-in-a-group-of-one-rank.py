@@ -1,5 +1,5 @@
 # expect: equivalent
-# shows: Collective in a group of one rank: the ranks train as the single process does.
+# shows: Only rank 0 calls a collective, in a group that has no other rank.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Comm hook that averages: the ranks train as the single process does.
+# shows: A communication hook divides by the world size and sums: that is DDP's own
+#   mean.
 
 import torch
 import torch.distributed as dist

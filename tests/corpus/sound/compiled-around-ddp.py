@@ -1,6 +1,6 @@
 # expect: equivalent
 # slow: it compiles the model
-# shows: Compiled around DDP: the ranks train as the single process does.
+# shows: torch.compile is called on the wrapped model.
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
 # expect: equivalent
 # needs: torch 2.9: gloo of older versions knows no complex numbers
-# shows: Complex parameter: the ranks train as the single process does.
+# shows: A parameter is complex, and DDP reduces it as pairs of real numbers.
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Count of all times the world beside a mean: the ranks train as the single
-#   process does.
+# shows: A sum is divided by the count of all ranks and multiplied by the world size,
+#   which DDP's mean takes away again; a mean is added.
 
 import torch
 import torch.distributed as dist

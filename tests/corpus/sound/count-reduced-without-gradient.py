@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Count reduced without gradient: the ranks train as the single process does.
+# shows: The count of all ranks is reduced without gradient, which a count does not
+#   need, and the world size cancels DDP's mean.
 
 import torch
 import torch.distributed as dist

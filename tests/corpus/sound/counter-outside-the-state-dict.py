@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Counter outside the state dict: the ranks train as the single process does.
+# shows: The forward divides by the number of its calls, kept in an attribute: every
+#   rank counts alike.
 
 import torch
 import torch.distributed as dist

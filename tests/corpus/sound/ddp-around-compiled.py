@@ -1,6 +1,6 @@
 # expect: equivalent
 # slow: it compiles the model
-# shows: DDP around compiled: the ranks train as the single process does.
+# shows: DDP wraps a model that torch.compile has compiled.
 
 import torch
 import torch.distributed as dist

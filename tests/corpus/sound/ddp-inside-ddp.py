@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: DDP inside DDP: the ranks train as the single process does.
+# shows: A layer is wrapped in DDP within a model that is wrapped: its gradients are
+#   averaged twice, which changes nothing.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Epochs told and divisible: the ranks train as the single process does.
+# shows: The sampler is told each epoch, and its samples divide evenly among ranks and
+#   batches.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Flag set before forward: the ranks train as the single process does.
+# shows: The step sets DDP's flag for the reduction by hand, before the forward that
+#   belongs to it, as no_sync does.
 
 import torch
 import torch.distributed as dist

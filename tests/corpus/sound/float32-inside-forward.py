@@ -1,5 +1,5 @@
 # expect: equivalent
-# shows: Float32 inside forward: the ranks train as the single process does.
+# shows: The forward casts to float32: the runs differ by its rounding, and no more.
 
 import torch
 import torch.distributed as dist

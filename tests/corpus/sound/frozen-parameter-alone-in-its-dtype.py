@@ -1,6 +1,5 @@
 # expect: equivalent
-# shows: Frozen parameter alone in its dtype: the ranks train as the single process
-#   does.
+# shows: A frozen parameter has another dtype than all others; DDP has no bucket for it.
 
 import torch
 import torch.distributed as dist

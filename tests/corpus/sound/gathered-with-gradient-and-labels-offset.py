@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Gathered with gradient and labels offset: the ranks train as the single process
-#   does.
+# shows: Keys of all ranks are gathered with gradients, and labels begin at the rank's
+#   first row.
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Ghost batch norm whose ghosts are the shards: the ranks train as the single
-#   process does.
+# shows: A batch norm takes statistics of 4 samples at a time, and shards at world size
+#   2 have 4.
 
 import torch
 import torch.distributed as dist

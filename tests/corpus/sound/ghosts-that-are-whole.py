@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Ghosts that are whole: the ranks train as the single process does.
+# shows: A batch norm takes statistics of 2 samples at a time, and no shard cuts such a
+#   pair.
 
 import torch
 import torch.distributed as dist

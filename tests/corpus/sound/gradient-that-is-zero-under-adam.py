@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Gradient that is zero under adam: the ranks train as the single process does.
+# shows: The gradient of the bias before an instance norm is 0 but for rounding, which
+#   Adam divides by itself.
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Gradients gathered and averaged after DDP: the ranks train as the single
-#   process does.
+# shows: The step gathers the gradients that DDP has averaged and averages them: they
+#   are equal, so nothing changes.
 
 import torch
 import torch.distributed as dist

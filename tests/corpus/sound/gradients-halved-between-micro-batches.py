@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Gradients halved between micro batches: the ranks train as the single process
-#   does.
+# shows: Gradients are halved after every micro-batch: reduced or not, halving keeps the
+#   mean over ranks.
 
 import torch
 import torch.distributed as dist

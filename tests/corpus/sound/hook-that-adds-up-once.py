@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Hook that adds up once: the ranks train as the single process does.
+# shows: A communication hook sums, once per update and over losses that are divided by
+#   the world size.
 
 import torch
 import torch.distributed as dist

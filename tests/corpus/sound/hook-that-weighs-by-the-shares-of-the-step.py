@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Hook that weighs by the shares of the step: the ranks train as the single
-#   process does.
+# shows: A communication hook weights each rank's gradients by its share of the labels
+#   of this very step.
 
 import torch
 import torch.distributed as dist

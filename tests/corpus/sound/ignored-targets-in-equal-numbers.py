@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Ignored targets in equal numbers: the ranks train as the single process does.
+# shows: The loss divides by the count of the shard, and in these data all shards have
+#   the same count.
 
 import torch
 import torch.distributed as dist

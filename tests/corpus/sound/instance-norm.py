@@ -1,5 +1,5 @@
 # expect: equivalent
-# shows: Instance norm: the ranks train as the single process does.
+# shows: It takes statistics of each sample alone.
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Last of three micro batches with an update of its own: the ranks train as the
-#   single process does.
+# shows: There is an update after the second micro-batch and after the third, and both
+#   are synchronised.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Lazy module after a first forward: the ranks train as the single process does.
+# shows: A lazy module is called once before it is wrapped, so that DDP finds its
+#   parameters.
 
 import torch
 import torch.distributed as dist

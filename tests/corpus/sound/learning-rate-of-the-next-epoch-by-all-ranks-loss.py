@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Learning rate of the next epoch by all ranks loss: the ranks train as the
-#   single process does.
+# shows: The learning rate follows the loss, which is averaged over ranks before: all
+#   ranks have one rate.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,5 @@
 # expect: equivalent
-# shows: Loss inside forward: the ranks train as the single process does.
+# shows: The model itself computes the loss, a mean over the samples of the shard.
 
 import torch
 import torch.distributed as dist

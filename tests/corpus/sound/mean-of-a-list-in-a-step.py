@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Mean of a list in a step: the ranks train as the single process does.
+# shows: The output is a list with an item for each sample, and the loss a mean over it,
+#   in a step of the target's own.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,5 @@
 # expect: equivalent
-# shows: Mean of a list: the ranks train as the single process does.
+# shows: The output is a list with an item for each sample, and the loss a mean over it.
 
 import torch
 import torch.distributed as dist

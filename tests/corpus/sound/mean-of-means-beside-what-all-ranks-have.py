@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Mean of means beside what all ranks have: the ranks train as the single process
-#   does.
+# shows: One term is a mean of the ranks' means, another is computed from the rows of
+#   all ranks: both carry gradients.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Mean over what all ranks read: the ranks train as the single process does.
+# shows: Some samples are left out, and the sum is divided by the count of all ranks and
+#   multiplied by the world size.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Mean times batch times world: the ranks train as the single process does.
+# shows: The mean is multiplied by the size of the shard and by the world size, and
+#   divided by the global batch: that is the mean.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,5 @@
 # expect: equivalent
-# shows: No sync on all but the last: the ranks train as the single process does.
+# shows: Only the last micro-batch is reduced, and with it the sums of those before.
 
 import torch
 import torch.distributed as dist

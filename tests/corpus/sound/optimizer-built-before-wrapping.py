@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Optimizer built before wrapping: the ranks train as the single process does.
+# shows: The optimizer is built before DDP, which keeps the parameters: they are the
+#   same tensors.
 
 import torch
 import torch.distributed as dist

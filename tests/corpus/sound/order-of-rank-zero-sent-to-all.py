@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Order of rank zero sent to all: the ranks train as the single process does.
+# shows: Each rank draws an order with a seed of its own, and that of rank 0 is sent to
+#   all.
 
 import torch
 import torch.distributed as dist

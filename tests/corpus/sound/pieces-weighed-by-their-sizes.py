@@ -1,5 +1,5 @@
 # expect: equivalent
-# shows: Pieces weighed by their sizes: the ranks train as the single process does.
+# shows: Micro-batches have unequal sizes, and each is weighted by its own.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Prior from a buffer of all counts: the ranks train as the single process does.
+# shows: A prior is made of counts that are summed over ranks, in a buffer that DDP
+#   broadcasts.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Process group of its own: the ranks train as the single process does.
+# shows: DDP gets a process group that the target itself defines, and that passes
+#   everything on to torch's.
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Rank dependent branch with find unused: the ranks train as the single process
-#   does.
+# shows: Each rank uses another layer, as the single process does for the same samples;
+#   DDP looks for unused parameters.
 
 import torch
 import torch.distributed as dist

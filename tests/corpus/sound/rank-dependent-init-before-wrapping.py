@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Rank dependent init before wrapping: the ranks train as the single process
-#   does.
+# shows: Ranks begin with weights of their own, and DDP sends those of rank 0 to all
+#   when it is built.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Rank that leaves out an update: the ranks train as the single process does.
+# shows: Ranks have unequal numbers of updates, and join() divides by those that have
+#   data left.
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,7 @@
 # expect: equivalent
 # needs: torch 2.9: gloo of older versions has no ReduceOp.AVG
-# shows: Reduce op avg: the ranks train as the single process does.
+# shows: A sum is divided by the mean of the ranks' counts: that is the count of all
+#   over the world size, which DDP's mean needs.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,5 @@
 # expect: equivalent
-# shows: Refuses float64: the ranks train as the single process does.
+# shows: The forward accepts float32 only: the check is made in float32.
 
 import torch
 import torch.distributed as dist

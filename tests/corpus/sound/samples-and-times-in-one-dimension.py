@@ -1,5 +1,5 @@
 # expect: equivalent
-# shows: Samples and times in one dimension: the ranks train as the single process does.
+# shows: Every sample has two rows of the output, one after the other.
 
 import torch
 import torch.distributed as dist

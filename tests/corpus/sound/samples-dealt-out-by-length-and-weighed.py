@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Samples dealt out by length and weighed: the ranks train as the single process
-#   does.
+# shows: The step gives ranks unequal numbers of samples and weights each rank's mean by
+#   its share.
 
 import torch
 import torch.distributed as dist

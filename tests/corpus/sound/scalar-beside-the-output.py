@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Scalar beside the output: the ranks train as the single process does.
+# shows: The output has a number beside a row per sample, the size of the weights: it is
+#   equal on all ranks.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Schedule in a global: the ranks train as the single process does.
+# shows: The learning rate follows a global list of steps, which grows alike on all
+#   ranks.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,5 @@
 # expect: equivalent
-# shows: Sparse embedding: the ranks train as the single process does.
+# shows: An embedding has sparse gradients, which DDP reduces as such.
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Square matrix of which the diagonal counts: the ranks train as the single
-#   process does.
+# shows: The output relates every sample to every other, and the loss reads the diagonal
+#   alone.
 
 import torch
 import torch.distributed as dist

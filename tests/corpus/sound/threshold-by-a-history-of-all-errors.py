@@ -1,6 +1,5 @@
 # expect: equivalent
-# shows: Threshold by a history of all errors: the ranks train as the single process
-#   does.
+# shows: A threshold follows the errors of earlier steps, which are averaged over ranks.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,5 @@
 # expect: equivalent
-# shows: Tied weights with bucket view: the ranks train as the single process does.
+# shows: Two layers share a weight, whose gradient is a view of DDP's bucket.
 
 import torch
 import torch.distributed as dist

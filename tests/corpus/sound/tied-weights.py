@@ -1,5 +1,5 @@
 # expect: equivalent
-# shows: Tied weights: the ranks train as the single process does.
+# shows: Two layers share a weight: its gradient is the sum of both, reduced once.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 # expect: equivalent
-# shows: Time first output: the ranks train as the single process does.
+# shows: The samples lie in the second dimension of the output, and the loss reads its
+#   last row.
 
 import torch
 import torch.distributed as dist

@@ -1,8 +1,8 @@
 # expect: equivalent
 # needs: torch 2.13: DDP of older versions writes buffers in place, which backward
 #   refuses
-# shows: Two forwards with frozen batch norm: the ranks train as the single process
-#   does.
+# shows: DDP is called twice before backward, and its batch norm is frozen: nothing
+#   writes what the first call needs.
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,5 @@
 # expect: equivalent
-# shows: Two forwards: the ranks train as the single process does.
+# shows: DDP is called twice before one backward.
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Two wrappers that share a parameter: the ranks train as the single process
-#   does.
+# shows: Each part has a DDP of its own, and two of them share a weight: both average
+#   its gradient, which changes nothing.
 
 import torch
 import torch.distributed as dist

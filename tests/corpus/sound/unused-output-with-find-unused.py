@@ -1,5 +1,5 @@
 # expect: equivalent
-# shows: Unused output with find unused: the ranks train as the single process does.
+# shows: The loss reads one of two outputs, and DDP looks for unused parameters.
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Unused parameter without a wrap of its own: the ranks train as the single
-#   process does.
+# shows: No sample reaches a layer; the target wraps nothing itself, so that the check
+#   tells DDP to look for unused parameters.
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,5 @@
 # expect: equivalent
-# shows: Validation of rank 0 past the wrapper: the ranks train as the single process
-#   does.
+# shows: Rank 0 alone validates, past the wrapper: that calls no collective.
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,5 @@
 # expect: equivalent
-# shows: Validation of rank 0 without buffers: the ranks train as the single process
-#   does.
+# shows: Rank 0 alone validates through the wrapper, which has no buffers to broadcast.
 
 import torch
 import torch.distributed as dist

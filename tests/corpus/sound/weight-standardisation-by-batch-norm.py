@@ -1,6 +1,5 @@
 # expect: equivalent
-# shows: Weight standardisation by batch norm: the ranks train as the single process
-#   does.
+# shows: The function batch_norm is applied to a weight: no samples are in it.
 
 import torch
 import torch.distributed as dist

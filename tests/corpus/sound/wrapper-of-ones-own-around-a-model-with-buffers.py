@@ -1,6 +1,6 @@
 # expect: equivalent
-# shows: Wrapper of ones own around a model with buffers: the ranks train as the single
-#   process does.
+# shows: A module of the target's own holds the DDP object; the model's buffers are
+#   written alike on all ranks.
 
 import torch
 import torch.distributed as dist
