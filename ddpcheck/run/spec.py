@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ddpcheck.errors.problem import Problem
@@ -236,16 +236,33 @@ class StateApart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOtherwise:
-    """Parameters that optimizers hold and the model does not, or the reverse.
+    """Parameters of the model, of optimizers and of the loss that are not the same.
 
     `outside`: an optimizer updates them, and the model does not hold these tensors.
     `left_out`: of the model, with a gradient, and in no optimizer that has stepped.
-    `twice`: several optimizers update them.
+    `twice`: several optimizers update them. `elsewhere`: a loss of the first step
+    depends on them, which neither the model nor an optimizer holds, and which have the
+    shape of a parameter. `unread`: an optimizer updates them, and no loss of the first
+    step depends on them.
     """
 
     outside: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     twice: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    def beyond(self, other: HeldOtherwise) -> HeldOtherwise:
+        """Returns what of this is not in the other."""
+        kept = {
+            f.name: tuple(
+                name
+                for name in getattr(self, f.name)
+                if name not in getattr(other, f.name)
+            )
+            for f in fields(self)
+        }
+        return HeldOtherwise(**kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,3 +225,32 @@ def test_module_is_where_it_starts(pool: Pool, tmp_path: Path) -> None:
     assert finding.start == Start(
         text="step 1, the output of 1", quantity="outputs", step=0, module="1"
     )
+
+
+READS_A_COPY = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.copy = []
+    def forward(self, x):
+        if not self.copy:
+            self.copy.append(self.second.weight.detach().clone().requires_grad_())
+        weight = self.copy[0] if world() > 1 else self.second.weight
+        return nn.functional.linear(self.first(x).tanh(), weight, self.second.bias)
+model = Net()
+def wrap(model):
+    return DDP(model, find_unused_parameters=True)
+"""
+
+
+def test_weights_that_forward_does_not_read_are_named(
+    pool: Pool, tmp_path: Path
+) -> None:
+    (finding,) = checked(pool, tmp_path, HEAD + READS_A_COPY).findings
+    assert finding.slug == "unknown"
+    assert finding.facts[1:3] == (
+        "the loss depends on them, and neither the model nor an optimizer holds them: "
+        "a tensor of shape (3, 5)",
+        "updated by an optimizer, and no loss of step 1 depends on them: second.weight",
+    )

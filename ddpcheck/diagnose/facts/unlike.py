@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.facts.text import names, number
-from ddpcheck.run.spec import StateApart, Unlike
+from ddpcheck.run.spec import HeldOtherwise, StateApart, Unlike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,31 +126,29 @@ def reduced_over(case: Case) -> list[str]:
 
 
 def held_otherwise(case: Case) -> list[str]:
-    """Returns sentences on the parameters of optimizers that are not the model's.
+    """Returns sentences on tensors of model, optimizers and loss that are not the same.
 
-    A parameter that another rank updates is left out by none: ranks may share them.
+    Where ranks share the parameters, each is left out on some ranks and not on all.
     """
-    told = [it.held for it in of_ranks(case) if it.held is not None]
-    if not told:
-        return []
-    facts = []
-    outside = dict.fromkeys(name for held in told for name in held.outside)
-    if outside:
-        facts.append(
-            "updated by an optimizer, and not held by the model any more: "
-            f"{names(outside)}"
+    told = [it.held or HeldOtherwise() for it in of_ranks(case)]
+    outside, elsewhere, twice = (
+        names(dict.fromkeys(name for held in told for name in getattr(held, kind)))
+        for kind in ("outside", "elsewhere", "twice")
+    )
+    left_out, unread = (
+        names(
+            name
+            for name in getattr(told[0], kind)
+            if all(name in getattr(held, kind) for held in told)
         )
-    everywhere = [
-        name
-        for name in told[0].left_out
-        if len(told) == case.world_size and all(name in held.left_out for held in told)
-    ]
-    if everywhere:
-        facts.append(
-            "parameters of the model that no optimizer updates on any rank: "
-            f"{names(everywhere)}"
-        )
-    twice = dict.fromkeys(name for held in told for name in held.twice)
-    if twice:
-        facts.append(f"updated by more than one optimizer: {names(twice)}")
-    return facts
+        for kind in ("left_out", "unread")
+    )
+    sentences = {
+        "updated by an optimizer, and not held by the model": outside,
+        "the loss depends on them, and neither the model nor an optimizer holds "
+        "them": elsewhere,
+        "updated by an optimizer, and no loss of step 1 depends on them": unread,
+        "parameters of the model that no optimizer updates on any rank": left_out,
+        "updated by more than one optimizer": twice,
+    }
+    return [f"{what}: {of}" for what, of in sentences.items() if of]

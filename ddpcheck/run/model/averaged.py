@@ -339,7 +339,7 @@ class Window:
         self, parameters: Mapping[str, Tensor], outputs: list[Tensor]
     ) -> dict[str, bool]:
         names = [n for n in parameters if self.unreached.pop(n, False)]
-        behind = _leaves(outputs) if names else set()
+        behind = leaves(outputs) if names else {}
         return {n: id(parameters[n]) in behind for n in names}
 
 
@@ -352,16 +352,19 @@ def _is_written(before: Gradients, after: Gradients, name: str) -> bool:
     return new is not old or now > times
 
 
-def _leaves(outputs: list[Tensor]) -> set[int]:
-    """Returns the ids of the leaves on which outputs depend."""
-    found = {id(t) for t in outputs if t.grad_fn is None}
-    open_nodes: list[Any] = [t.grad_fn for t in outputs]
+def leaves(outputs: Iterable[Tensor]) -> dict[int, Tensor]:
+    """Returns the leaves on which outputs depend, by their ids."""
+    given = list(outputs)
+    found = {id(t): t for t in given if t.grad_fn is None}
+    open_nodes: list[Any] = [t.grad_fn for t in given]
     seen: set[Any] = set()
     while open_nodes:
         node = open_nodes.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        found.add(id(getattr(node, "variable", None)))
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found[id(variable)] = variable
         open_nodes += [following for following, _ in node.next_functions]
     return found

@@ -198,6 +198,7 @@ class Observed:
     applied_after_wrap: bool = False
     on_forward: Callable[[], None] | None = None
     on_backward: Callable[[int], None] | None = None
+    on_roots: Callable[[Any], None] | None = None  # of a backward: tensors
     on_timeout: Callable[[], None] | None = (
         None  # called when a group or a barrier has its own timeout
     )
@@ -366,6 +367,8 @@ def _running_backward(seen: Observed, function: Any) -> Any:
         seen.has_clipped = False
         if seen.on_backward:
             seen.on_backward(seen.events.count("B"))
+        if seen.on_roots:
+            seen.on_roots(args[0] if args else kwargs.get("tensors"))
         seen.depth += 1
         before = _versions(seen)
         try:

@@ -8,23 +8,24 @@ State that one side lacks is not a difference. Ranks may keep the state of their
 share of the parameters; state may be allocated earlier, as zeros. Of large tensors only
 some evenly spaced elements are compared, to keep traces small.
 
-`Held` parameters: updated by an optimizer but not (or no longer) in the model, updated
-by no optimizer, or by several.
+`HeldOtherwise`: the tensors that optimizers update, those of the model and those on
+which the loss depends should be the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ddpcheck.compare.trace import Reader, Writer
+from ddpcheck.compare.trace import Reader, Writer, max_abs
 from ddpcheck.run.model import contents
+from ddpcheck.run.model.averaged import leaves
 from ddpcheck.run.model.names import Names
 from ddpcheck.run.spec import HeldOtherwise, StateApart
 
@@ -45,6 +46,11 @@ class Notes:
     held: list[tuple[str, ...]] = field(default_factory=list)  # parameters of each
     outside: list[str] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
+    # By identity: what optimizers hold, and on what a loss of the first step depends;
+    # of that, what has the shape of a parameter and is none of the model's.
+    _tensors: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
+    _read: dict[int, Tensor] = field(default_factory=dict)
+    _loose: dict[int, Tensor] = field(default_factory=dict)
     _known: list[Any] = field(default_factory=list)
     _updates: list[int] = field(default_factory=list)
     _depth: int = 0  # an optimizer may hand on to another
@@ -65,6 +71,21 @@ class Notes:
         self._updates[which] += 1
         self.take(which, self._updates[which], step, numbers(optimizer, named))
 
+    def reads(self, roots: Any, step: int) -> None:
+        """Notes on which tensors a loss depends that a backward begins with."""
+        given = roots if isinstance(roots, list | tuple) else [roots]
+        if step:
+            return  # the first step shows it
+        found = leaves(root for root in given if isinstance(root, Tensor))
+        parameters = list(contents.parameters(self.model))
+        inside, shapes = set(map(id, parameters)), {p.shape for p in parameters}
+        self._loose |= {
+            key: leaf
+            for key, leaf in found.items()
+            if key not in inside and leaf.requires_grad and leaf.shape in shapes
+        }
+        self._read |= found
+
     def take(self, which: int, update: int, step: int, found: Numbers) -> None:
         """Takes the state of an optimizer after so many updates."""
 
@@ -75,21 +96,25 @@ class Notes:
             self.twice += [name for name in named if name in before]
         self.kinds.append(type(optimizer).__name__)
         self.held.append(tuple(named))
+        known = {n: self.names.of(tensor) or n for n, tensor in named.items()}
+        self._tensors |= {id(tensor): (known[n], tensor) for n, tensor in named.items()}
         self.outside += [
-            self.names.of(tensor) or name
-            for name, tensor in named.items()
-            if id(tensor) not in inside
+            known[name] for name, tensor in named.items() if id(tensor) not in inside
         ]
 
     def otherwise(self) -> HeldOtherwise:
-        """Returns which parameters optimizers hold, and the model does not."""
+        """Returns which tensors of model, optimizers and loss are not the same."""
         updated = {name for held in self.held for name in held}
         trained = self.names.parameters(self.model)
         left_out = [n for n, p in trained.items() if p.requires_grad]
+        loose = [t for key, t in self._loose.items() if key not in self._tensors]
+        unread = [n for key, (n, _) in self._tensors.items() if key not in self._read]
         return HeldOtherwise(
             outside=tuple(self.outside),
             left_out=tuple(n for n in left_out if n not in updated),
             twice=tuple(self.twice),
+            elsewhere=tuple(f"a tensor of shape {tuple(t.shape)}" for t in loose),
+            unread=tuple(unread) if self._read else (),
         )
 
 
@@ -103,7 +128,7 @@ class WrittenStates(Notes):
     def take(self, which: int, update: int, step: int, found: Numbers) -> None:  # noqa: ARG002
         """Appends a state to the trace."""
         self.layouts[which, update] = _layout(found)
-        flat = {key: torch.cat(list(of.values())) for key, of in found.items()}
+        flat = {key: joined(of.values()) for key, of in found.items()}
         if flat:
             self.writer.add(f"{_QUANTITY}@{which}", update, flat.items())
 
@@ -147,10 +172,9 @@ class ComparedStates(Notes):
                 )
 
     def unlike(self) -> HeldOtherwise | None:
-        """Returns which parameters are held, None if as in the single-process run."""
-        mine = self.otherwise()
-        same = mine == self.reader.index.facts["held_otherwise"]
-        return None if same else mine
+        """Returns which tensors are not the same, beyond those of one process."""
+        mine = self.otherwise().beyond(self.reader.index.facts["held_otherwise"])
+        return None if mine == HeldOtherwise() else mine
 
     def _of_one(
         self, which: int, update: int, key: str, parts: tuple[tuple[str, int], ...]
@@ -167,11 +191,13 @@ class ComparedStates(Notes):
     ) -> StateApart | None:
         both = [n for n in one if n in mine and len(one[n]) == len(mine[n])]
         if both:
-            ours = torch.cat([mine[name] for name in both]).nan_to_num()
-            theirs = torch.cat([one[name] for name in both]).nan_to_num()
-            scale = max(float(theirs.abs().max()), float(ours.abs().max()))
-            if float((ours - theirs).abs().max()) > self.rtol * scale:
-                return _differing({n: (mine[n], one[n]) for n in both}, scale)
+            ours = joined(mine[name] for name in both).nan_to_num_()
+            theirs = joined(one[name] for name in both).nan_to_num()
+            scale = max(max_abs(theirs), max_abs(ours))
+            if max_abs(ours - theirs) > self.rtol * scale:
+                sizes = [len(one[name]) for name in both]
+                pairs = zip(ours.split(sizes), theirs.split(sizes), strict=True)
+                return _differing(dict(zip(both, pairs, strict=True)), scale)
         alone = _alone(one, mine, self.held[which])
         if alone:
             number = _number(one, alone)
@@ -209,7 +235,15 @@ def _elements(value: Any) -> Tensor | None:
     flat: Tensor = value.detach().reshape(-1)
     if len(flat) > _MOST:
         flat = flat[:: math.ceil(len(flat) / _MOST)]
-    return flat.to("cpu", torch.float64)
+    return flat
+
+
+def joined(parts: Iterable[Tensor]) -> Tensor:
+    """Returns the elements of all parts, as float64 on the CPU."""
+    flats = list(parts)
+    if len({(flat.device, flat.dtype) for flat in flats}) > 1:
+        flats = [flat.to("cpu", torch.float64) for flat in flats]
+    return torch.cat(flats).to("cpu", torch.float64)
 
 
 def _layout(found: Numbers) -> Layout:
@@ -234,10 +268,7 @@ def _alone(
 
 
 def _differing(pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float) -> StateApart:
-    far = {
-        name: float((mine.nan_to_num() - one.nan_to_num()).abs().max()) / scale
-        for name, (mine, one) in pairs.items()
-    }
+    far = {name: max_abs(mine - one) / scale for name, (mine, one) in pairs.items()}
     worst = max(far, key=lambda name: far[name])
     mine, one = pairs[worst]
     is_number = all(len(a) == 1 for pair in pairs.values() for a in pair)

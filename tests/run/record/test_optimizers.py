@@ -225,7 +225,8 @@ def train_step(model, optimizer, batch):
 def test_tensor_that_the_model_no_longer_holds_is_outside(
     pool: Pool, tmp_path: Path
 ) -> None:
-    expected = HeldOtherwise(outside=("0.bias",), left_out=("0.bias",))
+    bias = ("0.bias",)
+    expected = HeldOtherwise(outside=bias, left_out=bias, unread=bias)
     found = unlike(pool, tmp_path, REPLACED.replace("REPLACES", "world() > 1"))
     assert [rank.held for rank in found] == [expected, expected]
 
@@ -281,4 +282,40 @@ def test_wrapper_that_reduces_over_some_ranks_is_noted(
 
 def test_group_of_all_ranks_is_not_noted(pool: Pool, tmp_path: Path) -> None:
     found = unlike(pool, tmp_path, GROUPS.replace("RANKS", "([0, 1],)"))
+    assert found == [Unlike(), Unlike()]
+
+
+# The forward reads a copy of the weight, with a gradient of its own.
+READS_A_COPY = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.copy = []
+    def forward(self, x):
+        if not self.copy:
+            self.copy.append(self.second.weight.detach().clone().requires_grad_())
+        weight = self.copy[0] if COPIES else self.second.weight
+        return nn.functional.linear(self.first(x).tanh(), weight, self.second.bias)
+model = Net()
+def wrap(model):
+    return DDP(model, find_unused_parameters=True)
+"""
+
+
+def test_copy_that_forward_reads_is_elsewhere_and_its_weight_unread(
+    pool: Pool, tmp_path: Path
+) -> None:
+    expected = HeldOtherwise(
+        elsewhere=("a tensor of shape (3, 5)",), unread=("second.weight",)
+    )
+    found = unlike(pool, tmp_path, READS_A_COPY.replace("COPIES", "world() > 1"))
+    assert [rank.held for rank in found] == [expected, expected]
+
+
+@pytest.mark.parametrize("copies", ["True", "False"])
+def test_forward_that_reads_alike_everywhere_is_not_unlike(
+    copies: str, pool: Pool, tmp_path: Path
+) -> None:
+    found = unlike(pool, tmp_path, READS_A_COPY.replace("COPIES", copies))
     assert found == [Unlike(), Unlike()]

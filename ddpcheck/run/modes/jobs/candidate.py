@@ -188,6 +188,7 @@ class _Candidate:
         states = ComparedStates(wrapped, names, reader=self.reader, rtol=spec.rtol)
         training = self._training(wrapped, names, recorder, size)
         training.notes = states
+        self.seen.on_roots = lambda roots: states.reads(roots, training.step)
         if not self.is_rank:
             sizing.use_cores(model)  # until `isolated` ends
         recorder.uncomparable = lambda: self._uncomparable(counts)

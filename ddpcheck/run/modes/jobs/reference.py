@@ -294,6 +294,7 @@ class _Reference:
             notes=notes,
             takes_all=True,
         )
+        self.seen.on_roots = lambda roots: notes.reads(roots, training.step)
         kept = external_state.ExternalState(self.target, model, optimizer)
         kept.begin()
         self.loads_before = self.seen.loads
