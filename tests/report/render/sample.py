@@ -13,7 +13,9 @@ from ddpcheck.report.data import (
     NotCompared,
     Quantity,
     Report,
+    RuledOut,
     Run,
+    Start,
     TargetInfo,
     Tolerance,
 )
@@ -396,6 +398,14 @@ def hostile() -> Report:
             excess_after=nan,
         ),
         controls=(Control(slug=HOSTILE, excess_after=inf),),
+        start=Start(
+            text=HOSTILE,
+            quantity=HOSTILE,
+            step=0,
+            module=HOSTILE,
+            parameters=(HOSTILE,),
+        ),
+        ruled_out=(RuledOut(what=HOSTILE, why=LONG), RuledOut(what=LONG, why=HOSTILE)),
     )
     return replace(
         divergent(),
