@@ -20,6 +20,7 @@ from ddpcheck.run.spec import (
 )
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
+from tests.corpus.programs import programs
 from tests.diagnose.head import HEAD
 
 MODEL = """
@@ -278,6 +279,17 @@ def test_wrapper_that_reduces_over_some_ranks_is_noted(
         (ReducedOver(ranks=(0,), names=ALL),),
         (ReducedOver(ranks=(1,), names=ALL),),
     ]
+
+
+def test_group_that_torch_does_not_know_is_not_noted(
+    pool: Pool, tmp_path: Path
+) -> None:
+    source = programs()["sound/process-group-of-its-own"].source
+    path = tmp_path / "target.py"
+    path.write_text(source, encoding="utf-8")
+    options = Options(world_sizes=(2,), modes=("ddp",))
+    report = checking.check(pool, TargetRef(path=str(path)), options)
+    assert report.verdict == "equivalent"
 
 
 def test_group_of_all_ranks_is_not_noted(pool: Pool, tmp_path: Path) -> None:
