@@ -33,7 +33,8 @@ _QUANTITY = "state"
 _MOST = 128  # elements of a tensor that are compared
 _MOST_NAMES = 8  # of parameters, for the report
 Numbers = dict[str, dict[str, Tensor]]  # by key and by parameter
-Layout = dict[str, tuple[tuple[str, int], ...]]  # by key: (parameter, elements)
+Parts = tuple[tuple[str, int], ...]  # (parameter, elements)
+Layout = dict[str, Parts]  # by key
 
 
 @dataclass(slots=True)
@@ -160,8 +161,11 @@ class ComparedStates(Notes):
         for key in dict.fromkeys((*layout, *found)):
             if (which, key) in self.apart:
                 continue
-            one = self._of_one(which, update, key, layout.get(key, ()))
-            compared = self._compared(which, one, found.get(key, {}))
+            parts, mine = layout.get(key, ()), found.get(key, {})
+            flat = self.reader.find(f"{_QUANTITY}@{which}", update, key)
+            if self._is_same(parts, flat, mine):
+                continue
+            compared = self._compared(which, _split(flat, parts), mine)
             if compared is not None:
                 self.apart[which, key] = dataclasses.replace(
                     compared,
@@ -176,15 +180,13 @@ class ComparedStates(Notes):
         mine = self.otherwise().beyond(self.reader.index.facts["held_otherwise"])
         return None if mine == HeldOtherwise() else mine
 
-    def _of_one(
-        self, which: int, update: int, key: str, parts: tuple[tuple[str, int], ...]
-    ) -> dict[str, Tensor]:
-        if not parts:
-            return {}
-        flat = self.reader.get(f"{_QUANTITY}@{which}", update, key)
-        assert flat is not None
-        sizes = [size for _, size in parts]
-        return dict(zip((n for n, _ in parts), flat.split(sizes), strict=True))
+    def _is_same(
+        self, parts: Parts, flat: Tensor | None, mine: dict[str, Tensor]
+    ) -> bool:
+        """Returns whether a state is of the same parts and within tolerance: usual."""
+        if flat is None or parts != _parts(mine):
+            return False
+        return max_abs(joined(mine.values()) - flat) <= self.rtol * max_abs(flat)
 
     def _compared(
         self, which: int, one: dict[str, Tensor], mine: dict[str, Tensor]
@@ -247,10 +249,19 @@ def joined(parts: Iterable[Tensor]) -> Tensor:
 
 
 def _layout(found: Numbers) -> Layout:
-    return {
-        key: tuple((name, len(flat)) for name, flat in of.items())
-        for key, of in found.items()
-    }
+    return {key: _parts(of) for key, of in found.items()}
+
+
+def _parts(state: Mapping[str, Tensor]) -> Parts:
+    return tuple((name, len(flat)) for name, flat in state.items())
+
+
+def _split(flat: Tensor | None, parts: Parts) -> dict[str, Tensor]:
+    """Returns the single-process state of a key by parameter; {} if there is none."""
+    if flat is None:
+        return {}
+    sizes = [size for _, size in parts]
+    return dict(zip((name for name, _ in parts), flat.split(sizes), strict=True))
 
 
 def _alone(
