@@ -12,6 +12,7 @@ from ddpcheck.compare import tolerance
 from ddpcheck.errors.problem import Problem, UsageError, cut
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report.data import Run, Tolerance
+from ddpcheck.run.facts import Samples
 from ddpcheck.run.intervention import Switch
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import assemble
@@ -21,8 +22,6 @@ from ddpcheck.run.spec import ReferenceResult, RunOutcome
 # Relative to the sum of all sizes: a batch that is computed twice may be rounded
 # differently; different data differ by 1 / sqrt(numbers).
 _RTOL = 1e-6
-
-Samples = tuple[dict[str, tuple[float, ...]], ...]  # of every step, by path
 
 
 def check_repeats(

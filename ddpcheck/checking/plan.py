@@ -15,6 +15,7 @@ from typing import Any
 from ddpcheck.compare import tolerance
 from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.report.data import NotCompared
+from ddpcheck.run.facts import ReferenceFacts
 from ddpcheck.run.modes import memory
 from ddpcheck.run.modes.registry import MODES, mode_of
 from ddpcheck.run.modes.sim import SIM
@@ -86,7 +87,7 @@ class Plan:
         self.specs.remove(spec)
         self.skip(NotCompared(what=str(_cell(spec)), why=why))
 
-    def keep(self, only: Sequence[Cell], facts: dict[str, Any]) -> None:
+    def keep(self, only: Sequence[Cell], facts: ReferenceFacts) -> None:
         """Leaves out all runs but these; those that are not planned are listed."""
         planned = {_cell(spec): spec for spec in self.specs}
         self.specs = [planned[cell] for cell in only if cell in planned]
@@ -97,7 +98,7 @@ class Plan:
         ]
 
 
-def _why_not(cell: Cell, plan: Plan, facts: dict[str, Any]) -> str:
+def _why_not(cell: Cell, plan: Plan, facts: ReferenceFacts) -> str:
     if cell.batch_norm != "asis" and not facts["has_batch_norm"]:
         return _NO_BATCH_NORM
     title = mode_of(cell.mode).title
@@ -120,7 +121,7 @@ def _cell(spec: RunSpec) -> Cell:
 def make(
     options: Options,
     base: RunSpec,
-    facts: dict[str, Any],
+    facts: ReferenceFacts,
     only: Sequence[Cell] | None = None,
 ) -> Plan:
     """Returns the runs for a target; `facts` come from the reference.
@@ -140,7 +141,7 @@ def make(
     return plan
 
 
-def _make(options: Options, base: RunSpec, facts: dict[str, Any]) -> Plan:
+def _make(options: Options, base: RunSpec, facts: ReferenceFacts) -> Plan:
     plan = Plan()
     size = facts["batch_size"]
     sizes = _world_sizes(options, size, plan)
@@ -215,7 +216,7 @@ def _check_sizes(sizes: tuple[int, ...], size: int, option: str) -> None:
     )
 
 
-def _modes(options: Options, facts: dict[str, Any], plan: Plan) -> tuple[str, ...]:
+def _modes(options: Options, facts: ReferenceFacts, plan: Plan) -> tuple[str, ...]:
     if options.modes is not None:
         return options.modes
     wanted = []

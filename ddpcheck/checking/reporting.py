@@ -30,11 +30,12 @@ from ddpcheck.report.data import (
     Tolerance,
 )
 from ddpcheck.report.progress import Silent, about
+from ddpcheck.run.facts import REMARKS
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.modes.sim import SIM
 from ddpcheck.run.session import acceptance, assemble
 from ddpcheck.run.session.session import Session, expected_s
-from ddpcheck.run.spec import REMARKS, ReferenceResult, RunOutcome, RunSpec
+from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.target import target as targets
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef

@@ -13,7 +13,7 @@ import math
 import mmap
 import pickle
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,13 +50,16 @@ Key = tuple[str, int]  # (quantity, step), e.g. ("gradients", 0)
 
 @dataclass(slots=True)
 class Index:
-    """Names of every (quantity, step), in recorded order, and plain facts."""
+    """Names of every (quantity, step), in recorded order, and what else is written.
+
+    The writer of a trace types its `facts`: run/facts.py, diagnose/probes/evidence.py.
+    """
 
     groups: dict[Key, dict[str, Entry | None]] = field(default_factory=dict)
     scale: dict[Key, float] = field(default_factory=dict)  # largest finite |x|
     has_nan: set[Key] = field(default_factory=set)
     has_infinity: set[Key] = field(default_factory=set)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 class Writer:

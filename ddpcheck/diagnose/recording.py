@@ -24,7 +24,7 @@ from ddpcheck.ranks import messages
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import data
-from ddpcheck.run import intervention, spec
+from ddpcheck.run import facts, intervention, spec
 from ddpcheck.run.session.session import Asked, CannotCheckError, Session
 from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.target.target import TargetRef
@@ -36,7 +36,7 @@ _POOL_TIMEOUT_S = 60.0
 # Whose classes a recorded case holds; their names are unique.
 _KINDS: dict[str, Any] = {
     name: kind
-    for module in (data, evidence, intervention, messages, problem, spec)
+    for module in (data, evidence, facts, intervention, messages, problem, spec)
     for name, kind in vars(module).items()
     if isinstance(kind, enum.EnumMeta) or dataclasses.is_dataclass(kind)
 }

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddpcheck.errors.problem import Problem
 from ddpcheck.ranks.messages import Outcome, Raised
 from ddpcheck.report.data import Quantity
+from ddpcheck.run.facts import Digest, HeldOtherwise, RankFacts, ReferenceFacts
 from ddpcheck.run.intervention import Interventions
 
-Digest = tuple[float, ...]  # see summing.digest
 NATIVE = "native"  # RunSpec.constants: no tensor of the target is cast
 FINE_RTOL = 1e-9  # that of float64; at it rounding in float32 is a difference
 SAMPLES = "samples"  # the countable that is the size of a shard
 EMULATED = "under which DataParallel is emulated on one device"  # torch lacks it
 ONE_SIDED = "only one side returns it"  # why an output is not compared
-REFUSED = "refused"  # fact: why this run proves nothing
-REMARKS = "remarks"  # fact: sentences on the run, for the warnings of the report
 IDLE = -2  # for the number of the DDP object, of a forward under no_grad
 
 
@@ -193,25 +191,6 @@ FEW = 16  # numbers of external state: a scale, or a weight per task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptOtherwise:
-    """External state of a rank that differs from the single-process run.
-
-    `step`: the first after which it differed, by `rel_diff`. `is_weight`: it is a
-    parameter, as in an average of the model; `is_trained`: it has a gradient;
-    `is_buffer`: it is a buffer. `size`: its number of elements. `has_fewer_rows`: it
-    holds the rank's own samples, and is not compared.
-    """
-
-    step: int
-    rel_diff: float = 0.0
-    is_weight: bool = False
-    is_trained: bool = False
-    is_buffer: bool = False
-    size: int = 0
-    has_fewer_rows: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StateApart:
     """A key of an optimizer's state, when a rank's value first differs.
 
@@ -232,37 +211,6 @@ class StateApart:
     mine: float | None = None
     one: float | None = None
     only_on: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOtherwise:
-    """Parameters of the model, of optimizers and of the loss that are not the same.
-
-    `outside`: an optimizer updates them, and the model does not hold these tensors.
-    `left_out`: of the model, with a gradient, and in no optimizer that has stepped.
-    `twice`: several optimizers update them. `elsewhere`: a loss of the first step
-    depends on them, which neither the model nor an optimizer holds, and which have the
-    shape of a parameter. `unread`: an optimizer updates them, and no loss of the first
-    step depends on them.
-    """
-
-    outside: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    twice: tuple[str, ...] = ()
-    elsewhere: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
-
-    def beyond(self, other: HeldOtherwise) -> HeldOtherwise:
-        """Returns what of this is not in the other."""
-        kept = {
-            f.name: tuple(
-                name
-                for name in getattr(self, f.name)
-                if name not in getattr(other, f.name)
-            )
-            for f in fields(self)
-        }
-        return HeldOtherwise(**kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +239,7 @@ class RankResult:
     raised: Raised | None = None
     problem: Problem | None = None
     dtype: str = "float64"
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: RankFacts = field(default_factory=RankFacts)
     unlike: Unlike = field(default_factory=Unlike)
     seconds: float = 0.0
     is_clean: bool = True  # the process may be used again
@@ -311,35 +259,9 @@ class ReferenceResult:
     spec: RunSpec | None = None  # with the dtype that worked
     warnings: tuple[str, ...] = ()
     losses: tuple[float | None, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: ReferenceFacts = field(default_factory=ReferenceFacts)
     seconds: float = 0.0
     is_clean: bool = True
-
-
-LARGE = 64 << 20  # bytes of a model above which a process uses all cores
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Bytes of one model's tensors.
-
-    `recorded`: bytes that the reference writes to memory, 0 if it writes to a disk.
-    """
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    recorded: int
-
-    @property
-    def is_large(self) -> bool:
-        """Whether a process computes with all cores."""
-        return self.parameters >= LARGE
-
-    @property
-    def trained(self) -> int:
-        """Bytes of a model in training, without any wrapper."""
-        return self.parameters + self.gradients + self.optimizer
 
 
 @dataclass(slots=True)
@@ -364,7 +286,7 @@ class RunOutcome:
         """Returns the results of the steps of this rank."""
         return [s for s in self.ranks[rank].progress if isinstance(s, StepResult)]
 
-    def facts(self, rank: int = 0) -> dict[str, Any]:
+    def facts(self, rank: int = 0) -> RankFacts:
         """Returns the rank's facts, empty without a result."""
         result = self.results()[rank] if rank < len(self.ranks) else None
         return result.facts if result else {}

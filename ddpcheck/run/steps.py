@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
 
 from ddpcheck.compare import tree
 from ddpcheck.errors.problem import Problem, UsageError, cut
+from ddpcheck.run.facts import Group, Members
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model import user_code
 from ddpcheck.run.model.names import Names
@@ -33,8 +34,6 @@ from ddpcheck.target.target import Target
 # Gradients at an update of tensors outside the model, as weights of a loss.
 OF_OTHERS = "gradients@other"
 _OR_SAMPLES = "; of a list of samples: def collate(samples)"
-Group = dict[str, float]  # the numbers of one parameter group
-Members = tuple[tuple[str, ...], ...]  # the parameters of every group
 _MOST_SIZES = 3  # of a batch's tensors, named in an error
 
 

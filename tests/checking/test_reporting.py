@@ -16,6 +16,7 @@ from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import data as report
 from ddpcheck.report.data import Finding, Run
 from ddpcheck.report.progress import Silent, about
+from ddpcheck.run.facts import ReferenceFacts
 from ddpcheck.run.session.session import Session, expected_s
 from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.target.options import Options
@@ -63,9 +64,9 @@ def test_acceptance_of_what_is_not_found_is_a_warning() -> None:
     ids=["trains", "stands-still", "never-updates"],
 )
 def test_idle_parameters_are_no_warning_where_nothing_is_judged(
-    facts: dict[str, Any], *, warned: bool
+    facts: ReferenceFacts, *, warned: bool
 ) -> None:
-    idle = {"idle": ["bias"], "unused": ["bias"], "has_wrap": False}
+    idle: ReferenceFacts = {"idle": ["bias"], "unused": ["bias"], "has_wrap": False}
     base = ReferenceResult(facts={**idle, **facts})
     found = reporting.warnings_of(base, plan.Plan(), [])
     assert [w.startswith("1 parameters get no gradient") for w in found] == (

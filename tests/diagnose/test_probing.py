@@ -124,7 +124,7 @@ def test_large_model_has_all_cores_to_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session, spec, references, run = _divergent(pool, tmp_path)
-    monkeypatch.setattr("ddpcheck.run.spec.LARGE", 1)
+    monkeypatch.setattr("ddpcheck.run.facts.LARGE", 1)
     submitted.clear()
     with references.ahead(spec, run):
         session.run([spec.but(mode="averaged")])

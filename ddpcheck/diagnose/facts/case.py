@@ -19,6 +19,7 @@ from ddpcheck.diagnose.probes.evidence import (
 )
 from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.report.data import Quantity, Run
+from ddpcheck.run.facts import ReferenceFacts
 from ddpcheck.run.intervention import GlobalLoss, found
 from ddpcheck.run.session.agreement import ranks_differ
 from ddpcheck.run.spec import Defect, RunOutcome
@@ -48,7 +49,7 @@ class Case:
     watched: RunOutcome | None = None  # the run once more, with the samples recorded
     probed: StepEvidence | None
     rtol: float
-    facts: dict[str, Any]  # of the reference
+    facts: ReferenceFacts  # of the reference
     repeats: bool = True  # the single-process run gives the same with other seeds
     # Results of the experiments that rules have asked for.
     experiments: dict[Experiment, Run] = field(default_factory=dict)

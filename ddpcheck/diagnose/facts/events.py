@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.probes.evidence import ModuleCall
 from ddpcheck.report.data import Difference
-from ddpcheck.run.session.agreement import first_parting, ranks_differ
+from ddpcheck.run.session.agreement import Rewritten, first_parting, ranks_differ
 from ddpcheck.run.spec import IDLE
 
 
@@ -300,7 +300,8 @@ def rewritten(case: Case, when: str) -> int | None:
 
     `when`: "before" the step's first forward, or "after" the optimizer's step.
     """
-    return first_parting(case.by_hand_outcome, f"rewritten_{when}", case.rtol)
+    fact: Rewritten = "rewritten_before" if when == "before" else "rewritten_after"
+    return first_parting(case.by_hand_outcome, fact, case.rtol)
 
 
 def written_by_the_model(case: Case) -> set[str]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.report.data import Run
+from ddpcheck.run.facts import KeptOtherwise
 from ddpcheck.run.intervention import Interventions, Substitute, substituted
 from ddpcheck.run.modes.registry import mode_of
-from ddpcheck.run.spec import FEW, KeptOtherwise, RunOutcome
+from ddpcheck.run.spec import FEW, RunOutcome
 
 _FAR = 0.05  # relative: more than any update of a step
 _SAME = 1e-6  # relative, of differences: what rounding leaves of equal ones

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.facts.text import names, number
-from ddpcheck.run.spec import HeldOtherwise, StateApart, Unlike
+from ddpcheck.run.facts import HeldOtherwise
+from ddpcheck.run.spec import StateApart, Unlike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

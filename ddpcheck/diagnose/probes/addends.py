@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ddpcheck.compare.trace import Reader, Writer
 from ddpcheck.diagnose.probes import fits
-from ddpcheck.diagnose.probes.evidence import Cut
+from ddpcheck.diagnose.probes.evidence import Cut, of_trace
 from ddpcheck.diagnose.probes.teacher import Leaf
 from ddpcheck.run.observe import addends
 
@@ -83,7 +83,7 @@ def of_rank(
     """
     if earlier == ():
         return ()
-    known = reader.index.facts["addends"]
+    known = of_trace(reader.index)["addends"]
     if not (leaves and known) or len(addends.nodes(loss)) != len(known):
         return ()
     before = earlier or ((),) * len(known)

@@ -16,7 +16,7 @@ from ddpcheck.compare import tree
 from ddpcheck.compare.trace import Reader
 from ddpcheck.diagnose.probes import micro, modules
 from ddpcheck.diagnose.probes.attached import Attached
-from ddpcheck.diagnose.probes.evidence import ModuleCall
+from ddpcheck.diagnose.probes.evidence import ModuleCall, of_trace
 from ddpcheck.diagnose.probes.segments import SAME
 from ddpcheck.diagnose.probes.teacher import (
     Hooks,
@@ -85,11 +85,11 @@ class Calls:
         self.reader, self.seen = reader, seen
         self.modules: list[ModuleCall] = []
         self.leaves: list[Leaf] = []
-        facts = reader.index.facts
+        facts = of_trace(reader.index)
         self.cuts, self.data = set(facts["cuts"]), set(facts["data"])
-        self.inside: set[str] = facts["on_the_way"]
+        self.inside = facts["on_the_way"]
         self.attached = Attached() if facts["attached"] else None
-        self.windows: micro.Windows = facts["windows"]
+        self.windows = facts["windows"]
         self.hooks = Hooks(calls_per_micro=self.windows.calls)
         self.inputs: dict[str, _Inputs] = {}
         self.before: dict[str, tuple[int, list[tuple[int, float]], list[float]]] = {}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ddpcheck.diagnose.probes import micro
+from ddpcheck.diagnose.probes.evidence import Windows
 from ddpcheck.diagnose.probes.flow import Flow
 from ddpcheck.diagnose.probes.teacher import is_cut, is_data, module_of, num_blocks
 from ddpcheck.run.intervention import Output
@@ -23,7 +24,7 @@ class Cuts:
     """
 
     def __init__(self, size: int, shard_rows: int) -> None:
-        self.windows = micro.Windows(sizes=(size,))
+        self.windows = Windows(sizes=(size,))
         self.shard_rows = shard_rows
         self.dims: dict[str, tuple[int, ...]] = {}  # shapes on the first shard
         self.shard_outputs: dict[str, Tensor] = {}  # of the model, on the first shard

@@ -5,9 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from ddpcheck.run.intervention import Output, Switch
 from ddpcheck.run.spec import Defect, RunSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ddpcheck.compare.trace import Index
 
 _SMOOTH = 1e-4  # of what a large change makes: less is no slope
 
@@ -248,6 +254,47 @@ class Injected:
 
     names: tuple[str, ...] = ()
     of_scores: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """How the calls of the model in one step split the samples.
+
+    `sizes`: samples per micro-batch; one entry where there is none. `calls`: of the
+    model per micro-batch (2 for a discriminator on real and fake), 0 where unknown.
+    `picks`: the model is not given all samples; the one size is what it is given.
+    """
+
+    sizes: tuple[int, ...]
+    calls: int = 0
+    picks: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of micro-batches."""
+        return len(self.sizes)
+
+    def size(self, number: int) -> int:
+        """Returns the samples of a micro-batch; 0 past the last."""
+        return self.sizes[number] if number < len(self.sizes) else 0
+
+
+class ProbeFacts(TypedDict):
+    """What a rank's probe reads from the trace of the reference's beside tensors."""
+
+    cuts: list[str]  # keys of the outputs at which the loss is judged alone
+    data: set[str]  # of outputs from which no gradient goes back
+    trained: set[str]  # of outputs that trained parameters made
+    windows: Windows
+    on_the_way: set[str]  # of outputs from which other outputs are made
+    attached: bool  # modules are judged with their graph
+    order: Tensor | None  # in which the batch is given; None for its own
+    addends: tuple[str, ...]  # what computes each addend of the loss
+
+
+def of_trace(index: Index) -> ProbeFacts:
+    """Returns the facts in the index of a reference's probe."""
+    return cast("ProbeFacts", index.facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ddpcheck.compare.trace import Reader
 from ddpcheck.diagnose.probes import fits
-from ddpcheck.diagnose.probes.evidence import Cut, Direct
+from ddpcheck.diagnose.probes.evidence import Cut, Direct, of_trace
 from ddpcheck.diagnose.probes.teacher import Leaf
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.names import shortener
@@ -55,7 +55,7 @@ def at_cuts(
             doubled=None
             if doubled is None
             else fits.doubling(leaf.rows(doubled), rows),
-            on_the_way=leaf.key in reader.index.facts["on_the_way"],
+            on_the_way=leaf.key in of_trace(reader.index)["on_the_way"],
             row_sum=fits.row_sum(grad - world_size * rows),
             row_spread=fits.row_spread(grad),
             share_spread=fits.share_spread(grad, leaf.tensor),

@@ -8,7 +8,6 @@ out of the whole by its samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,34 +15,11 @@ from torch import Tensor
 
 from ddpcheck.compare import tree
 from ddpcheck.compare.trace import Reader
-from ddpcheck.diagnose.probes.evidence import Micro
+from ddpcheck.diagnose.probes.evidence import Micro, Windows
 from ddpcheck.diagnose.probes.teacher import key_of, part, tensors_of
 from ddpcheck.run.intervention import Output
 from ddpcheck.run.observe import countables
 from ddpcheck.target.target import Target
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
-    """How the calls of the model in one step split the samples.
-
-    `sizes`: samples per micro-batch; one entry where there is none. `calls`: of the
-    model per micro-batch (2 for a discriminator on real and fake), 0 where unknown.
-    `picks`: the model is not given all samples; the one size is what it is given.
-    """
-
-    sizes: tuple[int, ...]
-    calls: int = 0
-    picks: bool = False
-
-    @property
-    def count(self) -> int:
-        """Number of micro-batches."""
-        return len(self.sizes)
-
-    def size(self, number: int) -> int:
-        """Returns the samples of a micro-batch; 0 past the last."""
-        return self.sizes[number] if number < len(self.sizes) else 0
 
 
 def windows(rows: list[int], total: int) -> Windows:

@@ -27,6 +27,7 @@ from ddpcheck.diagnose.probes.evidence import (
     Cut,
     RankEvidence,
     Span,
+    of_trace,
 )
 from ddpcheck.diagnose.probes.group import with_what_others_say
 from ddpcheck.diagnose.probes.kept import Kept
@@ -108,7 +109,7 @@ class _Probe:
         self.calls = Calls(reader, seen)
         self.addends: tuple[tuple[Cut, ...], ...] | None = None  # until a backward
         self.constants: list[Constant] = []
-        self.trained_cuts = self.calls.cuts & reader.index.facts["trained"]
+        self.trained_cuts = self.calls.cuts & of_trace(reader.index)["trained"]
         self.trains_before = False
 
     def run(self, count_names: tuple[str, ...]) -> RankEvidence:
@@ -125,7 +126,7 @@ class _Probe:
         facts.align_start(self.target, self.reader, names, model, checks=False)
         *before, batch = batches_of(self.target, spec)
         batch = micro.alike_padded(self.target, batch)
-        order = self.reader.index.facts["order"]
+        order = of_trace(self.reader.index)["order"]
         if order is not None:
             batch = tree.permute(batch, order)
         user_code.compute(spec)

@@ -29,7 +29,12 @@ from ddpcheck.diagnose.probes import (
 from ddpcheck.diagnose.probes.attached import Attached
 from ddpcheck.diagnose.probes.coupling import Grads, Pass, Perturb
 from ddpcheck.diagnose.probes.cuts import Cuts
-from ddpcheck.diagnose.probes.evidence import Couplings, Injected, ReferenceEvidence
+from ddpcheck.diagnose.probes.evidence import (
+    Couplings,
+    Injected,
+    ProbeFacts,
+    ReferenceEvidence,
+)
 from ddpcheck.diagnose.probes.kept import Kept
 from ddpcheck.diagnose.probes.shortcut import Shortcut
 from ddpcheck.diagnose.probes.sorting import order_of_calls
@@ -149,7 +154,7 @@ class _Probe:
         # The outputs tell as well where a step does nothing but make gradients.
         is_known = is_written and self.shortcut.is_proven and not self.target.train_step
         factor = None if is_known else _doubled_of_parameters(self._plain, self.batch)
-        self.writer.index.facts = {
+        in_trace: ProbeFacts = {
             "cuts": list(dict.fromkeys(key for _, key in grads)),
             "data": self.cuts.data,
             "trained": self.cuts.flow.trained,
@@ -159,6 +164,7 @@ class _Probe:
             "order": self.order,
             "addends": self._kinds_of_addends(),
         }
+        self.writer.index.facts = in_trace
         self.writer.close()
         targets = countables.targets_of(self.target, self.batch)
         names = list(countables.names(targets))

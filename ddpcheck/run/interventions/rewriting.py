@@ -11,10 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck.compare import digests
+from ddpcheck.run.facts import Digest
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.names import shortener
-
-Digest = tuple[float, ...]
 
 
 class Rewrites:

@@ -26,6 +26,7 @@ from torch import Tensor
 from ddpcheck.compare import tree
 from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.run import private
+from ddpcheck.run.facts import RankFacts
 from ddpcheck.run.model import draws
 from ddpcheck.run.model.draws import NoiseMismatchError, Shape
 from ddpcheck.run.process import callers
@@ -334,7 +335,7 @@ def bound(noise: SampleNoise | None, *, is_whole: bool = True) -> Iterator[None]
         noise.check_count()
 
 
-def undefined(error: Exception) -> dict[str, str]:
+def undefined(error: Exception) -> RankFacts:
     """Returns a fact of a run that ended with this: no noise to compare it with."""
     if not isinstance(error, NoiseMismatchError):
         return {}

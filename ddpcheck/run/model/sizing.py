@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.ranks import budget
+from ddpcheck.run.facts import LARGE, Sizes
 from ddpcheck.run.model import contents
-from ddpcheck.run.spec import LARGE, Sizes
 
 
 def of(model: nn.Module, optimizer: Any, steps: int) -> Sizes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpcheck.report.data import NotCompared
+from ddpcheck.run.facts import Sizes
 from ddpcheck.run.modes.mode import InRank, Mode
-from ddpcheck.run.spec import Sizes
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.run.facts import Sizes
 from ddpcheck.run.modes.registry import mode_of
-from ddpcheck.run.spec import Sizes
 
 GIB = 1 << 30
 _CGROUP = Path("/sys/fs/cgroup")

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ddpcheck.ranks.messages import Seat
 from ddpcheck.report.data import NotCompared
-from ddpcheck.run.spec import RankResult, RunSpec, Sizes
+from ddpcheck.run.facts import RankFacts, Sizes
+from ddpcheck.run.spec import RankResult, RunSpec
 from ddpcheck.target.target import Target, TargetRef
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class InRank:
     target: Target
     spec: RunSpec
     seat: Seat
-    facts: dict[str, Any]
+    facts: RankFacts
     find_unused: bool
     around_replica: Callable[[int, int], Any]
 
@@ -106,7 +107,7 @@ class Mode:
     entry_point: str
     is_choice: bool = False
     is_default: bool = False
-    left_out_where: tuple[tuple[str, str], ...] = ()
+    left_out_where: tuple[tuple[Literal["has_wrap", "asks_distributed"], str], ...] = ()
     unsynchronised: NotCompared | None = None
     where: str = "for {mode} at world size {world_size}"
     is_ranks: bool = False

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ddpcheck.ranks.messages import Seat
+from ddpcheck.run.facts import REFUSED, REMARKS, RankFacts, Sizes
 from ddpcheck.run.modes.mode import InRank, Mode
-from ddpcheck.run.spec import REFUSED, REMARKS, RankResult, RefusedError, RunSpec, Sizes
+from ddpcheck.run.spec import RankResult, RefusedError, RunSpec
 from ddpcheck.target.target import TargetRef
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _entered(context: Context, ref: TargetRef, spec: RunSpec) -> Context | RankR
     """
     seat = context.seat
     if seat.meeting is not None:
-        facts = {REFUSED: _ON_SEVERAL_MACHINES}
+        facts: RankFacts = {REFUSED: _ON_SEVERAL_MACHINES}
         return RankResult(rank=seat.rank, facts=facts, is_clean=False)
     is_server = seat.rank == spec.world_size
     seat = _connected(seat, spec.world_size, is_server=is_server)

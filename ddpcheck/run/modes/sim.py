@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ddpcheck.report.data import NotCompared
+from ddpcheck.run.facts import Sizes
 from ddpcheck.run.modes.mode import Mode
-from ddpcheck.run.spec import Sizes
 
 
 def _bytes(sizes: Sizes, _: int) -> int:

@@ -31,12 +31,13 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.compare.trace import Reader
+from ddpcheck.run.facts import KeptOtherwise
 from ddpcheck.run.intervention import substituted
 from ddpcheck.run.model import contents
 from ddpcheck.run.observe import used_names
 from ddpcheck.run.private import version
 from ddpcheck.run.process import fingerprint, modules
-from ddpcheck.run.spec import FEW, KeptOtherwise, RunSpec
+from ddpcheck.run.spec import FEW, RunSpec
 from ddpcheck.target.target import Target
 
 QUANTITY = "beside"

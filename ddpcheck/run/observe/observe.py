@@ -20,10 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ddpcheck.run import private
+from ddpcheck.run.facts import HookSketch
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.averaged import AS_BUILT
 from ddpcheck.run.observe import patches, wrapping
-from ddpcheck.run.observe.sketches import HookSketch, sketching
+from ddpcheck.run.observe.sketches import sketching
 from ddpcheck.run.observe.wrapping import Wrapped
 from ddpcheck.run.process import callers
 from ddpcheck.run.spec import (

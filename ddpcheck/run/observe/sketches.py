@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddpcheck.run.facts import HookSketch
+
 SIZE = 64  # numbers of a sketch
 
 
@@ -35,9 +37,6 @@ def sketch(values: Tensor, generator: torch.Generator | None = None) -> Tensor:
     whole = torch.nn.functional.pad(flat * signs, (0, -len(flat) % SIZE))
     return whole.view(-1, SIZE).sum(0)
 
-
-# (sketch of the bucket before the hook, sketch of its result, numbers in the bucket)
-HookSketch = tuple[tuple[float, ...], tuple[float, ...], int]
 
 _MOST_CALLS = 32  # sketches of later calls are not kept
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpcheck.run.facts import RankFacts
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.averaged import AS_BUILT, is_ddp
 from ddpcheck.run.model.names import Names, shortener
@@ -110,7 +111,7 @@ def set_on_wrappers(wrapped: list[Wrapped]) -> list[str]:
     )
 
 
-def lacking(error: BaseException) -> dict[str, tuple[str, str]]:
+def lacking(error: BaseException) -> RankFacts:
     """Returns the attribute that a wrapper lacks and only the wrapped model has.
 
     As the fact "lacks": its name, and "call" for a method or submodule that was to be
@@ -185,7 +186,7 @@ def unfrozen(wrapped: list[Wrapped], parameters: dict[str, Tensor]) -> list[str]
 
 def facts(
     wrapped: list[Wrapped], parameters: dict[str, Tensor], names: Names
-) -> dict[str, Any]:
+) -> RankFacts:
     """Returns, by parameter name, how each trained tensor relates to the reducers.
 
     `outside`: in no DDP object, and not a replacement; `replaced`: in no DDP object,
@@ -196,8 +197,13 @@ def facts(
     more, and a reducer waits for its gradient.
     """
     held = {id(entry.tensor): entry for w in wrapped for entry in w.parameters}
-    kinds = ("outside", "replaced", "resized", "converted", "moved")
-    found: dict[str, list[str]] = {key: [] for key in kinds}
+    found: RankFacts = {
+        "outside": [],
+        "replaced": [],
+        "resized": [],
+        "converted": [],
+        "moved": [],
+    }
     is_whole = names.are_all_in(parameters)
     # Inside a DDP object that does not hold it: added later.
     below = {id(p) for w in wrapped for p in contents.parameters(w.module)}
@@ -222,4 +228,5 @@ def facts(
     waited = [
         h.tensor for key, h in held.items() if h.required_grad and key not in there
     ]
-    return found | {"gone": [names.of(tensor) for tensor in waited]}
+    found["gone"] = [names.of(tensor) for tensor in waited]
+    return found

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpcheck.run.facts import RankFacts
 from ddpcheck.run.process import dynamo
 
 # Defaults by name.
@@ -37,15 +38,17 @@ def put(wanted: dict[str, Any]) -> None:
             setattr(dynamo.real().config, name, wanted[name])
 
 
-def facts() -> dict[str, Any]:
-    """Returns the settings, and `compiled`.
-
-    That is the number of frames that this process has compiled so far.
-    """
+def facts() -> RankFacts:
+    """Returns the number of frames that this process has compiled, and the settings."""
     if dynamo.is_stood_in():
         return {"compiled": 0}
     counters = getattr(dynamo.real().utils, "counters", {})
-    return {"compiled": counters.get("frames", {}).get("total", 0)} | settings()
+    known = settings()
+    return {
+        "compiled": counters.get("frames", {}).get("total", 0),
+        "compiled_autograd": known["compiled_autograd"],
+        "optimize_ddp": known["optimize_ddp"],
+    }
 
 
 @contextlib.contextmanager

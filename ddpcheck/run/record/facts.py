@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ddpcheck.compare import digests
 from ddpcheck.compare.trace import Reader, as_dense
+from ddpcheck.run.facts import RankFacts
 from ddpcheck.run.model import contents
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model.names import Names, shortener
@@ -100,12 +101,12 @@ def _is_float32(values: Tensor) -> bool:
     return torch.equal(values, values.float().double())
 
 
-def at_start(reader: Reader, names: Names, wrapped: nn.Module) -> dict[str, Any]:
+def at_start(reader: Reader, names: Names, wrapped: nn.Module) -> RankFacts:
     """Returns the weights and buffers that differ before the first step, as facts."""
     differ = _differing(reader, "initial", names.parameters(wrapped))
     buffers = _differing(reader, "initial_buffers", names.buffers(wrapped))
     short = shortener(wrapped)
-    found: dict[str, Any] = {
+    found: RankFacts = {
         "start_differs": differ,
         "start_buffers_differ": buffers,
         "order": [short(name) for name, _ in contents.named_parameters(wrapped)],
@@ -127,15 +128,14 @@ def reference_start(reader: Reader, names: Names) -> dict[str, Tensor]:
     }
 
 
-def at_end(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any]:
+def at_end(seen: Observed, training: Training, bare: nn.Module) -> RankFacts:
     """Returns what user code did in the run; `bare` is the model in the wrapper."""
     ddp = [w.module for w in seen.wrapped]
     parameters = training.parameters()
     in_use = wrapping.in_use(seen.wrapped, training.model, parameters)
-    return {
+    found: RankFacts = {
         "collectives": len(seen.collectives),
         "collectives_in_backward": seen.in_backward,
-        "asks_distributed": seen.asks_distributed,
         "asks_rank": seen.asks_rank,
         "events": "".join(seen.events),
         "callers": seen.callers,
@@ -166,7 +166,8 @@ def at_end(seen: Observed, training: Training, bare: nn.Module) -> dict[str, Any
         "joins": seen.joins,
         "parts": sorted(seen.parts),
         "set_on_wrapper": wrapping.set_on_wrappers(in_use),
-    } | compiling.facts()
+    }
+    return found | compiling.facts()
 
 
 def unlike(seen: Observed, training: Training, states: ComparedStates) -> Unlike:

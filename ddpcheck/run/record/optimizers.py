@@ -24,17 +24,16 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.compare.trace import Reader, Writer, max_abs
+from ddpcheck.run.facts import HeldOtherwise, Layout, Parts, StateFacts, of_trace
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.averaged import leaves
 from ddpcheck.run.model.names import Names
-from ddpcheck.run.spec import HeldOtherwise, StateApart
+from ddpcheck.run.spec import StateApart
 
 _QUANTITY = "state"
 _MOST = 128  # elements of a tensor that are compared
 _MOST_NAMES = 8  # of parameters, for the report
 Numbers = dict[str, dict[str, Tensor]]  # by key and by parameter
-Parts = tuple[tuple[str, int], ...]  # (parameter, elements)
-Layout = dict[str, Parts]  # by key
 
 
 @dataclass(slots=True)
@@ -133,7 +132,7 @@ class WrittenStates(Notes):
         if flat:
             self.writer.add(f"{_QUANTITY}@{which}", update, flat.items())
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> StateFacts:
         """Returns the facts with which ranks compare their state."""
         return {
             "states": self.layouts,
@@ -155,7 +154,7 @@ class ComparedStates(Notes):
 
     def take(self, which: int, update: int, step: int, found: Numbers) -> None:
         """Compares a state."""
-        layout = self.reader.index.facts["states"].get((which, update))
+        layout = of_trace(self.reader.index)["states"].get((which, update))
         if layout is None or not (layout or found):
             return  # the single-process run makes fewer updates; or there is no state
         for key in dict.fromkeys((*layout, *found)):
@@ -177,7 +176,7 @@ class ComparedStates(Notes):
 
     def unlike(self) -> HeldOtherwise | None:
         """Returns which tensors are not the same, beyond those of one process."""
-        mine = self.otherwise().beyond(self.reader.index.facts["held_otherwise"])
+        mine = self.otherwise().beyond(of_trace(self.reader.index)["held_otherwise"])
         return None if mine == HeldOtherwise() else mine
 
     def _is_same(
@@ -204,7 +203,7 @@ class ComparedStates(Notes):
         if alone:
             number = _number(one, alone)
             return _one_sided(alone, "single-process run", mine=None, one=number)
-        alone = _alone(mine, one, self.reader.index.facts["held"][which])
+        alone = _alone(mine, one, of_trace(self.reader.index)["held"][which])
         number = _number(mine, alone)
         return _one_sided(alone, "rank", mine=number, one=None) if alone else None
 

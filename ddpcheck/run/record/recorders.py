@@ -12,6 +12,7 @@ from ddpcheck.compare import comparison as compare
 from ddpcheck.compare.digests import digest
 from ddpcheck.compare.trace import PART, Reader
 from ddpcheck.report.data import Difference, Quantity
+from ddpcheck.run.facts import of_trace
 from ddpcheck.run.record import flattened, pairing, scales
 from ddpcheck.run.record.updates import Sharing, Updates, least_move
 from ddpcheck.run.spec import ONE_SIDED, StepResult
@@ -86,7 +87,7 @@ class ComparingRecorder:
             references, of_samples = self._shares(named, references)
         scale: float | dict[str, float] = self._updates.scale(quantity, step)
         if quantity == "buffers":
-            kinds = self.reader.index.facts.get("buffers", {})
+            kinds = of_trace(self.reader.index).get("buffers", {})
             scale = scales.of_buffers(references, kinds)
             of_others = self._of_other_samples(of_samples, named, references, scale)
             named, references = (

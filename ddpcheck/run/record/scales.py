@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from ddpcheck.compare.trace import Writer, max_abs
 from ddpcheck.run import private
+from ddpcheck.run.facts import BufferKind
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.names import shortener
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """The class that owns a buffer, and whether training changes it."""
-
-    owner: str  # the class of the module that has it
-    changes: bool
+_UNKNOWN = BufferKind("", changes=True)
 
 
-_UNKNOWN = Kind("", changes=True)
-
-
-def kinds(writer: Writer, model: nn.Module, steps: int) -> dict[str, Kind]:
+def kinds(writer: Writer, model: nn.Module, steps: int) -> dict[str, BufferKind]:
     """Returns the kind of each buffer in the trace of the single-process run."""
     initial = ("initial_buffers", 0)
     waiting, changed = dict(writer.index.groups[initial]), set[str]()
@@ -36,8 +27,9 @@ def kinds(writer: Writer, model: nn.Module, steps: int) -> dict[str, Kind]:
         }
     short = shortener(model)
     return {
-        name: Kind(f"{type(module).__module__}.{type(module).__qualname__}", changes)
+        name: BufferKind(f"{kind.__module__}.{kind.__qualname__}", changes)
         for path, module in contents.named_modules(model)
+        for kind in [type(module)]
         for leaf in private.buffers(module)
         for name in [f"{short(path)}.{leaf}".lstrip(".")]
         for changes in [name in changed]
@@ -45,7 +37,7 @@ def kinds(writer: Writer, model: nn.Module, steps: int) -> dict[str, Kind]:
 
 
 def of_buffers(
-    references: Mapping[str, Tensor | None], known: Mapping[str, Kind]
+    references: Mapping[str, Tensor | None], known: Mapping[str, BufferKind]
 ) -> dict[str, float]:
     """Returns the scale of each floating point buffer.
 
@@ -69,5 +61,5 @@ def of_buffers(
     return {n: s if math.isfinite(s) else 0.0 for n, s in scales.items()}
 
 
-def _group(name: str, known: Mapping[str, Kind]) -> tuple[str, str]:
+def _group(name: str, known: Mapping[str, BufferKind]) -> tuple[str, str]:
     return known.get(name, _UNKNOWN).owner, name.rpartition(".")[2]

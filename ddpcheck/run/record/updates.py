@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ddpcheck.compare import digests
 from ddpcheck.compare.trace import Reader
-from ddpcheck.run.spec import Digest
+from ddpcheck.run.facts import Digest, of_trace
 
 _GRADIENTS = "gradients"
 _MOST = 8  # updates that a rank may have skipped
@@ -81,7 +81,7 @@ class Updates:
         A single gradient may consist of rounding errors, as for a bias before a batch
         norm: if updates happen within backward, the scale is that of the whole step.
         """
-        of_parts = self.reader.index.facts.get("updates_in_backward")
+        of_parts = of_trace(self.reader.index).get("updates_in_backward")
         if not (of_parts and _is_update(quantity)):
             return self.reader.scale(quantity, step)
         if step not in self.scales:

@@ -6,6 +6,7 @@ Also whether an average of weights after an update makes them equal, instead of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from ddpcheck.compare import tolerance
 from ddpcheck.report.data import Difference
@@ -82,13 +83,15 @@ def ranks_differ(outcome: RunOutcome, quantity: str, step: int, rtol: float) -> 
     return not tolerance.digests_agree(digests, rtol)
 
 
-def first_parting(outcome: RunOutcome, fact: str, rtol: float) -> int | None:
+Rewritten = Literal["rewritten_before", "rewritten_after"]  # keys of RankFacts
+
+
+def first_parting(outcome: RunOutcome, fact: Rewritten, rtol: float) -> int | None:
     """Returns the first step in which the weights of ranks diverge, None without one.
 
     Args:
         outcome: of a run with explicitly averaged gradients, which records the weights.
-        fact: "rewritten_before": from the beginning of a step to its first forward;
-            "rewritten_after": from the optimizer's step to the end.
+        fact: where in a step.
         rtol: of digests that are the same.
     """
     facts = [outcome.facts(r).get(fact, {}) for r in range(len(outcome.ranks))]
@@ -97,7 +100,7 @@ def first_parting(outcome: RunOutcome, fact: str, rtol: float) -> int | None:
         if tolerance.digests_agree(first, rtol) and not tolerance.digests_agree(
             later, rtol
         ):
-            return int(step)
+            return step
     return None
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 from ddpcheck.compare import tolerance
 from ddpcheck.errors import frames
 from ddpcheck.errors.problem import cut
 from ddpcheck.report.data import JUDGED, Difference, Fault, NotCompared, Quantity, Run
+from ddpcheck.run.facts import REFUSED, ReferenceFacts
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import agreement
 from ddpcheck.run.session.session import describe_exit
-from ddpcheck.run.spec import EMULATED, REFUSED, RunOutcome, StepResult, result_of
+from ddpcheck.run.spec import EMULATED, RunOutcome, StepResult, result_of
 
 _MAX_ROWS = 50
 
@@ -23,7 +25,7 @@ _AVERAGED_LATER = (
     "and these equal the single-process weights after every step"
 )
 # Why gradients are not compared, by the fact that names the parameters or steps.
-_LEFT_OUT = {
+_LEFT_OUT: dict[Literal["unused", "untaken", "unfinished"], str] = {
     "unused": "no gradient in the single-process run either",
     "untaken": "no optimizer step takes them",
     "unfinished": "no optimizer step in this step",
@@ -127,12 +129,12 @@ def not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompare
                 "on a rank: averages of different numbers of updates are not comparable"
             )
             found.append(NotCompared(what=f"buffers of {name or 'the model'}", why=why))
-    facts_of_one = outcomes[0].reference.facts if outcomes else {}
+    facts_of_one = outcomes[0].reference.facts if outcomes else ReferenceFacts()
     for fact, why in _LEFT_OUT.items():
         named = facts_of_one.get(fact, ())
         if named:
             is_steps = fact == "unfinished"
-            names = [str(it + 1 if is_steps else it) for it in named]
+            names = [str(it + 1 if isinstance(it, int) else it) for it in named]
             what = "step " * is_steps + cut(names)
             found.append(NotCompared(what=f"gradients of {what}", why=why))
     return found

@@ -9,9 +9,9 @@ import pytest
 from ddpcheck.checking import checking
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool
+from ddpcheck.run.facts import Sizes
 from ddpcheck.run.modes import memory
 from ddpcheck.run.modes.memory import GIB, Room
-from ddpcheck.run.spec import Sizes
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 

@@ -11,10 +11,11 @@ from ddpcheck.checking import checking
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.data import Report
+from ddpcheck.run.facts import REMARKS
 from ddpcheck.run.modes import ps
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import Session
-from ddpcheck.run.spec import REMARKS, RunOutcome, RunSpec
+from ddpcheck.run.spec import RunOutcome, RunSpec
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 

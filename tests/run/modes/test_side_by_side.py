@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from ddpcheck.run.facts import LARGE, Sizes
 from ddpcheck.run.session import session
 from ddpcheck.run.session.session import Session
-from ddpcheck.run.spec import LARGE, ReferenceResult, RunOutcome, RunSpec, Sizes
+from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.target.target import TargetRef
 
 
@@ -57,7 +58,7 @@ def test_slow_runs_do_not_share_a_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes = Sizes(parameters=parameters, gradients=0, optimizer=0, recorded=0)
-    made = ReferenceResult(seconds=seconds, facts={"sizes": sizes, "idle": ()})
+    made = ReferenceResult(seconds=seconds, facts={"sizes": sizes, "idle": []})
     monkeypatch.setattr(Session, "reference", lambda *_: made)
     monkeypatch.setattr(session, "cores", lambda: cores)
     crews = Crews()
@@ -73,7 +74,7 @@ def test_slow_runs_do_not_share_a_core(
 def test_limit_that_was_chosen_is_not_stretched(
     *, is_bounded: bool, limits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = ReferenceResult(seconds=100.0, facts={"idle": ()})
+    made = ReferenceResult(seconds=100.0, facts={"idle": []})
     monkeypatch.setattr(Session, "reference", lambda *_: made)
     crews = Crews()
     slow = Session(crews, TargetRef(path="mine.py"))  # type: ignore[arg-type]

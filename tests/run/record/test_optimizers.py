@@ -9,15 +9,9 @@ import pytest
 
 from ddpcheck.checking import checking
 from ddpcheck.ranks.pool import Pool
+from ddpcheck.run.facts import HeldOtherwise
 from ddpcheck.run.session.session import Session
-from ddpcheck.run.spec import (
-    HeldOtherwise,
-    ReducedOver,
-    RunSpec,
-    StateApart,
-    Unlike,
-    result_of,
-)
+from ddpcheck.run.spec import ReducedOver, RunSpec, StateApart, Unlike, result_of
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 from tests.corpus.programs import programs

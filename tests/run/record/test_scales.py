@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ddpcheck.compare import comparison as compare
 from ddpcheck.compare.trace import Writer
 from ddpcheck.report.data import Quantity
+from ddpcheck.run.facts import BufferKind
 from ddpcheck.run.record import scales
-from ddpcheck.run.record.scales import Kind
 
 
 def test_buffers_of_one_name_have_one_scale() -> None:
@@ -62,10 +62,10 @@ def test_scale_is_that_of_one_class_and_of_what_changes() -> None:
         "b.mean": torch.tensor(1e-17),
         "zero.mean": torch.tensor(0.0),
     }
-    known = dict.fromkeys(named, Kind("Score", changes=True)) | {
-        "input.mean": Kind("Input", changes=True),
-        "fixed.mean": Kind("Score", changes=False),
-        "zero.mean": Kind("Score", changes=False),
+    known = dict.fromkeys(named, BufferKind("Score", changes=True)) | {
+        "input.mean": BufferKind("Input", changes=True),
+        "fixed.mean": BufferKind("Score", changes=False),
+        "zero.mean": BufferKind("Score", changes=False),
     }
     assert scales.of_buffers(named, known) == {
         "input.mean": 1e9,

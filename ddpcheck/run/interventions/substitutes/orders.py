@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-# By (step, n): permutations of n things, in the order in which they are drawn.
-Orders = dict[tuple[int, int], list[list[int]]]
+from ddpcheck.run.facts import Orders
+
 Step = Callable[[], int]
 
 

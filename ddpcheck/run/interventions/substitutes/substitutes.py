@@ -24,6 +24,7 @@ from torch.optim.optimizer import (
 from ddpcheck.compare import tree
 from ddpcheck.compare.trace import Reader
 from ddpcheck.run import intervention, private
+from ddpcheck.run.facts import Group, Members, of_trace
 from ddpcheck.run.intervention import GlobalLoss, GlobalLossOfOutputs
 from ddpcheck.run.interventions import apply as fixes
 from ddpcheck.run.interventions.rows import global_batch
@@ -34,7 +35,7 @@ from ddpcheck.run.record import flattened
 from ddpcheck.run.record.facts import reference_start
 from ddpcheck.run.record.recorders import ComparingRecorder
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.run.steps import Group, Members, group_members, split
+from ddpcheck.run.steps import group_members, split
 from ddpcheck.run.surroundings import loss_function
 from ddpcheck.target.target import Target
 
@@ -107,7 +108,7 @@ class Substitutes:
 
         `parameters` returns the trained tensors by name.
         """
-        chosen, facts = self.spec.fixes, self.reader.index.facts
+        chosen, facts = self.spec.fixes, of_trace(self.reader.index)
         numbers = intervention.addends(chosen)
         with contextlib.ExitStack() as stack:
             if intervention.substituted(chosen, "schedule") is not None:

@@ -13,6 +13,7 @@ from ddpcheck.compare.trace import as_dense
 from ddpcheck.errors import raised
 from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.ranks import devices
+from ddpcheck.run.facts import ReferenceFacts, Samples
 from ddpcheck.run.intervention import GlobalLoss, Switch, found, substituted
 from ddpcheck.run.interventions.rows.gather import alone
 from ddpcheck.run.model import model as models
@@ -79,7 +80,7 @@ def check_collate(target: Target, batches: list[Any]) -> None:
     )
 
 
-def digests(batches: list[Any]) -> tuple[dict[str, tuple[float, ...]], ...]:
+def digests(batches: list[Any]) -> Samples:
     """Returns digests of each part of each batch, for comparison between processes."""
     return tuple(
         {
@@ -90,7 +91,7 @@ def digests(batches: list[Any]) -> tuple[dict[str, tuple[float, ...]], ...]:
     )
 
 
-def given(batches: list[Any], lists: Any) -> dict[str, Any]:
+def given(batches: list[Any], lists: list[str]) -> ReferenceFacts:
     """Returns facts of the batches; `lists`: those that are not sharded."""
     return {"samples": digests(batches), "lists": lists, "alike": _are_alike(batches)}
 

@@ -17,6 +17,7 @@ from ddpcheck.ranks import devices
 from ddpcheck.ranks.messages import OwnTimeout
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run import private
+from ddpcheck.run.facts import REFUSED, RankFacts, of_trace
 from ddpcheck.run.intervention import substituted
 from ddpcheck.run.interventions import apply as fixes
 from ddpcheck.run.interventions.rewriting import Rewrites
@@ -45,14 +46,7 @@ from ddpcheck.run.process.loading import fingerprint, left, load
 from ddpcheck.run.record import facts
 from ddpcheck.run.record.optimizers import ComparedStates
 from ddpcheck.run.record.recorders import ComparingRecorder
-from ddpcheck.run.spec import (
-    REFUSED,
-    RankResult,
-    RefusedError,
-    RowsSeen,
-    RunSpec,
-    Unlike,
-)
+from ddpcheck.run.spec import RankResult, RefusedError, RowsSeen, RunSpec, Unlike
 from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.run.surroundings import (
     count_calls,
@@ -132,7 +126,7 @@ class _Candidate:
         self.mode = mode_of(spec.mode)
         self.is_rank = self.mode.is_ranks
         self.raised: Any = None
-        self.facts: dict[str, Any] = {}
+        self.facts: RankFacts = {}
         self.seen = observe.Observed()
         self._rewrites: Rewrites | None = None
         self.unlike = Unlike()
@@ -237,7 +231,7 @@ class _Candidate:
             after_update=lambda held: recorder.sharing.updated(
                 held, reduces=self.seen.reduces_in_update
             ),
-            unfinished=self.reader.index.facts["unfinished"],
+            unfinished=of_trace(self.reader.index)["unfinished"],
             vector_loss=self.spec.world_size if self.mode.has_replicas else 0,
         )
 
@@ -330,8 +324,11 @@ class _Candidate:
         self._frozen |= dict.fromkeys(wrapping.frozen(wrapped, parameters))
         self._unfrozen |= dict.fromkeys(wrapping.unfrozen(wrapped, parameters))
 
-    def _wrapping(self, training: Training) -> dict[str, list[str]]:
-        turned = {"frozen": list(self._frozen), "unfrozen": list(self._unfrozen)}
+    def _wrapping(self, training: Training) -> RankFacts:
+        turned: RankFacts = {
+            "frozen": list(self._frozen),
+            "unfrozen": list(self._unfrozen),
+        }
         parameters, wrapped = training.parameters(), self.seen.wrapped
         return wrapping.facts(wrapped, parameters, training.names) | turned
 
@@ -375,7 +372,7 @@ class _Candidate:
         noise = SampleNoise(
             seed=self.spec.seed,
             step=step,
-            shapes=self.reader.index.facts["shapes"][step],
+            shapes=of_trace(self.reader.index)["shapes"][step],
             start=start,
             size=rows,
             total=size,
@@ -387,7 +384,7 @@ class _Candidate:
     def _uncomparable(self, calls: dict[str, int]) -> set[str]:
         """Returns modules that were called another number of times than expected."""
         found = unlike_calls(
-            self.reader.index.facts["calls"],
+            of_trace(self.reader.index)["calls"],
             calls,
             steps=self.spec.steps,
             done=self._step + 1,

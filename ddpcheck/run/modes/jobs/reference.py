@@ -21,6 +21,7 @@ from ddpcheck.ranks import devices
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run import intervention
+from ddpcheck.run.facts import Group, Orders, ReferenceFacts, TraceFacts, of_trace
 from ddpcheck.run.interventions import apply as fixes
 from ddpcheck.run.interventions.substitutes import addends, orders
 from ddpcheck.run.model import contents, finite, sizing, user_code
@@ -230,7 +231,7 @@ class _Reference:
         self.draws = 0
         self.draws_later = False  # in another step than the first
         self.size = 0  # of the first batch
-        self.given: dict[str, Any] = {}  # facts of the batches
+        self.given: ReferenceFacts = {}  # of the batches
         self.collates = False  # they are made of lists of samples
         self.rows: list[list[samples.Numbers]] = []  # of each call, by step
 
@@ -336,7 +337,7 @@ class _Reference:
         writer: Writer,
         model: nn.Module,
         calls: dict[str, int],
-        drawn: orders.Orders,
+        drawn: Orders,
     ) -> ReferenceResult:
         """Closes the trace; returns the facts of the training."""
         sums = writing.unfinished_of(writer, training)
@@ -347,7 +348,8 @@ class _Reference:
         # turns.
         trained = writing.with_gradient(writer.index, self.spec.steps - 1)
         in_turn = [n for n in facts["untrained"] if n in trained]
-        writer.index.facts |= {
+        in_trace: TraceFacts = {
+            **of_trace(writer.index),
             "calls": dict(calls),
             "shapes": self.shapes,
             "schedule": training.schedule,
@@ -357,18 +359,27 @@ class _Reference:
             "updates_in_backward": self.updates_in_backward,
             "buffers": scales.kinds(writer, model, self.spec.steps),
         }
+        writer.index.facts = in_trace
         writer.close()
         return ReferenceResult(
             trace=str(writer.path),
             spec=self.spec,
             warnings=tuple(devices.warnings(self.spec.device, self.spec.dtype, model)),
             losses=tuple(training.losses),
-            facts=facts
-            | {"unused": use.never, "idle": use.not_always, "in_turn": in_turn}
-            | {"shuffles": bool(drawn), "loads": bool(self.seen.loads)}
-            | {"unfinished": sums.steps, "never_updates": sums.are_all}
-            | {"nothing": still.why, "at_rest": still.is_at_rest}
-            | {"untaken": use.untaken, "closes": training.closes},
+            facts={
+                **facts,
+                "unused": use.never,
+                "idle": use.not_always,
+                "untaken": use.untaken,
+                "in_turn": in_turn,
+                "shuffles": bool(drawn),
+                "loads": bool(self.seen.loads),
+                "unfinished": sums.steps,
+                "never_updates": sums.are_all,
+                "nothing": still.why,
+                "at_rest": still.is_at_rest,
+                "closes": training.closes,
+            },
         )
 
     def _watch(self, training: Training, batches: list[Any]) -> None:
@@ -385,7 +396,7 @@ class _Reference:
 
         samples.watch_samples(training.model, note)
 
-    def _facts(self, model: nn.Module, training: Training, size: int) -> dict[str, Any]:
+    def _facts(self, model: nn.Module, training: Training, size: int) -> ReferenceFacts:
         names = training.names
         return {
             "batch_size": size,
@@ -478,7 +489,7 @@ def _has_batch_norm(model: nn.Module) -> bool:
     return batch_norm.has_batch_norm(model)
 
 
-def _changes_rate(schedule: list[tuple[int, list[dict[str, float]]]]) -> bool:
+def _changes_rate(schedule: list[tuple[int, list[Group]]]) -> bool:
     """Returns whether learning rates differ between steps.
 
     The updates of one step may be of several optimizers.

@@ -31,6 +31,7 @@ from ddpcheck.compare import tree
 from ddpcheck.compare.trace import Reader
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.worker import Context, describe
+from ddpcheck.run.facts import REFUSED, RankFacts, of_trace
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model import user_code
 from ddpcheck.run.model.draws import NoiseMismatchError
@@ -45,13 +46,7 @@ from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, load
 from ddpcheck.run.record.facts import align_start
 from ddpcheck.run.record.recorders import ComparingRecorder
-from ddpcheck.run.spec import (
-    REFUSED,
-    CollectiveCount,
-    CollectiveEnd,
-    RankResult,
-    RunSpec,
-)
+from ddpcheck.run.spec import CollectiveCount, CollectiveEnd, RankResult, RunSpec
 from ddpcheck.run.steps import Training, batch_size
 from ddpcheck.run.surroundings import (
     count_calls,
@@ -81,7 +76,7 @@ def simulated(
     """
     started = time.perf_counter()
     rank = 0
-    facts: dict[str, Any] = {}
+    facts: RankFacts = {}
     try:
         target = load(ref)
         with (
@@ -196,7 +191,7 @@ class _Simulation:
         self.answered = 0  # reductions of the current rank
         self.sums: dict[int, Tensor] = {}
 
-    def execute(self, find_unused: bool) -> dict[str, Any]:  # noqa: FBT001
+    def execute(self, find_unused: bool) -> RankFacts:  # noqa: FBT001
         """Trains all steps; returns the facts of the run."""
         spec = self.spec
         seed = user_code.seed_of_rank(spec, 0)
@@ -227,10 +222,10 @@ class _Simulation:
             spec=spec,
             loss=loss_function(self.target, spec),
             perform=self._perform,
-            unfinished=self.reader.index.facts["unfinished"],
+            unfinished=of_trace(self.reader.index)["unfinished"],
         )
         self.optimizers = [self.training.optimizer]
-        self.facts: dict[str, Any] = {"rounded_start": alike}
+        self.facts: RankFacts = {"rounded_start": alike}
         with self._reducing(), _before_updates(self._before_update):
             self.training.run(self._emitting(batches, recorder))
         self._emit(recorder)
@@ -303,7 +298,7 @@ class _Simulation:
         return SampleNoise(
             seed=self.spec.seed,
             step=self.step,
-            shapes=self.reader.index.facts["shapes"][self.step],
+            shapes=of_trace(self.reader.index)["shapes"][self.step],
             start=start,
             size=rows,
             total=self.size,
@@ -374,7 +369,7 @@ class _Simulation:
 
     def _uncomparable(self) -> set[str]:
         """Returns modules that were called another number of times than expected."""
-        expected = self.reader.index.facts["calls"]
+        expected = of_trace(self.reader.index)["calls"]
         found = unlike_calls(
             expected, self.calls, steps=self.spec.steps, done=self.step + 1
         )
