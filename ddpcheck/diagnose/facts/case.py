@@ -54,7 +54,7 @@ class Case:
     # Results of the experiments that rules have asked for.
     experiments: dict[Experiment, Run] = field(default_factory=dict)
     probe_failed: str = ""  # why `probed` is None
-    is_part: bool = False  # some of the outputs alone, see search/parts.py
+    is_part: bool = False  # a part of the loss alone: search/components.py
 
     @property
     def world_size(self) -> int:

@@ -12,7 +12,7 @@ from ddpcheck.diagnose.facts.events import input_diff
 from ddpcheck.diagnose.facts.experiments import Experiment, answered
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.diagnose.registry import RULES, Rule
-from ddpcheck.diagnose.search import addends, parts
+from ddpcheck.diagnose.search import components
 from ddpcheck.report.data import Control, Run
 from ddpcheck.run import intervention
 from ddpcheck.run.intervention import (
@@ -61,9 +61,7 @@ def proposed(case: Case, make: Callable[[Experiment], Run]) -> list[Proposal]:
 
 def _proposed(case: Case) -> list[Proposal]:
     every = _detect(case, RULES)
-    found = parts.separated(case, every, _of_the_loss)
-    if found is every:
-        found = addends.separated(case, every, _of_the_loss)
+    found = components.separated(case, every, _of_the_loss)
     if case.loss_is_global:
         found = [p for p in found if p.link != "loss"]
     is_made = case.facts["has_train_step"] and input_diff(case) > case.close

@@ -16,7 +16,7 @@ from ddpcheck.diagnose.facts.experiments import answered
 from ddpcheck.diagnose.facts.faults import busy_ranks
 from ddpcheck.diagnose.proposal import replaced, with_own_average
 from ddpcheck.diagnose.search import (
-    addends,
+    components,
     findings,
     hook_weights,
     last_resort,
@@ -230,7 +230,7 @@ class Search:
             facts=outcomes[0].reference.facts,
             repeats=self.repeats,
         )
-        return addends.as_mended(case)
+        return components.as_mended(case)
 
     def _beside_the_probe(
         self, spec: RunSpec, wanted: list[RunSpec]
