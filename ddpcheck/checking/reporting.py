@@ -180,8 +180,8 @@ def _rounded_starts(outcomes: list[RunOutcome]) -> list[str]:
     """Returns a warning about weights that model() rounds differently per process."""
     found: dict[str, float] = {}
     for outcome in outcomes:
-        for rank in range(len(outcome.ranks)):
-            for name, size in outcome.facts(rank).get("rounded_start", {}).items():
+        for facts in outcome.facts_of_ranks():
+            for name, size in facts.get("rounded_start", {}).items():
                 found[name] = max(size, found.get(name, 0.0))
     if not found:
         return []
@@ -198,7 +198,7 @@ def _is_one_stream(outcome: RunOutcome) -> bool:
     """Returns whether all ranks' own noise, which the run replaced, is equal."""
     if not mode_of(outcome.spec.mode).is_ranks:
         return False
-    streams = {outcome.facts(r).get("stream") for r in range(len(outcome.ranks))}
+    streams = {f.get("stream") for f in outcome.facts_of_ranks()}
     return len(outcome.ranks) > 1 and len(streams) == 1 and streams != {None}
 
 

@@ -157,7 +157,7 @@ def _case(outcome: RunOutcome, run: Run) -> ServerCase:
 
 
 def _clips(outcome: RunOutcome) -> bool:
-    return any(outcome.facts(r).get("clips") for r in range(len(outcome.ranks)))
+    return any(f.get("clips") for f in outcome.facts_of_ranks())
 
 
 def _with_rate(

@@ -291,6 +291,10 @@ class RunOutcome:
         result = self.results()[rank] if rank < len(self.ranks) else None
         return result.facts if result else {}
 
+    def facts_of_ranks(self) -> list[RankFacts]:
+        """Returns every rank's facts."""
+        return [self.facts(rank) for rank in range(len(self.ranks))]
+
 
 def result_of(outcome: Outcome) -> RankResult | None:
     """Returns the result of a process, None if it has none."""

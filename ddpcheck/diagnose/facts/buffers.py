@@ -58,10 +58,8 @@ def statistics_at_start(case: Case) -> list[str]:
     that train with a batch's statistics do not read them. [] if any other buffer
     differs, or if ranks do.
     """
-    found = sorted(
-        {n for names in case.rank_facts("start_buffers_differ", []) for n in names}
-    )
-    states = case.rank_facts("start_buffers", None)
+    found = sorted({n for f in case.ranks for n in f.get("start_buffers_differ", [])})
+    states = [f.get("start_buffers") for f in case.ranks]
     norms = {
         m.name
         for m in case.modules()
@@ -154,7 +152,7 @@ def wrong_at_once(case: Case) -> Owners | None:
 
     Norms are left out, as they have causes of their own.
     """
-    starts = any(case.rank_facts("start_buffers_differ", []))
+    starts = any(f.get("start_buffers_differ") for f in case.ranks)
     if starts or case.first_broken("gradients") != 0 or case.run.faults:
         return None
     norms = {m.name for m in case.modules() if m.is_batch_norm or m.normalises}
@@ -190,7 +188,7 @@ def _owners(
         are_called=called,
         are_broadcast={t.name for t in rows} <= sent,
         are_read_at_once=called and are_read_at_once,
-        are_exchanged=max(case.rank_facts("collectives", 0), default=0) > 0
+        are_exchanged=max((f.get("collectives", 0) for f in case.ranks), default=0) > 0
         and not ranks_differ(case.outcome, "buffers", step, case.rtol),
     )
 

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ddpcheck.compare.tolerance import DEFAULT_RTOL
 from ddpcheck.diagnose.facts.experiments import Experiment, WantedError
@@ -19,7 +18,7 @@ from ddpcheck.diagnose.probes.evidence import (
 )
 from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.report.data import Quantity, Run
-from ddpcheck.run.facts import ReferenceFacts
+from ddpcheck.run.facts import RankFacts, ReferenceFacts
 from ddpcheck.run.intervention import GlobalLoss, found
 from ddpcheck.run.session.agreement import ranks_differ
 from ddpcheck.run.spec import Defect, RunOutcome
@@ -137,7 +136,7 @@ class Case:
         to a submodule. Differences of noise are left out. A difference need not matter:
         the result of a zero-initialised branch reaches no output at first.
         """
-        if any(self.rank_facts("start_differs", [])):
+        if any(f.get("start_differs") for f in self.ranks):
             return []
         found: dict[str, ModuleCall] = {}
         norms = {m.name: m for m in self.modules() if m.is_batch_norm or m.normalises}
@@ -371,12 +370,10 @@ class Case:
         ranks = self.probed.ranks if self.probed else ()
         return any(r.collectives and "loss" in r.asks_others for r in ranks)
 
-    def rank_facts(self, key: str, default: Any) -> list[Any]:
-        """Returns one fact of every rank of the divergent run."""
-        return [
-            self.outcome.facts(r).get(key, default)
-            for r in range(len(self.outcome.ranks))
-        ]
+    @property
+    def ranks(self) -> list[RankFacts]:
+        """The facts of every rank of the divergent run; run/facts.py lists them."""
+        return self.outcome.facts_of_ranks()
 
     def step_quantity(self, name: str, step: int) -> list[Quantity]:
         """Returns every rank's numbers of one quantity at one step."""

@@ -108,7 +108,8 @@ def has_later_backward(case: Case) -> bool:
     Two networks in separate DDP objects may run theirs one after the other. If an
     object was called twice, it is not known which call a backward belongs to.
     """
-    events, callers = case.rank_facts("events", ""), case.rank_facts("callers", [])
+    events = [f.get("events", "") for f in case.ranks]
+    callers = [f.get("callers", []) for f in case.ranks]
     return bool(events) and is_late(events[0], callers[0])
 
 
@@ -253,7 +254,7 @@ def sums_in_its_step(case: Case) -> int:
         return 0
     if not case.run.ranks_agree or case.run.faults:
         return 0
-    return max(case.rank_facts("collectives", 0), default=0)
+    return max((f.get("collectives", 0) for f in case.ranks), default=0)
 
 
 def input_diff(case: Case) -> float:

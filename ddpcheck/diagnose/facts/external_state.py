@@ -48,7 +48,7 @@ def before_gradients(case: Case) -> ExternalState | None:
         return None
     worst: dict[str, float] = {}
     weights, trained, decides = False, True, True
-    per_rank = case.rank_facts("beside", {})
+    per_rank = [f.get("beside", {}) for f in case.ranks]
     for found in per_rank:
         for name, told in found.items():
             if told.step < first and told.rel_diff > case.close:
@@ -95,8 +95,8 @@ def own_samples(case: Case) -> list[str]:
         return []  # an earlier update made the ranks differ
     found = {
         name
-        for facts in case.rank_facts("beside", {})
-        for name, told in facts.items()
+        for f in case.ranks
+        for name, told in f.get("beside", {}).items()
         if told.has_fewer_rows and told.step < first
     }
     return sorted(found)
@@ -112,8 +112,8 @@ def drawn_weights(case: Case) -> list[str]:
         return []
     found = {
         name
-        for facts in case.rank_facts("beside", {})
-        for name, told in facts.items()
+        for f in case.ranks
+        for name, told in f.get("beside", {}).items()
         if told.is_weight and not told.step and told.rel_diff > _FAR
     }
     return sorted(found)
@@ -128,8 +128,8 @@ def warnings(outcomes: Sequence[RunOutcome], runs: Sequence[Run]) -> list[str]:
         if not mode_of(run.mode).is_ranks or run.verdict != "equivalent":
             continue
         worst: dict[str, float] = {}
-        for rank in range(len(outcome.ranks)):
-            for name, told in outcome.facts(rank).get("beside", {}).items():
+        for facts in outcome.facts_of_ranks():
+            for name, told in facts.get("beside", {}).items():
                 if told.rel_diff > _VISIBLE and told.size > 1:
                     worst[name] = max(worst.get(name, 0.0), told.rel_diff)
         if worst:

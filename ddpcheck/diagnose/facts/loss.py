@@ -344,7 +344,7 @@ def whole_step_fix(case: Case) -> Interventions:
 
     A slope is d output / d input, which no collective sends back to another rank.
     """
-    slopes = max(case.rank_facts("slopes", 0), default=0)
+    slopes = max((f.get("slopes", 0) for f in case.ranks), default=0)
     is_of_loss = (
         slopes > 0
         and case.facts["has_train_step"]

@@ -7,12 +7,13 @@ size: in a long warm-up the weights agree in all steps of a check.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ddpcheck.diagnose.facts.text import listed
 from ddpcheck.report.data import Run
+from ddpcheck.run.facts import Group, Members, UpdateFacts
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.spec import RunOutcome
 
@@ -65,8 +66,7 @@ class OtherNumber:
 def other_numbers(outcome: RunOutcome, rtol: float) -> Iterator[OtherNumber]:
     """Yields the numbers that differ by more than `rtol` relative, update by update."""
     known = _Updates.of(outcome.reference.facts)
-    ranks = range(len(outcome.ranks))
-    told = [_Updates.of(outcome.facts(rank)) for rank in ranks]
+    told = [_Updates.of(facts) for facts in outcome.facts_of_ranks()]
     for number in _numbers(known, told):
         if not _agree(number.wanted, number.values, max(_BEYOND_ROUNDING, rtol)):
             yield number
@@ -76,11 +76,11 @@ def other_numbers(outcome: RunOutcome, rtol: float) -> Iterator[OtherNumber]:
 class _Updates:
     """The numbers of every group at every update, and the names of its parameters."""
 
-    schedule: list[Any]
-    members: list[Any]
+    schedule: list[tuple[int, list[Group]]]
+    members: list[Members]
 
     @staticmethod
-    def of(facts: Mapping[str, Any]) -> _Updates:
+    def of(facts: UpdateFacts) -> _Updates:
         return _Updates(facts.get("schedule", []), facts.get("members", []))
 
     def numbers(self, update: int, names: Sequence[str]) -> dict[Any, dict[str, float]]:

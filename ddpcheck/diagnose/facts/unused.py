@@ -23,8 +23,8 @@ class Unused:
 
 def unused_parameters(case: Case) -> Unused:
     """Returns what the run with gradients averaged by hand says of local gradients."""
-    ranks = range(len(case.by_hand_outcome.ranks))
-    told = [case.by_hand_outcome.facts(r).get("local_none", {}) for r in ranks]
+    of_ranks = case.by_hand_outcome.facts_of_ranks()
+    told = [f.get("local_none", {}) for f in of_ranks]
     none = [{(s, name) for s, names in t.items() for name in names} for t in told]
     on_all = set.intersection(*none) if none else set()
     everywhere = sorted({name for _, name in on_all})

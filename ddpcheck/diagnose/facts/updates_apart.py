@@ -16,8 +16,8 @@ def step_of_update(case: Case) -> int | None:
     """Returns the step whose update makes the ranks' weights differ, or None."""
     if case.run.faults or any(m.writes_parameters for m in case.modules()):
         return None
-    if any(case.rank_facts("updates_in_backward", False)) or any(
-        case.rank_facts("start_differs", [])
+    if any(f.get("updates_in_backward") for f in case.ranks) or any(
+        f.get("start_differs") for f in case.ranks
     ):
         return None
     step = case.first_broken("weights")
@@ -57,7 +57,7 @@ def at_other_times(case: Case, first: int | None) -> str | None:
         return None
     if not case.facts["has_train_step"] or ranks_disagree(case, "weights", step):
         return None
-    told = [case.facts["schedule"], *case.rank_facts("schedule", [])]
+    told = [case.facts["schedule"], *(f.get("schedule", []) for f in case.ranks)]
     known, *ranks = [[at + 1 for at, _ in updates] for updates in told]
     if known == ranks[0] or any(rank != ranks[0] for rank in ranks):
         return None
@@ -75,7 +75,7 @@ def left_out_by_some(case: Case) -> str | None:
     step = case.first_broken("weights")
     if step is None or case.run.faults:
         return None
-    schedules = case.rank_facts("schedule", [])
+    schedules = [f.get("schedule", []) for f in case.ranks]
     taken = [sum(at <= step for at, _ in told) for told in schedules]
     if min(taken) == max(taken) or not ranks_disagree(case, "weights", step):
         return None
@@ -87,8 +87,8 @@ def rewritten_alone(case: Case, first: int | None) -> str | None:
 
     `first`: the step in which gradients differ first, None for none.
     """
-    late = max(case.rank_facts("late_changes", 0), default=0)
-    reduces = all("F" in events for events in case.rank_facts("events", ""))
+    late = max((f.get("late_changes", 0) for f in case.ranks), default=0)
+    reduces = all("F" in f.get("events", "") for f in case.ranks)
     if first is None or not late or not reduces or case.run.faults:
         return None
     if not case.loss_is_sound or not ranks_disagree(case, "gradients", first):
@@ -107,7 +107,7 @@ def decided_by(case: Case, step: int) -> str | None:
 
     A rank that skips an update has fewer of them, not other numbers.
     """
-    told = [case.facts["schedule"], *case.rank_facts("schedule", [])]
+    told = [case.facts["schedule"], *(f.get("schedule", []) for f in case.ranks)]
     known, *ranks = [[numbers for at, numbers in t if at <= step] for t in told]
     if any(len(rank) != len(known) for rank in ranks):
         return "updates"

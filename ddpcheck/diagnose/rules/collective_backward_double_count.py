@@ -88,7 +88,7 @@ def _detect_custom_backward(case: Case) -> Proposal | None:
     factor, world = common_factor(case), case.world_size
     if factor is None or abs(factor - world) > case.close * world:
         return None
-    calls = max(case.rank_facts("collectives", 0), default=0)
+    calls = max((f.get("collectives", 0) for f in case.ranks), default=0)
     if not calls or case.reduce_is_broken:
         return None
     if is_summed_by_hand(case):

@@ -16,15 +16,15 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it if DDP runs compiled code."""
-    compiled = max(case.rank_facts("compiled", 0), default=0)
+    compiled = max((f.get("compiled", 0) for f in case.ranks), default=0)
     is_said = any(
         _IS_THE_COMPILERS.search(f.stack + f.summary) for f in case.run.faults
     )
     if not compiled and not is_said:
         return None
-    backward = any(case.rank_facts("compiled_autograd", default=False))
+    backward = any(f.get("compiled_autograd") for f in case.ranks)
     backward |= "ompiled autograd" in case.fault_text
-    settings = case.rank_facts("optimize_ddp", None)
+    settings = [f.get("optimize_ddp") for f in case.ranks]
     said = [f"the ranks raise {case.fault_text}"] if case.fault_text else []
     proposal = Proposal(
         slug=SLUG,

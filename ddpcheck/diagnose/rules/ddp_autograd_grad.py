@@ -16,7 +16,7 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where the target calls autograd.grad and gradients stay local."""
-    events = case.rank_facts("events", "")
+    events = [f.get("events", "") for f in case.ranks]
     if not events:
         return None
     if "G" not in events[0]:
@@ -43,7 +43,7 @@ def detect(case: Case) -> Proposal | None:
 
 def _detect_penalty(case: Case) -> Proposal | None:
     """Proposes it if a backward through the slope of an output leaves out parameters."""
-    slopes = max(case.rank_facts("slopes", 0), default=0)
+    slopes = max((f.get("slopes", 0) for f in case.ranks), default=0)
     left_out = unused_parameters(case).everywhere
     if not slopes or not left_out or not case.reduce_is_broken:
         return None

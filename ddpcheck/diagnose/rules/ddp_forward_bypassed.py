@@ -14,12 +14,12 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where DDP.forward is not called in a step that trains."""
-    lacks = case.rank_facts("lacks", ("", ""))
+    lacks = [f.get("lacks", ("", "")) for f in case.ranks]
     called = [name for name, kind in lacks if kind == "call"]
     if called and len(called) == len(lacks):
         return _lacking(called[0])
-    forwards = case.rank_facts("forwards", [])
-    events = case.rank_facts("events", "")
+    forwards = [f.get("forwards", []) for f in case.ranks]
+    events = [f.get("events", "") for f in case.ranks]
     if not case.reduce_is_broken or not forwards:
         return None
     # A DDP object without parameters trained here need not be called.
@@ -34,7 +34,7 @@ def detect(case: Case) -> Proposal | None:
             f"backward {events[0].count('B')} times",
         )
         return replaced(found, local=tuple(name for held in idle for name in held))
-    inside = max(case.rank_facts("backwards_in_forward", 0), default=0)
+    inside = max((f.get("backwards_in_forward", 0) for f in case.ranks), default=0)
     if inside:
         return _proposal(
             "backward runs inside DistributedDataParallel's forward, but the "

@@ -19,7 +19,7 @@ def detect(case: Case) -> Proposal | None:
         return None
     if Switch.REWRAP_TRAINABLE in case.outcome.spec.fixes:
         return None  # that froze them
-    if all(case.rank_facts("find_unused", False)):
+    if all(f.get("find_unused") for f in case.ranks):
         return None  # nothing waits for them
     if not found:
         return _detect_frozen_in_turn(frozen)
@@ -33,7 +33,7 @@ def detect(case: Case) -> Proposal | None:
         code="module.requires_grad_(False)\nmodel = DistributedDataParallel(model.module)",
         fixes=(Switch.FIND_UNUSED,),
         # Averaging by hand would also remove hooks: another cause may be among them.
-        or_by_hand=not any(case.rank_facts("comm_hooks", 0)),
+        or_by_hand=not any(f.get("comm_hooks") for f in case.ranks),
     )
 
 

@@ -11,7 +11,7 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for a step with more backwards than DDP forwards before them."""
-    events = case.rank_facts("events", "")
+    events = [f.get("events", "") for f in case.ranks]
     if not case.reduce_is_broken or not events:
         return None
     if not has_later_backward(case) or "[" in events[0] or goes_past_the_wrapper(case):

@@ -11,7 +11,7 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where the order of parameters differs between ranks."""
-    orders = [tuple(order) for order in case.rank_facts("order", [])]
+    orders = [tuple(f.get("order", [])) for f in case.ranks]
     if len(set(orders)) < 2 or {frozenset(o) for o in orders} != {frozenset(orders[0])}:  # noqa: PLR2004
         return None
     rank = next(r for r, order in enumerate(orders) if order != orders[0])

@@ -18,9 +18,9 @@ def detect(case: Case) -> Proposal | None:
     rewriting = _detect_rewritten(case)
     if rewriting is not None:
         return rewriting
-    per_rank = case.rank_facts("start_differs", [])
+    per_rank = [f.get("start_differs", []) for f in case.ranks]
     wrong = [(rank, found) for rank, found in enumerate(per_rank) if found]
-    if not wrong or len(set(case.rank_facts("start", None))) == 1:
+    if not wrong or len({f.get("start") for f in case.ranks}) == 1:
         return None
     rank, found = wrong[-1]
     return Proposal(

@@ -14,7 +14,7 @@ def detect(case: Case) -> Proposal | None:
     """Proposes it if hooks get gradients before DDP has reduced them."""
     if case.run.ranks_agree:
         return None
-    if any(case.rank_facts("updates_in_backward", False)):
+    if any(f.get("updates_in_backward") for f in case.ranks):
         return _proposal(
             "the optimizer steps inside the backward, before DDP has reduced the "
             "gradient it uses",
@@ -26,7 +26,7 @@ def detect(case: Case) -> Proposal | None:
 def _detect_local_copies(case: Case) -> Proposal | None:
     """Proposes it on trial for a hook that keeps gradients for the update."""
     step, first = case.first_broken("weights"), case.first_broken("gradients")
-    hooks = max(case.rank_facts("late_hooks", 0), default=0)
+    hooks = max((f.get("late_hooks", 0) for f in case.ranks), default=0)
     if not hooks or step is None or (first is not None and first <= step):
         return None
     found = _proposal(

@@ -254,7 +254,7 @@ def _detect_choice_of_outputs(case: Case) -> Proposal | None:
     Its result for a sample depends on all samples of its input: for example it stops
     early if all of them are confident.
     """
-    told = case.rank_facts("not_compared", {})
+    told = [f.get("not_compared", {}) for f in case.ranks]
     found = {
         rank: [what for what, why in named.items() if why == ONE_SIDED]
         for rank, named in enumerate(told)

@@ -11,9 +11,9 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it if DDP finds fewer tensors in the output than there are."""
-    if not case.reduce_is_broken or not any(case.rank_facts("opaque_output", False)):
+    if not case.reduce_is_broken or not any(f.get("opaque_output") for f in case.ranks):
         return None
-    kind = next(k for k in case.rank_facts("opaque_output", "") if k)
+    kind = next(filter(None, (f.get("opaque_output") for f in case.ranks)))
     return Proposal(
         slug=SLUG,
         link=LINK,

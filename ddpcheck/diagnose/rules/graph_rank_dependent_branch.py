@@ -54,7 +54,7 @@ def detect(case: Case) -> Proposal | None:
 
 def _detect_branch_on_rank(case: Case, somewhere: list[str]) -> Proposal | None:
     """Proposes it on trial if DDP looks for unused parameters and its mean is wrong."""
-    asked = max(case.rank_facts("asks_rank", 0), default=0)
+    asked = max((f.get("asks_rank", 0) for f in case.ranks), default=0)
     if not asked:
         return None
     return Proposal(

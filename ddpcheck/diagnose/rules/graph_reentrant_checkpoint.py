@@ -13,9 +13,11 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where a step has nested backwards."""
-    if not case.reduce_is_broken or not any(case.rank_facts("nested_backwards", 0)):
+    if not case.reduce_is_broken or not any(
+        f.get("nested_backwards") for f in case.ranks
+    ):
         return None
-    count = max(case.rank_facts("nested_backwards", 0))
+    count = max(f.get("nested_backwards", 0) for f in case.ranks)
     found = Proposal(
         slug=SLUG,
         link=LINK,

@@ -12,15 +12,15 @@ _READY_TWICE = ("mark a variable ready only once", "marked as ready twice")
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it if DDP raises it, and no nested backward explains it."""
-    if not case.reduce_is_broken or any(case.rank_facts("nested_backwards", 0)):
+    if not case.reduce_is_broken or any(f.get("nested_backwards") for f in case.ranks):
         return None
     if not any(text in case.fault_text for text in _READY_TWICE):
         return None
-    if any(case.rank_facts("opaque_output", False)):
+    if any(f.get("opaque_output") for f in case.ranks):
         return None
-    if any("BB" in events for events in case.rank_facts("events", "")):
+    if any("BB" in f.get("events", "") for f in case.ranks):
         return None  # ddp/multi-backward
-    finds = any(case.rank_facts("find_unused", False))
+    finds = any(f.get("find_unused") for f in case.ranks)
     facts = [f"DDP raises: {case.fault_text[:100]}"]
     if finds:
         facts.append(

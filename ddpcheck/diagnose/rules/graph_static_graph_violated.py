@@ -11,7 +11,7 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it if static_graph is set; a run without it confirms it."""
-    if not case.reduce_is_broken or not any(case.rank_facts("static_graph", False)):
+    if not case.reduce_is_broken or not any(f.get("static_graph") for f in case.ranks):
         return None
     return Proposal(
         slug=SLUG,

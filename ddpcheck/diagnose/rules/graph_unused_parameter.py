@@ -13,7 +13,7 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for parameters that no output of the model depends on."""
-    if not case.reduce_is_broken or any(case.rank_facts("find_unused", False)):
+    if not case.reduce_is_broken or any(f.get("find_unused") for f in case.ranks):
         return None
     unused = unused_parameters(case)
     if not unused.everywhere or unused.in_output:

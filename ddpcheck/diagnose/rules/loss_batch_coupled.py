@@ -45,7 +45,7 @@ _GATHER = "gather = torch.distributed.nn.functional.all_gather\n" + in_group(
 def detect(case: Case) -> Proposal | None:
     """Proposes it where one sample's gradient depends on other samples."""
     found = _detect_at_outputs(case) or _detect_replayed_samples(case)
-    collectives = max(case.rank_facts("collectives", 0), default=0)
+    collectives = max((f.get("collectives", 0) for f in case.ranks), default=0)
     if found is None or found.speculative or not collectives:
         return found
     return _or_alone(found) if case.facts["has_train_step"] else found
@@ -170,7 +170,7 @@ def _detect_weight_by_gradients(case: Case) -> Proposal | None:
     The norm of a term's gradient depends on all samples. Outputs do not show it: a cut
     gets no gradient of torch.autograd.grad.
     """
-    events = case.rank_facts("events", "")
+    events = [f.get("events", "") for f in case.ranks]
     if not events or "G" not in events[0] or case.reduce_is_broken:
         return None
     facts = (
@@ -193,7 +193,7 @@ def _detect_weight_by_gradients(case: Case) -> Proposal | None:
 
 def _detect_by_gradients_alone(case: Case) -> Proposal | None:
     """Proposes the same where no output can be cut for them."""
-    events = case.rank_facts("events", "")
+    events = [f.get("events", "") for f in case.ranks]
     return (
         _detect_weight_by_gradients(case)
         if events and asks_before_backward(events[0])

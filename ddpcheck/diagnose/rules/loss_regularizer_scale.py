@@ -55,7 +55,7 @@ def detect(case: Case) -> Proposal | None:
 
 def _detect_next_to_hook(case: Case) -> Proposal | None:
     """Proposes it on trial if a hook may cancel the factor of the data term."""
-    if case.uniform_ratio is None or not any(case.rank_facts("comm_hooks", 0)):
+    if case.uniform_ratio is None or not any(f.get("comm_hooks") for f in case.ranks):
         return None
     world = case.world_size
     return dataclasses.replace(

@@ -74,8 +74,8 @@ def _detect_autograd_function(case: Case) -> Proposal | None:
     wrong = case.mismatched("gradients", 0)
     is_of_some = 0 < len(wrong) < case.facts["num_tensors"]
     ranks = case.probed.ranks if case.probed else ()
-    is_one = any(case.rank_facts("collectives_in_backward", 0))
-    is_one &= not any(case.rank_facts("comm_hooks", 0))
+    is_one = any(f.get("collectives_in_backward") for f in case.ranks)
+    is_one &= not any(f.get("comm_hooks") for f in case.ranks)
     moves = any(rank.moves_rows for rank in ranks)
     judged = case.loss_is_sound and not case.loss_is_global and case.outputs_agree
     if not (asks and is_one and is_of_some and judged and case.rest_is_broken) or moves:

@@ -93,7 +93,7 @@ def _detect_by_inputs(case: Case) -> Proposal | None:
         )
         return dataclasses.replace(_of_numpy(why, fact), last_resort=1)
     # If no rank calls get_rank, all of them use the same seed.
-    if first_rank_is_right(case) and not any(case.rank_facts("asks_rank", 0)):
+    if first_rank_is_right(case) and not any(f.get("asks_rank") for f in case.ranks):
         return _of_numpy(
             why,
             "on rank 0 the model's input equals the single-process input for these "

@@ -21,22 +21,20 @@ LINK = "forward"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes a broadcast where buffers differ before the first step."""
-    per_rank = case.rank_facts("start_buffers_differ", [])
+    per_rank = [f.get("start_buffers_differ", []) for f in case.ranks]
     wrong = [(rank, found) for rank, found in enumerate(per_rank) if found]
     if not wrong:
         fit = fitted.by_the_step(case, SLUG, sent=False) or read_at_once(
             case, SLUG, sent=False
         )
-        found = _detect_written_in_step(case)
-        return (
-            replaced(found, fallback=fit)
-            if found
-            else fit or _detect_outside_model(case)
-        )
+        written = _detect_written_in_step(case)
+        if written is not None:
+            return replaced(written, fallback=fit)
+        return fit or _detect_outside_model(case)
     rank, found = wrong[-1]
     buffers = "1 buffer" if len(found) == 1 else f"{len(found)} buffers"
     where = f"differs from the single-process run in {buffers}: {names(found)}"
-    states = case.rank_facts("start_buffers", None)
+    states = [f.get("start_buffers") for f in case.ranks]
     if _norms_differ(case) and statistics_at_start(case):
         return None  # norms that use the shard do so in model(), too
     if None not in states and tolerance.digests_agree(states, case.rtol):

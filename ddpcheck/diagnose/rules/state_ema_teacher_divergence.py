@@ -40,7 +40,7 @@ def detect(case: Case) -> Proposal | None:
         ),
         fix="make the same update on all ranks",
         code="update_teacher(teacher, student)  # not under `if rank == 0`"
-        if any(case.rank_facts("asks_rank", 0))
+        if any(f.get("asks_rank") for f in case.ranks)
         else "",
         fixes=(Switch.BROADCAST_AFTER_STEP if asks else Switch.STATE_BROADCAST,),
         fallback=_from_own_data(found, when),

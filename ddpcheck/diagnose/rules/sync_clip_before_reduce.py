@@ -28,9 +28,9 @@ def detect(case: Case) -> Proposal | None:
         return _detect_per_sample_clipping(case)
     if not case.forward_is_sound:
         return None
-    hooked: list[str] = next((h for h in case.rank_facts("hooked", []) if h), [])
-    early = max(case.rank_facts("early_clips", 0), default=0)
-    clips = early or any(case.rank_facts("reduced_after_clip", False))
+    hooked = next(filter(None, (f.get("hooked") for f in case.ranks)), [])
+    early = max((f.get("early_clips", 0) for f in case.ranks), default=0)
+    clips = early or any(f.get("reduced_after_clip") for f in case.ranks)
     if not hooked and not clips:
         return _detect_other_clipping(case)
     facts = ["outputs and the loss's gradient at them are right"]
@@ -65,7 +65,7 @@ def _detect_per_sample_clipping(case: Case) -> Proposal | None:
     Each has its own backward, so DDP returns the mean of one sample per rank, and that
     mean is clipped.
     """
-    clips = max(case.rank_facts("early_clips", 0), default=0)
+    clips = max((f.get("early_clips", 0) for f in case.ranks), default=0)
     if not clips or case.run.faults or not case.run.ranks_agree:
         return None
     return Proposal(
@@ -100,7 +100,7 @@ def _detect_other_clipping(case: Case) -> Proposal | None:
     """
     if case.first_broken("gradients") is None:
         return None
-    if max(case.rank_facts("comm_hooks", 0), default=0) and case.run.ranks_agree:
+    if any(f.get("comm_hooks") for f in case.ranks) and case.run.ranks_agree:
         fact = (
             "a communication hook changes gradients and then averages them; when "
             "it changes the mean of all ranks instead, the runs are equal"
@@ -114,14 +114,14 @@ def _detect_other_clipping(case: Case) -> Proposal | None:
 def _by_the_step(case: Case) -> Proposal | None:
     if not case.rest_is_broken:
         return _detect_before_exchange(case)
-    changed = max(case.rank_facts("early_changes", 0), default=0)
+    changed = max((f.get("early_changes", 0) for f in case.ranks), default=0)
     if changed:
         return _on_trial(
             f"the step wrote into gradients before {changed} backwards that added "
             "to them; without these writes the runs are equal",
             Switch.KEPT_SUMS,
         )
-    late = max(case.rank_facts("late_hooks", 0), default=0)
+    late = max((f.get("late_hooks", 0) for f in case.ranks), default=0)
     on_the_way = _detect_during_backward(case)
     if not late:
         return on_the_way
@@ -134,9 +134,9 @@ def _by_the_step(case: Case) -> Proposal | None:
 
 def _detect_during_backward(case: Case) -> Proposal | None:
     """Proposes it on trial for changes of gradients during backward."""
-    if not any(case.rank_facts("hooks_on_the_way", False)):
+    if not any(f.get("hooks_on_the_way") for f in case.ranks):
         return None
-    if any(case.rank_facts("set_on_wrapper", [])):
+    if any(f.get("set_on_wrapper") for f in case.ranks):
         return None  # which may change them: without it this is not tried
     return _on_trial(
         "hooks or an autograd function change gradients before they reach the "
@@ -150,8 +150,8 @@ def _detect_before_exchange(case: Case) -> Proposal | None:
 
     When they are averaged right after backward, as in DDP, the step changes means.
     """
-    alone = max(case.rank_facts("changes_alone", 0), default=0)
-    reduces = any("F" in events for events in case.rank_facts("events", ""))
+    alone = max((f.get("changes_alone", 0) for f in case.ranks), default=0)
+    reduces = any("F" in f.get("events", "") for f in case.ranks)
     if not alone or reduces or ranks_disagree(case, "gradients", 0):
         return None
     fact = (

@@ -39,7 +39,7 @@ def _detect_some_parameters(case: Case) -> Proposal | None:
     """Proposes it on trial where some gradients have that factor: of one of two nets."""
     factor = 1 / math.sqrt(case.world_size)
     found = with_factor(case, factor)
-    if len(found) < _SEVERAL or not any(case.rank_facts("collectives", 0)):
+    if len(found) < _SEVERAL or not any(f.get("collectives") for f in case.ranks):
         return None
     told = _proposal(
         f"at the optimizer's step the gradients of {names(found)} are "

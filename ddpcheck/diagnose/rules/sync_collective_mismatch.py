@@ -73,7 +73,7 @@ def _waits_for_parameters(case: Case) -> bool:
 def _detect_unequal_forwards(case: Case) -> Proposal | None:
     """Proposes it if ranks called DDP's forward unequally often: it broadcasts buffers."""
     found = forwards_in_step(case) if case.run.faults else None
-    sent = case.rank_facts("broadcast_buffers", None)  # None of a rank that died
+    sent = [f.get("broadcast_buffers") for f in case.ranks]  # None of a rank that died
     if found is None or skipped_in(case) is not None or [] in sent:
         return None
     step, counts = found

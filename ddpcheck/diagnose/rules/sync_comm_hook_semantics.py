@@ -18,9 +18,9 @@ _PLAIN_UPDATE = "optimizer.step()  # without dist.all_reduce(p.grad)"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it if a hook was registered and DDP without it is right."""
-    count = max(case.rank_facts("comm_hooks", 0), default=0)
+    count = max((f.get("comm_hooks", 0) for f in case.ranks), default=0)
     # A hook's result replaces the division by join.
-    is_in_doubt = case.reduce_is_broken or any(case.rank_facts("joins", []))
+    is_in_doubt = case.reduce_is_broken or any(f.get("joins") for f in case.ranks)
     if not count:
         return _detect_sum_by_hand(case)
     found = Proposal(
@@ -117,7 +117,7 @@ def _detect_sum_in_update(case: Case) -> Proposal | None:
 def _detect_sum_after_backward(case: Case) -> Proposal | None:
     """Proposes it on trial for a step that reduces gradients between DDP and its update."""
     factor = common_factor(case)
-    calls = max(case.rank_facts("collectives", 0), default=0)
+    calls = max((f.get("collectives", 0) for f in case.ranks), default=0)
     if factor is None or not calls or not case.loss_is_sound or case.reduce_is_broken:
         return None
     is_sum = abs(factor / case.world_size - 1) <= case.close

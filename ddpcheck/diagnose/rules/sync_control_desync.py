@@ -268,7 +268,7 @@ def _of_a_decision(case: Case, first: int | None) -> Proposal | None:
 
 def _of_the_rank(case: Case) -> Proposal | None:
     """Returns the proposal for what a step does on some ranks, by rank number."""
-    asked = max(case.rank_facts("asks_rank", 0), default=0)
+    asked = max((f.get("asks_rank", 0) for f in case.ranks), default=0)
     if not asked or case.run.faults or unused_parameters(case).somewhere:
         return None
     found = Proposal(
@@ -300,7 +300,7 @@ def _of_closures(case: Case) -> Proposal:
     waits = skipped_in(case) is not None
     calls = backwards_of_ranks(case)
     if not calls:
-        calls = [events.count("B") for events in case.rank_facts("events", "")]
+        calls = [f.get("events", "").count("B") for f in case.ranks]
     return Proposal(
         slug=SLUG,
         link=LINK,

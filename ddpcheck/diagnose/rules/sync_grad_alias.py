@@ -11,7 +11,7 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for gradient_as_bucket_view if averaging by hand is right."""
-    if not case.reduce_is_broken or not any(case.rank_facts("bucket_view", False)):
+    if not case.reduce_is_broken or not any(f.get("bucket_view") for f in case.ranks):
         return None
     return Proposal(
         slug=SLUG,

@@ -12,8 +12,8 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes the other divisor where ranks join early."""
-    batches = [events.count("F") for events in case.rank_facts("events", "")]
-    joins = {flag for flags in case.rank_facts("joins", []) for flag in flags}
+    batches = [f.get("events", "").count("F") for f in case.ranks]
+    joins = {flag for f in case.ranks for flag in f.get("joins", [])}
     if len(joins) != 1 or len(set(batches)) < 2:  # noqa: PLR2004
         return None
     (counts_all,) = joins

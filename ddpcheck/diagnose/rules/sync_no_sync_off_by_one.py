@@ -16,7 +16,7 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it if the last backward of a step is inside no_sync."""
-    events = case.rank_facts("events", "")
+    events = [f.get("events", "") for f in case.ranks]
     if not case.reduce_is_broken or not events:
         return None
     if is_torn(events[0]) or not ends_unsynchronised(events[0]):

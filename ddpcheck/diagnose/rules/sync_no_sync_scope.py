@@ -18,7 +18,7 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it if no_sync covers gradients whose mean the step needs."""
-    events = case.rank_facts("events", "")
+    events = [f.get("events", "") for f in case.ranks]
     if not events or "[" not in events[0]:
         return None
     order = (
@@ -55,7 +55,7 @@ def _detect_split_pair(case: Case, order: str) -> Proposal | None:
 def _detect_whole_step(case: Case, events: str, order: str) -> Proposal | None:
     """Proposes it where forwards and backwards are inside together."""
     # A reducer that raises on a static graph used nothing: sync/static-graph-no-sync.
-    if case.run.faults and any(case.rank_facts("static_graph", False)):
+    if case.run.faults and any(f.get("static_graph") for f in case.ranks):
         return None
     if ends_unsynchronised(events) and has_no_reduction(events):
         return None if _is_made_up_for(case) else _covers_all(order)

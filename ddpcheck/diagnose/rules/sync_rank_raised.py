@@ -23,7 +23,7 @@ def detect(case: Case) -> Proposal | None:
     fault = rank_fault.of(case, "raised")
     if fault is None:
         return None
-    name, kind = case.rank_facts("lacks", ("", ""))[0]
+    name, kind = case.ranks[0].get("lacks", ("", ""))
     return rank_fault.proposal(
         case,
         fault,

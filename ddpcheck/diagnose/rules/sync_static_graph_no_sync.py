@@ -12,9 +12,9 @@ LINK = "reduce"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it where a static graph is trained with no_sync and fails."""
-    if not case.reduce_is_broken or not any(case.rank_facts("static_graph", False)):
+    if not case.reduce_is_broken or not any(f.get("static_graph") for f in case.ranks):
         return None
-    events = case.rank_facts("events", "")
+    events = [f.get("events", "") for f in case.ranks]
     if not events or "[" not in events[0]:
         return None
     facts = [
@@ -32,7 +32,7 @@ def detect(case: Case) -> Proposal | None:
         code="DistributedDataParallel(model, static_graph=False)",
         fixes=(Switch.STATIC_GRAPH_OFF,),
     )
-    if not any(case.rank_facts("nested_backwards", 0)):
+    if not any(f.get("nested_backwards") for f in case.ranks):
         return found
     # Without the static graph DDP fails for recomputed layers.
     return replaced(

@@ -119,7 +119,7 @@ def _outside(case: Case) -> Proposal | None:
 
 def _own_numbers(case: Case) -> tuple[int, str, list[float]] | None:
     """Returns (step, name, value per rank) of the first number that differs."""
-    told = case.rank_facts("schedule", [])
+    told = [f.get("schedule", []) for f in case.ranks]
     if len({len(rank) for rank in told}) != 1:
         return None
     for updates in zip(*told, strict=True):

@@ -66,7 +66,7 @@ def unequal(case: Case) -> tuple[int, list[float]] | None:
 
     None if the hook returns the mean of the ranks' buckets, or no combination of them.
     """
-    told = case.rank_facts("hook_sketches", [])
+    told = [f.get("hook_sketches", []) for f in case.ranks]
     for call, ranks in enumerate(zip(*told, strict=False)):
         befores, afters, sizes = zip(*ranks, strict=True)
         if not all(afters) or len(set(sizes)) > 1 or sizes[0] <= len(ranks):

@@ -166,7 +166,7 @@ def _start(case: Case, link: str, moment: rows.Moment | None) -> Start | None:
     if moment is not None:
         text = f"the samples of step {moment.step + 1}"
         return Start(text=text, quantity="samples", step=moment.step)
-    unequal = [n for told in case.rank_facts("start_differs", []) for n in told]
+    unequal = [n for f in case.ranks for n in f.get("start_differs", [])]
     if unequal:
         held = tuple(dict.fromkeys(unequal))
         return Start(

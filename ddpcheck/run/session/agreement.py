@@ -94,7 +94,7 @@ def first_parting(outcome: RunOutcome, fact: Rewritten, rtol: float) -> int | No
         fact: where in a step.
         rtol: of digests that are the same.
     """
-    facts = [outcome.facts(r).get(fact, {}) for r in range(len(outcome.ranks))]
+    facts = [f.get(fact, {}) for f in outcome.facts_of_ranks()]
     for step in sorted(set.intersection(*(set(t) for t in facts)) if facts else ()):
         first, later = zip(*(t[step] for t in facts), strict=True)
         if tolerance.digests_agree(first, rtol) and not tolerance.digests_agree(

@@ -82,13 +82,12 @@ def _refusal(outcome: RunOutcome) -> str:
     """Returns why the run cannot be judged, "" if it can."""
     if outcome.cut_off:
         return outcome.cut_off
-    for rank in range(len(outcome.ranks)):
-        facts = outcome.facts(rank)
+    for facts in outcome.facts_of_ranks():
         if "noise_undefined" in facts:
             reason = facts["noise_undefined"]
             return f"noise cannot follow the sample in this step: {reason}"
         if REFUSED in facts:
-            return str(facts[REFUSED])
+            return facts[REFUSED]
     return ""
 
 
@@ -120,8 +119,8 @@ def not_compared(outcomes: list[RunOutcome], runs: list[Run]) -> list[NotCompare
         facts = outcome.facts()
         found += [
             NotCompared(what=what, why=why)
-            for rank in range(len(outcome.ranks))
-            for what, why in outcome.facts(rank).get("not_compared", {}).items()
+            for of_rank in outcome.facts_of_ranks()
+            for what, why in of_rank.get("not_compared", {}).items()
         ]
         for name, (expected, mine) in facts.get("uncomparable", {}).items():
             why = (
@@ -145,7 +144,7 @@ def _nothing(outcome: RunOutcome) -> str:
     facts = outcome.reference.facts
     if facts.get("never_updates"):
         return f"no optimizer step in {outcome.spec.steps} steps: --steps"
-    return str(facts.get("nothing", ""))
+    return facts.get("nothing", "")
 
 
 def _judge(run: Run, never: str) -> Run:
