@@ -35,6 +35,7 @@ UNPROVABLE = {
     "data/uneven-batches",
     "ddp/step-before-reduce",
     "graph/skipped-backward",
+    "state/optimizer-state",
     "sync/collective-mismatch",
     "sync/control-desync",
     "sync/rank-died",

@@ -73,6 +73,7 @@ from ddpcheck.diagnose.rules import (
     state_ema_teacher_divergence,
     state_forward_writes_parameter,
     state_inplace_buffer_version,
+    state_optimizer_state,
     sync_clip_before_reduce,
     sync_clip_norm_overreduced,
     sync_collective_mismatch,
@@ -232,4 +233,5 @@ RULES: tuple[Rule, ...] = (
     # Changes of reduced gradients.
     sync_clip_norm_overreduced,
     sync_clip_before_reduce,
+    state_optimizer_state,
 )
