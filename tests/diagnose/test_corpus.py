@@ -1,29 +1,20 @@
-r"""Every program of the corpus yields what its header says, and nothing else.
+"""Every program of the corpus yields what its header says, and nothing else.
 
 Those without the mark `corpus` are chosen by what they cover. With the examples of the
 pages (test_rules) that is every slug, every intervention that proves a cause, both
 verdicts, and of what is sound every function and class of torch.distributed, of its
 wrapper and of torch.nn that a program uses: see tests/corpus/coverage.py.
-
-With DDPCHECK_RECORD=1 each check is written to tests/recorded, for test_recorded.py:
-
-    DDPCHECK_RECORD=1 pytest -n auto -m "corpus or not corpus" \
-        tests/diagnose/test_corpus.py
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from ddpcheck.checking import checking
-from ddpcheck.diagnose import recording
-from ddpcheck.target.target import TargetRef
 from tests.corpus import coverage
 from tests.corpus.programs import Program, programs
+from tests.diagnose import recorded
 from tests.diagnose.test_rules import HANGS, skip_below
 
 
@@ -33,7 +24,6 @@ def _marks(program: Program) -> list[pytest.MarkDecorator]:
     return [] if program.name in coverage.quick() else [pytest.mark.corpus]
 
 
-RECORDED = Path(__file__).parents[1] / "recorded"
 ALL = [pytest.param(p, id=p.name, marks=_marks(p)) for p in programs().values()]
 
 
@@ -48,15 +38,9 @@ def test_program_yields_what_its_header_says(
     skip_below(*program.needs)
     # Ranks that never answer are given up sooner.
     pool = request.getfixturevalue("short" if HANGS & set(program.slugs) else "pool")
-    ref = TargetRef(path=str(program.path))
-    session = recording.Recorder(pool, ref)
-    report = checking.check(pool, ref, program.options, session=session)
+    report = recorded.check(pool, program.path, program.options, program.name)
     found = tuple((f.slug, f.fix.verified if f.fix else None) for f in report.findings)
     assert (report.verdict, found) == (program.verdict, program.findings)
     assert report.runs[0].gradients.compared or program.findings
-    if os.environ.get("DDPCHECK_RECORD") and program.findings:
-        path = RECORDED / f"{program.name}.json.gz"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        recording.write(session, path)
     for name, value in coverage.properties(program.name, report, jobs):
         record_property(name, value)

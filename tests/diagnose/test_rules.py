@@ -15,6 +15,7 @@ from ddpcheck.report.pages import pages
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 from tests.corpus import coverage
+from tests.diagnose import recorded
 from tests.diagnose.test_pages import SLUGS
 
 # Their examples raise under DataParallel.
@@ -70,11 +71,17 @@ def checked(
     modes: tuple[str, ...] = ("ddp",),
     *,
     fix: bool = True,
+    name: str = "",
 ) -> Report:
-    """Returns the report of a target with this source at world size 2."""
+    """Returns the report of a target with this source at world size 2.
+
+    `name`: of its recorded case.
+    """
     path = folder / "target.py"
     path.write_text(source, encoding="utf-8")
     options = Options(world_sizes=(2,), modes=modes, fix=fix)
+    if name:
+        return recorded.check(pool, path, options, name)
     return checking.check(pool, TargetRef(path=str(path)), options)
 
 
@@ -95,8 +102,9 @@ def test_example_yields_its_finding(
     record_property: Callable[[str, object], None],
 ) -> None:
     skip_where_too_new(slug)
-    report = checked(pool, tmp_path, pages.targets(slug)[0], modes_of(slug))
-    for name, value in coverage.properties(f"page/{slug}", report, jobs):
+    source, page = pages.targets(slug)[0], f"page/{slug}"
+    report = checked(pool, tmp_path, source, modes_of(slug), name=page)
+    for name, value in coverage.properties(page, report, jobs):
         record_property(name, value)
     verified = None if slug in UNVERIFIED else True
     found = [(f.slug, f.fix and f.fix.verified) for f in report.findings]
@@ -119,7 +127,7 @@ def test_example_that_raises_names_its_rule(
 def test_example_that_hangs_yields_its_finding(
     slug: str, short: Pool, tmp_path: Path
 ) -> None:
-    report = checked(short, tmp_path, pages.targets(slug)[0])
+    report = checked(short, tmp_path, pages.targets(slug)[0], name=f"page/{slug}")
     found = [(f.slug, f.fix and f.fix.verified) for f in report.findings]
     assert (report.verdict, found) == ("divergent", [(slug, None)])
 
