@@ -79,6 +79,8 @@ def _judge(folder: Path, pool: Pool, counts: Counter[str]) -> None:
 
 def _kind(findings: list[Finding], truth: dict[str, Any]) -> str:
     """Returns "named", "placed" for an unknown at a right link, or "wrong"."""
+    if not findings:  # all of them are benign
+        return "wrong"
     first = findings[0]
     if first.slug != UNKNOWN:
         return "named" if first.slug in truth["accepted"] else "wrong"
