@@ -184,7 +184,7 @@ def _finding(
     after: Run | None,
 ) -> Finding:
     verified = None if after is None else after.verdict == "equivalent"
-    other = _OTHER[str(proposal.evidence["reduce"])]
+    other = _OTHER[proposal.evidence["reduce"]]
     ended = "are equal" if verified else "still differ"
     ran = f"with the {other} of the gradients on the server the runs {ended}"
     return Finding(
@@ -194,7 +194,7 @@ def _finding(
         proven_runs=(index,) if verified else (),
         summary=proposal.summary,
         facts=facts,
-        evidence=dict(proposal.evidence),
+        evidence=proposal.evidence.copy(),
         fix=Fix(
             text=proposal.fix,
             code=proposal.code,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddpcheck.report.data import Fix, Proof
+from ddpcheck.report.data import Evidence, Fix, Proof
 from ddpcheck.run.intervention import (
     AverageGradients,
     Interventions,
@@ -68,7 +68,7 @@ class Proposal:
     module: str | None = None
     speculative: bool = False
     or_by_hand: bool = False
-    evidence: dict[str, Any] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=Evidence)
     fallback: Proposal | None = None
     last_resort: int = 0
     needs_no_proof: bool = False

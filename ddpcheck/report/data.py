@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 FORMAT = 1
 
@@ -174,6 +174,63 @@ class RuledOut:
     excess: float | None = None
 
 
+class ModuleRow(TypedDict):
+    """One module of the picture that shows where a difference starts."""
+
+    name: str
+    rel_diff: float  # of its output, given the single-process inputs
+    diverges: bool
+
+
+class Ratios(TypedDict, total=False):
+    """Factors of loss gradients over the single-process ones, for their picture."""
+
+    ranks: list[float]  # of each rank, or of each micro-batch
+    places: list[list[int]]  # [rank, micro-batch] of each
+    residuals: list[float]  # relative, of what the factor does not explain
+    expected: float
+
+
+class RankRow(TypedDict):
+    """What a rank did last, for the table of a fault."""
+
+    rank: int
+    step: int  # from 1
+    outcome: str  # how it ended
+    frame: str | None  # the last one of the user's code
+    collective: str | None  # the last that the target entered
+    backwards: int  # begun so far
+    stderr: str  # its last lines
+
+
+class Evidence(TypedDict, total=False):
+    """The numbers behind the facts of a finding; each has some of them.
+
+    A report that was read from a file may hold anything: renderers check it.
+    """
+
+    modules: list[ModuleRow]  # in the order of calls
+    ratios: Ratios
+    fitted_ratios: Ratios  # of ranks that have no single factor: not drawn
+    direct_ratios: list[float]  # by rank, of what the loss gives parameters directly
+    factor: float  # of all wrong gradients
+    # Faults
+    ranks: list[RankRow] | list[int]  # of samples: how many each rank trains on
+    differs: list[int]  # ranks that did something else than the others
+    where: str | None  # "mymodel.py:41"
+    collective: int  # number of the call, from 1
+    # Samples of a step
+    step: int
+    one_process: int  # that the single-process run trains on
+    repeated: int  # more often than there
+    missing: int
+    foreign: int  # that it has in no step
+    # Parameter server
+    ratio: float  # of the gradients over the single-process ones
+    lr_factor: float | None  # of the learning rate that makes up for it
+    reduce: str  # "mean" or "sum"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """A cause (or an honest unknown): facts, cause, fix."""
@@ -185,7 +242,7 @@ class Finding:
     facts: tuple[str, ...] = ()
     where: str | None = None  # "mymodel.py:41"
     magnitude: str | None = None
-    evidence: dict[str, Any] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=Evidence)
     fix: Fix | None = None
     controls: tuple[Control, ...] = ()
     # Of an unknown: where it starts, and what is not its cause.

@@ -130,8 +130,8 @@ class ReferenceFacts(UpdateFacts, total=False):
     model: str  # name of the model's class
     num_parameters: int  # numbers in all parameters
     num_tensors: int  # parameters that are trained
-    has_batch_norm: bool
-    has_buffers: bool
+    has_batch_norm: bool  # the model has a batch norm of torch
+    has_buffers: bool  # the model has buffers
     has_wrap: bool  # the file has a `wrap`
     has_train_step: bool  # the file has a `train_step`
     settings: dict[str, Any]  # settings in the file, by name
@@ -212,7 +212,7 @@ class RankFacts(UpdateFacts, total=False):
     parts: list[str]  # parts of a training loop that the steps have: "clip", ...
     slopes: int  # calls of autograd.grad for other tensors, as an input
     nested_backwards: int  # backwards within a backward, as of a reentrant checkpoint
-    backwards_in_forward: int
+    backwards_in_forward: int  # backwards while a DDP forward runs
     updates_in_backward: bool  # weights were written while a backward ran
 
     # Use of torch.distributed
@@ -235,9 +235,9 @@ class RankFacts(UpdateFacts, total=False):
     hook_sketches: list[HookSketch]  # of the first calls of these
 
     # The wrapper
-    static_graph: bool
-    bucket_view: bool  # gradient_as_bucket_view
-    find_unused: bool  # find_unused_parameters
+    static_graph: bool  # the option static_graph is set
+    bucket_view: bool  # the option gradient_as_bucket_view is set
+    find_unused: bool  # the option find_unused_parameters is set
     broadcast_buffers: list[str]  # names of the buffers that it broadcasts
     opaque_output: str  # type of an output in which DDP finds no tensors, or ""
     forwards: list[tuple[int, list[str]]]  # (forwards, parameters) of each DDP object
@@ -272,7 +272,7 @@ class StateFacts(TypedDict, total=False):
 
     states: dict[tuple[int, int], Layout]  # after (optimizer, number of updates)
     held: list[tuple[str, ...]]  # names of the parameters of each optimizer
-    held_otherwise: HeldOtherwise
+    held_otherwise: HeldOtherwise  # tensors that optimizers and model do not share
 
 
 class TraceFacts(UpdateFacts, StateFacts, total=False):

@@ -14,7 +14,7 @@ from ddpcheck.checking import baseline, checking
 from ddpcheck.cli import main as cli
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.report import data as report
-from ddpcheck.report.data import Fault, Finding, Quantity, Report, Run
+from ddpcheck.report.data import Fault, Finding, ModuleRow, Quantity, Report, Run
 from ddpcheck.report.render import junit, terminal
 from tests.report.render import sample
 
@@ -139,7 +139,7 @@ def test_known_finding_in_a_run_that_was_not_made_is_new() -> None:
 
 
 def _with_modules(*diverging: str, **changes: object) -> Report:
-    rows = [
+    rows: list[ModuleRow] = [
         {"name": name, "rel_diff": 0.1, "diverges": name in diverging}
         for name in ("0", "1", "4")
     ]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddpcheck.checking import checking
 from ddpcheck.ranks.pool import Pool
+from ddpcheck.report.data import Evidence
 from ddpcheck.report.pages import pages
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 
 
-def _evidence(pool: Pool, folder: Path, slug: str) -> tuple[str, dict[str, Any]]:
+def _evidence(pool: Pool, folder: Path, slug: str) -> tuple[str, Evidence]:
     path = folder / "mymodel.py"
     path.write_text(pages.targets(slug)[0], encoding="utf-8")
     options = Options(world_sizes=(2,), modes=("ddp",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import output
-from ddpcheck.report.data import Finding, Report
+from ddpcheck.report.data import Finding, RankRow, Report
 from ddpcheck.report.output import Outputs
 from ddpcheck.report.pages import pages
 from tests.diagnose.test_rules import checked
@@ -121,7 +122,8 @@ def test_fault_of_one_rank_is_told_and_ranks_are_replaced(
     finding = _only(checked(short, tmp_path, _target(bad.code), fix=False))
     assert (finding.slug, finding.summary) == (bad.slug, bad.summary)
     assert finding.evidence["differs"] == [1]
-    assert [row["rank"] for row in finding.evidence["ranks"]] == [0, 1]
+    rows = cast("list[RankRow]", finding.evidence["ranks"])
+    assert [row["rank"] for row in rows] == [0, 1]
     assert _are_gone(before)
     assert not set(_pids(short)) & set(before)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from ddpcheck.diagnose.facts.case import Case, Proposal, returns_other_rows
 from ddpcheck.diagnose.facts.experiments import equal_shards
 from ddpcheck.diagnose.facts.text import listed, number
+from ddpcheck.report.data import Evidence, Ratios
 from ddpcheck.run.intervention import (
     GlobalLoss,
     GlobalModule,
@@ -38,23 +38,21 @@ def ratio_fact(case: Case) -> str:
     return text
 
 
-def ratio_evidence(case: Case) -> dict[str, Any]:
+def ratio_evidence(case: Case) -> Evidence:
     """Returns the ratios as the report's picture takes them.
 
     If no single factor explains a rank's gradient, the best one may still be the right
     one: it is reported under another name, and not drawn.
     """
-    name = "ratios" if case.rank_ratios is not None else "fitted_ratios"
-    return {
-        name: {
-            "ranks": [ratio for ratio, _ in case.ratios()],
-            "residuals": [residual for _, residual in case.ratios()],
-            "expected": case.world_size,
-        }
+    found: Ratios = {
+        "ranks": [ratio for ratio, _ in case.ratios()],
+        "residuals": [residual for _, residual in case.ratios()],
+        "expected": case.world_size,
     }
+    return {"fitted_ratios": found} if case.rank_ratios is None else {"ratios": found}
 
 
-def micro_evidence(case: Case) -> dict[str, Any]:
+def micro_evidence(case: Case) -> Evidence:
     """Returns the ratios of micro-batches as the report's picture takes them.
 
     Only micro-batches with one factor are returned; one whose samples are in several

@@ -9,7 +9,7 @@ from typing import Any
 from ddpcheck.diagnose.facts import faults
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.errors import frames, raised
-from ddpcheck.report.data import Fault
+from ddpcheck.report.data import Fault, RankRow
 from ddpcheck.run.spec import BackwardCount, CollectiveCount, StepResult
 
 _MAX_FACTS = 6
@@ -17,14 +17,10 @@ _MAX_MESSAGE = 160
 _STDERR_LINES = 5
 
 
-def rows(case: Case) -> list[dict[str, Any]]:
-    """Returns a row per rank, as plain data.
-
-    rank; step, from 1; outcome; frame, the last one of the user's code; collective,
-    the last that the target entered; backwards, begun so far; stderr, its last lines.
-    """
+def rows(case: Case) -> list[RankRow]:
+    """Returns a row per rank, as plain data."""
     by_rank = {fault.rank: fault for fault in case.run.faults}
-    found = []
+    found: list[RankRow] = []
     for rank, outcome in enumerate(case.outcome.ranks):
         fault = by_rank.get(rank)
         begun = [p.count for p in outcome.progress if isinstance(p, BackwardCount)]
@@ -127,7 +123,7 @@ def _last_collective(progress: list[Any]) -> str | None:
     return f"number {calls[-1].count}, {called(calls[-1])}"
 
 
-def _sentence(row: dict[str, Any]) -> str:
+def _sentence(row: RankRow) -> str:
     at = f", in {row['frame']}" if row["frame"] == "the backward" else ""
     if row["frame"] and not at:
         at = f", at {row['frame']}"

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Any
 
 from ddpcheck.diagnose.facts import faults
 from ddpcheck.diagnose.facts.case import Case
+from ddpcheck.report.data import Evidence
 from ddpcheck.run.spec import RowsSeen, RunOutcome
 
 Rows = tuple[int, ...]
@@ -238,7 +238,7 @@ def foreign(case: Case, moment: Moment) -> bool:
     return not known.issuperset(moment.together)
 
 
-def evidence(moment: Moment) -> dict[str, Any]:
+def evidence(moment: Moment) -> Evidence:
     """Returns the samples of a moment, counted, for the report's data."""
     return {
         "step": moment.step,

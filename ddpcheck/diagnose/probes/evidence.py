@@ -285,7 +285,7 @@ class ProbeFacts(TypedDict):
     cuts: list[str]  # keys of the outputs at which the loss is judged alone
     data: set[str]  # of outputs from which no gradient goes back
     trained: set[str]  # of outputs that trained parameters made
-    windows: Windows
+    windows: Windows  # the micro-batches of the step
     on_the_way: set[str]  # of outputs from which other outputs are made
     attached: bool  # modules are judged with their graph
     order: Tensor | None  # in which the batch is given; None for its own

@@ -13,7 +13,7 @@ from ddpcheck.diagnose.search import unknown
 from ddpcheck.diagnose.search.causes import Cause
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
-from ddpcheck.report.data import Finding
+from ddpcheck.report.data import Finding, ModuleRow
 from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import RunSpec
 
@@ -89,7 +89,7 @@ def _finding(
     `alone`: no other fix was in force in the run that confirmed it.
     """
     p = cause.proposal
-    evidence = dict(p.evidence)
+    evidence = p.evidence.copy()
     is_forward = p.link == "forward"
     if is_forward:
         evidence["modules"] = modules(case)
@@ -152,7 +152,7 @@ def _place_keys(link: str, module: str | None) -> tuple[str, ...]:
     return ("train_step", "optimizer") if link == "update" else ()
 
 
-def modules(case: Case) -> list[dict[str, object]]:
+def modules(case: Case) -> list[ModuleRow]:
     """Returns every module's own difference in call order, for the picture."""
     return [
         {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpcheck.errors.problem import visible
-from ddpcheck.report.data import Finding, Report, Run
+from ddpcheck.report.data import Finding, Ratios, Report, Run
 from ddpcheck.report.render import numbers, status, wording
 
 _MAX_GROWTHS = 4
@@ -89,7 +89,7 @@ def _ratios(finding: Finding, key: str) -> list[Picture]:
     return [Picture(svg=svg, caption=caption)]
 
 
-def _places(evidence: dict[str, object], count: int) -> list[str]:
+def _places(evidence: Ratios, count: int) -> list[str]:
     """Returns the names of micro-batches, none where the ratios are those of ranks."""
     places = [_list(place) for place in _list(evidence.get("places"))]
     named = [

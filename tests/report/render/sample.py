@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 from ddpcheck.report.data import (
     Control,
     Difference,
+    Evidence,
     Fault,
     Finding,
     Fix,
@@ -240,7 +242,10 @@ def two_findings() -> Report:
         summary="norm uses the mean and variance of its own shard",
         facts=("norm is the first module whose output differs",),
         where="mymodel.py:12",
-        evidence={"modules": [{"name": "norm", "rel_diff": "nan", "diverges": True}]},
+        evidence=cast(
+            "Evidence",  # as JSON has NaN
+            {"modules": [{"name": "norm", "rel_diff": "nan", "diverges": True}]},
+        ),
         fix=Fix(
             text="convert the model's batch norms",
             code="model = nn.SyncBatchNorm.convert_sync_batchnorm(model)",
@@ -383,10 +388,13 @@ def hostile() -> Report:
         facts=(HOSTILE, LONG) * 4,
         where=HOSTILE + ":3",
         magnitude=HOSTILE,
-        evidence={
-            "ratios": {"ranks": [nan, "inf", -1.0, "?"], "expected": "2"},
-            "modules": [{"name": HOSTILE, "rel_diff": "nan", "diverges": True}],
-        },
+        evidence=cast(
+            "Evidence",
+            {
+                "ratios": {"ranks": [nan, "inf", -1.0, "?"], "expected": "2"},
+                "modules": [{"name": HOSTILE, "rel_diff": "nan", "diverges": True}],
+            },
+        ),
         fix=Fix(
             text=HOSTILE,
             code=f"```\n{HOSTILE}\n{LONG}\n" * 7,

@@ -6,10 +6,12 @@ import html
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import cast
 
 import pytest
 
 from ddpcheck.report.data import (
+    Evidence,
     NotCompared,
     Proof,
     Quantity,
@@ -228,7 +230,7 @@ def test_html_links_matrix_cells_to_their_tensors() -> None:
     ],
 )
 def test_html_without_evidence_leaves_the_picture_out(
-    evidence: dict[str, object],
+    evidence: Evidence,
 ) -> None:
     finding = replace(sample.local_normalizer(), evidence=evidence)
     document = to_html(replace(sample.divergent(), findings=(finding,)))
@@ -238,7 +240,8 @@ def test_html_without_evidence_leaves_the_picture_out(
 
 
 def _ratios(**evidence: object) -> str:
-    finding = replace(sample.local_normalizer(), evidence={"ratios": evidence})
+    given = cast("Evidence", {"ratios": evidence})
+    finding = replace(sample.local_normalizer(), evidence=given)
     return to_html(replace(sample.divergent(), findings=(finding,)))
 
 
