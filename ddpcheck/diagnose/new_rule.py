@@ -1,6 +1,7 @@
-"""Writes the files of a new rule: page, detector, near miss, and its registry lines.
+r"""Writes the files of a new rule: page, detector, near miss, and its registry lines.
 
-    python -m ddpcheck.diagnose.new_rule loss/half-shard --after loss/uneven-shard
+    python -m ddpcheck.diagnose.new_rule loss/half-shard --link loss \
+        --after loss/uneven-shard
 
 Run it at the top of a checkout. What is left to write is marked TODO; the tests of
 pages, rules and the corpus fail until it is written. They check the page's example and
@@ -146,7 +147,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("slug", help="family/pattern")
     parser.add_argument("--after", required=True, help="the rule that is asked before")
-    parser.add_argument("--link", choices=LINKS, default="loss")
+    parser.add_argument(
+        "--link", required=True, choices=LINKS, help="where in a step the cause is"
+    )
     args = parser.parse_args(argv)
     try:
         made = create(args.slug, after=args.after, link=args.link, root=Path.cwd())

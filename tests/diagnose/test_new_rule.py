@@ -11,6 +11,7 @@ import pytest
 from ddpcheck.diagnose import new_rule
 from ddpcheck.report.pages.pages import HEADINGS
 from tests.corpus import programs
+from tests.diagnose import test_pages
 
 ROOT = Path(__file__).parents[2]
 REGISTRY = Path("ddpcheck/diagnose/registry.py")
@@ -66,6 +67,26 @@ def test_new_rule_has_page_detector_near_miss_and_a_place(
     order = [line for line in imported.splitlines() if line.startswith("    loss_")]
     assert "    loss_half_shard," in order
     assert order == sorted(order)
+
+
+def test_files_of_a_new_rule_are_refused_until_they_are_written(
+    checkout: Path,
+) -> None:
+    arguments = {"after": "loss/uneven-shard", "link": "loss", "root": checkout}
+    page, detector, near_miss, _ = new_rule.create("loss/half-shard", **arguments)  # type: ignore[arg-type]
+    assert test_pages.UNWRITTEN in test_pages.faults(page.read_text())
+    assert test_pages.is_unwritten(detector)
+    assert "TODO" in programs.read(near_miss).source
+
+
+def test_link_of_a_new_rule_has_no_default(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(checkout)
+    with pytest.raises(SystemExit, match="2"):
+        new_rule.main(["loss/half-shard", "--after", "loss/uneven-shard"])
+    assert "the following arguments are required: --link" in capsys.readouterr().err
+    assert [p for p in checkout.rglob("*") if p.is_file()] == [checkout / REGISTRY]
 
 
 @pytest.mark.parametrize(
