@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -104,6 +105,13 @@ class Proposal:
 def replaced(proposal: Proposal, **changes: Any) -> Proposal:
     """Returns the proposal with some fields changed."""
     return replace(proposal, **changes)
+
+
+def tried(proposal: Proposal, attempts: Sequence[Interventions]) -> Proposal:
+    """Returns the proposal with the first of these fixes, the others as fallbacks."""
+    first, *others = attempts
+    other = tried(proposal, others) if others else proposal.fallback
+    return replace(proposal, fixes=first, fallback=other)
 
 
 def with_own_average(proposal: Proposal) -> Proposal:

@@ -51,17 +51,10 @@ from ddpcheck.diagnose.rules import (
     graph_skipped_backward,
     graph_static_graph_violated,
     graph_unused_parameter,
-    loss_accum_normalizer,
     loss_batch_coupled,
-    loss_double_world_scale,
     loss_embedding_frequency,
-    loss_empty_shard,
-    loss_local_normalizer,
-    loss_missing_world_scale,
     loss_regularizer_scale,
     loss_router_aux,
-    loss_sum_reduction,
-    loss_uneven_shard,
     norm_local_batch_stats,
     norm_running_stats_rank0,
     norm_syncbn_implementation,
@@ -88,6 +81,15 @@ from ddpcheck.diagnose.rules import (
     sync_rank_raised,
     sync_scaler_desync,
     sync_static_graph_no_sync,
+)
+from ddpcheck.diagnose.rules.loss_factors import (
+    loss_accum_normalizer,
+    loss_double_world_scale,
+    loss_empty_shard,
+    loss_local_normalizer,
+    loss_missing_world_scale,
+    loss_sum_reduction,
+    loss_uneven_shard,
 )
 
 

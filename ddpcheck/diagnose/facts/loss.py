@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-from ddpcheck.diagnose.facts.case import Case, Proposal, returns_other_rows
+from ddpcheck.diagnose.facts.case import Case, returns_other_rows
 from ddpcheck.diagnose.facts.experiments import equal_shards
 from ddpcheck.diagnose.facts.text import listed, number
 from ddpcheck.report.data import Evidence, Ratios
@@ -215,25 +213,22 @@ def global_loss_of_other_rows(case: Case) -> Interventions:
     return (GlobalLoss(outputs=outputs),) if outputs else ()
 
 
-def with_scale(case: Case, proposal: Proposal, factor: float) -> Proposal:
-    """Returns the proposal with a fix that scales what the loss makes of the samples.
+def scalings(case: Case, factor: float) -> list[Interventions]:
+    """Returns fixes that scale what the loss makes of the samples, the best first.
 
     The gradient of a term without data is unchanged if it is right: the term is found
     where it is added to others, or else by its parameters. The loss may get these only
     as outputs without samples: a temperature, a bias.
     """
-    fixes = (ScaleLoss(factor=factor),)
+    scale = ScaleLoss(factor=factor)
     if case.probed is None or not case.direct() or not case.direct_is_sound:
-        return dataclasses.replace(proposal, fixes=fixes)
-    terms, direct = (
-        dataclasses.replace(proposal, fixes=(*fixes, scale(factor=1 / factor)))
-        for scale in (ScaleTerms, ScaleDirect)
-    )
+        return [(scale,)]
+    terms, direct = ScaleTerms(factor=1 / factor), ScaleDirect(factor=1 / factor)
     if not case.probed.reference.direct_is_output or is_made_by_the_model(case):
-        return dataclasses.replace(terms, fallback=direct)
+        return [(scale, terms), (scale, direct)]
     paths = case.probed.reference.whole_outputs
     outputs = ScaleOutputs(factor=1 / factor, paths=paths)
-    return dataclasses.replace(proposal, fixes=(*fixes, outputs), fallback=terms)
+    return [(scale, outputs), (scale, terms)]
 
 
 def numbers_of_modules(case: Case) -> dict[str, tuple[float, float]]:

@@ -8,9 +8,10 @@ from ddpcheck.diagnose.facts.loss import (
     losses_are_one,
     ratio_evidence,
     ratio_fact,
-    with_scale,
+    scalings,
 )
 from ddpcheck.diagnose.facts.text import names
+from ddpcheck.diagnose.proposal import tried
 from ddpcheck.diagnose.rules.sync_comm_hook_semantics import is_summed_by_hand
 from ddpcheck.run.intervention import ScaleGradients, Switch
 
@@ -44,7 +45,7 @@ def detect(case: Case) -> Proposal | None:
         code="loss = reduced_loss / dist.get_world_size()",
         evidence=ratio_evidence(case),
     )
-    return with_scale(case, found, 1 / world)
+    return tried(found, scalings(case, 1 / world))
 
 
 def _is_part_of_all(case: Case) -> bool:

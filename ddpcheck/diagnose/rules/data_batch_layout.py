@@ -6,7 +6,10 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import input_diff
 from ddpcheck.diagnose.facts.experiments import other_order
 from ddpcheck.diagnose.probes.evidence import ModuleCall
-from ddpcheck.diagnose.rules import loss_empty_shard, loss_local_normalizer
+from ddpcheck.diagnose.rules.loss_factors import (
+    loss_empty_shard,
+    loss_local_normalizer,
+)
 from ddpcheck.run.intervention import Switch
 
 SLUG = "data/batch-layout"

@@ -16,7 +16,7 @@ from ddpcheck.diagnose.facts.loss import doubled, growth_fact, is_sum
 from ddpcheck.diagnose.facts.text import listed
 from ddpcheck.diagnose.rules import (
     ddp_wrapper_missing,
-    loss_double_world_scale,
+    loss_factors,
     norm_local_batch_stats,
     sync_control_desync,
     sync_scaler_desync,
@@ -37,7 +37,7 @@ def hidden(case: Case, causes: list[Cause]) -> list[Cause]:
     # Where it names modules, those before them see the whole batch.
     if norm_local_batch_stats.SLUG not in slugs and any(hiding.modules):
         proposals.append(_norms(case))
-    if loss_double_world_scale.SLUG not in slugs:
+    if loss_factors.DOUBLE not in slugs:
         proposals.append(_scale(case))
     if sync_control_desync.SLUG not in slugs:
         proposals.append(_desync(case))
@@ -76,9 +76,8 @@ def _scale(case: Case) -> Proposal | None:
         "no run separates this cause: when the loss gets all samples, it has no "
         "process group",
     )
-    return dataclasses.replace(
-        loss_double_world_scale.proposal(case, told), fixes=(), fallback=None
-    )
+    row = loss_factors.TABLE["whole loss", "W", ""]
+    return dataclasses.replace(loss_factors.proposal(case, row), facts=told)
 
 
 def _desync(case: Case) -> Proposal | None:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.facts.text import listed, number
-from ddpcheck.diagnose.rules import loss_local_normalizer, sync_comm_hook_semantics
+from ddpcheck.diagnose.rules import sync_comm_hook_semantics
+from ddpcheck.diagnose.rules.loss_factors import loss_local_normalizer
 from ddpcheck.diagnose.search.causes import Cause
 
 _UNEQUAL = 1e-3  # of two weights
