@@ -127,7 +127,9 @@ def _registered(text: str, name: str, before: str) -> str:
     if line not in imports or line not in listed:
         raise ValueError(f"there is no rule {before} in {_REGISTRY}")
     lines = imports.splitlines(keepends=True)
-    known = [i for i, each in enumerate(lines) if re.fullmatch(r"    \w+,\n", each)]
+    # Tables of several slugs have imports of their own below.
+    first = lines.index("from ddpcheck.diagnose.rules import (\n") + 1
+    known = list(range(first, lines.index(")\n", first)))
     later = [i for i in known if lines[i] > f"    {name},\n"]
     lines.insert(later[0] if later else known[-1] + 1, f"    {name},\n")
     # The last mention: rules of faults and of DataParallel have lists of their own.

@@ -76,9 +76,7 @@ from ddpcheck.diagnose.rules import (
     sync_join_divisor,
     sync_no_sync_off_by_one,
     sync_no_sync_scope,
-    sync_rank_died,
-    sync_rank_hung,
-    sync_rank_raised,
+    sync_rank_fault,
     sync_scaler_desync,
     sync_static_graph_no_sync,
 )
@@ -94,7 +92,7 @@ from ddpcheck.diagnose.rules.loss_factors import (
 
 
 class Rule(Protocol):
-    """What a module of `rules` has, beside its docstring: the page of --explain.
+    """What a module of `rules` has, or a table in one for each slug of its rows.
 
     `SLUG`: the cause's stable name. `LINK`: where in a step it is, as Proposal.link.
     """
@@ -104,6 +102,16 @@ class Rule(Protocol):
 
     def detect(self, case: Case, /) -> Proposal | None:
         """Returns what may be the cause of a run that differs; runs nothing."""
+
+
+class FaultRule(Protocol):
+    """The same with several slugs, of which it proposes one."""
+
+    SLUGS: tuple[str, ...]
+    LINK: str
+
+    def detect(self, case: Case, /) -> Proposal | None:
+        """Returns what happened to a run that broke off; runs nothing."""
 
 
 class DataParallelRule(Protocol):
@@ -154,13 +162,9 @@ DATA_PARALLEL_FAULT_RULES: tuple[DataParallelRule, ...] = (
     dp_scalar_gather,
 )
 
-# For faults that no other rule explains: they say what happened, not why. One of them
-# fires whenever a rank raised, died or hung.
-FAULT_RULES: tuple[Rule, ...] = (
-    sync_rank_died,
-    sync_rank_raised,
-    sync_rank_hung,
-)
+# For faults that no other rule explains: it says what happened, not why. It proposes
+# one of its slugs whenever a rank raised, died or hung.
+FAULT_RULE: FaultRule = sync_rank_fault
 
 RULES: tuple[Rule, ...] = (
     # Faults, before anything else can be judged.

@@ -63,9 +63,9 @@ def test_new_rule_has_page_detector_near_miss_and_a_place(
     listed = names(checkout)
     assert listed[listed.index("loss_uneven_shard") + 1] == "loss_half_shard"
     assert len(listed) == len(names(ROOT)) + 1
-    imported = (checkout / REGISTRY).read_text().partition("class Rule")[0]
-    order = [line for line in imported.splitlines() if line.startswith("    loss_")]
-    assert "    loss_half_shard," in order
+    imported = (checkout / REGISTRY).read_text().partition("rules import (")[2]
+    order = imported.partition(")")[0].split()
+    assert "loss_half_shard," in order
     assert order == sorted(order)
 
 

@@ -82,6 +82,9 @@ def test_code_is_shown_only_where_it_can_be_right(
     assert (fix.proof, fix.code) == SHOWN[name]
 
 
+_EVIDENCE = {"code_rests_on", "rests_on", "gathers"}
+
+
 def _only_locates(fixes: ast.AST) -> bool:
     """Returns whether an expression names an intervention that is no fix by itself."""
     nodes = list(ast.walk(fixes))
@@ -99,7 +102,7 @@ def test_code_beside_an_intervention_that_only_locates_names_its_evidence(
     unfounded = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         given = {k.arg: k.value for k in node.keywords} if _is_proposal(node) else {}
-        if "code" not in given or {"code_rests_on", "gathers"} & set(given):
+        if "code" not in given or _EVIDENCE & set(given):
             continue
         fixes = given.get("fixes", ast.Constant(value=None))
         if _only_locates(fixes) and any(_lines(given["code"])):
@@ -109,7 +112,7 @@ def test_code_beside_an_intervention_that_only_locates_names_its_evidence(
 
 def _is_proposal(node: ast.AST) -> TypeGuard[ast.Call]:
     is_named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    return is_named and node.func.id in ("Proposal", "replaced")  # type: ignore[attr-defined]
+    return is_named and node.func.id in ("Proposal", "replaced", "Row")  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("no_script")

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import number
 from ddpcheck.diagnose.proposal import fix_of
-from ddpcheck.diagnose.registry import FAULT_RULES
+from ddpcheck.diagnose.registry import FAULT_RULE
 from ddpcheck.diagnose.search import unknown
 from ddpcheck.diagnose.search.causes import Cause
 from ddpcheck.ranks.messages import Job
@@ -130,8 +130,8 @@ def _found_at(session: Session, spec: RunSpec, keys: tuple[str, ...]) -> str | N
 
 def place_of_unknown(session: Session, spec: RunSpec, case: Case) -> str | None:
     """Returns the target's line for the link that breaks first."""
-    if any(rule.detect(case) for rule in FAULT_RULES):
-        return None  # they say where a rank was
+    if FAULT_RULE.detect(case):
+        return None  # it says where a rank was
     link, module = unknown.link_of(case), None
     if link == "forward":
         module = next((m.name for m in case.diverging()), None)
@@ -166,11 +166,10 @@ def modules(case: Case) -> list[ModuleRow]:
 
 
 def _unexplained(case: Case, runs: list[int], tried: Mapping[str, float]) -> Finding:
-    for rule in FAULT_RULES:
-        proposal = rule.detect(case)
-        if proposal is not None:
-            cause = Cause(proposal, where=proposal.evidence["where"])
-            return _finding(cause, case, runs, sized=True)
+    proposal = FAULT_RULE.detect(case)
+    if proposal is not None:
+        cause = Cause(proposal, where=proposal.evidence["where"])
+        return _finding(cause, case, runs, sized=True)
     found = unknown.finding(case, runs, tried)
     return dataclasses.replace(found, evidence={"modules": modules(case)})
 
