@@ -22,7 +22,7 @@ def detect(case: Case) -> Proposal | None:
         facts=tuple(found),
         fix="give the wrapper the group of all data-parallel ranks, or no group: the "
         "default holds all ranks",
-        code="model = DistributedDataParallel(model)  # the default group: all ranks",
+        code="model = DistributedDataParallel(model)  # the group of all ranks",
         code_rests_on="the wrapper's process group holds a part of the ranks",
         by_hand=True,
     )
