@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ddpcheck.diagnose.facts import factors, loss
 from ddpcheck.diagnose.facts.case import Case, Proposal
@@ -17,6 +16,7 @@ from ddpcheck.diagnose.facts.events import common_factor
 from ddpcheck.diagnose.facts.factors import Reading
 from ddpcheck.diagnose.facts.text import WORLD, in_group, listed, names, number
 from ddpcheck.diagnose.proposal import replaced, tried
+from ddpcheck.report.data import Evidence
 from ddpcheck.run.intervention import (
     CountLoss,
     CountMicroBatches,
@@ -129,7 +129,7 @@ class Row:
     fixes: Callable[[Case], Sequence[Interventions]]
     code: str = ""
     rests_on: Callable[[Case], str] = _nothing
-    evidence: Callable[[Case], dict[str, Any]] | None = None
+    evidence: Callable[[Case], Evidence] | None = None
     on_trial: bool = False
     last_resort: int = 0
     falls_back: bool = False
@@ -345,6 +345,7 @@ TABLE: dict[Reading, Row] = {
         "the loss uses directly get {W} times the single-process gradient",
         facts=_SOME,
         fix="gather with autograd, and remove the factor",
+        evidence=lambda case: {"factor": common_factor(case) or 1.0},
         fixes=lambda case: _some_gradients(case, 1 / case.world_size),
         on_trial=True,
         last_resort=1,
