@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.checking import checking
-from ddpcheck.diagnose.probes import coupling, order
+from ddpcheck.diagnose.probes import coupling
 from ddpcheck.diagnose.probes.evidence import Couplings
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.target.options import Options
@@ -167,7 +167,9 @@ def _ordered(
         return {(0, "out"): leaf.grad}
 
     grads = run(lambda _, value: value, TARGETS)
-    return order.measure(run, grads, lambda *_: (0, 1), TARGETS, world_size, SEED)
+    return coupling.measure_order(
+        run, grads, lambda *_: (0, 1), TARGETS, world_size, SEED
+    )
 
 
 def test_direction_of_what_moves_by_rounding_alone_says_nothing() -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from ddpcheck.diagnose.probes import injected
+from ddpcheck.diagnose.probes import reference
 from ddpcheck.diagnose.probes.evidence import Injected
 
 
@@ -84,7 +84,7 @@ def test_parameters_that_get_a_gradient_of_their_own(
 ) -> None:
     net = nn.ModuleDict({"gate": nn.Linear(4, 4), "head": nn.Linear(4, 4)})
     output = forward(net, torch.randn(6, 4))
-    assert injected.of(net, {"scores": output}) == expected
+    assert reference.injected_by(net, {"scores": output}) == expected
     output.sum().backward()  # its graph is still there
     assert isinstance(net["head"], nn.Linear)
     assert net["head"].weight.grad is not None
@@ -96,9 +96,12 @@ def test_checkpoint_that_refuses_to_be_asked_is_passed_over() -> None:
     checkpoint = torch.utils.checkpoint.checkpoint
     layer = nn.Linear(4, 4)
     x = torch.randn(6, 4, requires_grad=True)
-    assert injected.of(layer, checkpoint(layer, x, use_reentrant=True)) == Injected()
+    assert (
+        reference.injected_by(layer, checkpoint(layer, x, use_reentrant=True))
+        == Injected()
+    )
 
 
 @pytest.mark.usefixtures("seeded")
 def test_output_without_a_graph_adds_nothing() -> None:
-    assert injected.of(nn.Linear(2, 2), torch.ones(3, 2)) == Injected()
+    assert reference.injected_by(nn.Linear(2, 2), torch.ones(3, 2)) == Injected()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.diagnose.probes.coupling import Grads
-from ddpcheck.diagnose.probes.shortcut import Shortcut
-from ddpcheck.diagnose.probes.teacher import Hooks, hooked
+from ddpcheck.diagnose.probes.hooks import Hooks, hooked
+from ddpcheck.diagnose.probes.reference import Shortcut
 
 OUTPUT: Grads = {(0, "#0/output"): torch.ones(2)}
 

@@ -15,22 +15,10 @@ from torch import Tensor, nn
 from ddpcheck.compare import tree
 from ddpcheck.compare.trace import Reader
 from ddpcheck.diagnose.probes import micro, modules
-from ddpcheck.diagnose.probes.attached import Attached
+from ddpcheck.diagnose.probes.cuts import Attached, Leaf, leaf_of
 from ddpcheck.diagnose.probes.evidence import ModuleCall, of_trace
-from ddpcheck.diagnose.probes.segments import SAME
-from ddpcheck.diagnose.probes.teacher import (
-    Hooks,
-    Leaf,
-    closest,
-    distance,
-    has_fractions,
-    is_renumbered,
-    is_term,
-    keeps_shape,
-    key_of,
-    leaf_of,
-    pairs,
-)
+from ddpcheck.diagnose.probes.hooks import Hooks, key_of
+from ddpcheck.diagnose.probes.rows import SAME, closest, distance
 from ddpcheck.run import private
 from ddpcheck.run.model import batch_norm, contents
 from ddpcheck.run.model.noise import DrawCounter, SampleNoise
@@ -39,6 +27,7 @@ from ddpcheck.run.record import pairing
 
 # (quantity, key, the rank's own) -> the reference's
 _Recorded = Callable[[str, str, Tensor], Tensor | None]
+_FEW = 64  # numbers: a loss per quantizer, not statistics per channel
 
 
 @dataclass(slots=True)
@@ -406,3 +395,49 @@ def _as_a_norm(call: _Call, collectives: int) -> tuple[bool, bool]:
 def _as_one_sample(actual: Tensor, reference: Tensor) -> float:
     """Returns how far a sample is from one process's, infinite for another shape."""
     return distance(actual, reference) if actual.shape == reference.shape else math.inf
+
+
+def keeps_shape(call: tuple[Any, Any], output: Any) -> bool:
+    """Returns whether nn.Identity could stand in for the module, as far as shapes go.
+
+    Args:
+        call: the arguments and keyword arguments of the module.
+        output: what it returned.
+    """
+    args, kwargs = call
+    if len(args) != 1 or kwargs:
+        return False
+    if not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
+        return False
+    return (args[0].shape, args[0].dtype) == (output.shape, output.dtype)
+
+
+def is_renumbered(actual: Tensor, expected: Tensor) -> bool:
+    """Returns whether integers differ by one constant: positions, counted from 0 here.
+
+    A shard numbers its rows, nodes or boxes from its own first one.
+    """
+    if actual.is_floating_point() or actual.is_complex() or not actual.numel():
+        return False
+    shift = expected.long() - actual.long()
+    return bool((shift == shift.flatten()[0]).all())
+
+
+def has_fractions(tensor: Tensor) -> bool:
+    """Returns whether it holds real or complex numbers, no indices or masks."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def is_term(actual: Tensor, reference: Tensor) -> bool:
+    """Returns whether it can be a term of the loss: a real number, or a few of them."""
+    return (
+        actual.shape == reference.shape
+        and actual.is_floating_point()
+        and actual.numel() <= _FEW
+    )
+
+
+def pairs(actual: Tensor, reference: Tensor) -> list[tuple[float, float]]:
+    """Returns the numbers of both, one by one."""
+    mine, theirs = (t.detach().reshape(-1).tolist() for t in (actual, reference))
+    return list(zip(mine, theirs, strict=True))

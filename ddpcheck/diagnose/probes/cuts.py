@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from ddpcheck.compare import tree
 from ddpcheck.diagnose.probes import micro
 from ddpcheck.diagnose.probes.evidence import Windows
-from ddpcheck.diagnose.probes.flow import Flow
-from ddpcheck.diagnose.probes.teacher import is_cut, is_data, module_of, num_blocks
+from ddpcheck.diagnose.probes.hooks import module_of
+from ddpcheck.diagnose.probes.rows import num_blocks
 from ddpcheck.run.intervention import Output
+from ddpcheck.run.interventions.gradients import backwards
 
 Place = tuple[int, str]  # (micro-batch, key)
+_SHAPES = ("Clone", "Alias", "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze")
+_MAX_NODES = 5000  # of autograd's graph between two cuts; a module's own code
+
+
+@dataclass(slots=True)
+class Leaf:
+    """A cut: the leaf, and which part of the reference's tensor it is."""
+
+    key: str
+    module: str
+    micro: int
+    tensor: Tensor
+    rows: Callable[[Tensor], Tensor]
+
+
+def leaf_of(value: Tensor) -> Tensor:
+    """Returns a cut: a parameter, as it stands for those that are behind it."""
+    return nn.Parameter(value)
+
+
+def is_cut(tensor: Tensor) -> bool:
+    """Returns whether an output tensor can be a leaf: floating point, with samples."""
+    return tensor.dim() > 0 and tensor.is_floating_point()
+
+
+def is_data(output: Tensor) -> bool:
+    """Returns whether an output is made of no parameter, as a mask is.
+
+    What is made without gradients may be given some, and go forward once more.
+    """
+    return torch.is_grad_enabled() and not output.requires_grad
 
 
 class Cuts:
@@ -101,3 +138,167 @@ class Cuts:
             return False
         shape = tuple(tensor.shape)
         return micro.has_shard(self.windows, number, shape, mine, self.shard_rows)
+
+
+@dataclass(slots=True)
+class Flow:
+    """Follows autograd's graph from outputs back to the leaves cut before them."""
+
+    keys: dict[int, str] = field(default_factory=dict)  # by the leaf's id
+    leaves: list[Tensor] = field(default_factory=list)  # kept: ids are reused
+    sources: dict[str, set[str]] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)  # the same values, passed on
+    reached: dict[str, set[int]] = field(default_factory=dict)  # ids of leaves
+    trained: set[str] = field(default_factory=set)  # computed from a parameter
+
+    def leaf(self, key: str, tensor: Tensor) -> None:
+        """Notes a leaf that the forward goes on from."""
+        self.keys[id(tensor)] = key
+        self.leaves.append(tensor)
+
+    def note(self, key: str, output: Tensor) -> None:
+        """Notes what an output, before it is cut, was computed from."""
+        found, is_whole = _variables(output.grad_fn)
+        variables = {id(v) for v in found}
+        self.reached[key] = variables
+        self.sources[key] = {self.keys[v] for v in variables if v in self.keys} - {key}
+        is_parameter = output.requires_grad and output.grad_fn is None
+        if is_parameter or not is_whole or any(map(self._is_trained, variables)):
+            self.trained.add(key)
+        passed_on = self.keys.get(id(_passed_on(output.grad_fn)))
+        if passed_on is not None:
+            self.same[key] = passed_on
+
+    def _is_trained(self, variable: int) -> bool:
+        """Returns whether a tensor, by its id, is a parameter or made of one."""
+        return variable not in self.keys or self.keys[variable] in self.trained
+
+    def frontier(self, keys: Iterable[str]) -> tuple[str, ...]:
+        """Returns the modules behind which the loss lies, by keys it has gradients at.
+
+        The model's own outputs stand for the modules they come from where the loss
+        also begins at some inside: both cannot be gathered.
+        """
+        used = list(keys)
+        inner = [k for k in used if module_of(k)]
+        if inner and len(inner) < len(used):
+            used = [
+                s
+                for k in used
+                for s in ([k] if module_of(k) else sorted(self.sources.get(k, ())))
+            ]
+        return tuple(dict.fromkeys(module_of(k) for k in used))
+
+    def on_the_way(self) -> set[str]:
+        """Returns the keys whose values another output is computed from.
+
+        A router's scores are: the experts' outputs depend on them. The output of a
+        head is not, though the model returns it once more under its own name.
+        """
+        feeds: dict[str, set[str]] = {}
+        for key, sources in self.sources.items():
+            for source in sources:
+                feeds.setdefault(source, set()).add(key)
+        return {key for key in self.sources if self._feeds_others(key, feeds)}
+
+    def _feeds_others(self, key: str, feeds: dict[str, set[str]]) -> bool:
+        names = [key]
+        while names[-1] in self.same:
+            names.append(self.same[names[-1]])
+        return any(feeds.get(name, set()) - set(names) for name in names)
+
+
+def _passed_on(node: Any) -> Tensor | None:
+    """Returns the leaf that an output is, but for its shape; None where it is not."""
+    while node is not None and type(node).__name__.startswith(_SHAPES):
+        node = node.next_functions[0][0]
+    return getattr(node, "variable", None)
+
+
+def _variables(node: Any) -> tuple[list[Tensor], bool]:
+    """Returns the variables behind a node, and whether these are all."""
+    found: list[Tensor] = []
+    seen: set[Any] = set()
+    open_nodes = [node]
+    while open_nodes and len(seen) < _MAX_NODES:
+        node = open_nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.append(variable)
+        open_nodes += [following for following, _ in node.next_functions]
+    return found, not open_nodes
+
+
+class _Seated(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, output: Tensor, value: Tensor) -> Tensor:
+        del output
+        return value.clone()
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Any:
+        return grad, None
+
+
+class Attached:
+    """Cuts of one step: enter `noting` around it."""
+
+    def __init__(self) -> None:
+        self._in_backward = False
+        self._cut: dict[int, tuple[Tensor, Tensor]] = {}  # by id: itself, the output
+
+    def through(self, output: Tensor, leaf: Tensor) -> Tensor:
+        """Returns the leaf's values in the graph of an output.
+
+        What no operation computed is returned as it is: inputs that a model hands on
+        are what its other outputs are differentiated by.
+
+        Args:
+            output: what a module computed.
+            leaf: of the same shape; its `grad` will be what backward sends here.
+        """
+        if output.grad_fn is None:
+            return output
+        seated: Tensor = _Seated.apply(output, leaf.detach())  # type: ignore[no-untyped-call]
+
+        def note(grad: Tensor) -> None:
+            if self._in_backward:
+                mine = grad.detach()
+                leaf.grad = mine.clone() if leaf.grad is None else leaf.grad + mine
+
+        seated.register_hook(note)
+        self._cut[id(seated)] = seated, output
+        return seated
+
+    def _uncut(self, tensor: Tensor) -> Tensor:
+        while id(tensor) in self._cut:
+            tensor = self._cut[id(tensor)][1]
+        return tensor
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Stands around a step, whose backward passes it tells from other gradients."""
+
+        def run(backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+            self._in_backward = True
+            try:
+                backward(*args, **kwargs)
+            finally:
+                self._in_backward = False
+
+        grad = torch.autograd.grad
+
+        def of_uncut(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = tree.replace(inputs, lambda _, tensor: self._uncut(tensor))
+            return grad(outputs, inputs, *args, **kwargs)
+
+        torch.autograd.grad = of_uncut
+        try:
+            with backwards.outermost(run):
+                yield
+        finally:
+            torch.autograd.grad = grad
+            self._cut.clear()

@@ -160,7 +160,7 @@ class RankEvidence:
     divides_by_all: int | None = None
     after_backward: float = 1.0  # what the step multiplies gradients by; cuts have it
     collectives: int = 0
-    # What is another one where no group is in sight; see probes/group.py.
+    # What is another one where no group is in sight; see probes/rank.py.
     asks_others: tuple[str, ...] = ("loss", "after backward")
     # What all gradients at the cuts are multiplied by where one is; None: many factors.
     group_factor: float | None = None
@@ -199,7 +199,7 @@ class Couplings:
     relative to that; 0 for a divisor, where the outputs decide what is counted.
     `targets`: what two changes of the other targets have in no common direction. One
     divisor, a sum of weights, moves a gradient along one direction.
-    `ordered`: blocks of samples stood in another order (probes/order.py).
+    `ordered`: blocks of samples stood in another order (probes/coupling.py).
     """
 
     nudged: dict[str, float] = field(default_factory=dict)

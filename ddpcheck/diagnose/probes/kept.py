@@ -29,13 +29,13 @@ from ddpcheck.run.observe.external_state import MODULES_OWN
 from ddpcheck.target.target import Target
 
 Undo = Callable[[], object]
-
 _MOST = 20_000  # things that are looked at
 _MOST_BYTES = 1 << 28  # of tensors and arrays that are copied
 _NUMBERS: tuple[type, ...] = (bool, int, float, complex, Tensor, np.ndarray)
 _CONTAINERS: tuple[type, ...] = (tuple, list, dict, set, collections.deque)
 _FLAGS = (bool, int, float, str, type(None))
 _PLAIN = (*_NUMBERS, *_CONTAINERS, str, bytes, type(None))
+_CELL = "cell_contents"
 
 
 class Kept:
@@ -209,9 +209,6 @@ class Kept:
         self._undo.append(undo)
 
 
-_CELL = "cell_contents"
-
-
 def _is_as_before(container: Any, before: Any) -> bool:
     """Returns whether a container holds the very things that it held."""
     if len(container) != len(before):
@@ -221,3 +218,29 @@ def _is_as_before(container: Any, before: Any) -> bool:
     if isinstance(container, dict):
         return all(k in container and container[k] is v for k, v in before.items())
     return all(a is b for a, b in zip(container, before, strict=True))
+
+
+def restore(tensors: dict[str, Tensor], model: nn.Module) -> None:
+    """Puts parameters and buffers back to what `snapshot` saw."""
+    with torch.no_grad():
+        for name, tensor in [
+            *contents.named_parameters(model),
+            *contents.named_buffers(model),
+        ]:
+            if name not in tensors:
+                continue
+            if tensor.shape == tensors[name].shape:
+                tensor.copy_(tensors[name])
+            else:  # a hidden state has a row per sample once it is there
+                tensor.data = tensors[name].clone()
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    """Returns copies of all parameters and buffers."""
+    return {
+        name: t.detach().clone()
+        for name, t in [
+            *contents.named_parameters(model),
+            *contents.named_buffers(model),
+        ]
+    }

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.compare import tree
-from ddpcheck.diagnose.probes.segments import SAME
-from ddpcheck.diagnose.probes.teacher import distance, tensors_of
+from ddpcheck.diagnose.probes.hooks import tensors_of
+from ddpcheck.diagnose.probes.rows import SAME, distance
 from ddpcheck.run import private
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.names import shortener

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,27 +16,21 @@ from torch import Tensor, nn
 
 from ddpcheck.compare import tree
 from ddpcheck.compare.trace import Reader
-from ddpcheck.diagnose.probes import (
-    addends,
-    earlier,
-    gradients,
-    micro,
-    training,
-)
+from ddpcheck.diagnose.probes import gradients, micro, training
 from ddpcheck.diagnose.probes.calls import Calls
 from ddpcheck.diagnose.probes.evidence import (
     Cut,
+    ModuleCall,
     RankEvidence,
     Span,
     of_trace,
 )
-from ddpcheck.diagnose.probes.group import with_what_others_say
-from ddpcheck.diagnose.probes.kept import Kept
+from ddpcheck.diagnose.probes.kept import Kept, restore, snapshot
 from ddpcheck.diagnose.probes.modules import versions, versions_of_buffers
-from ddpcheck.diagnose.probes.teacher import restore, snapshot
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run.interventions import apply as fixes
 from ddpcheck.run.interventions.collectives import exact
+from ddpcheck.run.interventions.rows import gather
 from ddpcheck.run.model import averaged, contents, user_code
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model.averaged import PlainWrapper
@@ -57,6 +52,8 @@ from ddpcheck.target.target import Target, TargetRef
 # What adds or compares, number by number, and what sends nothing.
 _REDUCTIONS = {"all_reduce", "all_reduce_coalesced", "barrier", "reduce"}
 _TABLE = 2  # dimensions: of samples and of what each of them has
+_LOSS, _AFTER = "loss", "after backward"
+_SAME = 1e-9  # relative; the same operations give the same numbers in any dtype
 
 
 def judge(
@@ -134,7 +131,7 @@ class _Probe:
         wrapped = averaged.replace_ddp(models.wrap(self.target, spec, model))
         wrapped = fixes.after_wrap(wrapped, spec.fixes)
         if self.trains_before and before:
-            self._train(earlier.Trained(wrapped, model, names), before)
+            self._train(training.Trained(wrapped, model, names), before)
         start, kept = snapshot(wrapped), Kept(self.target, wrapped)
         found = self.observed(wrapped, model, batch, count_names)
         if not found.collectives and not self.seen.asks_distributed:
@@ -148,14 +145,14 @@ class _Probe:
             other.calls.feeds_indices = self.calls.feeds_indices
             return other.observed(wrapped, model, batch, count_names)
 
-        return with_what_others_say(found, again)
+        return _with_group_effects(found, again)
 
-    def _train(self, trained: earlier.Trained, batches: list[Any]) -> None:
+    def _train(self, trained: training.Trained, batches: list[Any]) -> None:
         """Trains the steps before; nothing is told of them."""
         mine = batches_of_rank(batches, self.spec.but(mode=AVERAGED.name), self.rank)
         size = batch_size(self.target, batches[0])
         rows = (*tree.shard_range(size, self.rank, self.spec.world_size), size)
-        earlier.train(self.target, self.spec, trained, mine, rows)
+        training.train_before(self.target, self.spec, trained, mine, rows)
         self.seen.collectives.clear()
         self.seen.passed = 0
         self.seen.events.clear()
@@ -231,7 +228,7 @@ class _Probe:
 
     def _note_addends(self, loss: Tensor) -> None:
         found = self.calls.leaves, self.reader, self.addends
-        self.addends = addends.of_rank(loss, *found)
+        self.addends = gradients.of_addends(loss, *found)
 
     def _constant(self, batch: Any) -> int | None:
         """Returns what the loss is divided by, where it is a count of all samples."""
@@ -445,3 +442,108 @@ def _parameters(model: nn.Module) -> dict[str, list[float]]:
         short(path): versions(module)[1]
         for path, module in contents.named_modules(model)
     }
+
+
+def _with_group_effects(
+    found: RankEvidence, again: Callable[[], RankEvidence]
+) -> RankEvidence:
+    """Returns the evidence with `asks_others`, `group_factor` and `addend_factors`.
+
+    Modules whose outputs are wrong by as much without the group communicate for what
+    they keep, and are told as those that call nobody.
+
+    Args:
+        found: what the step showed with the group.
+        again: does the same step once more, from the same beginning.
+    """
+    try:
+        alone = gather.alone(again)
+    except Exception:  # noqa: BLE001 (a program that needs its group: it may ask)
+        return found
+    asked = _asks_others(found, alone)
+    factor = _group_factor(found.cuts, alone.cuts)
+    factors = tuple(map(_group_factor, found.addends, alone.addends))
+    modules = tuple(_without_idle_calls(found.modules, alone.modules))
+    return replace(
+        found,
+        modules=modules,
+        asks_others=asked,
+        group_factor=factor,
+        addend_factors=factors if len(factors) == len(found.addends) else (),
+    )
+
+
+def _without_idle_calls(
+    calls: tuple[ModuleCall, ...], alone: tuple[ModuleCall, ...]
+) -> Iterator[ModuleCall]:
+    known = {(m.name, m.call): m.rel_diff for m in alone}
+    idle: list[ModuleCall] = []
+    for m in calls:  # what a module calls comes before it
+        theirs = known.get((m.name, m.call))
+        inside = sum(i.collectives for i in idle if i.name.startswith(f"{m.name}."))
+        is_wrong = m.collectives and m.rel_diff and theirs is not None
+        if not (is_wrong and _is_close(m.rel_diff or 0.0, theirs or 0.0)):
+            yield replace(m, collectives=max(0, m.collectives - inside))
+            continue
+        idle.append(replace(m, collectives=max(0, m.collectives - inside)))
+        normalises = m.normalises or (m.writes_buffers and m.is_scale_invariant)
+        yield replace(m, collectives=0, normalises=normalises)
+
+
+def _asks_others(found: RankEvidence, alone: RankEvidence) -> tuple[str, ...]:
+    """Returns which results change when the process group is hidden.
+
+    A loss that is scaled up before backward and down after it is the same; one that is
+    the same before that has gradients that the step itself multiplies otherwise.
+    """
+    if _are_close(_numbers(found, 1.0), _numbers(alone, 1.0)):
+        return ()
+    ours, theirs = found.after_backward or 1.0, alone.after_backward or 1.0
+    if _are_close(_numbers(found, 1 / ours), _numbers(alone, 1 / theirs)):
+        return (_AFTER,)
+    return _LOSS, _AFTER
+
+
+def _group_factor(found: Sequence[Cut], alone: Sequence[Cut]) -> float | None:
+    """Returns the one factor that the group brings into all gradients, if it is one."""
+    pairs = [
+        (cut.ratio, other.ratio)
+        for cut, other in zip(found, alone, strict=False)
+        if cut.key == other.key
+        and other.ratio
+        and _is_close(cut.residual, other.residual)
+    ]
+    if not pairs or len(found) != len(alone):
+        return None
+    factors = [mine / theirs for mine, theirs in pairs]
+    is_one = all(_is_close(factor, factors[0]) for factor in factors)
+    return factors[0] if is_one and math.isfinite(factors[0]) else None
+
+
+def _numbers(found: RankEvidence, factor: float) -> list[tuple[str, float]]:
+    """Returns what is known of the loss and its gradients, times a factor.
+
+    Gradients have what the step multiplies them by after backward.
+    """
+    loss = (found.loss or 0.0) * found.after_backward
+    numbers = [("loss", loss * factor)]
+    for cut in found.cuts:
+        name = f"{cut.key} {cut.micro}"
+        numbers += [(name, cut.ratio * factor), (name, cut.residual)]
+    for direct in found.direct:
+        numbers += [(direct.name, direct.ratio * factor)]
+        numbers += [(direct.name, direct.residual)]
+    return numbers
+
+
+def _are_close(ours: list[tuple[str, float]], theirs: list[tuple[str, float]]) -> bool:
+    return len(ours) == len(theirs) and all(
+        name == other and _is_close(value, known)
+        for (name, value), (other, known) in zip(ours, theirs, strict=True)
+    )
+
+
+def _is_close(value: float, other: float) -> bool:
+    if not (math.isfinite(value) and math.isfinite(other)):
+        return repr(value) == repr(other)
+    return abs(value - other) <= _SAME * max(1.0, abs(value), abs(other))

@@ -5,55 +5,35 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
 from ddpcheck.compare import tree
 from ddpcheck.compare.trace import Writer
-from ddpcheck.diagnose.probes import (
-    addends,
-    coupling,
-    earlier,
-    fits,
-    gradients,
-    injected,
-    micro,
-    order,
-    training,
-)
-from ddpcheck.diagnose.probes.attached import Attached
+from ddpcheck.diagnose.probes import coupling, gradients, micro, training
 from ddpcheck.diagnose.probes.coupling import Grads, Pass, Perturb
-from ddpcheck.diagnose.probes.cuts import Cuts
+from ddpcheck.diagnose.probes.cuts import Attached, Cuts, leaf_of
 from ddpcheck.diagnose.probes.evidence import (
     Couplings,
     Injected,
     ProbeFacts,
     ReferenceEvidence,
 )
-from ddpcheck.diagnose.probes.kept import Kept
-from ddpcheck.diagnose.probes.shortcut import Shortcut
-from ddpcheck.diagnose.probes.sorting import order_of_calls
-from ddpcheck.diagnose.probes.teacher import (
-    Hooks,
-    hooked,
-    key_of,
-    leaf_of,
-    paths_of,
-    restore,
-    snapshot,
-    tensors_of,
-)
+from ddpcheck.diagnose.probes.hooks import Hooks, hooked, key_of, paths_of, tensors_of
+from ddpcheck.diagnose.probes.kept import Kept, restore, snapshot
+from ddpcheck.diagnose.probes.micro import order_of_calls
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run.interventions import apply as fixes
 from ddpcheck.run.model import contents, sizing, user_code
 from ddpcheck.run.model import model as models
-from ddpcheck.run.model.names import Names
+from ddpcheck.run.model.names import Names, shortener
 from ddpcheck.run.model.noise import DrawCounter
 from ddpcheck.run.modes.jobs.batches import batches_of
 from ddpcheck.run.observe import countables, external_state
@@ -63,6 +43,12 @@ from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise
 from ddpcheck.target.target import Target, TargetRef
+
+# Other outputs decide other things in a nudge and in a copy (see coupling.py).
+_TRIALS = 2
+_MISSING = object()
+# By the names of their nodes: what makes probabilities of scores.
+_OF_SCORES = ("SoftmaxBackward", "LogSoftmaxBackward", "SigmoidBackward")
 
 
 def record(
@@ -117,7 +103,7 @@ class _Probe:
         self.attached: Attached | None = None
         self.after_backward = 1.0
         self.outputs: dict[tuple[int, str], Tensor] = {}  # leaves of the pass, all cuts
-        self.addends = addends.Noted(self.writer)
+        self.addends = gradients.Addends(self.writer)
         self.injected = Injected()
 
     def begin(self, *, trains_before: bool) -> None:
@@ -128,8 +114,8 @@ class _Probe:
         if before and trains_before:
             isolation.seed_everything(self.spec.seed)
             rows = 0, self.size, self.size
-            model = earlier.Trained(self.model, self.model, Names(self.model))
-            earlier.train(self.target, self.spec, model, before, rows)
+            model = training.Trained(self.model, self.model, Names(self.model))
+            training.train_before(self.target, self.spec, model, before, rows)
         self.start, self.kept = snapshot(self.model), Kept(self.target, self.model)
 
     def run(self) -> ReferenceEvidence:
@@ -251,7 +237,7 @@ class _Probe:
                 if not name:
                     self.cuts.shard_outputs[key_of(name, call, path)] = t.detach()
             if not name and not call:
-                self.injected = injected.of(self.model, output)
+                self.injected = injected_by(self.model, output)
 
         hooks = Hooks(calls_per_micro=self.cuts.windows.calls)
         hooks.attach(self.model, counted.before, after)
@@ -390,7 +376,7 @@ class _Probe:
         if self.cuts.has_micros or self.order is not None:
             return found
         # All modules: what they return besides rows, a length, follows the samples.
-        ordered = order.measure(self._perturbed_whole, *given, self.spec.seed)
+        ordered = coupling.measure_order(self._perturbed_whole, *given, self.spec.seed)
         return dataclasses.replace(found, ordered=ordered)
 
     def _write_doubled(self, grads: Grads) -> bool:
@@ -453,10 +439,169 @@ def _doubled_of_parameters(
         once, both = grads_of(batch), grads_of(_twice(batch))
     except Exception:  # noqa: BLE001 (fixed batch sizes, lookups by index)
         return None
-    return fits.one_factor(once, both)
+    return gradients.one_factor(once, both)
 
 
 def _twice(batch: Any) -> Any:
     if isinstance(batch, tree.Collated):
         return batch.rows(torch.arange(len(batch.samples)).repeat(2))
     return tree.replace(batch, lambda _, t: torch.cat([t, t]) if t.dim() else t)
+
+
+class Shortcut:
+    """What modules returned first, and those whose forward may be left out for it."""
+
+    def __init__(self) -> None:
+        self._returned: dict[tuple[int, str], Any] = {}  # by (micro-batch, call)
+        self._left_out: list[nn.Module] = []
+        self._trials_left = _TRIALS
+        self._is_first = True  # no pass has ended
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether passes have shown that these may be left out."""
+        return bool(self._left_out) and not self._trials_left
+
+    def note(
+        self,
+        place: tuple[int, str, int],
+        output: Any,
+        values: dict[tuple[int, str], Tensor],
+    ) -> None:
+        """Keeps what a call of the first pass returned.
+
+        Args:
+            place: (micro-batch, module, call).
+            output: of the call.
+            values: what is kept of outputs anyhow, by (micro-batch, key).
+        """
+        if not self._is_first:
+            return
+        number, name, call = place
+
+        def kept(path: str, tensor: Tensor) -> Tensor:
+            key = key_of(name, call, path or "output")
+            return values.get((number, key), tensor).detach()
+
+        self._returned[number, f"{name}#{call}"] = tree.replace(output, kept)
+
+    def look_at(self, modules: dict[str, nn.Module], grads: Grads) -> None:
+        """Chooses the modules inside which the loss has no gradient.
+
+        Args:
+            modules: that have hooks, by name.
+            grads: of the first pass.
+        """
+        self._is_first = False
+        keys = [key for (_, key), grad in grads.items() if grad is not None]
+        begin = {key.rpartition("#")[0] for key in keys}
+        self._left_out = [
+            module
+            for name, module in modules.items()
+            if begin and not any(_is_inside(other, name) for other in begin)
+        ]
+
+    def run(self, whole: Callable[[], Grads], short: Callable[[], Grads]) -> Grads:
+        """Returns the gradients of a pass, by `short` where that is known to do.
+
+        Args:
+            whole: the pass with all modules.
+            short: the same pass without those that may be left out.
+        """
+        if self.is_proven:
+            with contextlib.suppress(Exception):  # a batch of another size
+                return short()
+            return whole()
+        found = whole()
+        if self._left_out:
+            self._trials_left -= 1
+            if not _does(short, found):
+                self._left_out = []
+        return found
+
+    @contextlib.contextmanager
+    def taken(self, hooks: Hooks, *, is_taken: bool) -> Iterator[None]:
+        """Lets these modules return at once what they returned first, or not."""
+
+        def forward(*_: Any, **__: Any) -> Any:
+            return self._returned[hooks.micro, hooks.open[-1]]
+
+        owners = [vars(module) for module in self._left_out] if is_taken else []
+        before = [own.get("forward", _MISSING) for own in owners]
+        for own in owners:
+            own["forward"] = forward
+        try:
+            yield
+        finally:
+            for own, value in zip(owners, before, strict=True):
+                del own["forward"]
+                own.update({} if value is _MISSING else {"forward": value})
+
+
+def _is_inside(name: str, module: str) -> bool:
+    """Returns whether a module is a part of another one."""
+    return name != module and (not module or name.startswith(f"{module}."))
+
+
+def _does(short: Callable[[], Grads], found: Grads) -> bool:
+    try:
+        return _is_same(found, short())
+    except Exception:  # noqa: BLE001 (user code on outputs of an earlier pass)
+        return False
+
+
+def _is_same(first: Grads, second: Grads) -> bool:
+    """Returns whether two passes have the same gradients, where the first has any."""
+    begin = [place for place, grad in first.items() if grad is not None]
+    return all(
+        (other := second.get(place)) is not None and torch.equal(first[place], other)  # type: ignore[arg-type]
+        for place in begin
+    )
+
+
+def injected_by(model: nn.Module, output: Any) -> Injected:
+    """Returns what the model adds to the gradients, given what a call of it returned.
+
+    The graph of the output stays as it is.
+    """
+    outputs = [t for t in tree.held(output) if t.requires_grad]
+    behind = _nodes(t.grad_fn for t in outputs)
+    own = [n for n in behind if isinstance(n, BackwardCFunction)]  # in Python
+    if not own:
+        return Injected()
+    named = {n: p for n, p in contents.named_parameters(model) if p.requires_grad}
+    try:
+        found = torch.autograd.grad(
+            outputs,
+            list(named.values()),
+            [torch.zeros_like(t) for t in outputs],
+            retain_graph=True,
+            allow_unused=True,
+        )
+    except Exception:  # noqa: BLE001 (user code; checkpoints refuse to be asked)
+        return Injected()
+    short = shortener(model)
+    names = [
+        short(name)
+        for name, grad in zip(named, found, strict=True)
+        if grad is not None and bool(grad.to_dense().any())
+    ]
+    return Injected(names=tuple(names), of_scores=bool(names) and _are_of_scores(own))
+
+
+def _are_of_scores(own: Iterable[Any]) -> bool:
+    """Returns whether one of the functions takes what is made of probabilities."""
+    given = (n for node in own for n, _ in node.next_functions)
+    return any(type(n).__name__.startswith(_OF_SCORES) for n in _nodes(given))
+
+
+def _nodes(begin: Iterable[Any]) -> Iterator[Any]:
+    """Yields the nodes of a graph, each once."""
+    waiting = [node for node in begin if node is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        further = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= further
+        waiting += further

@@ -21,12 +21,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck.compare import tree
+from ddpcheck.run.interventions import apply as fixes
 from ddpcheck.run.interventions.gradients import backwards
-from ddpcheck.run.model import contents, user_code
+from ddpcheck.run.model import averaged, contents, user_code
 from ddpcheck.run.model import model as models
+from ddpcheck.run.model.names import Names
+from ddpcheck.run.observe import countables
 from ddpcheck.run.spec import RunSpec
-from ddpcheck.run.steps import split
-from ddpcheck.run.surroundings import loss_function
+from ddpcheck.run.steps import Training, split
+from ddpcheck.run.surroundings import bound_noise, loss_function
 from ddpcheck.target.target import Target
 
 _MARK = 1e-30
@@ -34,6 +37,7 @@ _SAME = 1e-6
 _CLOSE = 1e-4  # factors of single numbers, which may be rounded in float32
 _FEW = 16  # numbers of each gradient that tell what became of it
 _LARGEST = 1e-20  # of what is left of a mark; gradients are larger
+Rows = tuple[int, int, int]  # first, how many, of how many
 
 
 class Done(NamedTuple):
@@ -218,3 +222,56 @@ def _roots(
 
 def _nothing(*_: Any, **__: Any) -> None:
     return None
+
+
+class Trained(NamedTuple):
+    """What is trained: a model, which it is without its wrapper, and its names then."""
+
+    model: nn.Module
+    bare: nn.Module
+    names: Names
+
+
+class _Nobody:
+    def take(self, quantity: str, step: int, named: dict[str, Tensor | None]) -> None:
+        """Records nothing."""
+
+
+def train_before(
+    target: Target,
+    spec: RunSpec,
+    trained: Trained,
+    batches: list[Any],
+    rows: Rows,
+) -> None:
+    """Trains one step per batch, on all ranks or in the single-process run.
+
+    Args:
+        target: whose loss, or step, it is.
+        spec: the run, or the reference.
+        trained: the model.
+        batches: this process's own.
+        rows: which of the global batch they are.
+    """
+    model, bare, names = trained
+    start, size, total = rows
+    training = Training(
+        target=target,
+        model=model,
+        optimizer=models.make_optimizer(target, spec, model),
+        names=names,
+        recorder=_Nobody(),
+        spec=spec,
+        loss=loss_function(target, spec),
+        around_step=lambda _: bound_noise(spec, total, start, size),
+    )
+    by_hand = averaged.averaging(training.parameters, dict)
+    with (
+        fixes.around_training(
+            spec.fixes,
+            lambda: countables.targets_of(target, batches[training.step]),
+            lambda: bare,
+        ),
+        contextlib.nullcontext() if model is bare else by_hand,
+    ):
+        training.run(iter(batches))

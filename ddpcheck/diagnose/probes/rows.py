@@ -1,8 +1,4 @@
-"""Several kinds of rows in one tensor, one after the other.
-
-A graph's messages are those of its edges, then those of its nodes' loops: the rows of a
-sample lie together in each kind alone, and no blocks of all samples follow each other.
-"""
+"""Which rows of a tensor of all samples a shard's tensor holds."""
 
 from __future__ import annotations
 
@@ -17,6 +13,97 @@ _MOST_KINDS = 4
 
 
 def part(
+    whole: tuple[int, ...], mine: tuple[int, ...], rows: tuple[int, int, int]
+) -> list[Callable[[Tensor], Tensor]]:
+    """Returns the ways in which a shard's tensor may be a part of the whole.
+
+    Args:
+        whole: shape in the reference.
+        mine: shape on the rank.
+        rows: (first sample, samples of the shard, samples in all).
+
+    A dimension of k * samples may hold k values per sample, or k blocks of all
+    samples (two views of a batch, concatenated): both are returned. None fits: [].
+    """
+    start, size, total = rows
+    dims = (
+        [d for d in range(len(whole)) if whole[d] != mine[d]]
+        if len(whole) == len(mine)
+        else []
+    )
+    if len(dims) != 1:
+        return []
+    dim = dims[0]
+    groups, rest = divmod(whole[dim], total)
+    if rest or groups * size != mine[dim]:
+        return []
+
+    def contiguous(t: Tensor) -> Tensor:
+        return t.narrow(dim, start * groups, size * groups)
+
+    def blocks(t: Tensor) -> Tensor:
+        split = t.unflatten(dim, (groups, total))
+        return split.narrow(dim + 1, start, size).flatten(dim, dim + 1)  # type: ignore[no-any-return]
+
+    return [contiguous, blocks] if groups > 1 else [contiguous]
+
+
+def closest(
+    actual: Tensor,
+    reference: Tensor,
+    rows: tuple[int, int, int],
+) -> tuple[Callable[[Tensor], Tensor] | None, float]:
+    """Returns the part of the reference that `actual` is closest to, and how close.
+
+    The distance is max |a - b| over max |b|.
+    """
+    best: tuple[Callable[[Tensor], Tensor] | None, float] = (None, float("inf"))
+    ways = part(tuple(reference.shape), tuple(actual.shape), rows)
+    for take in ways:
+        diff = distance(actual, take(reference), scale=reference)
+        if best[0] is None or diff < best[1]:
+            best = take, diff
+    if best[1] <= SAME or len(ways) < 2:  # noqa: PLR2004 (a row per sample)
+        return best
+    sizes = zip(reference.shape, actual.shape, strict=True)
+    dim = next(d for d, (a, b) in enumerate(sizes) if a != b)
+    found = _part_of_kinds(actual, reference, rows, dim)
+    return best if found is None else (found, 0.0)
+
+
+def num_blocks(mine: Tensor, whole: Tensor, rows: tuple[int, int, int]) -> int:
+    """Returns how many blocks of all samples lie one after the other in `whole`.
+
+    1 where the rows of a sample lie together, and where the shard does not tell.
+    """
+    ways = part(tuple(whole.shape), tuple(mine.shape), rows)
+    if len(ways) < 2:  # noqa: PLR2004 (a row per sample)
+        return 1
+    together, blocks = (distance(mine, take(whole), scale=whole) for take in ways)
+    differ = (
+        a // rows[2] for a, b in zip(whole.shape, mine.shape, strict=True) if a != b
+    )
+    return next(differ) if blocks < together else 1
+
+
+def distance(actual: Tensor, expected: Tensor, *, scale: Tensor | None = None) -> float:
+    """Returns max |actual - expected| over max |scale|; 0 for two empty tensors."""
+    if not actual.numel():
+        return 0.0
+    a, b = actual.detach().double(), expected.detach().double()
+    diff = float((a - b).abs().nan_to_num(0.0).max())
+    top = float(
+        (expected if scale is None else scale)
+        .detach()
+        .double()
+        .abs()
+        .nan_to_num(0.0)
+        .max()
+    )
+    return diff / top if top > 0 else diff
+
+
+def _part_of_kinds(
     mine: Tensor, whole: Tensor, rows: tuple[int, int, int], dim: int
 ) -> Callable[[Tensor], Tensor] | None:
     """Returns the part of a whole that a shard's tensor is, None where it is none.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddpcheck.diagnose.probes import fits
+from ddpcheck.diagnose.probes import gradients
 
 # 2 samples, 3 classes, 4 pixels: every pixel has a gradient.
 _ALL = torch.linspace(1.0, 2.0, 24, dtype=torch.float64).reshape(2, 3, 4)
@@ -37,9 +37,9 @@ def _without(grad: Tensor, sample: int, pixel: int) -> Tensor:
 def test_pixel_with_a_gradient_on_one_side_alone_is_chosen(
     mine: Tensor, theirs: Tensor, *, is_chosen: bool
 ) -> None:
-    assert fits.selects(mine, theirs) is is_chosen
+    assert gradients.selects(mine, theirs) is is_chosen
     # Classes last, as scores of tokens have them.
-    assert fits.selects(mine.mT, theirs.mT) is is_chosen
+    assert gradients.selects(mine.mT, theirs.mT) is is_chosen
 
 
 @pytest.mark.usefixtures("seeded")
@@ -51,7 +51,7 @@ def test_mean_of_shares_gives_every_token_the_same_gradient() -> None:
     (own,) = torch.autograd.grad(
         nn.functional.cross_entropy(scores.flatten(0, 1), torch.arange(12) % 4), scores
     )
-    assert fits.share_spread(balance, scores) == pytest.approx(0.0, abs=1e-12)
-    assert fits.share_spread(own, scores) > 0.5
+    assert gradients.share_spread(balance, scores) == pytest.approx(0.0, abs=1e-12)
+    assert gradients.share_spread(own, scores) > 0.5
     # Behind no softmax: rows that do not add up to 0.
-    assert fits.share_spread(scores.detach().exp(), scores) == math.inf
+    assert gradients.share_spread(scores.detach().exp(), scores) == math.inf

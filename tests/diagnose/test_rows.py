@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddpcheck.diagnose.probes.teacher import closest
+from ddpcheck.diagnose.probes.rows import closest
 
 EDGES, LOOPS = torch.arange(1.0, 13).view(12, 1), torch.arange(-6.0, 0).view(6, 1)
 WHOLE = torch.cat([EDGES, LOOPS])  # of 6 samples: two edges each, and a loop

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddpcheck.diagnose.probes.sorting import GivenOrder
+from ddpcheck.diagnose.probes.micro import GivenOrder
 
 ROWS = torch.tensor([[3.0, 1.0], [1.0, 2.0], [2.0, 0.5]])
 LABELS = torch.tensor([1, 0, 1])

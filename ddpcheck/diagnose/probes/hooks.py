@@ -1,0 +1,140 @@
+"""Forward hooks on all modules, and the keys of what the modules return."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from ddpcheck.compare import tree
+from ddpcheck.run import private
+from ddpcheck.run.model import contents
+from ddpcheck.run.model.averaged import PlainWrapper
+from ddpcheck.run.model.names import shortener
+
+
+@dataclass(slots=True)
+class Hooks:
+    """Forward hooks on all modules of a model; call `remove`.
+
+    What torch.func transforms (vmap, grad) has no values to record: it is passed over.
+
+    `calls_per_micro`: calls of the model itself that make up one micro-batch, after
+    which calls are counted anew; 0 where the step has no micro-batches.
+    """
+
+    calls_per_micro: int = 0
+    micro: int = 0
+    handles: list[Any] = field(default_factory=list)
+    calls: dict[str, int] = field(default_factory=dict)
+    open: list[str] = field(default_factory=list)
+    is_paused: bool = False
+    # Calls, as "name#call", whose input a hook of the target's on the module has made.
+    remade: set[str] = field(default_factory=set)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Lets calls pass as if there were no hooks: a forward that is tried out."""
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = False
+
+    def attach(
+        self,
+        model: nn.Module,
+        before: Callable[[str, int, nn.Module, Any, Any], Any] | None,
+        after: Callable[[str, int, nn.Module, Any], Any],
+    ) -> None:
+        """Calls `before` and `after` around every call of every module.
+
+        `before(name, call, module, args, kwargs)` returns (args, kwargs) or None;
+        `after(name, call, module, output)` returns the output or None.
+        """
+        for name, module in hooked(model).items():
+            self._attach(name, module, before, after)
+
+    def _attach(self, name: str, module: nn.Module, before: Any, after: Any) -> None:
+        given: list[list[Tensor]] = []  # before any hook of the target's
+
+        def note(_: nn.Module, args: Any, kwargs: Any) -> None:
+            given.append(tree.held((args, kwargs)))
+
+        def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            before_hooks = given.pop() if given else None
+            if self.is_paused or private.transforms():
+                return None
+            if not name and self.calls.get("", 0) == self.calls_per_micro > 0:
+                self.calls.clear()
+                self.micro += 1
+            call = self.calls.get(name, 0)
+            self.calls[name] = call + 1
+            self.open.append(f"{name}#{call}")
+            if before_hooks and _differ(before_hooks, tree.held((args, kwargs))):
+                self.remade.add(self.open[-1])
+            return before(name, call, module, args, kwargs) if before else None
+
+        def leave(_: nn.Module, __: Any, output: Any) -> Any:
+            if self.is_paused or private.transforms():
+                return None
+            call = int(self.open.pop().rpartition("#")[2])
+            return after(name, call, module, output)
+
+        if private.forward_pre_hooks(module):
+            first = nn.Module.register_forward_pre_hook(
+                module, note, prepend=True, with_kwargs=True
+            )
+            self.handles.append(first)
+        self.handles.append(
+            nn.Module.register_forward_pre_hook(module, enter, with_kwargs=True)
+        )
+        self.handles.append(nn.Module.register_forward_hook(module, leave))
+
+    def remove(self) -> None:
+        """Takes all hooks off."""
+        for handle in self.handles:
+            handle.remove()
+
+
+def _differ(tensors: list[Tensor], others: list[Tensor]) -> bool:
+    """Returns whether these are not the same objects."""
+    return [id(t) for t in tensors] != [id(t) for t in others]
+
+
+def hooked(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the modules that `Hooks` attaches to, by name."""
+    short = shortener(model)
+    return {
+        short(path): module
+        for path, module in contents.named_modules(model)
+        if not isinstance(module, PlainWrapper)
+    }
+
+
+def key_of(name: str, call: int, path: str) -> str:
+    """Returns the name under which a tensor of a module call is recorded."""
+    return f"{name}#{call}/{path}"
+
+
+def paths_of(keys: Iterable[str]) -> set[str]:
+    """Returns the places of tensors in what their modules return."""
+    return {key.rpartition("/")[2] for key in keys}
+
+
+def module_of(key: str) -> str:
+    """Returns the module of a key, "" for the model itself."""
+    return key.rpartition("#")[0]
+
+
+def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
+    """Returns the tensors of nested values with their paths.
+
+    Packed rows lie by time, with counts and an order of their own: none is a sample's.
+    """
+    found = tree.tensors(value, skip=(PackedSequence,))
+    return [(path or "output", t) for path, t in found]
