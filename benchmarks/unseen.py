@@ -79,8 +79,6 @@ def _judge(folder: Path, pool: Pool, counts: Counter[str]) -> None:
 
 def _kind(findings: list[Finding], truth: dict[str, Any]) -> str:
     """Returns "named", "placed" for an unknown at a right link, or "wrong"."""
-    if not findings:  # all of them are benign
-        return "wrong"
     first = findings[0]
     if first.slug != UNKNOWN:
         return "named" if first.slug in truth["accepted"] else "wrong"
@@ -91,12 +89,12 @@ def _kind(findings: list[Finding], truth: dict[str, Any]) -> str:
 
 
 def _outcome(path: Path, pool: Pool) -> tuple[str, list[Finding]]:
-    """Returns the verdict and the findings that are no benign ones."""
+    """Returns the verdict and the findings."""
     try:
         report = check(pool, TargetRef(path=str(path)), OPTIONS)
     except (UsageError, CannotCheckError) as error:
         return f"not checked: {error}".splitlines()[0], []
-    return report.verdict, [f for f in report.findings if not f.benign]
+    return report.verdict, list(report.findings)
 
 
 if __name__ == "__main__":
