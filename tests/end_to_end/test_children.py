@@ -49,7 +49,9 @@ def loss(output, target):
 ARGUMENTS = ("--world-sizes", "2", "--modes", "ddp", "--steps", "1", "-q")
 
 
-@pytest.mark.parametrize("name", ["mymodel.py", "my-model.py"])
+@pytest.mark.parametrize(
+    "name", ["mymodel.py", pytest.param("my-model.py", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_of_every_start_method_import_the_target(
     method: str, name: str, terminal: Terminal

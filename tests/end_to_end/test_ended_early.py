@@ -168,6 +168,7 @@ def test_signal_in_the_reference_reports_that_nothing_was_checked(
     terminal.assert_clean(command)
 
 
+@pytest.mark.slow
 def test_end_of_the_fork_server_reports_the_runs_that_were_made(
     terminal: Terminal,
 ) -> None:
@@ -191,6 +192,7 @@ def test_end_of_the_fork_server_reports_the_runs_that_were_made(
     terminal.assert_clean(command)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_script_is_shrunk_keeps_verdict_and_script(
     terminal: Terminal,
 ) -> None:

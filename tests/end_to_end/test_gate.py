@@ -102,6 +102,7 @@ def test_nan_on_one_rank_is_not_covered_by_the_cause_of_other_world_sizes(
     assert code == 0
 
 
+@pytest.mark.slow
 def test_nan_on_one_rank_is_not_covered_by_a_baseline_of_other_world_sizes(
     terminal: Terminal,
 ) -> None:
@@ -122,6 +123,7 @@ def test_nan_on_one_rank_is_not_covered_by_a_baseline_of_other_world_sizes(
     ]
 
 
+@pytest.mark.slow
 def test_rank_that_raises_is_not_covered_by_the_cause_of_another_world_size(
     terminal: Terminal,
 ) -> None:
@@ -134,6 +136,7 @@ def test_rank_that_raises_is_not_covered_by_the_cause_of_another_world_size(
     ]
 
 
+@pytest.mark.slow
 def test_second_cause_at_one_world_size_is_not_covered(terminal: Terminal) -> None:
     terminal.write(SECOND)
     accept = "--accept=norm/local-batch-stats=by design"
