@@ -108,7 +108,8 @@ class Substitutes:
 
         `parameters` returns the trained tensors by name.
         """
-        chosen, facts = self.spec.fixes, of_trace(self.reader.index)
+        chosen = self.spec.fixes
+        facts = of_trace(self.reader.index)
         numbers = intervention.addends(chosen)
         with contextlib.ExitStack() as stack:
             if intervention.substituted(chosen, "schedule") is not None:
