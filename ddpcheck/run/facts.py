@@ -267,7 +267,7 @@ class RankFacts(UpdateFacts, total=False):
     rewritten_after: Parting  # from the optimizer's step to the end
 
 
-class StateFacts(TypedDict, total=False):
+class StateFacts(TypedDict):
     """The optimizers' state in the trace, by the number of the optimizer."""
 
     states: dict[tuple[int, int], Layout]  # after (optimizer, number of updates)
@@ -275,15 +275,20 @@ class StateFacts(TypedDict, total=False):
     held_otherwise: HeldOtherwise  # tensors that optimizers and model do not share
 
 
-class TraceFacts(UpdateFacts, StateFacts, total=False):
+class MoreTraceFacts(UpdateFacts, total=False):
+    """What ranks read from the trace where it has it."""
+
+    orders: Orders  # the permutations that the single-process run draws
+    updates_in_backward: bool  # weights are written while a backward runs
+    buffers: dict[str, BufferKind]  # the kind of each buffer
+
+
+class TraceFacts(MoreTraceFacts, StateFacts):
     """What ranks read from the trace of the single-process run beside tensors."""
 
     calls: dict[str, int]  # calls of each module in all steps
     shapes: list[list[Shape | None]]  # shapes of the random draws, by step
-    orders: Orders  # the permutations that it draws
     unfinished: list[int]  # steps that end with partial sums of gradients
-    updates_in_backward: bool  # weights are written while a backward runs
-    buffers: dict[str, BufferKind]  # the kind of each buffer
 
 
 def of_trace(index: Index) -> TraceFacts:

@@ -25,18 +25,20 @@ KINDS = (
     facts.ReferenceFacts,
     facts.RankFacts,
     facts.StateFacts,
+    facts.MoreTraceFacts,
     facts.TraceFacts,
     evidence.ProbeFacts,
 )
 _USES = re.compile("facts|Facts|of_trace")  # in the text of a module
 CONSTANTS = {"REFUSED": facts.REFUSED, "REMARKS": facts.REMARKS}
+_OF_TRACE = ("TraceFacts", "MoreTraceFacts", "StateFacts")
 # What an expression for facts has in it, and which these are; the first that fits.
 SIGNS = {
-    "UpdateFacts": ("UpdateFacts", "ReferenceFacts", "RankFacts", "TraceFacts"),
-    "TraceFacts": ("TraceFacts", "StateFacts"),
+    "UpdateFacts": ("UpdateFacts", "ReferenceFacts", "RankFacts", *_OF_TRACE),
+    "TraceFacts": _OF_TRACE,
     "ReferenceFacts": ("ReferenceFacts",),
     "RankFacts": ("RankFacts",),
-    "of_trace(": ("TraceFacts", "StateFacts", "ProbeFacts"),
+    "of_trace(": (*_OF_TRACE, "ProbeFacts"),
     "facts(": ("RankFacts",),
     "facts_of_ranks(": ("RankFacts",),
     ".ranks": ("RankFacts",),

@@ -15,6 +15,7 @@ from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run import jobs as run_jobs
+from ddpcheck.run.facts import HeldOtherwise, TraceFacts
 from ddpcheck.run.model.model import DTYPES
 from ddpcheck.run.spec import RankResult, ReferenceResult, RunSpec, StepResult
 from ddpcheck.suite.zoo import batches, cases, models
@@ -81,7 +82,15 @@ def _write(
         writer.add("gradients", step, named.items())
         writer.add("weights", step, weights.items())
         excess.append(_excess(named, reference, step, spec.rtol))
-    writer.index.facts = {"calls": {}, "shapes": [], "unfinished": []}
+    facts: TraceFacts = {
+        "calls": {},
+        "shapes": [],
+        "unfinished": [],
+        "states": {},
+        "held": [],
+        "held_otherwise": HeldOtherwise(),
+    }
+    writer.index.facts = facts
     writer.close()
     return excess
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ddpcheck.compare import digests
 from ddpcheck.compare.trace import Reader, Writer, opened
-from ddpcheck.run.facts import TraceFacts
+from ddpcheck.run.facts import MoreTraceFacts
 from ddpcheck.run.record.updates import Named, Sharing, Updates
 
 ONE = torch.ones(2)
@@ -100,7 +100,7 @@ def test_updates_within_a_backward_are_judged_by_the_size_of_all(
     rounding: Named = {"bias": torch.full((2,), -(2.0**-60)), "weight": None}
     single: Named = {"bias": None, "weight": torch.tensor([0.5, -3.0])}
     updates = Updates(_reader(tmp_path, [[rounding, single]]))
-    facts: TraceFacts = {"updates_in_backward": in_backward}
+    facts: MoreTraceFacts = {"updates_in_backward": in_backward}
     updates.reader.index.facts = facts
     assert [updates.scale(q, 0) for q in ("gradients", "gradients@1")] == expected
     assert updates.scale("weights", 0) == 1.0
