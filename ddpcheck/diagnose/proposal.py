@@ -13,6 +13,7 @@ from ddpcheck.run.intervention import (
     describe,
     kinds,
     shows_all_rows,
+    width,
 )
 
 BY_DDP = "with DistributedDataParallel in the place of DataParallel the runs are equal"
@@ -33,9 +34,7 @@ class Proposal:
     How it is proven:
     `fixes`: the interventions (run/intervention.py) that are in force in the run that
     confirms it; `noise`: its noise mode. `by_hand`: that run averages gradients by hand
-    instead of by DDP;
-    `or_by_hand`: it may do so (the finding is a fact about the wrapper, and user code
-    may repeat the mistake after `fixes` repaired it); `local`: the parameters whose
+    instead of by DDP; `local`: the parameters whose
     gradients stay local, if those of others do not. `control`: fixes that must mend the
     run as well, or the cause is another one. `fallback`: the same cause less precisely,
     if `fixes` do not make the run equal.
@@ -50,8 +49,7 @@ class Proposal:
     `speculative`: nothing, unless its run verifies it. `last_resort`: 1, it would fix
     many causes, and is tried after all others; 2, after these, and not together with
     what needs no proof. `needs_no_proof`: it is reported whatever its run shows.
-    `is_attempt`: a run that still differs does not refute it. `before_wide`: it is
-    preferred to a fix that gives the samples of all ranks, if both make the run equal.
+    Of several that make the run equal the one with the least `width` is preferred.
     """
 
     slug: str
@@ -68,14 +66,11 @@ class Proposal:
     noise: str | None = None
     module: str | None = None
     speculative: bool = False
-    or_by_hand: bool = False
     evidence: Evidence = field(default_factory=Evidence)
     fallback: Proposal | None = None
     last_resort: int = 0
     needs_no_proof: bool = False
-    is_attempt: bool = False
     benign: bool = False
-    before_wide: bool = False
     gathers: bool = False
     code_rests_on: str = ""
 
@@ -95,6 +90,11 @@ class Proposal:
     def is_wide(self) -> bool:
         """Whether the fix gives the samples of all ranks to some code."""
         return any(map(shows_all_rows, self.fixes))
+
+    @property
+    def width(self) -> int:
+        """How much the fix mends beside its own cause, from 0."""
+        return max(map(width, self.fixes), default=0)
 
     @property
     def is_precise(self) -> bool:

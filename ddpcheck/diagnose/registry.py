@@ -53,6 +53,7 @@ from ddpcheck.diagnose.rules import (
     graph_unused_parameter,
     loss_batch_coupled,
     loss_embedding_frequency,
+    loss_factors,
     loss_regularizer_scale,
     loss_router_aux,
     norm_local_batch_stats,
@@ -165,6 +166,20 @@ DATA_PARALLEL_FAULT_RULES: tuple[DataParallelRule, ...] = (
 # For faults that no other rule explains: it says what happened, not why. It proposes
 # one of its slugs whenever a rank raised, died or hung.
 FAULT_RULE: FaultRule = sync_rank_fault
+
+# For causes that the fix of a loss hides, though the ranks' own numbers show them.
+HIDDEN: dict[str, Callable[[Case], Proposal | None]] = {
+    loss_factors.DOUBLE: loss_factors.detect_hidden,
+    sync_control_desync.SLUG: sync_control_desync.detect_hidden,
+    sync_scaler_desync.SLUG: sync_scaler_desync.detect_hidden,
+    ddp_wrapper_missing.SLUG: ddp_wrapper_missing.detect_hidden,
+    state_ema_teacher_divergence.SLUG: state_ema_teacher_divergence.detect_hidden,
+}
+
+# For runs that nothing else explains: their fixes would mend many causes.
+LAST: tuple[Callable[[Case], Proposal | None], ...] = (
+    loss_batch_coupled.detect_statistics,
+)
 
 RULES: tuple[Rule, ...] = (
     # Faults, before anything else can be judged.

@@ -233,7 +233,6 @@ def read_at_once(case: Case, slug: str, *, sent: bool) -> Proposal | None:
         fixes=(Substitute(boundary="writes", names=tuple(owner.modules)),),
         module=owner.modules[0],
         speculative=True,
-        before_wide=True,
     )
 
 

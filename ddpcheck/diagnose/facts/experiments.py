@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ddpcheck.report.data import Run
-from ddpcheck.run.intervention import Interventions
+from ddpcheck.run.intervention import Interventions, Substitute
 from ddpcheck.run.modes.averaged import AVERAGED
 from ddpcheck.run.spec import RunSpec
 
@@ -64,6 +64,13 @@ def other_order(seed: int, *fixes: Any) -> Experiment:
 def with_fixes(name: str, *fixes: Any) -> Experiment:
     """Returns the run with interventions in force."""
     return Experiment(name=name, fixes=tuple(fixes))
+
+
+# The update judged separately: the run that fixes a loss gives all samples to the code
+# after it, too.
+GIVEN_GRADIENTS = with_fixes(
+    "the single-process gradients at every update", Substitute(boundary="gradients")
+)
 
 
 def averaged_by_hand(name: str, *fixes: Any) -> Experiment:

@@ -9,7 +9,32 @@ from ddpcheck.diagnose.facts.events import (
     ranks_disagree,
     rewritten,
 )
-from ddpcheck.diagnose.facts.text import listed
+from ddpcheck.diagnose.facts.experiments import GIVEN_GRADIENTS
+from ddpcheck.diagnose.facts.text import listed, names
+
+
+def wrong_with_right_gradients(case: Case) -> tuple[int, set[str]] | None:
+    """Returns the first step after which weights differ, and their names.
+
+    In the run with the single-process gradients at every update: what is left to differ
+    is the update and the end of the step. None if nothing does.
+    """
+    if not case.facts["has_train_step"] or case.run.faults:
+        return None
+    run = case.result(GIVEN_GRADIENTS)
+    if run.faults or run.gradients.mismatched or not run.weights.mismatched:
+        return None
+    rows = [row for row in run.weights.tensors if row.excess > 1]
+    first = min(row.step for row in rows)
+    return first, {row.name for row in rows if row.step == first}
+
+
+def fact_of_wrong(first: int, wrong: set[str], kind: str) -> str:
+    """Returns the sentence on these weights, which are "trained" or "untrained"."""
+    return (
+        f"given the single-process gradients at every update, {len(wrong)} {kind} "
+        f"parameters differ after step {first + 1}: {names(sorted(wrong))}"
+    )
 
 
 def step_of_update(case: Case) -> int | None:

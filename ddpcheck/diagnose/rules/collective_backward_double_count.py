@@ -76,7 +76,6 @@ def _detect_summed_term(case: Case) -> Proposal | None:
         "term = all_reduce(term) / dist.get_world_size()",
         fixes=(Switch.MEAN_OF_SUMS,),
         speculative=True,
-        before_wide=True,
         evidence=ratio_evidence(case),
     )
 

@@ -38,7 +38,7 @@ def detect(case: Case) -> Proposal | None:
     if not has_later_backward(case):
         return found
     # Averaging by hand would mend the second backward, too.
-    return dataclasses.replace(found, by_hand=False, or_by_hand=False, speculative=True)
+    return dataclasses.replace(found, by_hand=False, speculative=True)
 
 
 def _detect_penalty(case: Case) -> Proposal | None:
@@ -74,7 +74,6 @@ def _by_hand(summary: str, fact: str, *added: str) -> Proposal:
         fixes=(Switch.AVERAGED_AUTOGRAD_GRAD,),
         by_hand=True,
         # What the calls return cannot be averaged where they run under torch.vmap.
-        or_by_hand=True,
     )
 
 

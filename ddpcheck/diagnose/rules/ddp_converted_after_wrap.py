@@ -30,7 +30,6 @@ def detect(case: Case) -> Proposal | None:
         fix="convert first, wrap last",
         code="model = DistributedDataParallel(model.to(dtype))",
         fixes=(Switch.REWRAP,),
-        or_by_hand=True,
         # Converted and back: averages of weights that replace these do the same.
         speculative=not converted,
     )

@@ -33,7 +33,6 @@ def detect(case: Case) -> Proposal | None:
         code="module.requires_grad_(False)\nmodel = DistributedDataParallel(model.module)",
         fixes=(Switch.FIND_UNUSED,),
         # Averaging by hand would also remove hooks: another cause may be among them.
-        or_by_hand=not any(f.get("comm_hooks") for f in case.ranks),
     )
 
 

@@ -36,7 +36,6 @@ def detect(case: Case) -> Proposal | None:
         code_rests_on="trained tensors are not those that DDP was built with",
         fixes=(Switch.REWRAP,),
         local=tuple(found),
-        or_by_hand=True,
     )
 
 

@@ -51,5 +51,4 @@ def _proposal(summary: str, fact: str) -> Proposal:
         fix="step after backward, or register the step as a DDP communication hook",
         code="loss.backward()\noptimizer.step()",
         fixes=(Switch.HOOKS_AFTER_BACKWARD,),
-        is_attempt=True,
     )

@@ -29,5 +29,4 @@ def detect(case: Case) -> Proposal | None:
         fixes=(Switch.REWRAP_TRAINABLE,),
         local=tuple(found),
         # Averaging by hand would also remove hooks: another cause may be among them.
-        or_by_hand=not any(f.get("comm_hooks") for f in case.ranks),
     )

@@ -6,6 +6,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.external_state import before_gradients
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.facts.unused import reduces_by_hand
+from ddpcheck.diagnose.proposal import replaced
 
 SLUG = "ddp/wrapper-missing"
 LINK = "reduce"
@@ -51,6 +52,18 @@ def detect(case: Case) -> Proposal | None:
         speculative=has_averaged,
         last_resort=2 * has_averaged,
     )
+
+
+def detect_hidden(case: Case) -> Proposal | None:
+    """Returns what it detects; parameters of the loss get all of their gradient."""
+    found = detect(case)
+    if found is None:
+        return None
+    why = (
+        "no run separates this cause: when all ranks have the same loss, they agree "
+        "anyway"
+    )
+    return replaced(found, facts=(*found.facts, why), by_hand=False)
 
 
 def _detect_outside_model(case: Case) -> Proposal | None:

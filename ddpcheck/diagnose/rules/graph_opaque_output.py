@@ -24,5 +24,4 @@ def detect(case: Case) -> Proposal | None:
         code='return {"logits": logits}',
         fixes=(Switch.PLAIN_OUTPUT,),
         # Tensors that an object computes later cannot be passed through DDP.
-        or_by_hand=True,
     )

@@ -40,5 +40,4 @@ def detect(case: Case) -> Proposal | None:
         evidence={"ranks": rank_table.rows(case)},
         fixes=(Switch.MEAN_OF_NUMBERS,),
         needs_no_proof=True,
-        is_attempt=True,
     )

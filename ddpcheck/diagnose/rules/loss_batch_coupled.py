@@ -333,3 +333,29 @@ def _coupled(case: Case) -> str:
         f"others by {number(through_targets)} of its size, and not by a common "
         "factor"
     )
+
+
+def detect_statistics(case: Case) -> Proposal | None:
+    """Proposes it for numbers that a step computes from its samples and uses.
+
+    They carry no gradient, so no gradient at the outputs shows them: for example a mean
+    that a penalty on slopes is compared with.
+    """
+    first = case.first_broken("gradients")
+    if not case.facts["has_train_step"] or first is None or case.run.faults:
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="the loss uses numbers computed from the local shard: a mean, a "
+        "deviation or an extreme, taken without gradient",
+        facts=(
+            f"gradients differ from step {first + 1} on; when means, deviations and "
+            "extremes of samples, taken without gradient, are those of all ranks, "
+            "they do not",
+        ),
+        fix=(
+            "compute them from the samples of all ranks: all-reduce a sum and a count"
+        ),
+        fixes=(Switch.STATISTICS_OF_ALL_RANKS,),
+    )

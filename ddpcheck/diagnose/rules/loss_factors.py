@@ -586,6 +586,23 @@ def proposal(case: Case, row: Row) -> Proposal:
     )
 
 
+def detect_hidden(case: Case) -> Proposal | None:
+    """Returns loss/double-world-scale for a mean's factor W in a loss with a group."""
+    world, twice = case.world_size, loss.doubled(case)
+    ratios = [r.group_factor for r in case.probed.ranks] if case.probed else []
+    if not ratios or any(f is None or abs(f / world - 1) > case.close for f in ratios):
+        return None
+    if twice is None or loss.is_sum(case) or case.loss_collectives:
+        return None  # a sum, or one over a count of all samples, needs it
+    facts = (
+        f"the loss's gradient is {world} times its value without a process group; "
+        + loss.growth_fact(case),
+        "no run separates this cause: when the loss gets all samples, it has no "
+        "process group",
+    )
+    return replaced(proposal(case, TABLE["whole loss", "W", ""]), facts=facts)
+
+
 loss_accum_normalizer = FactorRule(ACCUM)
 loss_double_world_scale = FactorRule(DOUBLE)
 loss_empty_shard = FactorRule(EMPTY)

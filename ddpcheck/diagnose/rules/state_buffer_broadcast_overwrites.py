@@ -67,7 +67,7 @@ def _by_the_step(owner: Owners, at_once: Proposal | None) -> Proposal:
     )
     if at_once is None:
         return found
-    return replaced(found, fixes=at_once.fixes, before_wide=True)
+    return replaced(found, fixes=at_once.fixes)
 
 
 def _detect_per_sample_state(case: Case) -> Proposal | None:

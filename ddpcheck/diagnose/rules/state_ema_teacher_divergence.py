@@ -6,6 +6,10 @@ from ddpcheck.diagnose.facts.buffers import Owners, diverging_buffers
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.external_state import before_gradients, drawn_weights
 from ddpcheck.diagnose.facts.text import names
+from ddpcheck.diagnose.facts.updates_apart import (
+    fact_of_wrong,
+    wrong_with_right_gradients,
+)
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.run.intervention import Substitute, Switch
 
@@ -45,6 +49,40 @@ def detect(case: Case) -> Proposal | None:
         fixes=(Switch.BROADCAST_AFTER_STEP if asks else Switch.STATE_BROADCAST,),
         fallback=_from_own_data(found, when),
     )
+
+
+def detect_hidden(case: Case) -> Proposal | None:
+    """Returns it if only untrained weights differ where every update is right."""
+    found = wrong_with_right_gradients(case)
+    if (
+        found is None
+        or not found[1] <= case.untrained
+        or _are_in_the_loss(case, found[1])
+    ):
+        return None
+    return Proposal(
+        slug=SLUG,
+        link=LINK,
+        summary="weights that no optimizer trains (an average, a teacher) are "
+        "updated using the local shard, or its size",
+        facts=(
+            fact_of_wrong(*found, "untrained"),
+            "no run separates this cause: when the loss gets all samples, the code "
+            "after it does, too",
+        ),
+        fix="make the update of the global batch on all ranks: all-reduce its counts",
+    )
+
+
+def _are_in_the_loss(case: Case, wrong: set[str]) -> bool:
+    """Returns whether these weights are written before the loss's backward.
+
+    Inputs of the loss, such as moments of a normaliser, are no separate update.
+    """
+    ranks = case.probed.ranks if case.probed else ()
+    written = {name for rank in ranks for name in rank.written_by_backward}
+    owners = {name.rpartition(".")[0] for name in wrong}
+    return owners <= written or any(m.writes_parameters for m in case.modules())
 
 
 def _first_differing(case: Case) -> tuple[int, list[str]]:

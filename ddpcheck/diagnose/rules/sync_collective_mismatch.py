@@ -91,7 +91,6 @@ def _detect_unequal_forwards(case: Case) -> Proposal | None:
         code="model.module(x)",
         fixes=(Switch.BUFFER_BROADCAST_OFF,),
         needs_no_proof=True,
-        is_attempt=True,
         evidence={"ranks": rank_table.rows(case)},
     )
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import common_factor, sums_in_its_step
-from ddpcheck.diagnose.facts.text import number, times
+from ddpcheck.diagnose.facts.hook_weights import unequal
+from ddpcheck.diagnose.facts.text import listed, number, times
 from ddpcheck.diagnose.facts.unused import reduces_by_hand
 from ddpcheck.diagnose.proposal import replaced
+from ddpcheck.diagnose.rules.loss_factors import loss_local_normalizer
 from ddpcheck.run.intervention import ScaleGradients, SkipAllReduces, Switch
 
 SLUG = "sync/comm-hook-semantics"
@@ -32,11 +34,43 @@ def detect(case: Case) -> Proposal | None:
         code="dist.all_reduce(bucket.buffer().div_(dist.get_world_size()))",
         fixes=(Switch.NO_COMM_HOOKS,),
     )
+    if (weighted := _of_weights(case, found)) is not None:
+        return weighted
     again = _of_micro_batches(case, found)
     if not is_in_doubt:
         # The loss divides by the world size, for a hook that sums.
         return replaced(again, speculative=True) if again else _detect_sum_by_hand(case)
     return replaced(found, fallback=again)
+
+
+def _of_weights(case: Case, found: Proposal) -> Proposal | None:
+    """Returns the proposal for a hook that weights means by other counts.
+
+    Ranks whose losses are means over their own counts equal the single-process run if
+    the hook weights them by these counts. With other weights, the fix of the loss and
+    DDP without the hook are needed together, and they are one cause.
+    """
+    loss, told = loss_local_normalizer.detect(case), unequal(case)
+    if loss is None or loss.speculative or told is None:
+        return None
+    call, weights = told
+    return replaced(
+        found,
+        summary="a communication hook weights the ranks' gradients by other counts "
+        "than those that divide their losses",
+        facts=(
+            *found.facts,
+            f"its weights in call {call + 1}: {listed(weights)} on the ranks; a "
+            f"mean has {number(1 / case.world_size)} for each",
+            *loss.facts,
+        ),
+        fix="before backward, count what divides the loss of the same step, and "
+        "weight by the rank's share of that count",
+        code="total = count.clone()  # of this step, all its micro-batches\n"
+        "dist.all_reduce(total)\n"
+        "dist.all_reduce(bucket.buffer().mul_(count / total))",
+        fixes=loss.fixes + found.fixes,
+    )
 
 
 def _of_micro_batches(case: Case, found: Proposal) -> Proposal | None:

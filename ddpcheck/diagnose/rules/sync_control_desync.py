@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
-from ddpcheck.diagnose.facts.events import optimizer_runs_backwards
+from ddpcheck.diagnose.facts.events import optimizer_runs_backwards, rewritten
+from ddpcheck.diagnose.facts.experiments import GIVEN_GRADIENTS, with_fixes
 from ddpcheck.diagnose.facts.external_state import before_gradients
 from ddpcheck.diagnose.facts.faults import backwards_of_ranks, skipped_in
 from ddpcheck.diagnose.facts.text import in_group, listed, names
@@ -12,10 +13,12 @@ from ddpcheck.diagnose.facts.unused import unused_parameters
 from ddpcheck.diagnose.facts.updates_apart import (
     at_other_times,
     decided_by,
+    fact_of_wrong,
     left_out_by_some,
     parted_before,
     rewritten_alone,
     step_of_update,
+    wrong_with_right_gradients,
 )
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.run.intervention import Substitute, Switch
@@ -23,16 +26,34 @@ from ddpcheck.run.intervention import Substitute, Switch
 SLUG = "sync/control-desync"
 LINK = "update"
 _FIX = "all-reduce the number that decides, so that all ranks make the same decision"
-TOGETHER = Switch.MEAN_OF_NUMBERS
+_TOGETHER = with_fixes(
+    "the single-process gradients, and numbers read from tensors as the mean over ranks",
+    *GIVEN_GRADIENTS.fixes,
+    Switch.MEAN_OF_NUMBERS,
+)
 _CODE = in_group("dist.all_reduce(metric)", "metric /= dist.get_world_size()")
 
 
-def unproven(*facts: str) -> Proposal:
-    """Returns the proposal with these facts of the search, without a run to prove it."""
+def detect_hidden(case: Case) -> Proposal | None:
+    """Returns it if ranks update with right gradients, but not alike."""
+    found = wrong_with_right_gradients(case)
+    if found is None or found[1] <= case.untrained:
+        return None
+    if (
+        case.result(GIVEN_GRADIENTS).ranks_agree
+        or rewritten(case, "before") is not None
+    ):
+        return None  # else weights differ before the first update
+    # Ranks agree, but the mean of their losses need not be the single-process loss.
+    together = case.result(_TOGETHER)
+    if together.faults or not together.ranks_agree:
+        return None
+    first, wrong = found
     return _decided(
         "the ranks update their weights with different numbers: each rank decides "
         "by itself",
-        *facts,
+        fact_of_wrong(first, wrong - case.untrained, "trained"),
+        "when every number read from a tensor is the mean over ranks, they agree",
     )
 
 
@@ -116,9 +137,8 @@ def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
         ),
         fixes=(Substitute(boundary="schedule"),)
         if decided == "numbers"
-        else (TOGETHER,),
+        else (Switch.MEAN_OF_NUMBERS,),
         needs_no_proof=decided == "updates",
-        is_attempt=decided == "updates",
         speculative=decided is None,
     )
     if decided is not None:
@@ -196,7 +216,7 @@ def _of_some_ranks(case: Case) -> Proposal | None:
         facts=(fact,),
         fix=_FIX,
         code=_CODE,
-        fixes=(TOGETHER,),
+        fixes=(Switch.MEAN_OF_NUMBERS,),
         speculative=True,
     )
 
@@ -263,7 +283,9 @@ def _of_a_decision(case: Case, first: int | None) -> Proposal | None:
         f"gradients differ from step {first + 1} on; when every number read from a "
         "tensor is the mean over ranks, they agree",
     )
-    return replaced(found, fixes=(TOGETHER,), speculative=True, last_resort=1)
+    return replaced(
+        found, fixes=(Switch.MEAN_OF_NUMBERS,), speculative=True, last_resort=1
+    )
 
 
 def _of_the_rank(case: Case) -> Proposal | None:
@@ -311,9 +333,8 @@ def _of_closures(case: Case) -> Proposal:
         code="value = loss.detach().clone()\n"
         + in_group("dist.all_reduce(value)", "value /= dist.get_world_size()")
         + "\nreturn value",
-        fixes=(TOGETHER,),
+        fixes=(Switch.MEAN_OF_NUMBERS,),
         needs_no_proof=waits,
-        is_attempt=waits,
         speculative=not waits,
     )
 

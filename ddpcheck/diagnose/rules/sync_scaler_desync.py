@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddpcheck.diagnose.facts import events
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import in_group, listed, number
+from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.run.intervention import Switch
 
 SLUG = "sync/scaler-desync"
@@ -23,19 +24,25 @@ def detect(case: Case) -> Proposal | None:
     return None if fact is None else _proposal(fact)
 
 
-def by_scales(case: Case) -> Proposal | None:
-    """Returns the proposal for scales that are powers of two apart, whatever the loss."""
+def detect_hidden(case: Case) -> Proposal | None:
+    """Returns it for scales that are powers of two apart, whatever the loss."""
     fact = _of_scales(case)
-    return _proposal(fact) if fact is not None and _POWERS in fact else None
+    if fact is None or _POWERS not in fact:
+        return None
+    why = (
+        "no run separates this cause: when all ranks have the same loss, they use "
+        "the same scale"
+    )
+    return replaced(_proposal(fact, why), fixes=(), needs_no_proof=False)
 
 
-def _proposal(fact: str) -> Proposal:
+def _proposal(*facts: str) -> Proposal:
     return Proposal(
         slug=SLUG,
         link=LINK,
         summary="the ranks have different loss scales: scaled gradients are averaged, and "
         "each rank divides by its own scale",
-        facts=(fact,),
+        facts=facts,
         fix=(
             "use one scale for all ranks: all-reduce the value that decides it, "
             "for example the check for inf"
@@ -43,7 +50,6 @@ def _proposal(fact: str) -> Proposal:
         code=in_group("dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)"),
         fixes=(Switch.MEAN_OF_NUMBERS,),
         needs_no_proof=True,
-        is_attempt=True,
     )
 
 

@@ -73,7 +73,7 @@ def _proposed(case: Case) -> list[Proposal]:
         ]
     if any(p.needs_no_proof and p.link == "data" for p in found):
         # A fix that gives a rank all samples repairs any choice of them.
-        found = [without_fallback(p) for p in found if not p.is_wide]
+        found = [p for p in found if not p.is_wide]
     if any(p.needs_no_proof for p in found):
         found = [p for p in found if p.last_resort < _LAST]
     if case.run.faults and any(p.slug == _BRANCH for p in found):
@@ -81,15 +81,7 @@ def _proposed(case: Case) -> list[Proposal]:
         found = [p for p in found if not p.is_wide]
     firm = {p.slug for p in found if not p.speculative}
     found = [p for p in found if not (p.speculative and p.slug in firm)]
-    return sorted(_narrow_before_wide(found), key=lambda p: p.last_resort)
-
-
-def _narrow_before_wide(proposals: list[Proposal]) -> list[Proposal]:
-    ahead = [p for p in proposals if p.before_wide]
-    others = [p for p in proposals if not p.before_wide]
-    wide = (place for place, p in enumerate(others) if p.is_wide)
-    first = next(wide, len(others))
-    return others[:first] + ahead + others[first:]
+    return sorted(found, key=lambda p: p.last_resort)
 
 
 def _detect(case: Case, rules: Iterable[Rule]) -> list[Proposal]:
@@ -194,21 +186,35 @@ def covered(cause: Cause, others: list[Cause]) -> bool:
     )
 
 
-def with_more_evidence(cause: Cause, dropped: list[Cause]) -> Cause:
-    """Returns the cause, or the one with more evidence that the same fix proves.
+def is_side_effect(
+    first: Case, case: Case, taken: list[Proposal], found: Proposal
+) -> bool:
+    """Returns whether the finding is about buffers that were right without a fix.
 
-    A fix that was too narrow (a count with the right shares at first) falls back on a
-    wider one, whose cause is less precise.
+    A step that gets the samples of all ranks, and counts or stores what the ranks
+    exchange, does so once for each rank.
+
+    Args:
+        first: the run as it is.
+        case: the run with what is taken up in force.
+        taken: the proposals that are taken up.
+        found: what mends the rest.
     """
-    if not cause.proposal.last_resort:
-        return cause
-    for other in dropped:
-        wider = other.proposal.fallback
-        while wider is not None and wider.fixes != cause.proposal.fixes:
-            wider = wider.fallback
-        if wider is not None and not other.proposal.speculative:
-            return replace(cause, proposal=wider)
-    return cause
+    wrong, before = case.first_broken("buffers"), first.first_broken("buffers")
+    return (
+        any(p.is_wide for p in taken)
+        and all(fix.place == "state" for fix in found.fixes)
+        and wrong is not None
+        and (before is None or wrong < before)
+    )
+
+
+def joined(cause: Cause, beside: Cause) -> Cause:
+    """Returns the cause with a fix that also restores the buffers it made wrong."""
+    fixes = (*cause.proposal.fixes, *beside.proposal.fixes)
+    proposal = replaced(cause.proposal, fixes=fixes)
+    after, verdict = beside.after, beside.verified
+    return replace(cause, proposal=proposal, after=after, verified=verdict)
 
 
 def _shown(cause: Cause) -> list[str]:
@@ -221,12 +227,6 @@ def _shown(cause: Cause) -> list[str]:
     is_sync = intervention.found(fixes, SyncBatchNorm) is not None
     norms = is_sync and cause.proposal.module
     return [*shown, norms] if norms else shown
-
-
-def without_fallback(proposal: Proposal) -> Proposal:
-    """Returns the proposal without its wider fallback."""
-    other = proposal.fallback
-    return replaced(proposal, fallback=None) if other and other.is_wide else proposal
 
 
 def second_causes(proposals: list[Proposal], taken: list[Proposal]) -> list[Proposal]:

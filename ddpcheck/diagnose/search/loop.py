@@ -7,46 +7,42 @@ verified by a run without its fix alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.experiments import answered
 from ddpcheck.diagnose.facts.faults import busy_ranks
-from ddpcheck.diagnose.proposal import replaced, with_own_average
-from ddpcheck.diagnose.search import (
-    components,
-    findings,
-    hook_weights,
-    last_resort,
-    pairs,
-    side_effects,
-)
+from ddpcheck.diagnose.proposal import with_own_average
+from ddpcheck.diagnose.registry import HIDDEN, LAST, RULES
+from ddpcheck.diagnose.search import components, findings
 from ddpcheck.diagnose.search.causes import (
     Cause,
     can_run,
     covered,
     ends_search,
+    is_side_effect,
     is_weak,
+    joined,
     mended,
     proposed,
     second_causes,
     verified,
-    with_more_evidence,
 )
-from ddpcheck.diagnose.search.choosing import tie_break
-from ddpcheck.diagnose.search.fallbacks import Fallbacks
-from ddpcheck.diagnose.search.hidden_causes import hidden
+from ddpcheck.diagnose.search.choosing import Round
 from ddpcheck.diagnose.search.probing import References, first_wrong_batch, probe
 from ddpcheck.diagnose.search.trials import Trials
 from ddpcheck.report.data import Tolerance
+from ddpcheck.run import intervention
+from ddpcheck.run.intervention import GlobalLoss
 from ddpcheck.run.modes.averaged import AVERAGED
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import Session
 from ddpcheck.run.spec import RunOutcome, RunSpec
 
 _MAX_ROUNDS = 8
+_MAX_PAIRS = 4  # proposals that are fixed first: each is a search of its own
+_ORDER = {rule.SLUG: place for place, rule in enumerate(RULES)}
 
 
 class Search:
@@ -66,10 +62,7 @@ class Search:
         self.repeats = True
         self.falls_back = False
         self.causes: list[Cause] = []  # what `run` has returned
-        # Proposals of all rounds that can be run; narrow ones may be on trial, and none
-        # would fix many causes.
-        self.firm: dict[str, Proposal] = {}
-        self.narrow: dict[str, Proposal] = {}
+        self.firm: dict[str, Proposal] = {}  # of all rounds, those that can be run
         self.quiet: Proposal | None = None  # what takes all noise out
         self.can_fall_back = False  # when one was taken up, some had a fallback
 
@@ -78,21 +71,12 @@ class Search:
 
         Fallbacks fix more than their own cause: they are tried last.
         """
-        causes = self._attempt()
-        if self.rest is not None and self.fix:
-            several = self._together(list(self.firm.values()))
-            if several:
-                causes, self.rest = several, None
-        elif len(causes) == 1 and causes[0].proposal.last_resort:
-            # It fixes many causes: two more precise ones may do as well.
-            causes = self._together(list(self.narrow.values())) or causes
-        causes = self._apart(causes)
+        causes = self._apart(self._attempt())
         if self.fix and self._is_late() and (self.rest is not None or is_weak(causes)):
             causes = self._again(causes, train_before=True)
         if self.rest is not None:
             causes = self._explaining_more(causes)
         if self.case is not None and self.rest is None:
-            causes = hook_weights.as_one(self.case, causes)
             causes += self._hidden(self.case, causes)
         for cause in causes:
             cause.where = findings.place(self.session, self.spec, cause.proposal)
@@ -113,9 +97,7 @@ class Search:
         if self.rest is not None and self.fix and (causes or self.quiet):
             causes = self._one_first() or causes
         if self.rest is not None and self.fix:
-            found = last_resort.cause(self.rest, causes, self.trials)
-            if found:
-                causes, self.rest = [*causes, found], None
+            causes = self._with_the_last(self.rest, causes)
         return causes
 
     def _again(self, causes: list[Cause], *, train_before: bool = False) -> list[Cause]:
@@ -163,8 +145,8 @@ class Search:
             cause = self._choose(case, proposals, taken)
             if cause is None:
                 break
-            if side_effects.is_one(self.case, case, taken, cause.proposal):
-                causes[-1] = side_effects.joined(causes[-1], cause)
+            if is_side_effect(self.case, case, taken, cause.proposal):
+                causes[-1] = joined(causes[-1], cause)
             else:
                 causes.append(cause)
             self.can_fall_back |= any(p.fallback for p in proposals)
@@ -186,8 +168,6 @@ class Search:
         for p in found:
             if can_run(p) and not (p.speculative or p.noise):
                 self.firm.setdefault(p.slug, p)
-            if can_run(p) and not (p.last_resort or p.noise):
-                self.narrow.setdefault(p.slug, p)
             self.quiet = p.fallback if p.noise else self.quiet
         return found
 
@@ -202,8 +182,22 @@ class Search:
         return proposed(case, partial(self.trials.experiment, case.outcome.spec))
 
     def _hidden(self, case: Case, causes: list[Cause]) -> list[Cause]:
+        """Returns what the ranks' own numbers show although a fix hides it.
+
+        With the global loss on every rank, a learning rate computed from it is the same
+        on all ranks, and parameters of the loss get their whole gradient.
+        """
+        fixes = [fix for cause in causes for fix in cause.proposal.fixes]
+        if case.run.faults or intervention.found(fixes, GlobalLoss) is None:
+            return []
+        known = {cause.proposal.slug for cause in causes}
         make = partial(self.trials.experiment, case.outcome.spec)
-        return answered(lambda: hidden(case, causes), case.experiments, make)
+        detectors = [detect for slug, detect in HIDDEN.items() if slug not in known]
+        found = [
+            answered(partial(detect, case), case.experiments, make)
+            for detect in detectors
+        ]
+        return [Cause(p, before=causes[0].before) for p in found if p is not None]
 
     def _case(self, spec: RunSpec) -> Case:
         self.session.progress.detail("looking for the first difference between ranks")
@@ -260,83 +254,15 @@ class Search:
     def _choose(
         self, case: Case, proposals: list[Proposal], taken: list[Proposal]
     ) -> Cause | None:
-        """Returns the cause to take up: the first proposal that its run verifies.
-
-        If there is none, there may be several causes: then it is the first proposal of
-        the first link, and the next round keeps its fix.
-        """
-        firm = [p for p in proposals if not p.speculative]
-        before = assemble.worst_excess(case.run)
+        """Returns the cause to take up; without runs it is the first with evidence."""
         if not self.fix:
+            firm = [p for p in proposals if not p.speculative]
+            before = assemble.worst_excess(case.run)
             return Cause(firm[0], before=before) if firm else None
-        if firm and firm[0] is proposals[0] and case.run.faults:
-            # Ranks that wait for each other: any fix that ends the wait by making all
-            # ranks do the same would look like a proof.
-            if not can_run(firm[0]):
-                return Cause(firm[0], before=before)
-            if firm[0].needs_no_proof:
-                proposals = firm[:1]
-        return self._tried(case, proposals, taken, before)
-
-    def _tried(
-        self,
-        case: Case,
-        proposals: list[Proposal],
-        taken: list[Proposal],
-        before: float,
-    ) -> Cause | None:
-        tested: dict[str, float] = {}
-        refuted: set[str] = set()  # makes the run equal, as its control does
-        # What would fix much, if nothing else does.
-        for resort in sorted({p.last_resort for p in proposals}):
-            if any(x <= 1 for slug, x in tested.items() if slug not in refuted):
-                break
-            wanted = [p for p in proposals if p.last_resort == resort and can_run(p)]
-            found = self.trials.of(wanted, taken)
-            tested |= found
-            refuted |= {
-                p.slug
-                for p in wanted
-                if found[p.slug] <= 1 and not self.trials.passes_control(p, taken)
-            }
-        first_tried = proposals
-        mending = {s for s, x in tested.items() if x <= 1} - refuted
-        by = [p for p in proposals if p.slug in mending]
-        if not any(p.is_precise for p in by):
-            again = Fallbacks(
-                trials=self.trials,
-                tested=tested,
-                taken=taken,
-                before=before,
-                are_for_all=self.falls_back,
-            )
-            if by and all(p.last_resort for p in by):
-                proposals = [again.or_narrow(p) for p in proposals]
-            proposals = [again.or_any(p) for p in proposals]
-        refuted |= {
-            p.slug
-            for p in proposals
-            if p not in first_tried and not self.trials.passes_control(p, taken)
-        }
-        firm = [p for p in proposals if not p.speculative]
-        for proposal in proposals:
-            if tested.get(proposal.slug, math.inf) > 1:
-                continue
-            if proposal.slug not in refuted:
-                return verified(proposal, before, tested)
-            firm = [p for p in firm if p is not proposal]
-        firm = [p for p in firm if self.trials.can_train(p, tested, taken)]
-        if not firm:
-            return None
-        first = tie_break(proposals, firm[0], tested, before)
-        if first.or_by_hand and case.by_hand.verdict == "equivalent":
-            by_hand = replaced(first, by_hand=True, fixes=())
-            after = assemble.worst_excess(case.by_hand)
-            return Cause(by_hand, before=before, after=after, verified=True)
-        after = tested.get(first.slug, math.inf)
-        is_run = first.slug in tested and not first.is_attempt
-        told = False if is_run else None
-        return Cause(first, before=before, after=after, verified=told)
+        turn = Round(
+            trials=self.trials, case=case, taken=taken, falls_back=self.falls_back
+        )
+        return turn.choose(proposals)
 
     def _together(self, firm: list[Proposal]) -> list[Cause]:
         """Returns the fewest of these proposals that together make the run equal.
@@ -359,15 +285,37 @@ class Search:
         self._leave_one_out(causes)
         return causes
 
+    def _with_the_last(self, rest: Case, causes: list[Cause]) -> list[Cause]:
+        """Returns the causes and one that is tried if no other explains the rest."""
+        taken = [cause.proposal for cause in causes]
+        known = {p.slug for p in taken}
+        found = [p for detect in LAST if (p := detect(rest)) and p.slug not in known]
+        tested = self.trials.of(found, taken)
+        proven = [p for p in found if tested[p.slug] <= 1][:1]
+        before = assemble.worst_excess(rest.run)
+        self.rest = None if proven else rest
+        return causes + [verified(p, before, {p.slug: tested[p.slug]}) for p in proven]
+
     def _one_first(self) -> list[Cause]:
-        """Returns two causes, one proven with the other fixed."""
-        firm = filter(None, [self.quiet, *self.firm.values()])
-        causes = pairs.with_one_first(firm, self._beside)
-        self._leave_one_out(causes)
-        if len(causes) < 2:  # noqa: PLR2004 (one of them was none)
-            return []
-        self.rest = None
-        return causes
+        """Returns one of the causes with evidence and one proven with it fixed.
+
+        One fix of two does not make the run equal, so a proposal on trial is not taken
+        up, and evidence may point to another cause than the right one.
+        """
+        firm = [p for p in (self.quiet, *self.firm.values()) if p is not None]
+        narrow = [p for p in firm if not (p.is_wide or p.last_resort)]
+        for proposal in narrow[:_MAX_PAIRS]:
+            other = self._beside([proposal])
+            if other is None:
+                continue
+            pair = [Cause(proposal, after=other.after, verified=True), other]
+            pair.sort(key=lambda cause: _ORDER[cause.proposal.slug])
+            self._leave_one_out(pair)
+            if len(pair) > 1:
+                self.rest = None
+                return pair
+            break  # one of them was none
+        return []
 
     def _beside(self, others: list[Proposal]) -> Cause | None:
         """Returns the causes that runs prove with these fixed."""
@@ -411,5 +359,4 @@ class Search:
             if cause not in told and covered(cause, told):
                 cause.verified = None  # no run separates it from the wider fix
         kept = [c for c in causes if c.verified is not False]
-        dropped = [c for c in causes if c.verified is False]
-        causes[:] = [with_more_evidence(c, dropped) for c in kept]
+        causes[:] = kept

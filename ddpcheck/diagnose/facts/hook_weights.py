@@ -1,65 +1,15 @@
-"""A communication hook that weights the ranks, and the loss that it belongs to.
-
-Ranks whose losses are means over their own counts equal the single-process run if the
-hook weights them by these counts. With other weights, only the fix of the loss and DDP
-without the hook together make the run equal, and they are one cause: the weights.
-"""
+"""How a communication hook weights the ranks' gradients, from sketches of both."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
 
 from ddpcheck.diagnose.facts.case import Case
-from ddpcheck.diagnose.facts.text import listed, number
-from ddpcheck.diagnose.rules import sync_comm_hook_semantics
-from ddpcheck.diagnose.rules.loss_factors import loss_local_normalizer
-from ddpcheck.diagnose.search.causes import Cause
 
 _UNEQUAL = 1e-3  # of two weights
 _NOTHING = 1e-6  # relative, of what the others leave of a vector
-
-_TOGETHER = {loss_local_normalizer.SLUG, sync_comm_hook_semantics.SLUG}
-
-
-def as_one(case: Case, causes: list[Cause]) -> list[Cause]:
-    """Returns the causes, those of a hook that weights local means as one."""
-    parts = [c for c in causes if c.proposal.slug in _TOGETHER]
-    if len(parts) != len(_TOGETHER) or (found := unequal(case)) is None:
-        return causes
-    call, weights = found
-    loss, hook = parts
-    proposal = dataclasses.replace(
-        hook.proposal,
-        summary="a communication hook weights the ranks' gradients by other counts "
-        "than those that divide their losses",
-        facts=(
-            *hook.proposal.facts,
-            f"its weights in call {call + 1}: {listed(weights)} on the ranks; a "
-            f"mean has {number(1 / case.world_size)} for each",
-            *loss.proposal.facts,
-        ),
-        fix="before backward, count what divides the loss of the same step, and "
-        "weight by the rank's share of that count",
-        code="total = count.clone()  # of this step, all its micro-batches\n"
-        "dist.all_reduce(total)\n"
-        "dist.all_reduce(bucket.buffer().mul_(count / total))",
-        fixes=loss.proposal.fixes + hook.proposal.fixes,
-    )
-    both = [c.verified for c in parts]
-    before = max(c.before for c in parts)
-    merged = dataclasses.replace(
-        hook, proposal=proposal, before=before, verified=min(both, key=_rank)
-    )
-    at = causes.index(loss)
-    rest = [c for c in causes if c not in parts]
-    return [*rest[:at], merged, *rest[at:]]
-
-
-def _rank(verified: bool | None) -> int:  # noqa: FBT001
-    return (False, None, True).index(verified)
 
 
 def unequal(case: Case) -> tuple[int, list[float]] | None:
