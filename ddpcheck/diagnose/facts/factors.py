@@ -20,7 +20,6 @@ from ddpcheck.diagnose.facts.loss import (
     differs_with_equal_counts,
     is_divided_by_counts,
     is_made_by_the_model,
-    is_sound_until_backward,
     is_sum,
     losses_are_one,
     shrinks,
@@ -59,43 +58,60 @@ def measured(case: Case) -> frozenset[Reading]:
     return frozenset(reading for measure in told for reading in measure(case))
 
 
-def _has_ratio(case: Case, expected: int) -> bool:
-    ratio = case.uniform_ratio
-    return ratio is not None and abs(ratio / expected - 1) <= case.close
-
-
 def _of_loss(case: Case) -> Iterator[Reading]:
-    """Yields one factor of all ranks."""
+    """Yields one factor of all ranks, whatever else differs between them."""
     if empty_ranks(case):
         yield "whole loss", "0/0", ""
-    if case.world_size == 1 or case.probed is None:
+    power, is_one = world_power(case), case.uniform_ratio is not None
+    if power == 1 and not (is_one and (losses_are_one(case) or shrinks(case))):
+        yield _place(case, case.world_size), "W", ""
+    if power != -1 or case.losses_replicate:
         return
-    is_late = case.has_cuts and is_sound_until_backward(case)
-    if _has_ratio(case, 1) and not case.losses_replicate:
-        if is_late:
-            yield "after backward", "1/W", ""
-        elif _is_mean(case):
-            yield "whole loss", "1/W", "mean"
-        elif not constant_count(case):
-            yield "whole loss", "1/W", "sum"
-    if is_times_world(case) and not (losses_are_one(case) or shrinks(case)):
-        yield "after backward" if is_late else "whole loss", "W", ""
+    if (place := _place(case, 1 / case.world_size)) == "after backward":
+        yield place, "1/W", ""
+    elif _is_mean(case):
+        yield place, "1/W", "mean" if is_one else "own mean"
+    elif is_one and not constant_count(case):
+        yield place, "1/W", "sum"
+
+
+def world_power(case: Case) -> int:
+    """Returns the power of W that the loss is multiplied by: -1, 0 or 1.
+
+    Ratios are this times N / n_r. Shares of all samples add up to 1, whatever is
+    counted.
+    """
+    world, ratios = case.world_size, case.rank_ratios
+    if world == 1 or ratios is None or not min(ratios) > 0:
+        return 0
+    shares = sum(1 / ratio for ratio in ratios)
+    fits = (k for k in (-1, 1) if abs(shares * float(world) ** k - 1) <= case.close)
+    return next(fits, 0)
+
+
+def _place(case: Case, factor: float) -> Place:
+    """Returns where all ranks' gradients get this factor."""
+    is_late = all(abs(f / factor - 1) <= case.close for f in after_backward(case))
+    return "after backward" if is_late else "whole loss"
+
+
+def after_backward(case: Case) -> list[float]:
+    """Returns what each rank's step multiplies gradients by, and the reference not."""
+    if case.probed is None:
+        return []
+    one = case.probed.reference.after_backward or 1.0
+    return [rank.after_backward / one for rank in case.probed.ranks]
+
+
+def _is_late_divisor(case: Case, name: str) -> bool:
+    """Returns whether the step divides gradients by this count of the rank's own."""
+    counts = [rank.counts[name] for rank in case.probed.ranks] if case.probed else []
+    told = [f * n for f, n in zip(after_backward(case), counts, strict=True)]
+    return max(told) - min(told) <= case.close * max(told)
 
 
 def _is_mean(case: Case) -> bool:
     return not is_sum(case) or constant_count(case) is not None
-
-
-def is_times_world(case: Case) -> bool:
-    """Returns whether the loss is multiplied by W, whatever else divides it.
-
-    With divisors of their own the ranks have the ratios W * N / n_r. Shares of all
-    samples add up to 1, whatever is counted.
-    """
-    world, ratios = case.world_size, case.rank_ratios
-    if ratios is None or case.uniform_ratio is not None or not min(ratios) > 0:
-        return _has_ratio(case, world**2)
-    return abs(sum(world / ratio for ratio in ratios) - 1) <= case.close
 
 
 def empty_ranks(case: Case) -> list[int]:
@@ -162,14 +178,13 @@ def _of_parameters(case: Case) -> Iterator[Reading]:
         return
     are_some = len(wrong) < case.facts["num_tensors"]
     if are_divided_by_world(case):
-        if case.losses_replicate or _has_ratio(case, 1):
+        is_one = case.uniform_ratio is not None and world_power(case) == -1
+        if case.losses_replicate or is_one:
             if are_some and (case.losses_replicate or _is_mean(case)):
                 yield "some parameters", "1/W", ""
         elif case.uniform_ratio is None and case.loss_collectives:
             yield "all parameters", "1/W", ""
-    elif (
-        abs(factor / world - 1) <= case.close and are_some and not is_times_world(case)
-    ):
+    elif abs(factor / world - 1) <= case.close and are_some and world_power(case) != 1:
         who = "loss" if case.loss_asks_others else "backward"
         yield "some parameters", "W", who
 
@@ -183,6 +198,9 @@ def are_divided_by_world(case: Case) -> bool:
 def _of_counts(case: Case) -> Iterator[Reading]:
     """Yields factors of the ranks' own, or one that is no power of W."""
     name = counted_by(case)
+    if name is not None and _is_late_divisor(case, name):
+        yield "after backward", "N/n" if name == SAMPLES else "N/n_r", ""
+        return
     if parts(case):
         is_shard = name == SAMPLES and len(set(case.run.shard_sizes)) > 1
         yield "whole loss", "N/n", "shard" if is_shard else "step"
@@ -202,8 +220,7 @@ def _of_counts(case: Case) -> Iterator[Reading]:
     if case.couples is not False or not _may_be_counts(case):
         return
     if is_count:
-        of_ranks = {r.after_backward for r in case.probed.ranks} if case.probed else ()
-        yield "after backward" if len(of_ranks) > 1 else "whole loss", "N/n_r", ""
+        yield "whole loss", "N/n_r", ""
     if _is_exchanged(case):
         yield "whole loss", "other", "exchanged"
         return
@@ -259,7 +276,7 @@ def _of_micros(case: Case) -> Iterator[Reading]:
         return
     if case.loss_is_sound or case.losses_replicate:
         return
-    left = [residual for _, residual in case.micro_ratios().values()]
+    left = {place: residual for place, (_, residual) in case.micro_ratios().items()}
     cut = {*sizes(case), *(m.size for m in case.probed.reference.micros)}
     # Other samples in the same position look like coupling.
     if not case.couples:
@@ -268,13 +285,15 @@ def _of_micros(case: Case) -> Iterator[Reading]:
                 yield "micro-batch", "k", ""
             return
         known = divisor(case)
+        # Samples of several of the single-process micro-batches have several factors.
+        inside = [r for place, r in left.items() if len(_windows(case, place)) == 1]
         # With one factor per rank, the count is taken over all micro-batches.
         of_ranks = known is None or counted_by(case) is not None
-        is_clear = known is not None or max(left, default=0.0) <= case.close
+        is_clear = known is not None or max(inside or left.values()) <= case.close
         if is_clear and not (case.rank_ratios is not None and of_ranks):
             yield "micro-batch", "N/n_r", ""
     # Their samples may be drawn: no factors are comparable.
-    if len(cut) > 1 and not (left and max(left) <= case.close):
+    if len(cut) > 1 and max(left.values()) > case.close:
         yield "micro-batch", "N/n", ""
 
 
@@ -362,9 +381,16 @@ def _expected(
     share = len(whole) / max(1, len(ours)) if divided.by_number else 1.0
     return {
         window.counts[divided.countable] * share / count
-        for window in whole
-        if count and _overlap(window, mine)
+        for window in _windows(case, place)
+        if count
     }
+
+
+def _windows(case: Case, place: tuple[int, int]) -> list[Micro]:
+    """Returns the single-process micro-batches that have samples of a rank's."""
+    mine, ours = micro(case, place), case.probed.reference.micros if case.probed else ()
+    end = mine.start + mine.size
+    return [w for w in ours if w.start < end and mine.start < w.start + w.size]
 
 
 def micro(case: Case, place: tuple[int, int]) -> Micro:
@@ -376,7 +402,3 @@ def micro(case: Case, place: tuple[int, int]) -> Micro:
     held = [int(r.counts[SAMPLES]) for r in case.probed.ranks]
     start = sum(held[: rank.rank])
     return Micro(start=start, size=held[rank.rank], counts=rank.counts)
-
-
-def _overlap(one: Micro, other: Micro) -> bool:
-    return one.start < other.start + other.size and other.start < one.start + one.size

@@ -107,15 +107,13 @@ def _all_samples(case: Case) -> Sequence[Interventions]:
 
 
 def _micro_counts(case: Case) -> Sequence[Interventions]:
-    if (count := factors.divisor(case)) is not None:
-        return [(count,)]
-    # The count may be that of all ranks' micro-batches.
-    return [loss.global_loss_fix(case) if case.loss_asks_others else ()]
+    count = factors.divisor(case)
+    return [loss.global_loss_fix(case) if count is None else (count,)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What a factor at a place means, in sentences with words of _WORDS in braces.
+    """What a factor at a place means, in sentences with words of WORDS in braces.
 
     `fixes` returns runs to try, the best first. `on_trial`: as Proposal.speculative.
     `falls_back`: on the next row of the slug that fits. The rest is as in Proposal;
@@ -161,6 +159,14 @@ _BY_COUNT = replace(
     rests_on=_of_own_count,
     fixes=lambda case: [(CountLoss(countable=loss.counted_by(case) or ""),)],
 )
+_BY_COUNT_LATE = replace(
+    _BY_COUNT,
+    summary="after backward the step divides the gradients by the rank's own number of "
+    "`{count}`, which differs between ranks",
+    fixes=lambda case: [*_BY_COUNT.fixes(case), *_wide(case)],
+    code=_CODE_OF_COUNT + "parameter.grad.mul_(world / n)  # of a sum",
+    falls_back=False,
+)
 _TIMES_W = Row(
     slug=DOUBLE,
     summary="the loss is a mean over the shard and is also multiplied by {W}: every "
@@ -192,6 +198,16 @@ TABLE: dict[Reading, Row] = {
         fixes=_all_gradients,
         code=f"{WORLD}loss = world * local_sum / global_count",
         falls_back=True,
+    ),
+    ("whole loss", "1/W", "own mean"): Row(
+        slug=MISSING,
+        summary="the loss is a mean over the shard and is also divided by {W}, which "
+        "DDP does, too",
+        facts=("{ratios}", "{mean}"),
+        fix="remove the division: DDP divides by the world size",
+        fixes=lambda case: loss.scalings(case, case.world_size),
+        code="loss = criterion(output, target)  # without / world_size",
+        rests_on=_of_whole,
     ),
     ("all parameters", "1/W", ""): Row(
         slug=MISSING,
@@ -399,6 +415,7 @@ TABLE: dict[Reading, Row] = {
         code=f"world, n = 1, torch.tensor(float({{size}}))\n{_IN_ALL}\n"
         "loss = loss * world * {size} / n",
     ),
+    ("after backward", "N/n", ""): replace(_BY_COUNT_LATE, slug=UNEVEN),
     ("whole loss", "N/n", "step"): Row(
         slug=UNEVEN,
         summary="the training step distributes the samples again, the loss is a mean "
@@ -417,12 +434,7 @@ TABLE: dict[Reading, Row] = {
         on_trial=True,
     ),
     ("whole loss", "N/n_r", ""): _BY_COUNT,
-    ("after backward", "N/n_r", ""): replace(
-        _BY_COUNT,
-        summary="after backward the step divides the gradients by the number of "
-        "`{count}` in the shard, which differs between ranks",
-        code=_CODE_OF_COUNT + "parameter.grad.mul_(world / n)  # of a sum",
-    ),
+    ("after backward", "N/n_r", ""): replace(_BY_COUNT_LATE, slug=COUNT),
     ("whole loss", "other", "exchanged"): Row(
         slug=COUNT,
         summary="the loss divides by a number that ranks exchange, and the result is "
@@ -474,12 +486,6 @@ def _summed(case: Case) -> str:
     return "summed_term + penalty" if case.direct() else "loss  # or reduction='mean'"
 
 
-def _after(case: Case) -> str:
-    assert case.probed is not None
-    one = case.probed.reference.after_backward or 1.0
-    return listed(rank.after_backward / one for rank in case.probed.ranks)
-
-
 def _counts(case: Case) -> str:
     assert case.probed is not None
     name = loss.counted_by(case) or ""
@@ -506,10 +512,10 @@ def _micro_sizes(case: Case) -> str:
     return f"{ours} in the single-process run, {listed(factors.sizes(case))} on a rank"
 
 
-_WORDS: dict[str, Callable[[Case], str]] = {
+WORDS: dict[str, Callable[[Case], str]] = {
     "W": lambda case: str(case.world_size),
     "1/W": lambda case: number(1 / case.world_size),
-    "after": _after,
+    "after": lambda case: listed(factors.after_backward(case)),
     "collectives": lambda case: str(case.loss_collectives),
     "count": lambda case: loss.counted_by(case) or "",
     "counts": _counts,
@@ -542,7 +548,7 @@ class _Words(dict[str, str]):
         self.case = case
 
     def __missing__(self, word: str) -> str:
-        return _WORDS[word](self.case)
+        return WORDS[word](self.case)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,23 @@
+# expect: equivalent
+# shows: What looks like loss/missing-world-scale: the step divides gradients after
+#   backward, by the rank's number of samples. The loss is a sum, and shards are equal.
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+torch.manual_seed(0)
+batch = torch.randn(8, 4), torch.arange(8) % 3
+loss = nn.CrossEntropyLoss()
+model = nn.Linear(4, 3)
+
+def train_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
+    for p in model.parameters():
+        p.grad /= len(y)
+    optimizer.step()
