@@ -175,7 +175,7 @@ def _ordered(
 def test_direction_of_what_moves_by_rounding_alone_says_nothing() -> None:
     moved = {"a": torch.tensor([0.5, 0.25])}
     rounding = {"a": torch.tensor([0.0, 1e-17])}
-    apart = coupling._apart  # noqa: SLF001
+    apart = coupling._orthogonal  # noqa: SLF001
     assert apart(moved, rounding, {"a": 2.0}) == {"a": 0.0}
     assert apart(moved, {"a": torch.tensor([0.0, 1.0])}, {"a": 2.0}) == {"a": 0.25}
     # In float32 1e-6 of a gradient is rounding, in float64 it is not.
@@ -186,7 +186,7 @@ def test_direction_of_what_moves_by_rounding_alone_says_nothing() -> None:
 
 
 def test_what_moves_by_rounding_alone_is_not_beside_a_factor() -> None:
-    besides = coupling._besides_a_factor  # noqa: SLF001
+    besides = coupling._residual_of_factor  # noqa: SLF001
     before = torch.tensor([1.0, 1.0, 1.0, 0.0])
     change = torch.tensor([1e-3, 1e-3, 1e-6, 0.0])
     assert besides(change, before) == pytest.approx(0.0, abs=1e-12)

@@ -1,4 +1,9 @@
-"""The calls of modules in a rank: given the reference's inputs, and compared."""
+"""What each module call on a rank returns, given the reference's inputs.
+
+Teacher forcing: every module is called with the reference's inputs, and the network
+goes on with the reference's outputs. So a module whose output differs neither hides the
+next one nor makes the next one's output differ.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,17 +30,19 @@ from ddpcheck.run.model.noise import DrawCounter, SampleNoise
 from ddpcheck.run.observe import external_state, observe
 from ddpcheck.run.record import pairing
 
-# (quantity, key, the rank's own) -> the reference's
+# (quantity, key, the rank's tensor) -> the reference's tensor
 _Recorded = Callable[[str, str, Tensor], Tensor | None]
-_FEW = 64  # numbers: a loss per quantizer, not statistics per channel
+# A term of the loss has at most so many numbers: one per quantizer of a model, say.
+# Statistics per channel have more.
+_FEW = 64
 
 
 @dataclass(slots=True)
 class _Inputs:
-    """What a module is called with, compared with the reference's inputs.
+    """The inputs of a call compared with the reference's; see ModuleCall.
 
-    `worst` is relative; see ModuleCall for the others. `is_other`: some input is no
-    rows of what the single-process run called it with, and could not be replaced.
+    `worst`: the largest relative difference. `is_other`: some input is not a part of
+    the single-process input and could not be replaced.
     """
 
     worst: float = 0.0
@@ -46,9 +53,9 @@ class _Inputs:
     def add(
         self, actual: Tensor, reference: Tensor, diff: float, *, is_first: bool
     ) -> None:
-        """Takes a tensor, the reference's of all samples, and the relative difference.
+        """Adds an input, the reference's of all samples, and the relative difference.
 
-        `is_first`: the rank's rows are the first ones.
+        `is_first`: the rank has the first samples of the batch.
         """
         repeats = actual.shape[1:] == reference.shape[1:] and torch.equal(
             actual, reference[: len(actual)]
@@ -56,18 +63,50 @@ class _Inputs:
         self.worst = max(self.worst, diff)
         if diff > SAME:
             self.repeats_first |= repeats
-        elif is_first or not repeats:  # else all samples have the same
+        elif is_first or not repeats:  # else the input is equal for all samples
             self.keeps_some = True
 
 
-class Calls:
-    """What the calls of one step show; the cuts that they leave behind.
+@dataclass(slots=True)
+class _Call:
+    """A module call from its beginning to its end.
 
-    `feeds_indices`: whole numbers that modules are called with are the reference's too.
+    `key`: "NAME#NUMBER". `before`: see modules.versions. `collectives`, `draws`: how
+    many there were before the call. `draws_of_parts`: by the modules inside.
+    """
+
+    name: str
+    number: int
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    inputs: _Inputs
+    before: tuple[list[tuple[int, float]], list[float]]
+    collectives: int
+    draws: int
+    draws_of_parts: int = 0
+    writes: bool = False  # its own buffers
+    worst: float | None = None  # relative difference of the outputs
+    rows_first: bool = True
+    numbers: list[tuple[float, float]] = field(default_factory=list)
+
+    def key_of(self, path: str) -> str:
+        """Returns the key of one of the call's tensors."""
+        return key_of(self.name, self.number, path)
+
+    def differs_by(self, diff: float) -> None:
+        """Adds the difference of an output."""
+        self.worst = max(self.worst or 0.0, diff)
+
+
+class Calls:
+    """Compares the module calls of one step with the reference's, and cuts the outputs.
+
+    `feeds_indices`: integer inputs of modules are replaced by the reference's too.
 
     Args:
         reader: of the reference's trace.
-        seen: what user code does meanwhile.
+        seen: what user code does in the step.
     """
 
     def __init__(self, reader: Reader, seen: observe.Observed) -> None:
@@ -80,27 +119,21 @@ class Calls:
         self.attached = Attached() if facts["attached"] else None
         self.windows = facts["windows"]
         self.hooks = Hooks(calls_per_micro=self.windows.calls)
-        self.inputs: dict[str, _Inputs] = {}
-        self.before: dict[str, tuple[int, list[tuple[int, float]], list[float]]] = {}
+        self.open: list[_Call] = []  # the innermost is last
         self.first_weights: dict[str, list[float]] = {}  # at the first call, by module
-        self.calls: dict[str, Any] = {}
-        self.callers: dict[str, tuple[str, str]] = {}
-        self.open: list[tuple[str, str]] = []
         self.drawn = DrawCounter()  # of the step
         self.noise: SampleNoise | None = None
-        self.draws: list[list[int]] = []  # of open calls: draws before, draws of parts
         self.silent: dict[str, list[nn.Module]] = {}
         self.feeds_indices = True
-        self.rng = 0  # of the state of torch's generator when the forward begins
-        self.held_rng = 0  # of the states of numpy's and Python's that the target holds
-        self.rows_first = True  # of the module call that ended last
+        self.rng = 0  # checksum of torch's generator state when the forward begins
+        self.held_rng = 0  # checksum of the target's numpy and Python generators
 
     def watch(self, wrapped: nn.Module, model: nn.Module, cursor: micro.Cursor) -> None:
-        """Attaches the hooks; remove `hooks` after the step.
+        """Attaches the hooks; call `hooks.remove` after the step.
 
         Args:
-            wrapped: what is called.
-            model: inside it.
+            wrapped: the model in its wrapper.
+            model: the model without the wrapper.
             cursor: which of the reference's rows this rank has.
         """
         called = {key.partition("#")[0] for key in self.reader.names("inputs", 0)}
@@ -109,160 +142,166 @@ class Calls:
         self.hooks.attach(wrapped, self._before, self._after)
 
     def _before(
-        self, name: str, call: int, module: nn.Module, args: Any, kwargs: Any
+        self, name: str, number: int, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
         if not self.rng:
             self.rng = zlib.crc32(torch.get_rng_state().numpy().tobytes())
             self.held_rng = external_state.generator_states(self.model)
-        if not name and not call:
+        if not name and not number:
             self.cursor.enter(args, kwargs, self._recorded)
         found = _Inputs()
 
         def take(path: str, actual: Tensor) -> Tensor:
-            if not (self.feeds_indices or has_fractions(actual)):
-                return actual
-            key = key_of(name, call, path or "output")
-            reference = self._recorded("inputs", key, actual)
-            if reference is None or reference.dtype != actual.dtype:
-                return actual
-            rows, diff = closest(actual, reference, self.cursor.rows)
-            if rows is None:
-                found.is_other |= _is_another(actual, reference)
-                return actual
-            value = rows(reference)
-            if is_renumbered(actual, value):
-                return actual
-            found.add(actual, reference, diff, is_first=not self.cursor.rows[0])
-            if not actual.requires_grad:
-                return value.clone()
-            # The value is the reference's, the graph stays the rank's own.
-            return actual + (value - actual.detach())
+            return self._input(key_of(name, number, path or "output"), actual, found)
 
-        new = tree.replace((args, kwargs), take)
-        key = f"{name}#{call}"
-        self.inputs[key] = found
-        told = modules.versions(module, self.silent.get(name, ()))
-        self.before[key] = (len(self.seen.collectives), *told)
-        self.first_weights.setdefault(name, told[1])
-        self.calls[key] = new
-        self.callers[key] = self.open[-1] if self.open else ("", "")
-        self.open.append((name, type(module).__name__))
-        self.draws.append([self.drawn.of_torchs, 0])
-        return new
+        args, kwargs = tree.replace((args, kwargs), take)
+        before = modules.versions(module, self.silent.get(name, ()))
+        self.first_weights.setdefault(name, before[1])
+        self.open.append(
+            _Call(
+                name=name,
+                number=number,
+                module=module,
+                args=args,
+                kwargs=kwargs,
+                inputs=found,
+                before=before,
+                collectives=len(self.seen.collectives),
+                draws=self.drawn.of_torchs,
+            )
+        )
+        return args, kwargs
 
-    def _after(self, name: str, call: int, module: nn.Module, output: Any) -> Any:
-        worst: float | None = None
-        numbers: list[tuple[float, float]] = []
-        self.rows_first = True
-        others = self._counterparts(key_of(name, call, ""), output)
-        is_fed = not self.inputs[f"{name}#{call}"].is_other
+    def _input(self, key: str, actual: Tensor, found: _Inputs) -> Tensor:
+        """Returns the rank's rows of the reference's input, else `actual`."""
+        if not (self.feeds_indices or _has_fractions(actual)):
+            return actual
+        reference = self._recorded("inputs", key, actual)
+        if reference is None or reference.dtype != actual.dtype:
+            return actual
+        rows, diff = closest(actual, reference, self.cursor.rows)
+        if rows is None:
+            found.is_other |= _is_other(actual, reference)
+            return actual
+        value = rows(reference)
+        if _is_renumbered(actual, value):
+            return actual
+        found.add(actual, reference, diff, is_first=not self.cursor.rows[0])
+        if not actual.requires_grad:
+            return value.clone()
+        # The value is the reference's, the autograd graph is the rank's own.
+        return actual + (value - actual.detach())
+
+    def _after(self, name: str, _number: int, _module: nn.Module, output: Any) -> Any:
+        while self.open[-1].name != name:  # its forward raised, and user code caught it
+            self.open.pop()
+        call = self.open[-1]
+        counterparts = self._counterparts(call.key_of(""), output)
 
         def take(path: str, actual: Tensor) -> Tensor:
-            nonlocal worst
-            key = key_of(name, call, others.get(path, path) or "output")
+            key = call.key_of(counterparts.get(path, path) or "output")
             reference = self._recorded("outputs", key, actual)
             if reference is None:
                 return actual
-            if path in others:
-                diff = _as_one_sample(actual, reference)
-                worst = worst if diff <= SAME else max(worst or 0.0, diff)
+            if path in counterparts:
+                diff = math.inf
+                if actual.shape == reference.shape:
+                    diff = distance(actual, reference)
+                if diff > SAME:
+                    call.differs_by(diff)
                 return actual
-            if actual.shape[1:] != reference.shape[1:]:
-                self.rows_first = False
-            is_number = not actual.dim()
-            rows, diff = closest(actual, reference, self.cursor.rows)
-            if rows is None or is_number:
-                if is_term(actual, reference) and (is_number or key not in self.inside):
-                    numbers.extend(pairs(actual, reference))
-                elif reference.shape == actual.shape and not is_number and is_fed:
-                    # No samples in it: the same on every rank or a shared quantity.
-                    worst = max(worst or 0.0, distance(actual, reference))
-                return actual
-            if is_renumbered(actual, rows(reference)):
-                diff = 0.0
-            worst = max(worst or 0.0, diff)
-            if not actual.is_floating_point():
-                return actual
-            return self._given(name, key, actual, reference, rows)
+            return self._output(call, key, actual, reference)
 
         new = tree.replace(output, take)
-        keeps = keeps_shape(self.calls[f"{name}#{call}"], output)
-        self._note(name, call, module, worst, numbers=tuple(numbers), keeps=keeps)
+        keeps = _keeps_shape(call, output)
+        self.open.pop()
+        self._note(call, keeps=keeps)
         return new
 
-    def _given(
-        self,
-        name: str,
-        key: str,
-        actual: Tensor,
-        reference: Tensor,
-        rows: Callable[[Tensor], Tensor],
+    def _output(
+        self, call: _Call, key: str, actual: Tensor, reference: Tensor
     ) -> Tensor:
-        """Returns the rank's rows of the reference at a cut, else `actual`."""
+        """Compares an output; returns what the network goes on with."""
+        if actual.shape[1:] != reference.shape[1:]:
+            call.rows_first = False
+        is_number = not actual.dim()
+        rows, diff = closest(actual, reference, self.cursor.rows)
+        if rows is None or is_number:
+            if _is_term(actual, reference) and (is_number or key not in self.inside):
+                both = (t.detach().reshape(-1).tolist() for t in (actual, reference))
+                call.numbers.extend(zip(*both, strict=True))
+            elif (
+                reference.shape == actual.shape
+                and not is_number
+                and not call.inputs.is_other
+            ):
+                # No dimension of samples: equal on all ranks, or computed by all.
+                call.differs_by(distance(actual, reference))
+            return actual
+        call.differs_by(0.0 if _is_renumbered(actual, rows(reference)) else diff)
+        if not actual.is_floating_point():
+            return actual
         if key not in self.cuts and key not in self.data:
             return actual
         given = rows(reference).to(actual.dtype).clone()
         if key in self.data:
             return actual if self.attached else given
         leaf = leaf_of(given)
-        number = self.hooks.micro
         self.leaves.append(
-            Leaf(key=key, module=name, micro=number, tensor=leaf, rows=rows)
+            Leaf(
+                key=key,
+                module=call.name,
+                micro=self.hooks.micro,
+                tensor=leaf,
+                rows=rows,
+            )
         )
         return self.attached.through(actual, leaf) if self.attached else leaf.clone()
 
-    def _note(
-        self,
-        name: str,
-        call: int,
-        module: nn.Module,
-        rel_diff: float | None,
-        *,
-        numbers: tuple[tuple[float, float], ...],
-        keeps: bool,
-    ) -> None:
-        key = f"{name}#{call}"
-        inputs = self.inputs[key]
-        collectives, buffers, parameters = self.before[key]
-        args, kwargs = self.calls.pop(key)
-        self.open.pop()
-        caller, caller_kind = self.callers.pop(key)
-        draws = self._draws_itself()
-        now = modules.versions(module, self.silent.get(name, ()))
-        writes = now[0] != buffers
-        called = len(self.seen.collectives) - collectives
+    def _note(self, call: _Call, *, keeps: bool) -> None:
+        """Adds the evidence of a call that has ended.
+
+        `keeps`: the output has the shape of the input.
+        """
+        name, module, inputs = call.name, call.module, call.inputs
+        buffers, weights = modules.versions(module, self.silent.get(name, ()))
+        call.writes = buffers != call.before[0]
+        draws = self.drawn.of_torchs - call.draws
+        if self.open:
+            self.open[-1].draws_of_parts += draws
+        caller = self.open[-1] if self.open else None
+        called = len(self.seen.collectives) - call.collectives
         is_norm = isinstance(module, private.BATCH_NORMS)
         synchronized = is_norm and batch_norm.is_synchronized(module)
-        this = _Call(key, module, args, kwargs, writes=writes)
         with self.hooks.paused(), self._no_draws():
-            invariant, normalises = _as_a_norm(this, called)
-            # Not where it calls others, who may not ask: they are right.
-            is_right = (bool(rel_diff) and not called) and _is_right_with_buffers(
-                this, self._recorded, self.cursor.rows
+            invariant, normalises = _as_a_norm(call, called)
+            # Not for a module that calls collectives: other ranks may not try it.
+            is_right = (bool(call.worst) and not called) and _is_right_with_buffers(
+                call, self._recorded, self.cursor.rows
             )
-        # Those that were called only to see what it does are not its caller's.
-        del self.seen.collectives[collectives + called :]
+        # Collectives of these tries are not the caller's.
+        del self.seen.collectives[call.collectives + called :]
         self.modules.append(
             ModuleCall(
                 name=name,
                 kind="SyncBatchNorm" if synchronized else type(module).__name__,
-                call=call,
-                rel_diff=rel_diff,
-                caller=caller,
-                caller_kind=caller_kind,
+                call=call.number,
+                rel_diff=call.worst,
+                caller=caller.name if caller else "",
+                caller_kind=type(caller.module).__name__ if caller else "",
                 input_diff=inputs.worst,
                 repeats_first=inputs.repeats_first,
                 keeps_some_input=inputs.keeps_some,
-                remakes_input=key in self.hooks.remade,
-                rows_first=self.rows_first,
-                numbers=numbers,
+                remakes_input=f"{name}#{call.number}" in self.hooks.remade,
+                rows_first=call.rows_first,
+                numbers=tuple(call.numbers),
                 keeps_shape=keeps,
-                draws=draws,
+                draws=draws > call.draws_of_parts,
                 collectives=called,
-                writes_buffers=writes,
+                writes_buffers=call.writes,
                 through_buffers=is_right,
-                writes_parameters=now[1] != parameters,
-                has_other_weights=parameters != self.first_weights[name],
+                writes_parameters=weights != call.before[1],
+                has_other_weights=call.before[1] != self.first_weights[name],
                 scales_by_frequency=bool(getattr(module, "scale_grad_by_freq", False)),
                 is_batch_norm=is_norm,
                 is_synchronized=synchronized,
@@ -271,22 +310,14 @@ class Calls:
             )
         )
 
-    def _draws_itself(self) -> bool:
-        """Returns whether the call that ends drew more than its parts did."""
-        before, of_parts = self.draws.pop()
-        every = self.drawn.of_torchs - before
-        if self.draws:
-            self.draws[-1][1] += every
-        return every > of_parts
-
     @contextmanager
     def _no_draws(self) -> Iterator[None]:
-        """Lets calls that only show what a module does draw for nobody."""
+        """Random numbers drawn inside do not count, and come from no sample's noise."""
         with self.drawn.aside(), self.noise.aside() if self.noise else nullcontext():
             yield
 
     def _counterparts(self, prefix: str, output: Any) -> dict[str, str]:
-        """Returns which item of the reference's list an item of the rank's list is."""
+        """Returns the item of the reference's list for each item of the rank's list."""
         if not tree.is_container(output):
             return {}
         mine = [path for path, _ in tree.tensors(output)]
@@ -299,50 +330,69 @@ class Calls:
         return micro.recorded(self.reader, self.windows, quantity, key, shape, rows)
 
     def recorded_at(self, quantity: str, leaf: Leaf) -> Tensor | None:
-        """Returns what the reference had at a cut."""
+        """Returns the reference's tensor at a cut."""
         shape, rows = tuple(leaf.tensor.shape), self.cursor.rows_in(leaf.micro)
         return micro.recorded(
             self.reader, self.windows, quantity, leaf.key, shape, rows
         )
 
 
-def _is_another(actual: Tensor, reference: Tensor) -> bool:
-    """Returns whether a call's input is as large as the reference's, and another one.
+def _has_fractions(tensor: Tensor) -> bool:
+    """Returns whether a tensor has real or complex numbers, not indices or a mask."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
-    A module that is called for pieces of a batch (ghosts, chunks, time steps) gets
-    other pieces on a rank: call number n is another piece.
+
+def _is_other(actual: Tensor, reference: Tensor) -> bool:
+    """Returns whether an input has the shape of the reference's but other values.
+
+    A module that is called for pieces of a batch (ghost batches, chunks, time steps)
+    gets other pieces on a rank: the n-th call is for another piece.
     """
-    is_as_large = actual.shape == reference.shape and has_fractions(actual)
+    is_as_large = actual.shape == reference.shape and _has_fractions(actual)
     return is_as_large and distance(actual, reference) > SAME
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of a module: "NAME#NUMBER", and whether it has written buffers."""
+def _is_renumbered(actual: Tensor, expected: Tensor) -> bool:
+    """Returns whether integers differ by one constant, as positions in a batch do.
 
-    key: str
-    module: nn.Module
-    args: Any
-    kwargs: Any
-    writes: bool
+    A shard numbers its rows, nodes or boxes from its own first one.
+    """
+    if _has_fractions(actual) or not actual.numel():
+        return False
+    shift = expected.long() - actual.long()
+    return bool((shift == shift.flatten()[0]).all())
 
-    def key_of(self, path: str) -> str:
-        """Returns the key of one of its tensors."""
-        name, _, number = self.key.rpartition("#")
-        return key_of(name, int(number), path)
+
+def _is_term(actual: Tensor, reference: Tensor) -> bool:
+    """Returns whether a tensor may be a term of the loss: one real number or a few."""
+    return (
+        actual.shape == reference.shape
+        and actual.is_floating_point()
+        and actual.numel() <= _FEW
+    )
+
+
+def _keeps_shape(call: _Call, output: Any) -> bool:
+    """Returns whether the shapes would allow nn.Identity in the module's place."""
+    if len(call.args) != 1 or call.kwargs:
+        return False
+    (given,) = call.args
+    if not isinstance(given, Tensor) or not isinstance(output, Tensor):
+        return False
+    return (given.shape, given.dtype) == (output.shape, output.dtype)
 
 
 def _is_right_with_buffers(
     call: _Call, recorded: _Recorded, rows: tuple[int, int, int]
 ) -> bool:
-    """Returns whether it returns the reference's rows with the reference's buffers.
+    """Returns whether the reference's buffers make the output equal the reference's.
 
-    The module may have written them itself, or the training step before it.
+    The buffers may have been written by the module, or by the training step before.
 
     Args:
-        call: of a module that differs.
-        recorded: gives what the single-process run had.
-        rows: (first, number, of all) of the rank's samples.
+        call: of a module whose output differs.
+        recorded: returns the reference's tensors.
+        rows: (first sample, number of samples, samples in all) of the rank.
     """
     kept = {
         name: recorded("kept", call.key_of(name), buffer)
@@ -361,7 +411,8 @@ def _are_right(
     recorded: _Recorded,
     rows: tuple[int, int, int],
 ) -> bool:
-    judged = False
+    """Returns whether these outputs equal the reference's; False if none compares."""
+    is_compared = False
     for path, tensor in outputs:
         reference = recorded("outputs", call.key_of(path or "output"), tensor)
         if reference is None or not tensor.dim():
@@ -369,15 +420,15 @@ def _are_right(
         mine, diff = closest(tensor, reference, rows)
         if mine is None or diff > SAME:
             return False
-        judged = True
-    return judged
+        is_compared = True
+    return is_compared
 
 
 def _as_a_norm(call: _Call, collectives: int) -> tuple[bool, bool]:
     """Returns whether a module is scale invariant, and whether it normalises.
 
-    Only for modules that keep state or communicate; the slope only if it needs no
-    collective, as each is judged.
+    Only modules that keep state or call collectives are tried. The slope is tried only
+    if the module calls no collective, since each rank tries its own modules.
     """
     given = call.module, call.args, call.kwargs
     is_invariant = bool(call.writes or collectives) and modules.is_scale_invariant(
@@ -390,54 +441,3 @@ def _as_a_norm(call: _Call, collectives: int) -> tuple[bool, bool]:
         and modules.is_norm_like(*given, is_invariant=is_invariant)
     )
     return is_invariant, normalises
-
-
-def _as_one_sample(actual: Tensor, reference: Tensor) -> float:
-    """Returns how far a sample is from one process's, infinite for another shape."""
-    return distance(actual, reference) if actual.shape == reference.shape else math.inf
-
-
-def keeps_shape(call: tuple[Any, Any], output: Any) -> bool:
-    """Returns whether nn.Identity could stand in for the module, as far as shapes go.
-
-    Args:
-        call: the arguments and keyword arguments of the module.
-        output: what it returned.
-    """
-    args, kwargs = call
-    if len(args) != 1 or kwargs:
-        return False
-    if not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
-        return False
-    return (args[0].shape, args[0].dtype) == (output.shape, output.dtype)
-
-
-def is_renumbered(actual: Tensor, expected: Tensor) -> bool:
-    """Returns whether integers differ by one constant: positions, counted from 0 here.
-
-    A shard numbers its rows, nodes or boxes from its own first one.
-    """
-    if actual.is_floating_point() or actual.is_complex() or not actual.numel():
-        return False
-    shift = expected.long() - actual.long()
-    return bool((shift == shift.flatten()[0]).all())
-
-
-def has_fractions(tensor: Tensor) -> bool:
-    """Returns whether it holds real or complex numbers, no indices or masks."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def is_term(actual: Tensor, reference: Tensor) -> bool:
-    """Returns whether it can be a term of the loss: a real number, or a few of them."""
-    return (
-        actual.shape == reference.shape
-        and actual.is_floating_point()
-        and actual.numel() <= _FEW
-    )
-
-
-def pairs(actual: Tensor, reference: Tensor) -> list[tuple[float, float]]:
-    """Returns the numbers of both, one by one."""
-    mine, theirs = (t.detach().reshape(-1).tolist() for t in (actual, reference))
-    return list(zip(mine, theirs, strict=True))

@@ -1,9 +1,11 @@
-"""Whether the loss at one sample depends on others, output by output.
+"""Whether the loss at one sample depends on other samples, for each cut output.
 
-Some samples are changed, and the change of the loss's gradient at the outputs of the
-rest is measured. Either half of the batch is changed, then every other shard: stacked
-views couple samples that are far apart, pairs of neighbours those next to a shard's
-border, and a threshold may be crossed only by the samples of one half.
+`measure` changes some samples and compares the gradient of the loss at the outputs of
+the samples that were left alone. Changed are each half of the batch, then every other
+shard. Stacked views couple samples that are far apart, pairs of neighbours couple
+samples at a shard's border, and only the samples of one half may cross a threshold.
+
+`measure_order` swaps blocks of samples and compares each sample's gradient.
 """
 
 from __future__ import annotations
@@ -22,20 +24,24 @@ from ddpcheck.run.observe import countables
 from ddpcheck.run.process import isolation
 
 Grads = dict[tuple[int, str], Tensor | None]  # by (micro-batch, key)
+# (key, the value of the first pass) -> the changed value
 Perturb = Callable[[str, Tensor], Tensor]
 # (perturb, batch) -> gradients at the cut outputs
 Pass = Callable[[Perturb, Any], Grads]
-# Where a key's tensor has its samples: (dimension, blocks of all samples one after the
-# other, as two views of a batch are concatenated).
+# (key, tensor) -> (dimension of the samples, number of blocks of all samples in it: two
+# views of a batch, concatenated, are two blocks)
 Places = Callable[[str, Tensor], tuple[int, int]]
-# (values, which rows, the dimension of rows, key) -> values with these rows changed
+# (values, whether each row is changed, dimension of the rows, key) -> changed values
 Change = Callable[[Tensor, Tensor, int, str], Tensor]
-_NUDGE = 0.05  # of an output's own spread
-_LITTLE = 1e-4  # of a nudge
-_NOTHING = 1e-9  # of the largest change
+
+_NUDGE = 0.05  # times the standard deviation of an output
+_LITTLE = 1e-4  # times a nudge
+_NOTHING = 1e-9  # times the largest change
 _FAR = 1e4  # times a target
-_GROWS = 100  # times what targets that are 1.5 times as large change, or all there is
-_CLEAR = 0.01  # of a change: more is not by one factor
+# A coupling grows without bound if targets times `_FAR` change the gradient by so many
+# times what targets times 1.5 change, or what the gradient is.
+_GROWS = 100
+_CLEAR = 0.01  # largest residual, relative to a change, of one factor
 _BLOCKS = 2  # in a shard
 
 
@@ -49,9 +55,9 @@ def measure(
     """Returns the couplings of a loss.
 
     Args:
-        run: one pass on the first pass's values, perturbed, and a batch.
+        run: does one pass with the first pass's values, perturbed, on a batch.
         grads: of the first pass.
-        places: where the samples of a key's tensor are.
+        places: where a tensor has its samples.
         batch: the global batch.
         world_size: number of shards.
     """
@@ -63,7 +69,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The samples that are changed: of so many rows, those for which this is True."""
+    """The samples that are changed: `choose` returns whether each is."""
 
     shards: int
     choose: Callable[[int, int], Tensor]
@@ -73,14 +79,14 @@ class _Part:
         return self.choose(size // blocks, self.shards).repeat(blocks)
 
     def in_turn(self, leaf: Tensor) -> Tensor:
-        """Returns the samples with each of these in the place of the next one."""
+        """Returns the samples, each changed one replaced by the next changed one."""
         rows = self.rows(len(leaf)).nonzero().flatten()
         order = torch.arange(len(leaf))
         order[rows] = rows.roll(1)
         return leaf[order]
 
     def along(self, value: Tensor, at: int, blocks: int = 1) -> Tensor:
-        """Returns the same, in a shape that spreads over `value`."""
+        """Returns the same as `rows`, in a shape that broadcasts to `value`."""
         shape = [1] * value.dim()
         shape[at] = -1
         return self.rows(value.shape[at], blocks).view(shape)
@@ -100,13 +106,13 @@ def _is_odd_shard(size: int, shards: int) -> Tensor:
 
 
 def _has_one_batch(grads: Grads) -> bool:
-    """Returns whether there are no micro-batches, whose shards are others."""
+    """Returns whether there are no micro-batches, which are sharded differently."""
     return all(number == 0 for number, _ in grads)
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """The changes of the gradient if this part of the samples is changed."""
+    """Measures how the gradient changes if one part of the samples is changed."""
 
     run: Pass
     grads: Grads
@@ -114,7 +120,7 @@ class _Trial:
     part: _Part
 
     def of(self, batch: Any) -> Couplings:
-        """Returns the couplings that changes of outputs and of targets show."""
+        """Returns the couplings that changed outputs and changed targets show."""
         nudged, copied, turned = (
             self._changed(change, batch)
             for change in (_nudged(_NUDGE), _copied, _turned)
@@ -132,9 +138,10 @@ class _Trial:
     def _changed(
         self, change: Change, batch: Any, *, is_slope: bool = False
     ) -> dict[str, Tensor]:
-        """Returns how the gradient at the other samples changes, flat, by key.
+        """Returns the changes of the gradient at the other samples, flat, by key.
 
-        `is_slope`: no slope is one by what is as good as data, a mask.
+        `is_slope`: outputs without a gradient are left alone. They are data, as a mask
+        is, and a small change of data is not the slope of the loss.
         """
         trained = {key for _, key in self.grads}
 
@@ -152,11 +159,12 @@ class _Trial:
         }
 
     def _relative(self, changes: dict[str, Tensor]) -> dict[str, float]:
+        """Returns the largest change by key, relative to the largest gradient."""
         tops = largest_gradients(self.grads)
         return {key: float(d.abs().max()) / tops[key] for key, d in changes.items()}
 
     def _unscaled(self, found: list[dict[str, Tensor]]) -> dict[str, float]:
-        """Returns what changes are besides one factor of some of the gradient."""
+        """Returns the part of the changes that is not a multiple of the gradient."""
         nothing = {
             place: None if grad is None else torch.zeros_like(grad)
             for place, grad in self.grads.items()
@@ -165,7 +173,7 @@ class _Trial:
         worst: dict[str, float] = {}
         for changes in found:
             left = {
-                key: _besides_a_factor(d, before[key]) for key, d in changes.items()
+                key: _residual_of_factor(d, before[key]) for key, d in changes.items()
             }
             worst = _larger(worst, left)
         return worst
@@ -178,6 +186,7 @@ class _Trial:
         return _differences(self.grads, found, self.places, self.part)
 
     def _of_targets(self, batch: Any) -> dict[str, float]:
+        """Returns the couplings that changed targets show, by key."""
         size = countables.samples(batch)
 
         def moved(change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
@@ -189,24 +198,24 @@ class _Trial:
         def reals(change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
             return moved(lambda t: _reals(t, self.part, change))
 
-        # Not by a shift alone, which leaves the spread of values as it is.
+        # Not a shift alone, which does not change the spread of the values.
         shifted, scaled = reals(lambda t: 0.8 * t + 1), reals(lambda t: 1.5 * t)
         tops = largest_gradients(self.grads)
-        apart = _apart(shifted, scaled, tops)
+        apart = _orthogonal(shifted, scaled, tops)
         if any(bool(change.any()) for change in scaled.values()):
             apart = _larger(apart, _grown(scaled, reals(lambda t: _FAR * t), tops))
         if not self._has_rows_for_all(size):
             return apart
-        # Counts stay where rows change places, of classes and of masks, too.
-        return _larger(apart, self._besides_factors(moved(self.part.in_turn)))
+        # Rows that change places leave all counts of classes and of masks as they are.
+        return _larger(apart, self._not_scaled(moved(self.part.in_turn)))
 
     def _has_rows_for_all(self, size: int) -> bool:
-        """Returns whether a step gives all samples on: none is chosen by its values."""
+        """Returns whether outputs have all samples: the step does not select some."""
         known = ((key, g) for (_, key), g in self.grads.items() if g is not None)
         return all(g.shape[self.places(key, g)[0]] % size == 0 for key, g in known)
 
-    def _besides_factors(self, changes: dict[str, Tensor]) -> dict[str, float]:
-        """Returns how large changes are, but for those by one factor."""
+    def _not_scaled(self, changes: dict[str, Tensor]) -> dict[str, float]:
+        """Returns the relative changes; 0 for multiples of the gradient."""
         tops = largest_gradients(self.grads)
         known = {k: d for k, d in changes.items() if tops.get(k) and d.numel()}
         left = self._unscaled([known])
@@ -217,14 +226,11 @@ class _Trial:
 
 
 def _largest(found: Iterable[Couplings]) -> Couplings:
-    """Returns the largest of each number, for every key that any of them has."""
-    every = list(found)
-    joined: dict[str, dict[str, float]] = {}
-    for field in fields(Couplings):
-        joined[field.name] = {}
-        for one in every:
-            mine = getattr(one, field.name)
-            joined[field.name] = _larger(joined[field.name], mine)
+    """Returns the largest of each number, for every key that occurs."""
+    joined: dict[str, dict[str, float]] = {f.name: {} for f in fields(Couplings)}
+    for one in found:
+        for name, values in joined.items():
+            joined[name] = _larger(values, getattr(one, name))
     return Couplings(**joined)
 
 
@@ -253,10 +259,11 @@ def _differences(
     return {key: torch.cat(changes) for key, changes in parts.items()}
 
 
-def _besides_a_factor(change: Tensor, before: Tensor) -> float:
-    """Returns what a change is besides c * before where it is any, relative.
+def _residual_of_factor(change: Tensor, before: Tensor) -> float:
+    """Returns the residual of change ~ c * before, relative, where there is a change.
 
-    Infinite where all of it vanishes: others decide what is chosen, and divide nothing.
+    Infinite if the gradient vanishes: then other samples decide which ones are
+    selected, and not by what all are divided.
     """
     d, g = change.double(), before.double()
     top = float(d.abs().max())
@@ -272,12 +279,12 @@ def _besides_a_factor(change: Tensor, before: Tensor) -> float:
 
 
 def _rounding(change: Tensor) -> float:
-    """Returns the change, relative to a gradient, that may be rounding of its dtype."""
+    """Returns how much of a gradient may change by rounding in this dtype."""
     return max(_NOTHING, 10 * torch.finfo(change.dtype).eps)
 
 
 def _nudged(size: float) -> Change:
-    """Returns what adds noise of this size, in spreads of the values."""
+    """Returns a change that adds noise of `size` times the standard deviation."""
 
     def change(value: Tensor, rows: Tensor, _: int, key: str) -> Tensor:
         generator = torch.Generator().manual_seed(len(key))
@@ -290,16 +297,16 @@ def _nudged(size: float) -> Change:
 
 
 def _copied(value: Tensor, rows: Tensor, at: int, _: str) -> Tensor:
-    """Makes these rows copies of the first of the others.
+    """Makes the changed rows copies of the first row that is left alone.
 
-    Values stay in their range, and whatever counts or sorts them changes.
+    The values stay in their range, and a loss that counts or sorts them changes.
     """
     first = int(rows.flatten().long().argmin())
     return torch.where(rows, value.narrow(at, first, 1), value)
 
 
 def _turned(value: Tensor, rows: Tensor, at: int, _: str) -> Tensor:
-    """Moves these rows' entries on by one: another class is the largest."""
+    """Rolls the entries of the changed rows: another class is the largest."""
     if value.dim() < 2 or at == value.dim() - 1:  # noqa: PLR2004
         return value
     return torch.where(rows, value.roll(1, -1), value)
@@ -313,7 +320,7 @@ def _larger(first: dict[str, float], second: dict[str, float]) -> dict[str, floa
 
 
 def _reals(leaf: Tensor, part: _Part, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Changes the real numbers among the targets; masks and classes stay."""
+    """Changes targets that are real numbers; masks and classes stay as they are."""
     if not leaf.is_floating_point():
         return leaf
     return torch.where(part.along(leaf, 0), change(leaf), leaf)
@@ -322,9 +329,9 @@ def _reals(leaf: Tensor, part: _Part, change: Callable[[Tensor], Tensor]) -> Ten
 def _grown(
     near: Mapping[str, Tensor], far: Mapping[str, Tensor], tops: dict[str, float]
 ) -> dict[str, float]:
-    """Returns the change by key where it grows with the targets that others have.
+    """Returns the change by key if it grows with the size of the other targets.
 
-    What divides by them takes a gradient away, and no more than all of it.
+    A loss that divides by the targets reduces a gradient, by at most all of it.
     """
     found = {}
     for key in set(near) & set(far):
@@ -336,17 +343,21 @@ def _grown(
     return found
 
 
-def _apart(
+def _orthogonal(
     first: Mapping[str, Tensor], second: Mapping[str, Tensor], tops: dict[str, float]
 ) -> dict[str, float]:
-    """Returns what two changes have in no common direction, by key."""
+    """Returns the part of the first change orthogonal to the second, by key.
+
+    The result is relative to the largest gradient.
+    """
     found = {}
     for key in set(first) & set(second):
         a, b = first[key].double(), second[key].double()
         if not a.numel() or not tops.get(key):
             continue
         if float(b.abs().max()) <= _rounding(second[key]) * tops[key]:
-            # But for rounding none: that says nothing of the other's direction.
+            # The second change is zero up to rounding, so it has no direction to
+            # compare with.
             found[key] = 0.0
             continue
         left = a - b * (float(torch.dot(a, b)) / float(torch.dot(b, b)))
@@ -357,15 +368,21 @@ def _apart(
 def measure_order(
     run: Pass, grads: Grads, places: Places, batch: Any, world_size: int, seed: int
 ) -> dict[str, float]:
-    """Returns the largest change by key, relative to the largest gradient.
+    """Returns how far gradients change if blocks of samples are swapped, by key.
 
-    Empty where it cannot be told: of shards that have no halves, and where random
-    numbers are drawn, which follow the place and not the sample.
+    Blocks of half a shard are swapped in outputs and targets alike. A sum over samples,
+    whatever it is divided by, then has the same gradient at each sample. Samples that
+    belong together (pairs, the candidates of a query) stay together in a block. If a
+    sample has its neighbour's target, or is compared with the sample before it, the
+    gradients change at the borders of the blocks.
+
+    The result is relative to the largest gradient. Empty if a shard has no halves, or
+    if random numbers are drawn, which follow the place and not the sample.
 
     Args:
-        run: one pass on the first pass's values, perturbed, and a batch.
+        run: does one pass with the first pass's values, perturbed, on a batch.
         grads: of the first pass.
-        places: where the samples of a key's tensor are.
+        places: where a tensor has its samples.
         batch: the global batch.
         world_size: number of shards.
         seed: of every pass.
@@ -374,48 +391,40 @@ def measure_order(
     if world_size == 1 or samples % blocks:
         return {}
 
-    def reordered(value: Tensor, at: int, times: int) -> Tensor:
-        size = value.shape[at] // times  # of one view of all samples
-        return value.index_select(at, _order(size, times, blocks))
-
     def perturb(key: str, value: Tensor) -> Tensor:
-        return reordered(value, *places(key, value))
+        at, times = places(key, value)
+        return value.index_select(at, _swapped(value.shape[at] // times, times, blocks))
 
-    other = countables.part(batch, samples, _order(samples, 1, blocks))
     try:
-        found = run(perturb, other)
+        found = run(
+            perturb, countables.part(batch, samples, _swapped(samples, 1, blocks))
+        )
     except Exception:  # noqa: BLE001 (a loss may refuse another order)
         return {}
-    return {} if _draws(seed) else _changes(grads, found, perturb)
-
-
-def _order(size: int, times: int, blocks: int) -> Tensor:
-    """Returns the rows in their new order: every other block before its neighbour.
-
-    Not the first block, nor the last: shards that change places are no other order to
-    what goes round, the neighbour of the last sample being the first.
-    """
-    parts = list(torch.arange(size).tensor_split(blocks))
-    for i in range(1, blocks - 1, 2):
-        parts[i], parts[i + 1] = parts[i + 1], parts[i]
-    once = torch.cat(parts)
-    return torch.cat([once + i * size for i in range(times)])
-
-
-def _draws(seed: int) -> bool:
-    """Returns whether the pass that has just ended drew random numbers."""
     state = torch.get_rng_state()
     isolation.seed_everything(seed)
-    return not torch.equal(state, torch.get_rng_state())
-
-
-def _changes(grads: Grads, found: Grads, perturb: Any) -> dict[str, float]:
+    if not torch.equal(state, torch.get_rng_state()):
+        return {}  # the pass drew random numbers
     tops, worst = largest_gradients(grads), dict[str, float]()
     for (number, key), grad in grads.items():
         other = found.get((number, key))
         if grad is None or other is None or not tops.get(key):
             continue
         change = float((other - perturb(key, grad)).abs().max()) / tops[key]
-        if change == change:  # noqa: PLR0124 (no NaN)
+        if not math.isnan(change):
             worst[key] = max(worst.get(key, 0.0), change)
     return worst
+
+
+def _swapped(size: int, times: int, blocks: int) -> Tensor:
+    """Returns the rows in their new order: every other block before its neighbour.
+
+    `times`: how often all samples are repeated in the rows. The first and the last
+    block stay. Whole shards are not swapped: that is no new order for a loss in which
+    the first sample is the neighbour of the last.
+    """
+    parts = list(torch.arange(size).tensor_split(blocks))
+    for i in range(1, blocks - 1, 2):
+        parts[i], parts[i + 1] = parts[i + 1], parts[i]
+    once = torch.cat(parts)
+    return torch.cat([once + i * size for i in range(times)])

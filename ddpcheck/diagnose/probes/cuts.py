@@ -1,4 +1,9 @@
-"""The outputs at which the reference's model is cut, and the values behind the cuts."""
+"""Cuts: the module outputs that a probe replaces, and what is known of each.
+
+A cut is a module output that is replaced by a leaf tensor with the reference's values.
+The gradient that arrives there in backward is d loss / d output alone: nothing before
+the cut has a part in it.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +24,14 @@ from ddpcheck.run.intervention import Output
 from ddpcheck.run.interventions.gradients import backwards
 
 Place = tuple[int, str]  # (micro-batch, key)
+# Autograd nodes of operations that change the shape alone, or nothing.
 _SHAPES = ("Clone", "Alias", "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze")
-_MAX_NODES = 5000  # of autograd's graph between two cuts; a module's own code
+_MAX_NODES = 5000  # that are followed between two cuts: one module's own operations
 
 
 @dataclass(slots=True)
 class Leaf:
-    """A cut: the leaf, and which part of the reference's tensor it is."""
+    """A cut on a rank. `rows` returns the rank's part of a tensor of all samples."""
 
     key: str
     module: str
@@ -35,40 +41,27 @@ class Leaf:
 
 
 def leaf_of(value: Tensor) -> Tensor:
-    """Returns a cut: a parameter, as it stands for those that are behind it."""
+    """Returns a leaf with these values: a parameter, as a loss may look for them."""
     return nn.Parameter(value)
 
 
-def is_cut(tensor: Tensor) -> bool:
-    """Returns whether an output tensor can be a leaf: floating point, with samples."""
-    return tensor.dim() > 0 and tensor.is_floating_point()
-
-
-def is_data(output: Tensor) -> bool:
-    """Returns whether an output is made of no parameter, as a mask is.
-
-    What is made without gradients may be given some, and go forward once more.
-    """
-    return torch.is_grad_enabled() and not output.requires_grad
-
-
 class Cuts:
-    """What is known of the outputs, by key.
+    """The cuts of the reference, by key.
 
     Args:
         size: number of samples in the batch.
-        shard_rows: those of the first shard.
+        shard_rows: number of samples in the first shard.
     """
 
     def __init__(self, size: int, shard_rows: int) -> None:
         self.windows = Windows(sizes=(size,))
         self.shard_rows = shard_rows
-        self.dims: dict[str, tuple[int, ...]] = {}  # shapes on the first shard
+        self.dims: dict[str, tuple[int, ...]] = {}  # output shapes on the first shard
         self.shard_outputs: dict[str, Tensor] = {}  # of the model, on the first shard
-        self.is_given_samples = True  # the model, a row for each
+        self.is_given_samples = True  # the model gets one row per sample of the shard
         self.values: dict[Place, Tensor] = {}
         self.whole: set[str] = set()  # keys of model outputs without samples
-        self.data: set[str] = set()  # of outputs that no gradient goes back from
+        self.data: set[str] = set()  # keys of outputs that need no gradient
         self.flow = Flow()
 
     @property
@@ -77,7 +70,7 @@ class Cuts:
         return self.windows.count > 1
 
     def of_the_model_alone(self) -> None:
-        """Forgets what was cut, and all modules but the model itself."""
+        """Forgets the values, and all outputs but the model's own."""
         self.dims = {k: shape for k, shape in self.dims.items() if not module_of(k)}
         self.values.clear()
         self.flow = Flow()
@@ -89,24 +82,26 @@ class Cuts:
         output: Tensor,
         perturb: Callable[[str, Tensor], Tensor] | None,
     ) -> Tensor | None:
-        """Returns the value that continues from a cut, None if it is no cut.
+        """Returns the value for the leaf, None if the output is not cut.
 
         Args:
             name: of the module that returned the output.
             place: of the output.
             output: the module's own.
-            perturb: (key, value) -> what goes on in a later pass; None in the first.
+            perturb: (key, value) -> the changed value; None in the first pass.
         """
         _, key = place
         if not (place in self.values if perturb else self._can_cut(*place, output)):
             if not name and self.dims.get(key) == tuple(output.shape):
-                self.whole.add(key)  # as large for a shard
+                self.whole.add(key)  # the shape of the batch's equals the shard's
             return None
         if perturb:
-            # On the values of the first pass: what a perturbed module feeds the next
-            # one must not count as coupling.
+            # The value of the first pass: a changed output must not change the outputs
+            # of the modules behind it, or this would count as coupling.
             return perturb(key, self.values[place].detach())
-        self.data |= {key} if is_data(output) else set()
+        # A mask needs no gradient. Without gradient mode this is not known.
+        if torch.is_grad_enabled() and not output.requires_grad:
+            self.data.add(key)
         value = self.values[place] = output.detach().clone()
         return value
 
@@ -115,7 +110,7 @@ class Cuts:
         return micro.shard_dim(value, self.dims[key], self.shard_rows)
 
     def place(self, key: str, value: Tensor) -> tuple[int, int]:
-        """Returns the dimension of the samples, and how many blocks of all it has."""
+        """Returns the dimension of the samples, and the number of blocks of all."""
         mine, whole = self.shard_outputs.get(key), self.values.get((0, key))
         if mine is None or whole is None or self.has_micros:
             return self.dim(key, value), 1
@@ -127,14 +122,23 @@ class Cuts:
         return {key for _, key in self.values if key in self.shard_outputs}
 
     def laid(self) -> tuple[Output, ...]:
-        """Returns the model's own whose samples lie otherwise than one per row."""
-        own = ((k, v) for (_, k), v in self.values.items() if k in self.shard_outputs)
-        places = {key: self.place(key, value) for key, value in own}
-        return micro.laid(places, are_given_samples=self.is_given_samples)
+        """Returns the model's own outputs that do not have one row per sample.
+
+        A step may stack its inputs; the blocks of samples are then not the model's.
+        """
+        found = []
+        for (_, key), value in self.values.items():
+            if key in self.shard_outputs:
+                dim, blocks = self.place(key, value)
+                blocks = blocks if self.is_given_samples else 1
+                if (dim, blocks) != (0, 1):
+                    path = key.rpartition("/")[2]
+                    found.append(Output(path=path, blocks=blocks, dim=dim))
+        return tuple(dict.fromkeys(found))
 
     def _can_cut(self, number: int, key: str, tensor: Tensor) -> bool:
         mine = self.dims.get(key)
-        if mine is None or not is_cut(tensor):
+        if mine is None or not tensor.dim() or not tensor.is_floating_point():
             return False
         shape = tuple(tensor.shape)
         return micro.has_shard(self.windows, number, shape, mine, self.shard_rows)
@@ -142,42 +146,44 @@ class Cuts:
 
 @dataclass(slots=True)
 class Flow:
-    """Follows autograd's graph from outputs back to the leaves cut before them."""
+    """Which cut outputs are computed from which others, by autograd's graph."""
 
-    keys: dict[int, str] = field(default_factory=dict)  # by the leaf's id
-    leaves: list[Tensor] = field(default_factory=list)  # kept: ids are reused
+    keys: dict[int, str] = field(default_factory=dict)  # by the id of the leaf
+    leaves: list[Tensor] = field(default_factory=list)  # held, since ids are reused
     sources: dict[str, set[str]] = field(default_factory=dict)
-    same: dict[str, str] = field(default_factory=dict)  # the same values, passed on
-    reached: dict[str, set[int]] = field(default_factory=dict)  # ids of leaves
+    same: dict[str, str] = field(default_factory=dict)  # an output returned once more
     trained: set[str] = field(default_factory=set)  # computed from a parameter
 
     def leaf(self, key: str, tensor: Tensor) -> None:
-        """Notes a leaf that the forward goes on from."""
+        """Adds a leaf that the forward continues with."""
         self.keys[id(tensor)] = key
         self.leaves.append(tensor)
 
     def note(self, key: str, output: Tensor) -> None:
-        """Notes what an output, before it is cut, was computed from."""
-        found, is_whole = _variables(output.grad_fn)
+        """Adds an output, before it is cut: what it was computed from."""
+        found, is_complete = _variables(output.grad_fn)
         variables = {id(v) for v in found}
-        self.reached[key] = variables
         self.sources[key] = {self.keys[v] for v in variables if v in self.keys} - {key}
         is_parameter = output.requires_grad and output.grad_fn is None
-        if is_parameter or not is_whole or any(map(self._is_trained, variables)):
+        if is_parameter or not is_complete or any(map(self._is_trained, variables)):
             self.trained.add(key)
         passed_on = self.keys.get(id(_passed_on(output.grad_fn)))
         if passed_on is not None:
             self.same[key] = passed_on
 
     def _is_trained(self, variable: int) -> bool:
-        """Returns whether a tensor, by its id, is a parameter or made of one."""
+        """Returns whether the tensor with this id is computed from a parameter."""
         return variable not in self.keys or self.keys[variable] in self.trained
 
     def frontier(self, keys: Iterable[str]) -> tuple[str, ...]:
-        """Returns the modules behind which the loss lies, by keys it has gradients at.
+        """Returns the modules whose outputs the loss is computed from.
 
-        The model's own outputs stand for the modules they come from where the loss
-        also begins at some inside: both cannot be gathered.
+        If the loss uses outputs of the model and of modules inside, the model's outputs
+        are replaced by those that they are computed from: gathering both would gather
+        the same samples twice.
+
+        Args:
+            keys: of the cuts at which the loss has a gradient.
         """
         used = list(keys)
         inner = [k for k in used if module_of(k)]
@@ -190,10 +196,10 @@ class Flow:
         return tuple(dict.fromkeys(module_of(k) for k in used))
 
     def on_the_way(self) -> set[str]:
-        """Returns the keys whose values another output is computed from.
+        """Returns the keys of outputs from which another output is computed.
 
-        A router's scores are: the experts' outputs depend on them. The output of a
-        head is not, though the model returns it once more under its own name.
+        The scores of a router are: the outputs of the experts depend on them. The
+        output of a head is not, though the model returns it once more.
         """
         feeds: dict[str, set[str]] = {}
         for key, sources in self.sources.items():
@@ -209,7 +215,7 @@ class Flow:
 
 
 def _passed_on(node: Any) -> Tensor | None:
-    """Returns the leaf that an output is, but for its shape; None where it is not."""
+    """Returns the leaf that an output is, up to its shape; None if it is none."""
     while node is not None and type(node).__name__.startswith(_SHAPES):
         node = node.next_functions[0][0]
     return getattr(node, "variable", None)
@@ -232,7 +238,7 @@ def _variables(node: Any) -> tuple[list[Tensor], bool]:
     return found, not open_nodes
 
 
-class _Seated(torch.autograd.Function):
+class _Replaced(torch.autograd.Function):
     @staticmethod
     def forward(_: Any, output: Tensor, value: Tensor) -> Tensor:
         del output
@@ -244,34 +250,43 @@ class _Seated(torch.autograd.Function):
 
 
 class Attached:
-    """Cuts of one step: enter `noting` around it."""
+    """Cuts of one step that stay in the graph, for steps with torch.autograd.grad.
+
+    A gradient penalty, or loss weights computed from gradients, needs the graph from an
+    output back into the model. An attached cut has the reference's value and passes
+    gradients on. Its leaf gets the gradients of `backward`, not of `autograd.grad`. The
+    derivative with respect to a cut output is taken with respect to the module's output
+    itself, from which other outputs may have been computed before it was cut.
+
+    Enter `noting` around the step.
+    """
 
     def __init__(self) -> None:
         self._in_backward = False
-        self._cut: dict[int, tuple[Tensor, Tensor]] = {}  # by id: itself, the output
+        self._cut: dict[int, tuple[Tensor, Tensor]] = {}  # id -> (cut, output)
 
     def through(self, output: Tensor, leaf: Tensor) -> Tensor:
         """Returns the leaf's values in the graph of an output.
 
-        What no operation computed is returned as it is: inputs that a model hands on
-        are what its other outputs are differentiated by.
+        An output that no operation computed is returned as it is: it is an input that
+        the model passes on, and user code may differentiate with respect to it.
 
         Args:
-            output: what a module computed.
-            leaf: of the same shape; its `grad` will be what backward sends here.
+            output: of a module.
+            leaf: of the same shape; its `grad` will be the gradient of backward.
         """
         if output.grad_fn is None:
             return output
-        seated: Tensor = _Seated.apply(output, leaf.detach())  # type: ignore[no-untyped-call]
+        cut: Tensor = _Replaced.apply(output, leaf.detach())  # type: ignore[no-untyped-call]
 
         def note(grad: Tensor) -> None:
             if self._in_backward:
                 mine = grad.detach()
                 leaf.grad = mine.clone() if leaf.grad is None else leaf.grad + mine
 
-        seated.register_hook(note)
-        self._cut[id(seated)] = seated, output
-        return seated
+        cut.register_hook(note)
+        self._cut[id(cut)] = cut, output
+        return cut
 
     def _uncut(self, tensor: Tensor) -> Tensor:
         while id(tensor) in self._cut:
@@ -280,7 +295,7 @@ class Attached:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Stands around a step, whose backward passes it tells from other gradients."""
+        """Distinguishes the step's backward passes from other gradients."""
 
         def run(backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
             self._in_backward = True

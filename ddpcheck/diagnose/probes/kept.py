@@ -1,11 +1,13 @@
-"""What a loss, a step or a module remembers from call to call, put back for every pass.
+"""The state of a target and its model, put back before every pass of a probe.
 
-A normaliser smoothed over iterations, a coefficient that adapts, centres of classes:
-the second pass of a probe would find what the first one left, and what follows from
-that would look like samples that depend on each other. Plain data are put back, in
-objects of any class within sight; files, iterators and threads are left alone. So are
-flags and containers of networks that come from a library: they tell of hooks and
-methods that it has replaced, which stay.
+A loss, a step or a module may keep state from call to call: a normaliser smoothed over
+iterations, an adaptive coefficient, centres of classes. If a second pass found what the
+first one left, the loss would look as if samples depended on each other.
+
+Put back are parameters, buffers and plain data of objects that the target reaches.
+Files, iterators and threads are left alone, and so are flags and containers of networks
+from a library: these record hooks and methods that the library has replaced, which
+stay replaced.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from ddpcheck.run.observe.external_state import MODULES_OWN
 from ddpcheck.target.target import Target
 
 Undo = Callable[[], object]
-_MOST = 20_000  # things that are looked at
+_MOST = 20_000  # objects that are visited
 _MOST_BYTES = 1 << 28  # of tensors and arrays that are copied
 _NUMBERS: tuple[type, ...] = (bool, int, float, complex, Tensor, np.ndarray)
 _CONTAINERS: tuple[type, ...] = (tuple, list, dict, set, collections.deque)
@@ -39,11 +41,13 @@ _CELL = "cell_contents"
 
 
 class Kept:
-    """The plain data within sight of a target and its model, as they are now."""
+    """The state of a target and its model when this object is made."""
 
     def __init__(self, target: Target, model: nn.Module) -> None:
+        self._model = model
+        self._tensors = {n: t.detach().clone() for n, t in _state(model)}
         self._undo: list[Undo] = []
-        # What is not to be looked into, by its id; held, so that no id is used again.
+        # Objects that are not visited (again), by id; held, since ids are reused.
         self._seen: dict[int, Any] = {id(v): v for v in (target.model, target.batch)}
         self._left, self._bytes = _MOST, _MOST_BYTES
         for module in contents.modules(model):
@@ -52,7 +56,11 @@ class Kept:
             self._note(function)
 
     def put_back(self) -> None:
-        """Makes everything what it was."""
+        """Restores the state."""
+        with torch.no_grad():
+            for name, tensor in _state(self._model):
+                if name in self._tensors:
+                    _restore(tensor, self._tensors[name])
         for undo in self._undo:
             undo()
 
@@ -89,7 +97,7 @@ class Kept:
             self._note(value)
 
     def _note_function(self, function: types.FunctionType) -> None:
-        """Notes what a function of the user's closes over, and the globals it names."""
+        """Notes the closure of a user's function, and the globals that it names."""
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # not assigned yet
                 content = cell.cell_contents
@@ -108,11 +116,12 @@ class Kept:
         """Notes a module's attributes, and tensors that are not the model's own."""
         self._seen[id(module)] = module
         if used_names.is_of_torch(type(module)):
-            self._note_flags(vars(module))  # a step may mark what it has done with it
+            # A step may mark a module of torch.
+            self._put_back_names(vars(module), _is_flag)
         elif used_names.is_of_library(type(module)) and (
             is_models or any(contents.own_modules(module))
         ):
-            self._note_figures(vars(module))
+            self._put_back_names(vars(module), _is_figure, removes=False)
         else:
             self._note_attributes(vars(module), but=MODULES_OWN)
         if not is_models:
@@ -125,57 +134,43 @@ class Kept:
         only: AbstractSet[str] | None = None,
         but: AbstractSet[str] = frozenset(),
     ) -> None:
-        """Notes the plain values among named ones; new ones are taken away again."""
+        """Notes the values of named attributes."""
         if not isinstance(held, dict):
-            return  # only shown: nothing can be put back there
+            return  # a read-only view
 
-        def mine() -> dict[str, Any]:
-            names = set(held if only is None else only) - but
-            return {n: held[n] for n in names if n in held and not n.startswith("__")}
+        def is_named(name: str) -> bool:
+            is_wanted = only is None or name in only
+            return is_wanted and name not in but and not name.startswith("__")
 
-        before = mine()
-        plain = {name: v for name, v in before.items() if isinstance(v, _PLAIN)}
+        self._put_back_names(held, lambda n, v: is_named(n) and isinstance(v, _PLAIN))
+        self._note_all([value for name, value in held.items() if is_named(name)])
 
-        def undo() -> None:
-            for name, value in mine().items():
-                if name not in before and isinstance(value, _PLAIN):
-                    del held[name]
-            held.update(plain)
-
-        self._undo.append(undo)
-        self._note_all(before.values())
-
-    def _note_flags(self, held: dict[str, Any]) -> None:
-        def mine() -> dict[str, Any]:
-            return {
-                name: value
-                for name, value in held.items()
-                if isinstance(value, _FLAGS) and name not in MODULES_OWN
-            }
-
-        before = mine()
+    def _put_back_names(
+        self,
+        held: dict[str, Any],
+        choose: Callable[[str, Any], bool],
+        *,
+        removes: bool = True,
+    ) -> None:
+        """Notes the chosen values; `removes`: new ones are removed later."""
+        names = set(held)
+        before = {n: v for n, v in held.items() if choose(n, v)}
 
         def undo() -> None:
-            for name in mine().keys() - before.keys():
-                del held[name]
+            if removes:
+                for name, value in list(held.items()):
+                    if name not in names and choose(name, value):
+                        del held[name]
             held.update(before)
 
         self._undo.append(undo)
-
-    def _note_figures(self, held: dict[str, Any]) -> None:
-        figures = {
-            name: value
-            for name, value in held.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
-        self._undo.append(functools.partial(held.update, figures))
 
     def _note_container(self, value: Any) -> None:
         before = value.copy()
 
         def undo() -> None:
             if _is_as_before(value, before):
-                return  # it may refuse to be written
+                return  # a container may refuse to be written
             if isinstance(value, dict | set):
                 value.clear()
                 value.update(before)
@@ -189,7 +184,7 @@ class Kept:
         self._note_all(value.values() if isinstance(value, dict) else value)
 
     def _note_numbers(self, value: Tensor | np.ndarray[Any, Any]) -> None:
-        """Notes the numbers of an array, or of a tensor at the root of its graph."""
+        """Notes the numbers of an array or of a leaf tensor."""
         self._bytes -= value.nbytes
         if self._bytes < 0 or (isinstance(value, Tensor) and not value.is_leaf):
             return
@@ -201,16 +196,33 @@ class Kept:
 
         def undo() -> None:
             with torch.no_grad():
-                if value.shape != copy.shape:
-                    value.data = copy.clone()
-                elif not torch.equal(value, copy):
-                    value.copy_(copy)
+                if value.shape != copy.shape or not torch.equal(value, copy):
+                    _restore(value, copy)
 
         self._undo.append(undo)
 
 
+def _state(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*contents.named_parameters(model), *contents.named_buffers(model)]
+
+
+def _restore(tensor: Tensor, copy: Tensor) -> None:
+    if tensor.shape == copy.shape:
+        tensor.copy_(copy)
+    else:  # a hidden state gets a row per sample in the first forward
+        tensor.data = copy.clone()
+
+
+def _is_flag(name: str, value: Any) -> bool:
+    return isinstance(value, _FLAGS) and name not in MODULES_OWN
+
+
+def _is_figure(_: str, value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _is_as_before(container: Any, before: Any) -> bool:
-    """Returns whether a container holds the very things that it held."""
+    """Returns whether a container holds the same objects as before."""
     if len(container) != len(before):
         return False
     if isinstance(container, set):
@@ -218,29 +230,3 @@ def _is_as_before(container: Any, before: Any) -> bool:
     if isinstance(container, dict):
         return all(k in container and container[k] is v for k, v in before.items())
     return all(a is b for a, b in zip(container, before, strict=True))
-
-
-def restore(tensors: dict[str, Tensor], model: nn.Module) -> None:
-    """Puts parameters and buffers back to what `snapshot` saw."""
-    with torch.no_grad():
-        for name, tensor in [
-            *contents.named_parameters(model),
-            *contents.named_buffers(model),
-        ]:
-            if name not in tensors:
-                continue
-            if tensor.shape == tensors[name].shape:
-                tensor.copy_(tensors[name])
-            else:  # a hidden state has a row per sample once it is there
-                tensor.data = tensors[name].clone()
-
-
-def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    """Returns copies of all parameters and buffers."""
-    return {
-        name: t.detach().clone()
-        for name, t in [
-            *contents.named_parameters(model),
-            *contents.named_buffers(model),
-        ]
-    }

@@ -7,7 +7,7 @@ out of the whole by its samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from ddpcheck.compare.trace import Reader
 from ddpcheck.diagnose.probes.evidence import Micro, Windows
 from ddpcheck.diagnose.probes.hooks import Hooks, key_of, tensors_of
 from ddpcheck.diagnose.probes.rows import part
-from ddpcheck.run.intervention import Output
 from ddpcheck.run.observe import countables
 from ddpcheck.target.target import Target
 
@@ -191,23 +190,6 @@ def has_shard(
     if size < rows:
         return bool(part(mine, shape, (0, size, rows)))
     return bool(part(shape, mine, (0, rows, size)))
-
-
-def laid(
-    places: Mapping[str, tuple[int, int]], *, are_given_samples: bool
-) -> tuple[Output, ...]:
-    """Returns outputs that are not a row per sample.
-
-    Args:
-        places: of each, the dimension of its samples and the blocks of all that it has.
-        are_given_samples: the blocks are the model's: a step may stack its inputs.
-    """
-    found = []
-    for key, (dim, blocks) in places.items():
-        own = blocks if are_given_samples else 1
-        if (dim, own) != (0, 1):
-            found.append(Output(path=key.rpartition("/")[2], blocks=own, dim=dim))
-    return tuple(found)
 
 
 def recorded(

@@ -25,7 +25,7 @@ from ddpcheck.diagnose.probes.evidence import (
     Span,
     of_trace,
 )
-from ddpcheck.diagnose.probes.kept import Kept, restore, snapshot
+from ddpcheck.diagnose.probes.kept import Kept
 from ddpcheck.diagnose.probes.modules import versions, versions_of_buffers
 from ddpcheck.ranks.worker import Context, describe
 from ddpcheck.run.interventions import apply as fixes
@@ -132,13 +132,12 @@ class _Probe:
         wrapped = fixes.after_wrap(wrapped, spec.fixes)
         if self.trains_before and before:
             self._train(training.Trained(wrapped, model, names), before)
-        start, kept = snapshot(wrapped), Kept(self.target, wrapped)
+        kept = Kept(self.target, wrapped)
         found = self.observed(wrapped, model, batch, count_names)
         if not found.collectives and not self.seen.asks_distributed:
             return found
 
         def again() -> RankEvidence:
-            restore(start, wrapped)
             kept.put_back()
             seen = observe.Observed()
             other = _Probe(self.target, spec, self.reader, self.rank, seen)

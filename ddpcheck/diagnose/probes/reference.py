@@ -26,7 +26,7 @@ from ddpcheck.diagnose.probes.evidence import (
     ReferenceEvidence,
 )
 from ddpcheck.diagnose.probes.hooks import Hooks, hooked, key_of, paths_of, tensors_of
-from ddpcheck.diagnose.probes.kept import Kept, restore, snapshot
+from ddpcheck.diagnose.probes.kept import Kept
 from ddpcheck.diagnose.probes.micro import order_of_calls
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.worker import Context, describe
@@ -116,7 +116,7 @@ class _Probe:
             rows = 0, self.size, self.size
             model = training.Trained(self.model, self.model, Names(self.model))
             training.train_before(self.target, self.spec, model, before, rows)
-        self.start, self.kept = snapshot(self.model), Kept(self.target, self.model)
+        self.kept = Kept(self.target, self.model)
 
     def run(self) -> ReferenceEvidence:
         """Trains one step under hooks; writes the trace."""
@@ -200,7 +200,6 @@ class _Probe:
             return training.step(*given, puts_aside=puts_aside)
 
     def _begin(self) -> None:
-        restore(self.start, self.model)
         self.kept.put_back()
         isolation.seed_everything(self.spec.seed)
 
