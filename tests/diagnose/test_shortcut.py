@@ -31,7 +31,7 @@ def _passes(*found: Grads | Exception) -> Callable[[], Grads]:
 def _opened(grads: Grads = OUTPUT) -> Shortcut:
     shortcut = Shortcut()
     model = nn.Sequential(nn.Identity())
-    shortcut.look_at({"": model, "0": model[0]}, grads)
+    shortcut.choose({"": model, "0": model[0]}, grads)
     return shortcut
 
 
@@ -115,7 +115,7 @@ def test_modules_return_what_they_returned_first(
 
     hooks.attach(model, None, note)
     first = [model(torch.tensor([value])) for value in (1.0, 3.0)]
-    shortcut.look_at(hooked(model), {(0, begin): torch.ones(1)})
+    shortcut.choose(hooked(model), {(0, begin): torch.ones(1)})
     with shortcut.taken(hooks, is_taken=False):
         model(torch.zeros(1))
     hooks.remove()

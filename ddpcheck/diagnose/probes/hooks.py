@@ -1,4 +1,8 @@
-"""Forward hooks on all modules, and the keys of what the modules return."""
+"""Forward hooks on all modules, and the keys of the tensors that modules return.
+
+The key of a tensor is "MODULE#CALL/PATH": the module's name, the number of the call in
+the micro-batch, and the path of the tensor in what the call takes or returns.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,11 @@ from ddpcheck.run.model.names import shortener
 class Hooks:
     """Forward hooks on all modules of a model; call `remove`.
 
-    What torch.func transforms (vmap, grad) has no values to record: it is passed over.
+    Calls inside a transform of torch.func (vmap, grad) are ignored: their tensors have
+    no values to record.
 
-    `calls_per_micro`: calls of the model itself that make up one micro-batch, after
-    which calls are counted anew; 0 where the step has no micro-batches.
+    `calls_per_micro`: model calls per micro-batch, after which calls are counted from 0
+    again; 0 if the step has no micro-batches.
     """
 
     calls_per_micro: int = 0
@@ -33,12 +38,12 @@ class Hooks:
     calls: dict[str, int] = field(default_factory=dict)
     open: list[str] = field(default_factory=list)
     is_paused: bool = False
-    # Calls, as "name#call", whose input a hook of the target's on the module has made.
+    # Calls, as "NAME#CALL", whose input was replaced by a hook of the target.
     remade: set[str] = field(default_factory=set)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Lets calls pass as if there were no hooks: a forward that is tried out."""
+        """Ignores calls: the probe tries a module's forward."""
         self.is_paused = True
         try:
             yield
@@ -60,7 +65,7 @@ class Hooks:
             self._attach(name, module, before, after)
 
     def _attach(self, name: str, module: nn.Module, before: Any, after: Any) -> None:
-        given: list[list[Tensor]] = []  # before any hook of the target's
+        given: list[list[Tensor]] = []  # before the target's hooks
 
         def note(_: nn.Module, args: Any, kwargs: Any) -> None:
             given.append(tree.held((args, kwargs)))
@@ -96,7 +101,7 @@ class Hooks:
         self.handles.append(nn.Module.register_forward_hook(module, leave))
 
     def remove(self) -> None:
-        """Takes all hooks off."""
+        """Removes all hooks."""
         for handle in self.handles:
             handle.remove()
 
@@ -117,24 +122,24 @@ def hooked(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def key_of(name: str, call: int, path: str) -> str:
-    """Returns the name under which a tensor of a module call is recorded."""
+    """Returns the key of a tensor of a module call."""
     return f"{name}#{call}/{path}"
 
 
 def paths_of(keys: Iterable[str]) -> set[str]:
-    """Returns the places of tensors in what their modules return."""
+    """Returns the paths in these keys."""
     return {key.rpartition("/")[2] for key in keys}
 
 
 def module_of(key: str) -> str:
-    """Returns the module of a key, "" for the model itself."""
+    """Returns the module in a key, "" for the model itself."""
     return key.rpartition("#")[0]
 
 
 def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
     """Returns the tensors of nested values with their paths.
 
-    Packed rows lie by time, with counts and an order of their own: none is a sample's.
+    A PackedSequence is left out: its rows are time steps of several samples.
     """
     found = tree.tensors(value, skip=(PackedSequence,))
     return [(path or "output", t) for path, t in found]

@@ -1,8 +1,8 @@
-"""Micro-batches: a step that calls the model several times, each on some samples.
+"""How the model calls of a step split the batch, and in which order they get samples.
 
-A rank's third micro-batch holds other samples than the reference's third. So what the
-reference recorded per micro-batch is put together again, and a rank's part is taken
-out of the whole by its samples.
+A step may call the model several times, each time on a micro-batch. A rank's third
+micro-batch holds other samples than the reference's third. So the reference's tensors
+are joined over micro-batches, and the rank's part is taken by its samples.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ddpcheck.diagnose.probes.rows import part
 from ddpcheck.run.observe import countables
 from ddpcheck.target.target import Target
 
-# (quantity, key, the rank's tensor) -> the reference's
+# (quantity, key, the rank's tensor) -> the reference's tensor
 Recorded = Callable[[str, str, Tensor], Tensor | None]
 
 
 def windows(rows: list[int], total: int) -> Windows:
-    """Returns the micro-batches behind calls of the model on so many rows each."""
+    """Returns the micro-batches, given the number of rows of each model call."""
     if len(rows) > 1 and sum(rows) == total:
         return Windows(sizes=tuple(rows), calls=1)
     size = rows[0] if rows else total
@@ -40,12 +40,12 @@ def windows(rows: list[int], total: int) -> Windows:
 
 
 def picked(rows: list[int], shard_rows: list[int], found: Windows) -> Windows:
-    """Returns the samples that a step leaves for the model, or `found` for all.
+    """Returns the windows of a step that selects samples for the model, else `found`.
 
     Args:
-        rows: of each call of the model in the single-process run.
-        shard_rows: of each call on the first shard.
-        found: what else the calls are.
+        rows: of each model call in the single-process run.
+        shard_rows: of each model call on the first shard.
+        found: the windows if all samples are used.
     """
     if found.count > 1 or len(set(rows)) != 1 or len(set(shard_rows)) != 1:
         return found
@@ -55,10 +55,10 @@ def picked(rows: list[int], shard_rows: list[int], found: Windows) -> Windows:
 
 
 class Cursor:
-    """Where a rank is in the samples; the calls of its model move it on.
+    """Which of the samples a rank's tensors hold; every model call moves on.
 
-    `rows`: (first sample, samples of the rank's tensors, samples in all), as of the
-    shard at first. `sizes`: of its micro-batches so far.
+    `rows`: (first sample, number of samples, samples in all); the shard's at first.
+    `sizes`: of the micro-batches so far.
     """
 
     def __init__(self, windows: Windows, start: int, rows: int, total: int) -> None:
@@ -66,9 +66,9 @@ class Cursor:
         self.rows, self.sizes = (start, rows, total), list[int]()
 
     def enter(self, args: Any, kwargs: Any, recorded: Recorded) -> None:
-        """Moves on to the samples that the model is called with now."""
+        """Moves to the samples of a model call."""
         if self._windows.count > 1:
-            size = rows_of_call(args, kwargs)
+            size = _rows_of_call(args, kwargs)
             self.rows = (self._next, size, self.rows[2])
             self._next += size
             self.sizes.append(size)
@@ -76,24 +76,24 @@ class Cursor:
             self._find(tensors_of((args, kwargs)), recorded)
 
     def rows_in(self, number: int) -> int:
-        """Returns the samples of the rank's tensors in a micro-batch."""
+        """Returns the number of samples in a micro-batch."""
         return self.sizes[number] if self.sizes else self.rows[1]
 
     def _find(self, given: Iterable[tuple[str, Tensor]], recorded: Recorded) -> None:
-        """Finds the samples that the step left for the model by what they hold."""
+        """Finds the samples that the step has selected, by their values."""
         total = self._windows.sizes[0]
         near = self.rows[0] / self.rows[2] * total
         for path, mine in given:
             whole = recorded("inputs", key_of("", 0, path), mine)
             if whole is not None and mine.dim() and len(whole) == total:
-                start = start_of(mine, whole, near)
+                start = _start_of(mine, whole, near)
                 if start is not None:
                     self.rows = (start, len(mine), total)
                     return
 
 
-def start_of(mine: Tensor, whole: Tensor, near: float) -> int | None:
-    """Returns the row of `whole` at which these rows stand, the nearest to `near`."""
+def _start_of(mine: Tensor, whole: Tensor, near: float) -> int | None:
+    """Returns the row at which `whole` has these rows, the nearest one to `near`."""
     if mine.shape[1:] != whole.shape[1:] or mine.dtype != whole.dtype:
         return None
     starts = range(len(whole) - len(mine) + 1)
@@ -102,17 +102,17 @@ def start_of(mine: Tensor, whole: Tensor, near: float) -> int | None:
 
 
 def alike_padded(target: Target, batch: Any) -> Any:
-    """Returns a batch whose rows have one length on ranks and in the reference.
+    """Returns a batch with rows of equal length on ranks and in the reference.
 
-    Where shapes alone tell what belongs together: micro-batches, and what is inside a
-    forward that computes the loss. A loss of outputs is looked at as it is padded.
+    Needed where tensors are matched by their shapes: in micro-batches, and inside a
+    forward that computes the loss. A loss on outputs is probed with its own padding.
     """
     takes_outputs = target.loss is not None and target.train_step is None
     return batch if takes_outputs else tree.alike_padded(batch)
 
 
 class RowCount:
-    """Rows of every call of the model, for `windows`; attach to `Hooks`."""
+    """The number of rows of every model call, for `windows`; attach to `Hooks`."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -120,17 +120,21 @@ class RowCount:
     def before(
         self, name: str, _call: int, _module: Any, args: Any, kwargs: Any
     ) -> None:
-        """Notes a call of the model itself."""
+        """Counts the rows if the call is of the model itself."""
         if not name:
-            self.rows.append(rows_of_call(args, kwargs))
+            self.rows.append(_rows_of_call(args, kwargs))
 
 
 def described(
     sizes: tuple[int, ...], start: int, targets: Any, names: Iterable[str]
 ) -> tuple[Micro, ...]:
-    """Returns what each micro-batch of a process holds, nothing for a single one.
+    """Returns what each micro-batch of a process holds; empty for a single one.
 
-    `start` is the first sample of the process, `targets` what it counts in.
+    Args:
+        sizes: samples per micro-batch.
+        start: the first sample of the process.
+        targets: in which `names` are counted.
+        names: of what is counted.
     """
     if len(sizes) < 2:  # noqa: PLR2004
         return ()
@@ -143,12 +147,12 @@ def described(
     return tuple(found)
 
 
-def rows_of_call(args: Any, kwargs: Any) -> int:
-    """Returns dimension 0 of the first tensor that a call gets, 0 without one."""
+def _rows_of_call(args: Any, kwargs: Any) -> int:
+    """Returns dimension 0 of the first tensor among the inputs, 0 without one."""
     return next((len(t) for _, t in tensors_of((args, kwargs)) if t.dim()), 0)
 
 
-def sample_dim(shape: tuple[int, ...], size: int) -> int | None:
+def _sample_dim(shape: tuple[int, ...], size: int) -> int | None:
     """Returns the dimension that holds `size` samples, or several values of each."""
     exact = [d for d, n in enumerate(shape) if n == size]
     several = [d for d, n in enumerate(shape) if n and size and n % size == 0]
@@ -159,13 +163,13 @@ def shard_dim(value: Tensor, mine: tuple[int, ...], rows: int) -> int:
     """Returns the dimension of the samples: the one in which a shard is smaller.
 
     Args:
-        value: of the whole.
-        mine: shape of a shard's.
-        rows: samples of the shard.
+        value: the tensor of all samples.
+        mine: shape of a shard's tensor.
+        rows: samples in the shard.
     """
     differ = (d for d in range(value.dim()) if value.shape[d] != mine[d])
     found = next(differ, None)
-    return sample_dim(mine, rows) or 0 if found is None else found
+    return _sample_dim(mine, rows) or 0 if found is None else found
 
 
 def has_shard(
@@ -175,18 +179,18 @@ def has_shard(
     mine: tuple[int, ...],
     rows: int,
 ) -> bool:
-    """Returns whether a shard's tensor is a part of a micro-batch's, or it of that.
+    """Returns whether a shard's tensor may be a part of a micro-batch's, or contain it.
 
     Args:
         windows: the micro-batches.
         number: of the micro-batch.
         shape: of its tensor.
-        mine: shape of the shard's.
-        rows: samples of the shard.
+        mine: shape of the shard's tensor.
+        rows: samples in the shard.
     """
     size = windows.size(number)
     if windows.count > 1 and mine == shape and size == rows:
-        return sample_dim(mine, rows) is not None
+        return _sample_dim(mine, rows) is not None
     if size < rows:
         return bool(part(mine, shape, (0, size, rows)))
     return bool(part(shape, mine, (0, rows, size)))
@@ -200,82 +204,76 @@ def recorded(
     mine: tuple[int, ...],
     rows: int,
 ) -> Tensor | None:
-    """Returns a tensor of the reference's trace, its micro-batches put together.
+    """Returns a tensor of the reference's trace, joined over its micro-batches.
 
     Args:
         reader: of the trace.
         windows: the reference's micro-batches.
         quantity: of the tensor.
         key: of the tensor.
-        mine: shape of a rank's tensor that a part of it is wanted for.
-        rows: samples of the rank's tensor.
+        mine: shape of the rank's tensor that is compared with a part of the result.
+        rows: samples in the rank's tensor.
+
+    Special values: None if nothing was recorded, or if micro-batches are padded to
+    different lengths; the first micro-batch's tensor if no dimension holds samples.
     """
     parts = [
         reader.get(quantity, number, key)
         for number in range(windows.count)
         if key in reader.names(quantity, number)
     ]
-    if windows.count == 1 or not parts:
-        return parts[0] if parts else None
-    return whole(parts, windows.sizes, mine, rows)
-
-
-def whole(
-    parts: list[Tensor | None], sizes: tuple[int, ...], mine: tuple[int, ...], rows: int
-) -> Tensor | None:
-    """Returns the micro-batches' tensors as one, along the dimension of the samples.
-
-    Args:
-        parts: one tensor per micro-batch, None for one without gradient.
-        sizes: samples per micro-batch.
-        mine: shape of a rank's tensor that a part of the whole is wanted for.
-        rows: samples of the rank's tensor.
-
-    Special values: None where nothing was recorded; the first part where no dimension
-    holds samples.
-    """
-    known = [(p, n) for p, n in zip(parts, sizes, strict=False) if p is not None]
+    known = [
+        (p, n) for p, n in zip(parts, windows.sizes, strict=False) if p is not None
+    ]
     if not known:
         return None
     first, size = known[0]
-    if len(parts) < len(sizes):
+    if windows.count == 1 or len(parts) < windows.count:
         return first
     dims = [
         d
         for d, n in enumerate(first.shape)
         if first.dim() == len(mine)
         and n * rows == mine[d] * size
-        and _others(first.shape, d) == _others(mine, d)
+        and _without(first.shape, d) == _without(mine, d)
     ]
     if not dims:
         return first
-    # Where a micro-batch is as large as the rank's, all dimensions seem to fit.
+    # If a micro-batch is as large as the rank's, all dimensions seem to fit.
     dim = next((d for d in dims if first.shape[d] % size == 0), dims[0])
-    if any(_others(p.shape, dim) != _others(mine, dim) for p, _ in known):
-        return None  # filled up to another length each
+    if any(_without(p.shape, dim) != _without(mine, dim) for p, _ in known):
+        return None
 
-    def nothing(samples: int) -> Tensor:
+    def zeros(samples: int) -> Tensor:
         shape = list(first.shape)
         shape[dim] = shape[dim] * samples // size
         return first.new_zeros(shape)
 
-    filled = [nothing(n) if p is None else p for p, n in zip(parts, sizes, strict=True)]
+    filled = [
+        zeros(n) if p is None else p for p, n in zip(parts, windows.sizes, strict=True)
+    ]
     return torch.cat(filled, dim=dim)
 
 
-def _others(shape: Sequence[int], dim: int) -> tuple[int, ...]:
+def _without(shape: Sequence[int], dim: int) -> tuple[int, ...]:
     return (*shape[:dim], *shape[dim + 1 :])
 
 
 def order_of_calls(
     model: nn.Module, batch: Any, step: Callable[[Hooks], object]
 ) -> tuple[list[int], Tensor | None]:
-    """Returns the rows of each call of the model, and the order of the batch in them.
+    """Returns the rows of each model call, and the order of the batch's rows in them.
+
+    A step may sort its samples before the model, by length for instance. Shards are
+    then sorted differently from the batch. A probe gives the batch in the order in
+    which the model gets it, so that sorting changes nothing in the single-process run
+    or on the shards. These are other shards than the run's; the search tries the
+    probe's proposals on the run itself.
 
     Args:
         model: that the step calls.
-        batch: that the step is given.
-        step: does it under hooks.
+        batch: of the step.
+        step: does the step under hooks.
     """
     counted, given, hooks = RowCount(), GivenOrder(batch), Hooks()
 
@@ -291,18 +289,19 @@ def order_of_calls(
 class GivenOrder:
     """The order in which modules get a batch's rows; attach to `Hooks`.
 
-    `order`: numbers of the batch's rows, None where it is the batch's own, or unknown.
+    `order`: numbers of the batch's rows. None if they are in the batch's own order, or
+    if no module gets the rows themselves.
     """
 
     def __init__(self, batch: Any) -> None:
         self._leaves = [t for t in tree.held(batch) if t.dim() and len(t) > 1]
-        self._is_known = any(True for _ in tree.lists(batch))  # these stay as they are
+        self._is_known = any(True for _ in tree.lists(batch))  # lists are not permuted
         self.order: Tensor | None = None
 
     def before(
         self, _name: str, _call: int, _module: Any, args: Any, kwargs: Any
     ) -> None:
-        """Looks at what a module is given, until rows of the batch are recognised."""
+        """Compares the inputs of a call with the batch until its rows are found."""
         for _, given in tensors_of((args, kwargs)):
             for leaf in () if self._is_known else self._leaves:
                 found = _order_of(given, leaf)
@@ -314,10 +313,10 @@ class GivenOrder:
 
 
 def _order_of(given: Tensor, leaf: Tensor) -> list[int] | None:
-    """Returns which rows of `leaf` these are, each once; None where they are not.
+    """Returns which row of `leaf` each row is; None if they are not the same rows.
 
-    A step may cut off the end of all rows, which no sample of the batch needs. Equal
-    rows, as labels are, tell no other order than the batch's own.
+    A step may truncate all rows to the longest sample's length. If rows are equal, as
+    labels often are, only the batch's own order can be recognised.
     """
     if given.dtype != leaf.dtype or given.dim() != leaf.dim():
         return None

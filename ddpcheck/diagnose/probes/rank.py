@@ -1,4 +1,4 @@
-"""A rank's side of the probe: every module, and the loss, against the reference's."""
+"""The probe of a rank: one step, compared with the reference's trace."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ddpcheck.diagnose.probes import gradients, micro, training
 from ddpcheck.diagnose.probes.calls import Calls
 from ddpcheck.diagnose.probes.evidence import (
     Cut,
+    Direct,
     ModuleCall,
     RankEvidence,
     Span,
@@ -49,9 +50,9 @@ from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise
 from ddpcheck.target.target import Target, TargetRef
 
-# What adds or compares, number by number, and what sends nothing.
+# Collectives that reduce element by element, or send nothing.
 _REDUCTIONS = {"all_reduce", "all_reduce_coalesced", "barrier", "reduce"}
-_TABLE = 2  # dimensions: of samples and of what each of them has
+_TABLE = 2  # dimensions: (samples, features)
 _LOSS, _AFTER = "loss", "after backward"
 _SAME = 1e-9  # relative; the same operations give the same numbers in any dtype
 
@@ -66,10 +67,10 @@ def judge(
     feeds_indices: bool = True,
     trains_before: bool = False,
 ) -> RankEvidence:
-    """Returns what this rank found; what user code raises is in `failed`.
+    """Returns the evidence of this rank; an error of user code is in `failed`.
 
-    `feeds_indices`: whole numbers that modules are called with are the reference's too.
-    `trains_before`: the steps before the last are trained.
+    `feeds_indices`: integer inputs of modules are replaced by the reference's too.
+    `trains_before`: the steps before the last one are trained.
     """
     rank = context.seat.rank
     try:
@@ -88,7 +89,7 @@ def judge(
             ddp = [w.module for w in seen.wrapped]
             defects += exact.judge_reducers(ddp, context.seat.device)
             return replace(found, defects=tuple(defects))
-    except Exception as error:  # noqa: BLE001 (user code under hooks; told as data)
+    except Exception as error:  # noqa: BLE001 (user code under hooks; reported as data)
         return RankEvidence(rank=rank, failed=describe(error).stack)
 
 
@@ -110,10 +111,9 @@ class _Probe:
         self.trains_before = False
 
     def run(self, count_names: tuple[str, ...]) -> RankEvidence:
-        """Trains one step under hooks; returns what this rank found.
+        """Does the step under hooks; if it asks for the process group, twice.
 
-        Where it asked for the group, once more without one: a collective that is called
-        for a log leaves the loss as it is.
+        The group is hidden in the second step: see `_with_group_effects`.
         """
         spec = self.spec
         seed = user_code.seed_of_rank(spec, self.rank)
@@ -147,7 +147,7 @@ class _Probe:
         return _with_group_effects(found, again)
 
     def _train(self, trained: training.Trained, batches: list[Any]) -> None:
-        """Trains the steps before; nothing is told of them."""
+        """Trains the steps before the probed one, and forgets what was observed."""
         mine = batches_of_rank(batches, self.spec.but(mode=AVERAGED.name), self.rank)
         size = batch_size(self.target, batches[0])
         rows = (*tree.shard_range(size, self.rank, self.spec.world_size), size)
@@ -163,7 +163,7 @@ class _Probe:
         batch: Any,
         count_names: tuple[str, ...],
     ) -> RankEvidence:
-        """Returns what one step shows, on a model that stands at the beginning."""
+        """Returns the evidence of one step, on a model in its initial state."""
         spec = self.spec
         size = batch_size(self.target, batch)
         start, rows = tree.shard_range(size, self.rank, spec.world_size)
@@ -185,7 +185,8 @@ class _Probe:
 
                 def note(loss: Tensor) -> None:
                     written.before_backward()
-                    self._note_addends(loss)
+                    compared = calls.leaves, self.reader, self.addends
+                    self.addends = gradients.of_addends(loss, *compared)
                     self.constants += constants(loss)
 
                 given = self.target, spec, wrapped, shard, note
@@ -218,25 +219,20 @@ class _Probe:
         )
 
     def _span(self, wrapped: nn.Module) -> Span | None:
-        """Returns it where cuts may not tell: all ranks ask, or none."""
-        if self.calls.attached:
-            return _span(wrapped, self.reader, "every")
-        if self.trained_cuts:
+        """Returns the span if cuts are attached or none is trained: on all ranks."""
+        if self.trained_cuts and not self.calls.attached:
             return None
-        return _span(wrapped, self.reader, "direct")
-
-    def _note_addends(self, loss: Tensor) -> None:
-        found = self.calls.leaves, self.reader, self.addends
-        self.addends = gradients.of_addends(loss, *found)
+        quantity = "every" if self.calls.attached else "direct"
+        return _span(wrapped, self.reader, quantity)
 
     def _constant(self, batch: Any) -> int | None:
-        """Returns what the loss is divided by, where it is a count of all samples."""
+        """Returns the divisor of the loss if it is a count over the global batch."""
         totals = countables.totals(countables.targets_of(self.target, batch))
         every = set(divisors(self.constants))
         return max((n for n in totals if n in every), default=None)
 
     def _cuts(self, factor: float) -> tuple[Cut, ...]:
-        """Returns the cuts; the step has multiplied gradients by `factor`."""
+        """Returns the trained cuts; the step has multiplied gradients by `factor`."""
         leaves = [leaf for leaf in self.calls.leaves if leaf.key in self.trained_cuts]
         found = gradients.at_cuts(
             leaves, self.calls.recorded_at, self.reader, self.spec.world_size, factor
@@ -245,11 +241,11 @@ class _Probe:
 
 
 class _Collectives:
-    """Observes whether the collectives of a step move rows.
+    """Observes whether the collectives of a step move rows between ranks.
 
     Args:
-        seen: what is observed of it.
-        rows: how many samples the rank has.
+        seen: receives the collectives.
+        rows: number of samples on this rank.
     """
 
     def __init__(self, seen: Observed, rows: int) -> None:
@@ -259,31 +255,31 @@ class _Collectives:
 
     @property
     def moves_rows(self) -> bool:
-        """Whether one does more than add: or adds samples of ranks to one another."""
+        """Whether a collective does more than reduce, or reduces rows of samples."""
         moves = bool(set(self._seen.collectives) - _REDUCTIONS)
         return moves or self._adds or self._seen.passed > 0
 
-    def _note(self, told: CollectiveCount | CollectiveEnd) -> None:
-        if not isinstance(told, CollectiveCount) or "B" in self._seen.events:
-            return  # of gradients
-        shape = told.shape or ()
+    def _note(self, event: CollectiveCount | CollectiveEnd) -> None:
+        if not isinstance(event, CollectiveCount) or "B" in self._seen.events:
+            return  # after a backward, collectives are of gradients
+        shape = event.shape or ()
         is_of_rows = len(shape) >= _TABLE and shape[0] == self._rows > 1
-        self._adds |= is_of_rows and told.name in _REDUCTIONS
+        self._adds |= is_of_rows and event.name in _REDUCTIONS
 
 
 @contextlib.contextmanager
 def _noting_calls_past(
     wrapped: nn.Module, note: Callable[[str], None]
 ) -> Iterator[set[str]]:
-    """Fills the yielded set with the modules that are called past their wrapper.
+    """Adds the modules that are called past their wrapper to the yielded set.
 
-    DDP reduces what backward finds after its own forward. A step may call the wrapper
-    once and what is inside it another time: the second backward stays local.
+    DDP reduces the gradients of the backward after its own forward. If a step calls the
+    wrapper once and a module inside another time, the second backward stays local.
 
     Args:
-        wrapped: the model, with stand-ins where DDP objects were.
-        note: called with "F" for a wrapper's forward, "P" for a call past it, both if
-            gradients are enabled.
+        wrapped: the model, with stand-ins for DDP objects.
+        note: called with "F" for a wrapper's forward, "P" for a call past the wrapper,
+            if gradients are enabled.
     """
     found: set[str] = set()
     depth, handles, short = 0, [], shortener(wrapped)
@@ -318,37 +314,23 @@ def _noting_calls_past(
 
 
 def _span(model: nn.Module, reader: Reader, quantity: str) -> Span | None:
-    """Returns the single-process gradient as the best combination of the ranks'.
+    """Returns the single-process gradient as a combination of the ranks' gradients.
 
-    It is one if the loss divides by a count, or a weight, of each shard: g = sum_r c_r
-    g_r. A loss that relates samples has another gradient, and so has one with several
-    terms that each divide by their own.
+    If the loss divides by a count, or a weight, of each shard, then g = sum_r c_r g_r
+    with a factor c_r per rank. A loss that relates samples, or that has several terms
+    with divisors of their own, has no such factors.
 
-    A collective: all ranks ask. Gradients are compared by sums of their numbers, with
-    signs at random. None for as many ranks as sums, or as numbers, or without a
-    gradient.
+    Gradients are compared by sketches: sums of their numbers with random signs. None if
+    there are as many ranks as sums, or as numbers, or if there is no gradient.
+
+    This calls a collective: all ranks call it, or none.
 
     Args:
         model: with this rank's gradients.
         reader: of the reference's trace.
-        quantity: what it calls the single-process gradients.
+        quantity: the name of the single-process gradients in the trace.
     """
     world_size = dist.get_world_size()
-    mine, reference = _sketches(model, reader, quantity)
-    every = [torch.zeros_like(mine) for _ in range(world_size)]
-    dist.all_gather(every, mine)
-    size = float(reference.norm())
-    numbers = sum(p.numel() for p in contents.parameters(model))
-    if world_size >= min(SIZE, numbers) or not size:
-        return None  # so few numbers are some combination of so many
-    ranks = torch.stack(every, 1)
-    weights = torch.linalg.lstsq(ranks, reference[:, None]).solution
-    left = float((ranks @ weights - reference[:, None]).norm()) / size
-    return Span(residual=left, weights=tuple(weights[:, 0].tolist()))
-
-
-def _sketches(model: nn.Module, reader: Reader, quantity: str) -> tuple[Tensor, Tensor]:
-    """Returns those of this rank's gradient and of the single-process one."""
     mine = torch.zeros(SIZE, dtype=torch.float64)
     reference = torch.zeros_like(mine)
     known, short = reader.names(quantity, 0), shortener(model)
@@ -357,23 +339,29 @@ def _sketches(model: nn.Module, reader: Reader, quantity: str) -> tuple[Tensor, 
         right = reader.get(quantity, 0, name) if name in known else None
         if right is None:
             continue
-        reference += sketch(right, _signs(number))
+        signs = torch.Generator()
+        reference += sketch(right, signs.manual_seed(number))
         if parameter.grad is not None:
-            mine += sketch(parameter.grad.to_dense(), _signs(number))
-    return mine, reference
-
-
-def _signs(number: int) -> torch.Generator:
-    return torch.Generator().manual_seed(number)
+            mine += sketch(parameter.grad.to_dense(), signs.manual_seed(number))
+    every = [torch.zeros_like(mine) for _ in range(world_size)]
+    dist.all_gather(every, mine)
+    size = float(reference.norm())
+    numbers = sum(p.numel() for p in contents.parameters(model))
+    if world_size >= min(SIZE, numbers) or not size:
+        return None  # so many gradients always combine to so few numbers
+    ranks = torch.stack(every, 1)
+    weights = torch.linalg.lstsq(ranks, reference[:, None]).solution
+    left = float((ranks @ weights - reference[:, None]).norm()) / size
+    return Span(residual=left, weights=tuple(weights[:, 0].tolist()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The modules whose own buffers, or own parameters, forwards change.
+    """The modules whose own buffers, or own parameters, are written in forward.
 
-    Of parameters the sums that are left: ranks that write the same have the same.
-    `by_backward`: those whose parameters have changed when a backward begins, by
-    forward or by the step.
+    `parameters`: the sums that are left of them; ranks that write equal parameters have
+    equal sums. `by_backward`: the modules whose parameters have changed when a backward
+    begins, by forward or by the step.
     """
 
     model: nn.Module
@@ -383,18 +371,18 @@ class _Written:
     by_backward: set[str] = field(default_factory=set)
 
     def before_backward(self) -> None:
-        """Looks at the parameters."""
+        """Compares the parameters with those at the beginning of the step."""
         now = _parameters(self.model)
         self.by_backward.update(n for n in now if self.begun.get(n) != now[n])
 
 
 @contextlib.contextmanager
 def _writing(wrapped: nn.Module) -> Iterator[_Written]:
-    """Yields a record of what forward writes, also outside of module calls.
+    """Yields a record of what the model's forward writes, also outside module calls.
 
-    A regulariser with an `update` method runs no hooks, yet its buffers are written
-    while the model's forward runs, not by the training step. A model may normalise the
-    rows of an embedding before it calls it.
+    A regulariser with an `update` method runs no hooks, yet its buffers are written in
+    the model's forward. A model may normalise the rows of an embedding before calling
+    the embedding.
     """
     short = shortener(wrapped)
     whole = [m for path, m in contents.named_modules(wrapped) if not short(path)]
@@ -408,10 +396,9 @@ def _writing(wrapped: nn.Module) -> Iterator[_Written]:
     def leave(*_: Any) -> None:
         now = _buffers(model)
         found.buffers.update(name for name in now if before.get(name) != now[name])
-        told = _parameters(model)
         found.parameters.update(
             (name, tuple(sums))
-            for name, sums in told.items()
+            for name, sums in _parameters(model).items()
             if weights.get(name) != sums
         )
 
@@ -429,9 +416,9 @@ def _writing(wrapped: nn.Module) -> Iterator[_Written]:
 def _buffers(model: nn.Module) -> dict[str, list[tuple[int, float]]]:
     short = shortener(model)
     return {
-        short(path): told
+        short(path): found
         for path, module in contents.named_modules(model)
-        if (told := versions_of_buffers(module))
+        if (found := versions_of_buffers(module))
     }
 
 
@@ -446,28 +433,27 @@ def _parameters(model: nn.Module) -> dict[str, list[float]]:
 def _with_group_effects(
     found: RankEvidence, again: Callable[[], RankEvidence]
 ) -> RankEvidence:
-    """Returns the evidence with `asks_others`, `group_factor` and `addend_factors`.
+    """Returns the evidence with what changes if the process group is hidden.
 
-    Modules whose outputs are wrong by as much without the group communicate for what
-    they keep, and are told as those that call nobody.
+    These are `asks_others`, `group_factor` and `addend_factors`: a collective may also
+    be called for a log, a bound or a clock, and leave the loss as it is. A module whose
+    output is as wrong without the group communicates only for its state, and counts as
+    one that calls no collective.
 
     Args:
-        found: what the step showed with the group.
+        found: by the step with the group.
         again: does the same step once more, from the same beginning.
     """
     try:
         alone = gather.alone(again)
     except Exception:  # noqa: BLE001 (a program that needs its group: it may ask)
         return found
-    asked = _asks_others(found, alone)
-    factor = _group_factor(found.cuts, alone.cuts)
     factors = tuple(map(_group_factor, found.addends, alone.addends))
-    modules = tuple(_without_idle_calls(found.modules, alone.modules))
     return replace(
         found,
-        modules=modules,
-        asks_others=asked,
-        group_factor=factor,
+        modules=tuple(_without_idle_calls(found.modules, alone.modules)),
+        asks_others=_asks_others(found, alone),
+        group_factor=_group_factor(found.cuts, alone.cuts),
         addend_factors=factors if len(factors) == len(found.addends) else (),
     )
 
@@ -477,14 +463,15 @@ def _without_idle_calls(
 ) -> Iterator[ModuleCall]:
     known = {(m.name, m.call): m.rel_diff for m in alone}
     idle: list[ModuleCall] = []
-    for m in calls:  # what a module calls comes before it
-        theirs = known.get((m.name, m.call))
+    for m in calls:  # a call comes after the calls inside
+        without = known.get((m.name, m.call))
         inside = sum(i.collectives for i in idle if i.name.startswith(f"{m.name}."))
-        is_wrong = m.collectives and m.rel_diff and theirs is not None
-        if not (is_wrong and _is_close(m.rel_diff or 0.0, theirs or 0.0)):
-            yield replace(m, collectives=max(0, m.collectives - inside))
+        own = replace(m, collectives=max(0, m.collectives - inside))
+        is_wrong = m.collectives and m.rel_diff and without is not None
+        if not (is_wrong and _is_close(m.rel_diff or 0.0, without or 0.0)):
+            yield own
             continue
-        idle.append(replace(m, collectives=max(0, m.collectives - inside)))
+        idle.append(own)
         normalises = m.normalises or (m.writes_buffers and m.is_scale_invariant)
         yield replace(m, collectives=0, normalises=normalises)
 
@@ -492,8 +479,9 @@ def _without_idle_calls(
 def _asks_others(found: RankEvidence, alone: RankEvidence) -> tuple[str, ...]:
     """Returns which results change when the process group is hidden.
 
-    A loss that is scaled up before backward and down after it is the same; one that is
-    the same before that has gradients that the step itself multiplies otherwise.
+    A loss that is scaled up before backward, and its gradients down after backward, is
+    the same loss. If the loss is the same but the gradients are not, the step itself
+    multiplies the gradients after backward.
     """
     if _are_close(_numbers(found, 1.0), _numbers(alone, 1.0)):
         return ()
@@ -504,7 +492,7 @@ def _asks_others(found: RankEvidence, alone: RankEvidence) -> tuple[str, ...]:
 
 
 def _group_factor(found: Sequence[Cut], alone: Sequence[Cut]) -> float | None:
-    """Returns the one factor that the group brings into all gradients, if it is one."""
+    """Returns the single factor by which the group changes all gradients, or None."""
     pairs = [
         (cut.ratio, other.ratio)
         for cut, other in zip(found, alone, strict=False)
@@ -520,18 +508,18 @@ def _group_factor(found: Sequence[Cut], alone: Sequence[Cut]) -> float | None:
 
 
 def _numbers(found: RankEvidence, factor: float) -> list[tuple[str, float]]:
-    """Returns what is known of the loss and its gradients, times a factor.
+    """Returns the loss, times `factor` and `after_backward`, and the fits of gradients.
 
-    Gradients have what the step multiplies them by after backward.
+    Gradients already contain `after_backward`; their ratios are multiplied by `factor`.
     """
     loss = (found.loss or 0.0) * found.after_backward
     numbers = [("loss", loss * factor)]
-    for cut in found.cuts:
-        name = f"{cut.key} {cut.micro}"
-        numbers += [(name, cut.ratio * factor), (name, cut.residual)]
-    for direct in found.direct:
-        numbers += [(direct.name, direct.ratio * factor)]
-        numbers += [(direct.name, direct.residual)]
+    named: list[tuple[str, Cut | Direct]] = [
+        *((f"{cut.key} {cut.micro}", cut) for cut in found.cuts),
+        *((direct.name, direct) for direct in found.direct),
+    ]
+    for name, one in named:
+        numbers += [(name, one.ratio * factor), (name, one.residual)]
     return numbers
 
 

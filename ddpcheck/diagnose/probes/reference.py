@@ -1,4 +1,8 @@
-"""The reference's side of the probe: step 0 in a single process, fully recorded."""
+"""The probe of the single-process run: one step, recorded for the ranks' probes.
+
+The first pass cuts all module outputs and writes inputs, outputs and gradients to the
+trace. Later passes change outputs, targets or the batch: see probes/coupling.py.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +48,11 @@ from ddpcheck.run.steps import batch_size
 from ddpcheck.run.surroundings import bound_noise
 from ddpcheck.target.target import Target, TargetRef
 
-# Other outputs decide other things in a nudge and in a copy (see coupling.py).
+# Passes that are done with and without the modules before these are left out: a loss
+# may use other outputs in a nudge than in a copy (probes/coupling.py).
 _TRIALS = 2
 _MISSING = object()
-# By the names of their nodes: what makes probabilities of scores.
+# Autograd nodes that compute probabilities from scores.
 _OF_SCORES = ("SoftmaxBackward", "LogSoftmaxBackward", "SigmoidBackward")
 
 
@@ -59,21 +64,21 @@ def record(
     world_size: int,
     trains_before: bool = False,
 ) -> ReferenceEvidence:
-    """Returns what the reference's probe found; its trace holds the tensors.
+    """Returns the evidence of the reference; the tensors are in its trace.
 
-    `spec` is the reference's. `world_size` says how the shards will look,
-    `trains_before` whether the steps before the last are trained.
+    `spec` is the reference's. `world_size`: number of shards that the ranks will have.
+    `trains_before`: the steps before the last one are trained.
     """
     name = f"probe-{context.seat.name}-{time.monotonic_ns()}"
     folder = Path(context.seat.folder)
     writer = Writer(folder / name, folders.on_disk(folder))
     try:
-        # A compiled function is no place for hooks, and computes the same without.
+        # A compiled function runs no hooks; uncompiled it computes the same.
         with borrowed(ref) as target, isolation.isolated(), compiling.off():
             probe = _Probe(target, spec, world_size, writer)
             probe.begin(trains_before=trains_before)
             return probe.run()
-    except Exception as error:  # noqa: BLE001 (user code under hooks; told as data)
+    except Exception as error:  # noqa: BLE001 (user code under hooks; reported as data)
         writer.discard()
         return ReferenceEvidence(failed=describe(error).stack)
 
@@ -97,17 +102,17 @@ class _Probe:
         self.size = batch_size(target, self.batch)
         self.cuts = Cuts(self.size, tree.shard_range(self.size, 0, world_size)[1])
         self.rows: list[int] = []  # of every call of the model
-        self.order: Tensor | None = None  # in which the batch is given; None: its own
+        self.order: Tensor | None = None  # of the batch's rows; None: as they are
         self.draws, self.shortcut = DrawCounter(), Shortcut()
-        self.built = DrawCounter()  # what a step draws that builds parts of the model
+        self.built = DrawCounter()  # for a step that itself builds parts of the model
         self.attached: Attached | None = None
         self.after_backward = 1.0
-        self.outputs: dict[tuple[int, str], Tensor] = {}  # leaves of the pass, all cuts
+        self.outputs: dict[tuple[int, str], Tensor] = {}  # leaves of this pass
         self.addends = gradients.Addends(self.writer)
         self.injected = Injected()
 
     def begin(self, *, trains_before: bool) -> None:
-        """Comes to the step that is looked at; the steps before are trained or not."""
+        """Moves to the probed step; the steps before are trained or left out."""
         sizing.use_cores(self.model)  # until `isolated` ends
         user_code.compute(self.spec)
         before, self.before = self.before, []
@@ -119,13 +124,13 @@ class _Probe:
         self.kept = Kept(self.target, self.model)
 
     def run(self) -> ReferenceEvidence:
-        """Trains one step under hooks; writes the trace."""
+        """Does the passes, writes the trace and returns the evidence."""
         self._find_windows()
         self.cuts.dims = self._shard_shapes()
         held = external_state.generator_states(self.model)
         grads, loss, direct = self._first_pass()
         held_draws = external_state.generator_states(self.model) != held
-        self.shortcut.look_at(hooked(self.model), grads)
+        self.shortcut.choose(hooked(self.model), grads)
         for (number, key), grad in grads.items():
             self.writer.add("cut", number, [(key, grad)])
         self.writer.add("direct", 0, direct.items())
@@ -137,7 +142,7 @@ class _Probe:
         drawn = self.draws if self.draws.count else self.built
         couplings = self._measure_couplings(grads)
         is_written = self._write_doubled(grads)
-        # The outputs tell as well where a step does nothing but make gradients.
+        # The outputs answer the same, unless a train_step does more with gradients.
         is_known = is_written and self.shortcut.is_proven and not self.target.train_step
         factor = None if is_known else _doubled_of_parameters(self._plain, self.batch)
         in_trace: ProbeFacts = {
@@ -187,7 +192,7 @@ class _Probe:
             hooks.remove()
 
     def _trained(self, batch: Any, *, puts_aside: bool = False) -> training.Done:
-        """Does a step with what fixes change in the single-process run too."""
+        """Does a step with the fixes that act in the single-process run too."""
 
         def targets() -> Any:
             return countables.targets_of(self.target, batch)
@@ -204,20 +209,20 @@ class _Probe:
         isolation.seed_everything(self.spec.seed)
 
     def _find_windows(self) -> None:
-        """Finds the micro-batches of a step that is the user's own."""
+        """Finds the micro-batches, and the order of samples, of a user's train_step."""
         if self.target.train_step is None:
             return
-        order = self._look_at_calls()
+        order = self._order_of_calls()
         if order is None or self.cuts.has_micros:
             return
         batch, self.batch = self.batch, tree.permute(self.batch, order)
-        if self._look_at_calls() is None:
+        if self._order_of_calls() is None:
             self.order = order
         else:
-            self.batch = batch  # it does not sort, it shuffles
+            self.batch = batch  # the step shuffles; it does not sort
 
-    def _look_at_calls(self) -> Tensor | None:
-        """Returns the order in which the step gives the batch to the model."""
+    def _order_of_calls(self) -> Tensor | None:
+        """Returns the order in which the step passes the batch to the model."""
         batch = self.batch
         self.rows, order = order_of_calls(
             self.model, batch, lambda hooks: self._step(batch, hooks, self.built)
@@ -226,7 +231,7 @@ class _Probe:
         return order
 
     def _shard_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of all outputs on rank 0's shard: which can be cut."""
+        """Returns the output shapes on rank 0's shard, which show what has samples."""
         shapes: dict[str, tuple[int, ...]] = {}
         counted = micro.RowCount()
 
@@ -256,11 +261,11 @@ class _Probe:
         return shapes
 
     def _first_pass(self) -> tuple[Grads, float | None, dict[str, Tensor | None]]:
-        """Cuts behind every module, or behind the model alone.
+        """Does a pass that cuts all outputs; if it fails, the model's own; or attached.
 
-        A model whose forward differentiates itself (a force is the slope of an energy)
-        would find its own graph cut; so would a step that does, or one whose hooks
-        keep what goes back through a module, if not attached.
+        A cut ends the graph for a model whose forward differentiates (a force is the
+        gradient of an energy), for a step that does so, or for hooks that keep the
+        gradients of a module.
         """
         for _ in ("all", "outputs"):
             with contextlib.suppress(Exception):
@@ -315,7 +320,7 @@ class _Probe:
 
         hooks = Hooks(calls_per_micro=self.cuts.windows.calls)
         hooks.attach(self.model, before, after)
-        # It sees every operation: a third of the time of the many passes to come.
+        # Not in later passes: counting takes a third of their time.
         drawn = DrawCounter() if write else None
         self.draws = drawn or self.draws
         is_noted = write or self.addends.takes_twice
@@ -340,13 +345,13 @@ class _Probe:
     def _direct(self) -> dict[str, Tensor | None]:
         """Returns the gradients that reach parameters past all cuts."""
         if self.attached:
-            return {}  # all reach them
+            return {}  # attached cuts let all gradients pass
         return gradients.past_all_cuts(self.model)
 
     def _is_used_through_outputs(self) -> bool:
-        """Returns whether the loss uses no parameter past outputs without samples.
+        """Returns whether the loss uses parameters through outputs without samples.
 
-        A temperature is such an output; a penalty uses parameters themselves.
+        A temperature is such an output. A penalty uses the parameters themselves.
         """
         if not self.cuts.whole:
             return False
@@ -354,7 +359,7 @@ class _Probe:
             return not self._cut_pass(
                 self.batch, perturb=lambda _, t: t, detach=self.cuts.whole
             )[2]
-        except RuntimeError:  # the loss itself is such an output
+        except RuntimeError:  # the loss itself is an output without samples
             return False
 
     def _perturbed(self, perturb: Perturb, batch: Any) -> Grads:
@@ -365,21 +370,21 @@ class _Probe:
         )
 
     def _perturbed_whole(self, perturb: Perturb, batch: Any) -> Grads:
-        """Returns the same by a pass that leaves out no module."""
+        """Returns the same, from a pass that runs all modules."""
         return self._cut_pass(batch, perturb=perturb)[0]
 
     def _measure_couplings(self, grads: Grads) -> Couplings:
         given = grads, self.cuts.place, self.batch, self.world_size
         found = coupling.measure(self._perturbed, *given)
-        # Micro-batches have other shards; what sorts its samples moves them back.
+        # Micro-batches have other shards. A step that sorts would undo a new order.
         if self.cuts.has_micros or self.order is not None:
             return found
-        # All modules: what they return besides rows, a length, follows the samples.
+        # With all modules: outputs without rows, as a length, follow the samples.
         ordered = coupling.measure_order(self._perturbed_whole, *given, self.spec.seed)
         return dataclasses.replace(found, ordered=ordered)
 
     def _write_doubled(self, grads: Grads) -> bool:
-        """Returns whether there is anything to write."""
+        """Writes the gradients on the repeated batch; returns whether there are any."""
         if self.cuts.has_micros or self.order is not None:  # as for couplings
             return False
         self.addends.is_twice(self.cuts.dim if self._kinds_of_addends() else None)
@@ -402,12 +407,13 @@ def _doubled_at_cuts(
 ) -> Iterator[tuple[int, str, Tensor]]:
     """Yields (micro-batch, key, gradient) at the first half of the repeated batch.
 
-    It is half of that on the batch for a mean, the same for a sum.
+    Compared with the batch itself, the gradient is half as large for a mean over
+    samples, and equal for a sum.
 
     Args:
-        run: one pass on the first pass's values, perturbed, and a batch.
+        run: does one pass with the first pass's values, perturbed, on a batch.
         grads: of the first pass.
-        dim: where the samples of a key's tensor are.
+        dim: returns the dimension of the samples.
         batch: the global batch.
     """
 
@@ -428,7 +434,7 @@ def _doubled_at_cuts(
 def _doubled_of_parameters(
     grads_of: Callable[[Any], dict[str, Tensor]], batch: Any
 ) -> float | None:
-    """Returns grad(batch twice) / grad(batch), where one factor fits.
+    """Returns grad(repeated batch) / grad(batch), None if no single factor fits.
 
     Args:
         grads_of: the gradients of a plain step on a batch, by parameter.
@@ -448,7 +454,13 @@ def _twice(batch: Any) -> Any:
 
 
 class Shortcut:
-    """What modules returned first, and those whose forward may be left out for it."""
+    """Passes without the modules inside which no gradient of the loss begins.
+
+    Every pass continues with each module's first outputs, changed or not. If two passes
+    on changed outputs give the same gradients whether a module runs or returns its
+    first output at once, later passes leave the module out. They then compute the loss
+    and little else.
+    """
 
     def __init__(self) -> None:
         self._returned: dict[tuple[int, str], Any] = {}  # by (micro-batch, call)
@@ -458,7 +470,7 @@ class Shortcut:
 
     @property
     def is_proven(self) -> bool:
-        """Whether passes have shown that these may be left out."""
+        """Whether trials have shown that the chosen modules may be left out."""
         return bool(self._left_out) and not self._trials_left
 
     def note(
@@ -467,12 +479,12 @@ class Shortcut:
         output: Any,
         values: dict[tuple[int, str], Tensor],
     ) -> None:
-        """Keeps what a call of the first pass returned.
+        """Keeps the output of a call in the first pass.
 
         Args:
             place: (micro-batch, module, call).
             output: of the call.
-            values: what is kept of outputs anyhow, by (micro-batch, key).
+            values: copies of outputs that are kept already, by (micro-batch, key).
         """
         if not self._is_first:
             return
@@ -484,11 +496,11 @@ class Shortcut:
 
         self._returned[number, f"{name}#{call}"] = tree.replace(output, kept)
 
-    def look_at(self, modules: dict[str, nn.Module], grads: Grads) -> None:
+    def choose(self, modules: dict[str, nn.Module], grads: Grads) -> None:
         """Chooses the modules inside which the loss has no gradient.
 
         Args:
-            modules: that have hooks, by name.
+            modules: all with hooks, by name.
             grads: of the first pass.
         """
         self._is_first = False
@@ -501,11 +513,11 @@ class Shortcut:
         ]
 
     def run(self, whole: Callable[[], Grads], short: Callable[[], Grads]) -> Grads:
-        """Returns the gradients of a pass, by `short` where that is known to do.
+        """Returns the gradients of a pass, from `short` once the trials have passed.
 
         Args:
-            whole: the pass with all modules.
-            short: the same pass without those that may be left out.
+            whole: does the pass with all modules.
+            short: does the same pass without the chosen modules.
         """
         if self.is_proven:
             with contextlib.suppress(Exception):  # a batch of another size
@@ -514,13 +526,15 @@ class Shortcut:
         found = whole()
         if self._left_out:
             self._trials_left -= 1
-            if not _does(short, found):
-                self._left_out = []
+            with contextlib.suppress(Exception):  # user code on outputs of another pass
+                if _is_same(found, short()):
+                    return found
+            self._left_out = []
         return found
 
     @contextlib.contextmanager
     def taken(self, hooks: Hooks, *, is_taken: bool) -> Iterator[None]:
-        """Lets these modules return at once what they returned first, or not."""
+        """Makes the chosen modules return their first outputs, if `is_taken`."""
 
         def forward(*_: Any, **__: Any) -> Any:
             return self._returned[hooks.micro, hooks.open[-1]]
@@ -542,15 +556,8 @@ def _is_inside(name: str, module: str) -> bool:
     return name != module and (not module or name.startswith(f"{module}."))
 
 
-def _does(short: Callable[[], Grads], found: Grads) -> bool:
-    try:
-        return _is_same(found, short())
-    except Exception:  # noqa: BLE001 (user code on outputs of an earlier pass)
-        return False
-
-
 def _is_same(first: Grads, second: Grads) -> bool:
-    """Returns whether two passes have the same gradients, where the first has any."""
+    """Returns whether all gradients of the first pass are equal in the second."""
     begin = [place for place, grad in first.items() if grad is not None]
     return all(
         (other := second.get(place)) is not None and torch.equal(first[place], other)  # type: ignore[arg-type]
@@ -559,13 +566,19 @@ def _is_same(first: Grads, second: Grads) -> bool:
 
 
 def injected_by(model: nn.Module, output: Any) -> Injected:
-    """Returns what the model adds to the gradients, given what a call of it returned.
+    """Returns the parameters to which the model's own backward adds a gradient.
 
-    The graph of the output stays as it is.
+    The backward of an autograd function may add the gradient of an auxiliary loss that
+    does not depend on the gradient at the output. With gradients of zero at the model's
+    outputs, such parameters still get a gradient.
+
+    Args:
+        model: that was called.
+        output: of the call; its graph is kept.
     """
     outputs = [t for t in tree.held(output) if t.requires_grad]
     behind = _nodes(t.grad_fn for t in outputs)
-    own = [n for n in behind if isinstance(n, BackwardCFunction)]  # in Python
+    own = [n for n in behind if isinstance(n, BackwardCFunction)]  # Python functions
     if not own:
         return Injected()
     named = {n: p for n, p in contents.named_parameters(model) if p.requires_grad}
@@ -577,7 +590,7 @@ def injected_by(model: nn.Module, output: Any) -> Injected:
             retain_graph=True,
             allow_unused=True,
         )
-    except Exception:  # noqa: BLE001 (user code; checkpoints refuse to be asked)
+    except Exception:  # noqa: BLE001 (user code; a reentrant checkpoint raises)
         return Injected()
     short = shortener(model)
     names = [
@@ -589,7 +602,7 @@ def injected_by(model: nn.Module, output: Any) -> Injected:
 
 
 def _are_of_scores(own: Iterable[Any]) -> bool:
-    """Returns whether one of the functions takes what is made of probabilities."""
+    """Returns whether the input of a function is computed from probabilities."""
     given = (n for node in own for n, _ in node.next_functions)
     return any(type(n).__name__.startswith(_OF_SCORES) for n in _nodes(given))
 

@@ -1,12 +1,13 @@
-"""One training step of a probe: forward, loss, backward; the optimizer stands still.
+"""One training step of a probe: forward, loss, backward; no update of weights.
 
-A step of the user's own may scale gradients after backward, dividing a sum by a count.
-Gradients at a cut come from before that. Parameters' begin with a mark that is too
-small to matter, another one on every rank, and what became of it tells the factor.
+A user's train_step may multiply gradients after backward, for instance by 1 / count.
+The gradients at cuts do not contain this factor. To measure it, each parameter's
+gradient begins with a mark: a number that is too small to matter, and different on
+every rank. What the step has multiplied the marks by is the factor.
 
-A step that clips would scale by the size of what it finds, which is not that of a
-training step where outputs are cut or the batch is taken twice. So gradients are put
-aside after every backward, and the marks alone are clipped.
+A step that clips gradients multiplies by a factor that depends on their size, which
+differs from a training step's if outputs are cut or the batch is repeated. So gradients
+are set aside after every backward, and the step clips the marks alone.
 """
 
 from __future__ import annotations
@@ -33,17 +34,16 @@ from ddpcheck.run.surroundings import bound_noise, loss_function
 from ddpcheck.target.target import Target
 
 _MARK = 1e-30
-_SAME = 1e-6
-_CLOSE = 1e-4  # factors of single numbers, which may be rounded in float32
-_FEW = 16  # numbers of each gradient that tell what became of it
-_LARGEST = 1e-20  # of what is left of a mark; gradients are larger
-Rows = tuple[int, int, int]  # first, how many, of how many
+_LARGEST = 1e-20  # of a multiplied mark; gradients are larger
+_SAME = 1e-6  # relative; the factors of two marks
+_CLOSE = 1e-4  # relative; the factors of two gradients, which may be rounded in float32
+_FEW = 16  # numbers of each gradient from which the factor is computed
 
 
 class Done(NamedTuple):
-    """What a step says besides its gradients.
+    """The result of a step besides its gradients.
 
-    `loss`: its value, where it is known. `factor`: of gradients after backward.
+    `loss`: its value, if it is known. `factor`: of gradients after backward.
     """
 
     loss: float | None
@@ -61,152 +61,52 @@ def step(
 ) -> Done:
     """Does one step without updating weights.
 
-    Gradients add up over all backward passes: `zero_grad` does nothing either.
-    `before_backward` takes the loss, each of several. `puts_aside`: the step sees marks
-    in the place of gradients.
+    Gradients add up over all backward passes, since `zero_grad` does nothing either.
+
+    Args:
+        target: whose loss or train_step is used.
+        spec: the run.
+        model: what is called.
+        batch: of this process.
+        before_backward: called with each loss of the step.
+        puts_aside: a train_step sees the marks in the place of gradients.
     """
     for parameter in contents.parameters(model):
-        # There also where a train_step clips or logs what was cut off from the loss.
-        wanted = target.train_step is not None and parameter.requires_grad
-        parameter.grad = _mark(parameter) if wanted else None
+        # Also for parameters without a gradient: a train_step may clip or log all.
+        is_marked = target.train_step is not None and parameter.requires_grad
+        parameter.grad = _mark(parameter) if is_marked else None
     optimizer = models.make_optimizer(target, spec, model)
-    optimizer.step = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
-    optimizer.zero_grad = types.MethodType(_nothing, optimizer)  # type: ignore[method-assign]
+    for method in ("step", "zero_grad"):
+        setattr(optimizer, method, types.MethodType(_nothing, optimizer))
     with user_code.steps(spec):
-        if target.train_step is not None:
-            return _users(target, model, optimizer, batch, before_backward, puts_aside)
-        inputs, targets = split(target, batch)
-        output = models.call(model, inputs)
-        loss = loss_function(target, spec)
-        if loss is None:
-            value = output["loss"] if isinstance(output, tree.DICTS) else output.loss
-        else:
-            value = loss(output, targets)
-        before_backward(value)
-        value.backward()
-    return Done(float(value.detach()))
+        if target.train_step is None:
+            inputs, targets = split(target, batch)
+            output = models.call(model, inputs)
+            loss = loss_function(target, spec)
+            if loss is not None:
+                value = loss(output, targets)
+            else:
+                value = (
+                    output["loss"] if isinstance(output, tree.DICTS) else output.loss
+                )
+            before_backward(value)
+            value.backward()
+            return Done(float(value.detach()))
+        marks = _Marks(model, puts_aside=puts_aside)
+        with _roots(before_backward, marks.after_backward) as roots:
+            target.train_step(model, optimizer, tree.contents(batch))
+        return Done(sum(roots) if roots else None, marks.remove())
 
 
-def _users(
-    target: Target,
-    model: nn.Module,
-    optimizer: Any,
-    batch: Any,
-    before_backward: Callable[[Tensor], None],
-    puts_aside: bool,  # noqa: FBT001
-) -> Done:
-    """Does a step of the target's own."""
-    assert target.train_step is not None
-    samples, aside = _Samples(model), _Aside(model)
-
-    def after_backward() -> None:
-        if puts_aside:
-            aside.put()
-        samples.take()
-
-    with _roots(before_backward, after_backward) as roots:
-        target.train_step(model, optimizer, tree.contents(batch))
-    factor = _take_marks(model, is_one=samples.have_one_factor())
-    aside.put_back(factor)
-    return Done(sum(roots) if roots else None, factor)
-
-
-def _mark(parameter: nn.Parameter) -> Tensor:
-    if parameter.is_complex():
-        return torch.zeros_like(parameter)
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    spread = (torch.arange(parameter.numel()) * 0.618 * (rank + 1)) % 1
-    mark = _MARK * (1 + rank + spread.to(torch.float64))
-    return mark.reshape(parameter.shape).to(parameter)
-
-
-class _Aside:
-    """What backwards have added to the marks."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.kept: dict[nn.Parameter, Tensor] = {}
-
-    def put(self) -> None:
-        """Leaves the marks in the place of gradients."""
-        for parameter in contents.parameters(self.model):
-            grad = parameter.grad
-            if grad is None or grad.requires_grad or not _is_marked(grad):
-                continue
-            if float(grad.abs().max()) >= _LARGEST:
-                kept = self.kept.get(parameter)
-                self.kept[parameter] = grad.clone() if kept is None else kept + grad
-                grad.copy_(_mark(parameter))
-
-    def put_back(self, factor: float) -> None:
-        """Adds it to gradients, as if the step had multiplied it by `factor`."""
-        for parameter, kept in self.kept.items():
-            grad = parameter.grad
-            parameter.grad = kept * factor + (0 if grad is None else grad)
-
-
-class _Samples:
-    """A few numbers of every gradient as the last backward left them."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.taken: dict[str, Tensor] = {}
-
-    def take(self) -> None:
-        """Takes them."""
-        self.taken = dict(self._now())
-
-    def have_one_factor(self) -> bool:
-        """Returns whether all are now what they were, times one factor."""
-        pairs = [(self.taken[n], now) for n, now in self._now() if n in self.taken]
-        factors = [now[was != 0] / was[was != 0] for was, now in pairs]
-        every = torch.cat(factors) if factors else torch.ones(0)
-        if any(now[was == 0].any() for was, now in pairs):
-            return False
-        spread = float((every - every[0]).abs().max()) if every.numel() else 0.0
-        return not spread or spread <= _CLOSE * abs(float(every[0]))
-
-    def _now(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in contents.named_parameters(self.model):
-            grad = parameter.grad
-            if grad is None or grad.layout != torch.strided or grad.is_complex():
-                continue
-            yield name, grad.detach().flatten()[:_FEW].to(torch.float64, copy=True)
-
-
-def _is_marked(grad: Tensor) -> bool:
-    """Returns whether it began with a mark that can be told from it."""
-    return bool(grad.numel()) and grad.layout == torch.strided and not grad.is_complex()
-
-
-def _take_marks(model: nn.Module, *, is_one: bool) -> float:
-    """Returns what all marks were multiplied by, 1 where no one factor fits.
-
-    None does where gradients of ranks were added up, nor where the step did other
-    things to some gradients than to others. They are left as if they had begun with
-    zeros.
-    """
-    factors: list[Tensor] = []
-    for parameter in contents.parameters(model):
-        grad = parameter.grad
-        if grad is None or not _is_marked(grad):
-            continue
-        if float(grad.abs().max()) < _LARGEST:
-            factors.append((grad.double() / _mark(parameter).double()).flatten())
-            grad.zero_()
-    if not factors or not is_one:
-        return 1.0
-    every = torch.cat(factors)
-    first = float(every[0])
-    is_same = float((every - first).abs().max()) <= _SAME * abs(first)
-    return first if is_same and first else 1.0
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
 
 
 @contextlib.contextmanager
 def _roots(
     before_backward: Callable[[Tensor], None], after_backward: Callable[[], None]
 ) -> Iterator[list[float]]:
-    """Yields the values of the scalars from which the step goes backward."""
+    """Yields the values of the scalars on which the step calls backward."""
     roots: list[float] = []
 
     def run(backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -220,12 +120,87 @@ def _roots(
         yield roots
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
+def _mark(parameter: nn.Parameter) -> Tensor:
+    if parameter.is_complex():
+        return torch.zeros_like(parameter)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    spread = (torch.arange(parameter.numel()) * 0.618 * (rank + 1)) % 1
+    mark = _MARK * (1 + rank + spread.to(torch.float64))
+    return mark.reshape(parameter.shape).to(parameter)
+
+
+class _Marks:
+    """The marks of all parameters, and the gradients that are set aside for them."""
+
+    def __init__(self, model: nn.Module, *, puts_aside: bool) -> None:
+        self._model, self._puts_aside = model, puts_aside
+        self._aside: dict[nn.Parameter, Tensor] = {}
+        self._numbers: dict[str, Tensor] = {}  # of gradients after the last backward
+
+    def after_backward(self) -> None:
+        """Sets gradients aside, and keeps a few of their numbers."""
+        for parameter, grad in self._marked() if self._puts_aside else ():
+            if not grad.requires_grad and float(grad.abs().max()) >= _LARGEST:
+                aside = self._aside.get(parameter)
+                self._aside[parameter] = grad.clone() if aside is None else aside + grad
+                grad.copy_(_mark(parameter))
+        self._numbers = dict(self._now())
+
+    def remove(self) -> float:
+        """Removes the marks; returns their factor, 1 if there is no single one.
+
+        There is none if gradients of ranks were added up, or if the step multiplied
+        gradients by different factors. Gradients that were set aside are multiplied by
+        the factor and put back.
+        """
+        has_one = self._have_one_factor()
+        factors: list[Tensor] = []
+        for parameter, grad in self._marked():
+            if float(grad.abs().max()) < _LARGEST:
+                factors.append((grad.double() / _mark(parameter).double()).flatten())
+                grad.zero_()
+        factor = 1.0
+        if factors and has_one:
+            every = torch.cat(factors)
+            first = float(every[0])
+            is_same = float((every - first).abs().max()) <= _SAME * abs(first)
+            factor = first if is_same and first else 1.0
+        for parameter, aside in self._aside.items():
+            now = parameter.grad
+            parameter.grad = aside * factor + (0 if now is None else now)
+        return factor
+
+    def _marked(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Yields the parameters whose gradient began with a mark that can be read."""
+        for parameter in contents.parameters(self._model):
+            grad = parameter.grad
+            if grad is not None and grad.numel() and _is_readable(grad):
+                yield parameter, grad
+
+    def _have_one_factor(self) -> bool:
+        """Returns whether one factor explains what gradients are since backward."""
+        known = self._numbers
+        pairs = [(known[n], now) for n, now in self._now() if n in known]
+        factors = [now[was != 0] / was[was != 0] for was, now in pairs]
+        every = torch.cat(factors) if factors else torch.ones(0)
+        if any(now[was == 0].any() for was, now in pairs):
+            return False
+        spread = float((every - every[0]).abs().max()) if every.numel() else 0.0
+        return not spread or spread <= _CLOSE * abs(float(every[0]))
+
+    def _now(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in contents.named_parameters(self._model):
+            grad = parameter.grad
+            if grad is not None and _is_readable(grad):
+                yield name, grad.detach().flatten()[:_FEW].to(torch.float64, copy=True)
+
+
+def _is_readable(grad: Tensor) -> bool:
+    return grad.layout == torch.strided and not grad.is_complex()
 
 
 class Trained(NamedTuple):
-    """What is trained: a model, which it is without its wrapper, and its names then."""
+    """A model that is trained, the same model without its wrapper, and its names."""
 
     model: nn.Module
     bare: nn.Module
@@ -242,16 +217,20 @@ def train_before(
     spec: RunSpec,
     trained: Trained,
     batches: list[Any],
-    rows: Rows,
+    rows: tuple[int, int, int],
 ) -> None:
-    """Trains one step per batch, on all ranks or in the single-process run.
+    """Trains the steps before the probed one, one per batch.
+
+    Otherwise a probe does the first step that differs with the initial weights. What
+    begins later, as a schedule or a term of a later epoch, shows only after the earlier
+    steps, in which the ranks equal the single-process run.
 
     Args:
-        target: whose loss, or step, it is.
+        target: whose loss or train_step is used.
         spec: the run, or the reference.
         trained: the model.
-        batches: this process's own.
-        rows: which of the global batch they are.
+        batches: of this process.
+        rows: (first sample, number of samples, samples in all) of this process.
     """
     model, bare, names = trained
     start, size, total = rows
